@@ -139,8 +139,8 @@ class TripletAdapter:
         if how is None:
             return found
         if estimates is None:
-            estimates = advantages.estimate(found.outcomes, how, self.compose)
-        paths, dropped = advantages.stamped(found.trajectories, estimates)
+            estimates = advantages.estimate_advantages(found.outcomes, how, self.compose)
+        paths, dropped = advantages.stamp_steps(found.trajectories, estimates)
         report = replace(found.report, dropped=(*found.report.dropped, *dropped))
         return found._replace(trajectories=paths, report=report)
 
@@ -165,7 +165,7 @@ class TripletAdapter:
             outcomes: Of all the spans there are, however they were divided.
         """
         how = self.comparison()
-        return {} if how is None else advantages.estimate(outcomes, how, self.compose)
+        return {} if how is None else advantages.estimate_advantages(outcomes, how, self.compose)
 
     def _adapt_attempts(
         self, spans: Iterable[Span | ReadableSpan], incomplete: Collection[tuple[str, str]]

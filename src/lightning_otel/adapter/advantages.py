@@ -17,12 +17,8 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import number
 from lightning_otel.adapter.composition import (
-    compose_group,
-    composed,
-    mean,
-    missing_part,
-    primary,
-    standardised,
+    Composition,
+    standardise,
 )
 from lightning_otel.adapter.rewards import matched_text
 from lightning_otel.errors import ConfigError
@@ -97,76 +93,33 @@ class Estimate(NamedTuple):
     reason: str = ""
 
 
-def outcome(
-    key: AttemptKey,
-    group_id: str,
-    start_ns: int,
-    totals: Mapping[str, float],
-    value: float | None,
-    compose: Compose,
-    *,
-    has_steps: bool,
-) -> Outcome:
-    """The reward of an attempt: the sum over its steps, before any discount.
-
-    Of each step its primary reward counts, or what is composed of all of them by name. The SQL of
-    ``store.earnings`` says the same where nothing is composed.
-
-    Args:
-        key: The attempt.
-        group_id: Its group.
-        start_ns: When it began.
-        totals: The sum of its rewards by name, each reward counted once.
-        value: The sum of its steps' primary rewards, likewise.
-        compose: Makes one number of the totals; ``primary`` leaves the value.
-        has_steps: Whether it made a step.
-    """
-    if compose is primary:
-        return Outcome(key, group_id, start_ns, {}, value, has_steps=has_steps)
-    reason = NO_REWARD
-    if totals:
-        value = composed(compose, totals)
-        reason = NO_REWARD if value is not None else missing_part(compose, totals)
-    return Outcome(key, group_id, start_ns, totals, value, reason, has_steps)
-
-
 def last_rewards(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """The reward of each rollout that has one: its last attempt's."""
+    """Return the reward of each rollout that has one: its last attempt's."""
     last = {each.key.rollout_id: each for each in sorted(outcomes, key=_attempt_order)}
     return {name: each.value for name, each in last.items() if each.value is not None}
 
 
-def group_of(spans: Sequence[Span], group_by: GroupBy | None) -> str:
-    """The group of an attempt; empty where nothing says so.
+def _attempt_order(each: Outcome) -> tuple[int, AttemptKey]:
+    return each.start_ns, each.key
 
-    Args:
-        spans: Its spans, in order.
-        group_by: As :class:`Advantage` takes it.
-    """
+
+def group_of(spans: Sequence[Span], group_by: GroupBy | None) -> str:
+    """Return the group of an attempt, given its spans in order; empty where nothing says so."""
     if callable(group_by):
         named = group_by(spans)
         return "" if named is None else str(named)
     if group_by is not None:
-        return _first_attribute(spans, group_by)
+        return _read_task(spans, group_by)
     rollout = [span for span in spans if span.name == c.SPAN_ROLLOUT]
-    for where in (rollout, spans):
-        for key in (c.TASK_ID, c.TASK):
-            if found := _first_attribute(where, key):
-                return found
-    return ""
+    places = [(where, key) for where in (rollout, spans) for key in (c.TASK_ID, c.TASK)]
+    return next(filter(None, (_read_task(*place) for place in places)), "")
 
 
-def _first_attribute(spans: Iterable[Span], key: str) -> str:
-    """Return an attribute of the first span that has it, shortened."""
-    for span in spans:
-        if key in span.attributes and (found := matched_text(span.attributes[key])):
-            return _shorten_text(found)
-    return ""
-
-
-def _shorten_text(text: str) -> str:
-    """The text, one order for the keys of a JSON object; a long one by its hash."""
-    if text.startswith("{"):
+def _read_task(spans: Iterable[Span], key: str) -> str:
+    """Return an attribute of the first span that has it; a long one by its hash."""
+    texts = (matched_text(span.attributes[key]) for span in spans if key in span.attributes)
+    text = next(filter(None, texts), "")
+    if text.startswith("{"):  # one order for the keys of a JSON object
         with contextlib.suppress(ValueError, RecursionError):
             text = json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)
     if len(text) <= _LONGEST_TASK:
@@ -174,12 +127,10 @@ def _shorten_text(text: str) -> str:
     return f"sha256:{sha256(text.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
-def estimate(
+def estimate_advantages(
     outcomes: Iterable[Outcome], how: Advantage, compose: Compose
 ) -> dict[AttemptKey, Estimate]:
-    """The advantage of each attempt.
-
-    Of several attempts at a rollout the last one counts.
+    """Return the advantage of each attempt; of several at a rollout the last one counts.
 
     Args:
         outcomes: Of every rollout there is.
@@ -201,19 +152,17 @@ def estimate(
         elif each.has_steps:
             groups.setdefault(each.group_id, []).append(each)
     for group_id, members in groups.items():
-        found |= dict(_of_group(group_id, members, how, compose))
+        values, reason = _compare_members(group_id, members, how, compose)
+        for each, value in zip(members, values, strict=True):
+            found[each.key] = Estimate(group_id, value, reason)
     return found
 
 
-def _attempt_order(each: Outcome) -> tuple[int, AttemptKey]:
-    return each.start_ns, each.key
-
-
-def _of_group(
+def _compare_members(
     group_id: str, members: Sequence[Outcome], how: Advantage, compose: Compose
-) -> list[tuple[AttemptKey, Estimate]]:
+) -> tuple[Sequence[float | None], str]:
+    """Return the advantage of each member of a group, or none and the reason."""
     reason = ""
-    found: Sequence[float] = ()
     if not group_id:
         reason = NO_TASK
     elif how.size is not None and len(members) < how.size:
@@ -221,23 +170,16 @@ def _of_group(
     elif len(members) < 2:
         reason = ALONE
     else:
+        rewards: Iterable[float | None] = [each.value for each in members]
+        if isinstance(compose, Composition):
+            rewards = compose.of_group([each.rewards for each in members])
+        values = [value for value in rewards if value is not None]
         with contextlib.suppress(OverflowError):
-            found = _compute_advantages(_reward_values(members, compose), how)
-        if not found or not all(map(math.isfinite, found)):
-            reason = TOO_LARGE
-    given = [None] * len(members) if reason else found
-    return [
-        (each.key, Estimate(group_id, advantage, reason))
-        for each, advantage in zip(members, given, strict=True)
-    ]
-
-
-def _reward_values(members: Sequence[Outcome], compose: Compose) -> list[float]:
-    """The rewards of a group's members, which all have one."""
-    if compose is primary:
-        return [each.value for each in members if each.value is not None]
-    found = compose_group(compose, [each.rewards for each in members])
-    return [value for value in found if value is not None]
+            found = _compute_advantages(values, how)
+            if all(map(math.isfinite, found)):
+                return found, ""
+        reason = TOO_LARGE
+    return [None] * len(members), reason
 
 
 def _compute_advantages(values: Sequence[float], how: Advantage) -> Sequence[float]:
@@ -253,51 +195,46 @@ def _compute_advantages(values: Sequence[float], how: Advantage) -> Sequence[flo
     return found
 
 
-def centred(values: Sequence[float]) -> list[float]:
-    """Each number less their mean.
+def centre(values: Sequence[float]) -> list[float]:
+    """Return each number less their mean.
 
     Source: Liu et al., Understanding R1-Zero-Like Training (Dr. GRPO), arXiv 2503.20783, section 3.
     """
-    centre = mean(values)
-    return [value - centre for value in values]
+    mean = math.fsum(values) / len(values)
+    return [value - mean for value in values]
 
 
 def leave_one_out(values: Sequence[float]) -> list[float]:
-    """Each number less the mean of the others.
+    """Return each number less the mean of the others.
 
     Source: Ahmadian et al., Back to Basics (RLOO), arXiv 2402.14740, section 3.
     """
     count = len(values)
-    return [value * count / (count - 1) for value in centred(values)]
+    return [value * count / (count - 1) for value in centre(values)]
 
 
 NAMED: Final[Mapping[Estimator, Callable[[Sequence[float]], Sequence[float]]]] = {
-    "grpo": standardised,
+    "grpo": standardise,
     "rloo": leave_one_out,
-    "dr_grpo": centred,
+    "dr_grpo": centre,
 }
 
 
-def stamped(
+def stamp_steps(
     trajectories: Sequence[Trajectory], estimates: Mapping[AttemptKey, Estimate]
 ) -> tuple[list[Trajectory], list[Dropped]]:
     """Return trajectories, each step with group, advantage and weight, and why some have none.
 
-    The weights of an agent's steps in one attempt add up to 1.
-
-    Args:
-        trajectories: Trajectories, all of an agent and attempt together.
-        estimates: By attempt.
+    The weights of an agent's steps in one attempt add up to 1; all its trajectories are given.
     """
+    keyed = [(AttemptKey(path.rollout_id, path.attempt_id), path) for path in trajectories]
     steps: dict[tuple[AttemptKey, str], set[int]] = {}
-    for path in trajectories:
-        own = steps.setdefault((_attempt_key(path), path.agent), set())
-        own.update(map(id, path.transitions))
+    for key, path in keyed:
+        steps.setdefault((key, path.agent), set()).update(map(id, path.transitions))
     made: dict[int, Transition] = {}
     found: list[Trajectory] = []
     dropped: dict[AttemptKey, Dropped] = {}
-    for path in trajectories:
-        key = _attempt_key(path)
+    for key, path in keyed:
         known = estimates.get(key, Estimate("", None, CAME_LATER))
         if known.reason and key not in dropped:
             first = path.transitions[0]
@@ -310,7 +247,3 @@ def stamped(
                 )
         found.append(replace(path, transitions=tuple([made[id(s)] for s in path.transitions])))
     return found, list(dropped.values())
-
-
-def _attempt_key(path: Trajectory) -> AttemptKey:
-    return AttemptKey(path.rollout_id, path.attempt_id)

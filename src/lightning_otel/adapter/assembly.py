@@ -124,10 +124,13 @@ class Assembly:
         for reward, reason in placement.unplaced:
             self._drop_span(reward.span, "reward", reason)
         outcome = self._make_outcome(placement)
-        found = trajectories.assemble(
+        found = trajectories.assemble_trajectories(
             self._key,
             self._tree,
-            trajectories.Steps(self._steps, self._talks, placement.rewards, self._failed),
+            self._steps,
+            self._talks,
+            self._failed,
+            rewards=placement.rewards,
             values=self._compose_rewards(placement),
             gamma=adapter.gamma if adapter.credit == "discounted" else None,
             earned=outcome.value,
@@ -237,27 +240,35 @@ class Assembly:
 
     def _compose_rewards(self, placement: Placement) -> dict[int, float]:
         """The reward of each call that has one."""
-        compose = self._adapter.compose
         found: dict[int, float] = {}
         for position, named in placement.rewards.items():
-            value = composition.composed(compose, named)
+            value, reason = composition.compose_rewards(self._adapter.compose, named)
             if value is None:
-                reason = composition.missing_part(compose, named)
                 self._drop_span(self._steps[position].span, "composition", reason)
             else:
                 found[position] = value
         return found
 
     def _make_outcome(self, placement: Placement) -> Outcome:
-        how, spans = self._adapter.comparison(), self._tree.spans
-        return advantages.outcome(
+        """The reward of the attempt: the sum over its steps, before any discount.
+
+        Of each step its primary reward counts, or what is composed of all of them by name. The SQL
+        of ``store.earnings`` says the same where nothing is composed.
+        """
+        how, spans, compose = self._adapter.comparison(), self._tree.spans, self._adapter.compose
+        totals, value, reason = placement.totals, placement.value, ""
+        if compose is composition.primary:
+            totals = {}
+        elif totals:
+            value, reason = composition.compose_rewards(compose, totals)
+        return Outcome(
             self._key,
             "" if how is None else advantages.group_of(spans, how.group_by),
             min(span.start_ns for span in spans),
-            placement.totals,
-            placement.value,
-            self._adapter.compose,
-            has_steps=bool(self._steps),
+            totals,
+            value,
+            reason or advantages.NO_REWARD,
+            bool(self._steps),
         )
 
     def _make_report(self, placement: Placement, found: Iterable[Trajectory]) -> Report:

@@ -10,7 +10,7 @@ the first one counts. Ids of zeros are none: such spans are one only if they say
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -44,50 +44,43 @@ class Attempts(NamedTuple):
 
 
 def group(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
-    """The spans of each attempt, each span once, attempts in order of their start."""
+    """Return the spans of each attempt, each span once, attempts in order of their start."""
     return sort_out(spans).members
 
 
 def sort_out(spans: Iterable[Span]) -> Attempts:
-    """The spans of each attempt, and those that had the ids of others."""
+    """Sort spans into attempts, and set those apart that have the ids of others."""
     kept, others = _drop_repeated(spans)
-    members = _group_spans(kept.values())
-    waiting = [key for key, own in members.items() if all(map(_is_lone, own))]
-    lone = (span for key in waiting for span in members.pop(key))
-    rewards = sorted(lone, key=lambda span: (_record_rank(span), span.trace_id, span.span_id))
+    members: dict[AttemptKey, list[Span]] = {}
+    rewards: list[Span] = []
+    for span in kept:
+        if may_move(span):
+            rewards.append(span)
+        else:
+            members.setdefault(_own_attempt(span), []).append(span)
+    if rewards:
+        _add_rewards(members, rewards)
+    begun = {key: min(span.start_ns for span in own) for key, own in members.items()}
+    members = {key: members[key] for key in sorted(members, key=lambda key: (begun[key], key))}
+    # Rewards that name no rollout, alone.
+    alone = [
+        key
+        for key, own in members.items()
+        if all(span.name == c.SPAN_ANNOTATION and _is_bare(span) for span in own)
+    ]
+    waiting = [span for key in alone for span in members.pop(key)]
+    waiting.sort(key=lambda span: (_record_rank(span), span.trace_id, span.span_id))
     repeated: dict[AttemptKey, list[Span]] = {}
     if others:
-        wanted = {(span.trace_id, span.span_id) for span in others}
-        owner = {
-            ids: key
-            for key, own in members.items()
-            for span in own
-            if (ids := (span.trace_id, span.span_id)) in wanted
-        }
+        owner = {(span.trace_id, span.span_id): key for key, own in members.items() for span in own}
         for span in sorted(others, key=_record_rank):
             if key := owner.get((span.trace_id, span.span_id)):
                 repeated.setdefault(key, []).append(span)
-    return Attempts(members, repeated, rewards)
+    return Attempts(members, repeated, waiting)
 
 
-def _group_spans(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
-    groups: dict[AttemptKey, list[Span]] = {}
-    apart: list[Span] = []
-    for span in spans:
-        if may_move(span):
-            apart.append(span)
-        else:
-            groups.setdefault(_own_attempt(span), []).append(span)
-    if apart:
-        homes = _Homes(groups, apart)
-        for span in apart:
-            groups.setdefault(homes.home(span), []).append(span)
-    begun = {key: min(span.start_ns for span in members) for key, members in groups.items()}
-    return {key: groups[key] for key in sorted(groups, key=lambda key: (begun[key], key))}
-
-
-def _drop_repeated(spans: Iterable[Span]) -> tuple[dict[tuple[str, ...], Span], list[Span]]:
-    """Each span once, an ended record of it rather than another; and those with others' ids."""
+def _drop_repeated(spans: Iterable[Span]) -> tuple[list[Span], list[Span]]:
+    """Return each span once, an ended record of it rather than another; and those with its ids."""
     found: dict[tuple[str, ...], Span] = {}
     rivals: dict[tuple[str, ...], list[Span]] = {}
     for span in spans:
@@ -105,13 +98,12 @@ def _drop_repeated(spans: Iterable[Span]) -> tuple[dict[tuple[str, ...], Span], 
         found[key], *rest = sorted(by_start.values(), key=_record_rank)
         others += rest
     # Those without an id have nothing else to be told apart by where they start at one instant.
-    nameless = sorted(key for key in found if len(key) > 2)
-    found.update({key: found.pop(key) for key in nameless})
-    return found, others
+    nameless = [found.pop(key) for key in sorted(key for key in found if len(key) > 2)]
+    return [*found.values(), *nameless], others
 
 
 def _dump_span(span: Span) -> str:
-    """All that a span says, as far as it can be written."""
+    """Return all that a span says, as far as it can be written."""
     attributes = [f"{key}={_dump_value(span.attributes[key])}" for key in sorted(span.attributes)]
     return "\n".join([_dump_value(replace(span, attributes={})), *attributes])
 
@@ -128,7 +120,7 @@ def _record_rank(span: Span) -> tuple[bool, int, str, int, str]:
 
 
 def _own_attempt(span: Span) -> AttemptKey:
-    """The attempt a span names; else its trace, and the first attempt."""
+    """Return the attempt a span names; else its trace, and the first attempt."""
     return AttemptKey(
         text(span.attributes, c.ROLLOUT_ID) or span.trace_id,
         text(span.attributes, c.ATTEMPT_ID) or "1",
@@ -145,11 +137,6 @@ def _is_bare(span: Span) -> bool:
     )
 
 
-def _is_lone(span: Span) -> bool:
-    """Return whether it is a reward that names no rollout."""
-    return _is_bare(span) and span.name == c.SPAN_ANNOTATION
-
-
 def may_move(span: Span) -> bool:
     """Return whether a reward goes to the attempt it judges, wherever it was given."""
     if c.REWARD_VALUE not in span.attributes or not _is_bare(span):
@@ -157,58 +144,44 @@ def may_move(span: Span) -> bool:
     return _FIRST_LINK in span.attributes or text(span.attributes, c.ATTEMPT_ID) is None
 
 
-class _Homes:
-    """Finds the attempt that each reward judges.
-
-    Attributes:
-        _places: For each thing a reward may name the instants at which attempts came to hold it.
-    """
-
-    def __init__(self, groups: Mapping[AttemptKey, list[Span]], rewards: Iterable[Span]) -> None:
-        wanted = {name for span in rewards for name in (_linked_name(span), _linked_rollout(span))}
-        places: dict[tuple[str, str | None], list[tuple[int, AttemptKey]]] = {}
-        for key, members in groups.items():
-            begun = []
-            for span in members:
-                if _is_bare(span):
-                    continue
-                begun.append(span.start_ns)
-                response_id = text(span.attributes, c.RESPONSE_ID)
-                for name in ((c.LINK_SPAN_ID, span.span_id), (c.RESPONSE_ID, response_id)):
-                    if name in wanted:
-                        places.setdefault(name, []).append((span.start_ns, key))
-            if begun and (name := (c.ROLLOUT_ID, key.rollout_id)) in wanted:
-                places.setdefault(name, []).append((min(begun), key))
-        self._places = {name: sorted(held) for name, held in places.items()}
-        self._holders = {name: {key for _, key in held} for name, held in places.items()}
-
-    def home(self, reward: Span) -> AttemptKey:
-        """The attempt a reward judges; its own if what it names is not among the spans."""
-        named, own = _linked_name(reward), _own_attempt(reward)
-        if own in self._holders.get(named, ()):
-            return own
-        found = self._latest_attempt(named, reward)
-        if found is None and text(reward.attributes, c.ATTEMPT_ID) is None:
-            found = self._latest_attempt(_linked_rollout(reward), reward)
-        return found or own
-
-    def _latest_attempt(self, name: tuple[str, str | None], reward: Span) -> AttemptKey | None:
-        """Return the latest attempt before the reward that holds the target, else the first."""
-        held = self._places.get(name)
-        if held is None:
-            return None
-        before = bisect_right(held, reward.start_ns, key=lambda place: place[0])
-        return held[max(before - 1, 0)][1]
+_Name = tuple[str, str | None]
+"""Something a reward may name: a span, a response or a rollout."""
 
 
-def _linked_name(reward: Span) -> tuple[str, str]:
+def _add_rewards(groups: dict[AttemptKey, list[Span]], rewards: Sequence[Span]) -> None:
+    """Add each reward to the attempt it judges; to its own if what it names is not there."""
+    named = [_linked_name(reward) for reward in rewards]
+    own = [_own_attempt(reward) for reward in rewards]
+    wanted = {*named, *((c.ROLLOUT_ID, key.rollout_id) for key in own)}
+    places: dict[_Name, list[tuple[int, AttemptKey]]] = {}  # when attempts came to hold them
+    for key, members in groups.items():
+        begun = []
+        for span in members:
+            if _is_bare(span):
+                continue
+            begun.append(span.start_ns)
+            response_id = text(span.attributes, c.RESPONSE_ID)
+            for name in ((c.LINK_SPAN_ID, span.span_id), (c.RESPONSE_ID, response_id)):
+                if name in wanted:
+                    places.setdefault(name, []).append((span.start_ns, key))
+        if begun and (rollout := (c.ROLLOUT_ID, key.rollout_id)) in wanted:
+            places.setdefault(rollout, []).append((min(begun), key))
+    holders = {name: {key for _, key in held} for name, held in places.items()}
+    for held in places.values():
+        held.sort()
+    for reward, name, key in zip(rewards, named, own, strict=True):
+        if key not in holders.get(name, ()):
+            found = places.get(name)
+            if found is None and text(reward.attributes, c.ATTEMPT_ID) is None:
+                found = places.get((c.ROLLOUT_ID, key.rollout_id))
+            if found:  # the latest before the reward, else the first
+                before = bisect_right(found, reward.start_ns, key=lambda place: place[0])
+                key = found[max(before - 1, 0)][1]
+        groups.setdefault(key, []).append(reward)
+
+
+def _linked_name(reward: Span) -> _Name:
     """Return the response or span that a reward's link names; empty if it names none."""
     links = read_links(reward.attributes)
-    for key in (c.RESPONSE_ID, c.LINK_SPAN_ID):
-        if links.get(key):
-            return key, links[key]
-    return "", ""
-
-
-def _linked_rollout(reward: Span) -> tuple[str, str]:
-    return c.ROLLOUT_ID, _own_attempt(reward).rollout_id
+    keys = (key for key in (c.RESPONSE_ID, c.LINK_SPAN_ID) if links.get(key))
+    return next(((key, links[key]) for key in keys), ("", ""))

@@ -45,3 +45,9 @@ def number(value: object) -> float | None:
 def has_id(span_id: str) -> bool:
     """Return whether an id names a span; sixteen zeros mean none."""
     return span_id not in _NO_IDS
+
+
+def finish_reason(reasons: object) -> str | None:
+    """The first choice's reason, of what was recorded; None if that is no text."""
+    first = reasons[0] if isinstance(reasons, (list, tuple)) and reasons else reasons
+    return first if isinstance(first, str) else None

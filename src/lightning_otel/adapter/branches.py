@@ -10,22 +10,21 @@ one followed. One that goes on with a shortened conversation follows by time, an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import conversations, order, siblings
+from lightning_otel.adapter import conversations, order
 from lightning_otel.adapter.attributes import integer
 from lightning_otel.adapter.conversations import Conversation
-from lightning_otel.adapter.siblings import NONE
-from lightning_otel.adapter.tree import Tree
+from lightning_otel.adapter.tree import NO_PARENT, Tree
 from lightning_otel.types import Call
 
+NONE: Final = -1
 _MOST_ABOVE: Final = 64
 """How far up is looked for who waited for a call."""
 
 
-@dataclass(frozen=True, slots=True)
 class Links:
     """One agent's calls, in order, and how they hang together, by index; -1 stands for none.
 
@@ -40,24 +39,62 @@ class Links:
         is_compacted: Whether it goes on with a shortened conversation.
     """
 
-    positions: Sequence[int]
-    calls: Sequence[Call]
-    talks: Sequence[Conversation]
-    before: list[int]
-    is_continued: bytearray
-    is_beside: bytearray
-    repeats: list[int]
-    is_compacted: bytearray
+    def __init__(
+        self,
+        tree: Tree,
+        positions: Sequence[int],
+        calls: Sequence[Call],
+        talks: Sequence[Conversation],
+        tool_of: Sequence[int],
+    ) -> None:
+        """Link the calls.
+
+        Args:
+            tree: The attempt's spans.
+            positions: The calls' positions in the tree, in order.
+            calls: The calls.
+            talks: Their conversations.
+            tool_of: For each call the innermost tool of its agent that holds it, or -1.
+        """
+        count = len(calls)
+        self.positions, self.calls, self.talks = positions, calls, talks
+        self.before, self.repeats = [NONE] * count, [NONE] * count
+        self.is_continued, self.is_compacted = bytearray(count), bytearray(count)
+        latest, self.is_beside = _follow_time(tree, positions, tool_of)
+        self._root = list(range(count))  # where the conversation of each call began
+        self._left: dict[int, int] = {}  # what calls left behind, and what they were given
+        self._given: dict[int, int] = {}
+        left = {each for talk in talks for each in talk.left}
+        self._may_continue = [not left.isdisjoint(talk.prefixes) for talk in talks]
+        continued = {
+            talk.prefixes[conversations.longest(talk.prefixes, left) - 1]
+            for talk, may_continue in zip(talks, self._may_continue, strict=True)
+            if may_continue
+        }
+        self._gone_on_with = {
+            talk.given for talk in talks if continued and not continued.isdisjoint(talk.left)
+        }
+        by_end = sorted(range(count), key=lambda call: (tree.ends[positions[call]], call))
+        finished = 0
+        for call, position in enumerate(positions):
+            while by_end[finished] < call and (
+                tree.ends[positions[by_end[finished]]] <= tree.starts[position]
+            ):
+                ended = by_end[finished]
+                self._left.update(dict.fromkeys(talks[ended].left, ended))
+                if talks[ended].prefixes:
+                    self._given[talks[ended].given] = ended
+                finished += 1
+            self._link_call(tree, call, latest[call])
+        self._set_apart(tool_of)
 
     def paths(self) -> list[list[int]]:
         """Return every root-to-leaf path, in order of their last step.
 
         A path ends where a conversation was shortened.
         """
-        before = [
-            NONE if is_compacted else previous
-            for previous, is_compacted in zip(self.before, self.is_compacted, strict=True)
-        ]
+        pairs = zip(self.before, self.is_compacted, strict=True)
+        before = [NONE if is_compacted else previous for previous, is_compacted in pairs]
         followed = set(before)
         found = []
         for leaf in range(len(before)):
@@ -69,185 +106,214 @@ class Links:
             found.append(path[::-1])
         return found
 
+    def _link_call(self, tree: Tree, call: int, latest: int) -> None:
+        """Find what a call follows, given the latest by time, once all before it are linked."""
+        previous, is_continued = self._find_continued(call, latest)
+        is_plain = is_continued and previous == latest
+        if latest != NONE and not self.is_beside[call] and not is_plain:
+            again = NONE if is_continued else self._find_repeated(call)
+            if again != NONE and is_after(tree, self.positions[again], self.positions[call]):
+                self.repeats[call] = again
+                self.is_compacted[call] = self.is_compacted[again]
+                previous = self.before[again]
+            elif self._is_shortened(call, latest, previous):
+                self.is_compacted[call] = True
+                previous, is_continued = latest, False
+        self.before[call] = previous
+        self.is_continued[call] = is_continued
+        if is_continued:
+            self._root[call] = self._root[previous]
 
-def link_calls(
-    tree: Tree,
-    positions: Sequence[int],
-    calls: Sequence[Call],
-    talks: Sequence[Conversation],
-    tools: Sequence[int],
-) -> Links:
-    """Return how one agent's calls hang together.
-
-    Args:
-        tree: The attempt's spans.
-        positions: The calls' positions in the tree, in order.
-        calls: The calls.
-        talks: Their conversations.
-        tools: Positions of the agent's tools, in the order of the walk.
-    """
-    count = len(calls)
-    tool_of = siblings.tool_of_each(tree, positions, tools) if tools else [NONE] * count
-    by_time, is_beside = siblings.by_time(tree, positions, tool_of)
-    found = Links(
-        positions, calls, talks, [NONE] * count, bytearray(count), is_beside, [NONE] * count,
-        bytearray(count),
-    )  # fmt: skip
-    history = _History(calls, talks)
-    by_end = sorted(range(count), key=lambda call: (tree.ends[positions[call]], call))
-    finished = 0
-    for call, position in enumerate(positions):
-        while by_end[finished] < call and (
-            tree.ends[positions[by_end[finished]]] <= tree.starts[position]
-        ):
-            history.add(by_end[finished])
-            finished += 1
-        _link_call(found, history, call, by_time[call], tree)
-    _set_apart(found, tool_of)
-    return found
-
-
-def _set_apart(found: Links, tool_of: Sequence[int]) -> None:
-    """Begin a path with each call that follows one whose conversation goes on elsewhere.
-
-    It follows by time alone, or asks with that conversation from inside a tool.
-    """
-    before, is_continued = found.before, found.is_continued
-    gone_on = {
-        (before[call], tool_of[call]) for call, by_history in enumerate(is_continued) if by_history
-    }
-    is_apart = bytearray(len(before))
-    for call, previous in enumerate(before) if gone_on else ():
-        if previous == NONE or found.is_compacted[call]:
-            continue
-        if is_continued[call]:
-            inside = tool_of[call] != tool_of[previous]
-            is_apart[call] = inside and (previous, tool_of[previous]) in gone_on
-        elif (previous, tool_of[previous]) in gone_on:
-            again = found.repeats[call]
-            is_apart[call] = again == NONE or is_apart[again]
-    for call, apart in enumerate(is_apart):
-        if apart:
-            before[call] = NONE
-            is_continued[call] = 0
-            found.is_beside[call] = 1
-
-
-def _link_call(found: Links, history: "_History", call: int, latest: int, tree: Tree) -> None:
-    """Find what one call follows, given the latest by time, once all before it are linked."""
-    previous, is_continued = history.continued_by(call, latest)
-    is_plain = is_continued and previous == latest
-    if latest != NONE and not found.is_beside[call] and not is_plain:
-        again = NONE if is_continued else history.asked_before(call)
-        if again != NONE and siblings.is_after(tree, found.positions[again], found.positions[call]):
-            found.repeats[call] = again
-            found.is_compacted[call] = found.is_compacted[again]
-            previous = found.before[again]
-        elif history.is_shortened(call, latest, previous):
-            found.is_compacted[call] = True
-            previous, is_continued = latest, False
-    found.before[call] = previous
-    found.is_continued[call] = is_continued
-    history.join(call, previous if is_continued else NONE)
-
-
-class _History:
-    """Conversations of one agent so far."""
-
-    def __init__(self, calls: Sequence[Call], talks: Sequence[Conversation]) -> None:
-        self._calls = calls
-        self._talks = talks
-        self._left: dict[int, int] = {}
-        self._asked: dict[int, int] = {}
-        self._root = list(range(len(calls)))
-        left = {each for talk in talks for each in talk.left}
-        self._may_continue = [not left.isdisjoint(talk.prefixes) for talk in talks]
-        continued = {
-            talk.prefixes[conversations.longest(talk.prefixes, left) - 1]
-            for talk, may_continue in zip(talks, self._may_continue, strict=True)
-            if may_continue
-        }
-        self._gone_on_with = {
-            talk.given for talk in talks if continued and not continued.isdisjoint(talk.left)
-        }
-        self._may_ask_again = bool(self._gone_on_with) or any(
-            call.span.status == "ERROR" for call in calls
-        )
-
-    def continued_by(self, call: int, by_time: int) -> tuple[int, bool]:
-        """The call whose whole conversation this one's messages begin with, else the one by time.
+    def _find_continued(self, call: int, latest: int) -> tuple[int, bool]:
+        """Return the call whose conversation this one's messages begin with, else the one by time.
 
         Where several left the same conversation behind, it is the one by time if that is among
         them, else the latest. And whether it is by conversation.
         """
-        if not self._may_continue[call]:
-            return by_time, False
-        prefixes = self._talks[call].prefixes
-        length = conversations.longest(prefixes, self._left)
+        prefixes = self.talks[call].prefixes
+        length = conversations.longest(prefixes, self._left) if self._may_continue[call] else 0
         if not length:
-            return by_time, False
-        conversation = prefixes[length - 1]
-        if by_time != NONE and conversation in self._talks[by_time].left:
-            return by_time, True
-        return self._left[conversation], True
+            return latest, False
+        is_latest = latest != NONE and prefixes[length - 1] in self.talks[latest].left
+        return latest if is_latest else self._left[prefixes[length - 1]], True
 
-    def add(self, call: int) -> None:
-        """Know the conversation a call leaves behind: what it was given and each of its answers."""
-        for conversation in self._talks[call].left:
-            self._left[conversation] = call
-        if self._talks[call].prefixes:
-            self._asked[self._talks[call].given] = call
+    def _find_repeated(self, call: int) -> int:
+        """Return the latest call that was asked the same and whose answer was thrown away, or -1.
 
-    def join(self, call: int, continued: int) -> None:
-        """Know where the conversation of a call began."""
-        if continued != NONE:
-            self._root[call] = self._root[continued]
-
-    def asked_before(self, call: int) -> int:
-        """The latest call that was asked the same and whose answer the agent threw away, or -1.
-
-        It did so if it failed, or if what was asked was ever gone on with by repeating it and its
-        answer: such an agent repeats what was said, and here it did not repeat that answer.
+        It was so if the call failed, or if what was asked was ever gone on with by repeating it and
+        its answer: such an agent repeats what was said, and here it did not repeat that answer.
         """
-        if not self._may_ask_again:
-            return NONE
-        given = self._talks[call].given
-        earlier = self._asked.get(given, NONE)
-        if earlier == NONE:
-            return NONE
-        has_failed = self._calls[earlier].span.status == "ERROR"
+        given = self.talks[call].given
+        earlier = self._given.get(given, NONE)
+        has_failed = earlier != NONE and self.calls[earlier].span.status == "ERROR"
         return earlier if has_failed or given in self._gone_on_with else NONE
 
-    def is_shortened(self, call: int, latest: int, continued: int) -> bool:
+    def _is_shortened(self, call: int, latest: int, continued: int) -> bool:
         """Return whether a call goes on with less of the history than the latest one held.
 
         It has fewer messages or tokens than that, and some of what was said in that conversation:
         an answer or tool's result of later than its beginning, or its whole beginning and more.
-
-        Args:
-            call: The call.
-            latest: The one before it by time.
-            continued: The one that it would follow else; it may begin with that one's conversation.
+        The one that it would follow else, `continued`, may be one that it begins with.
         """
-        root = self._root[latest]
+        root, talks = self._root[latest], self.talks
         if root == latest or not self._is_smaller(call, latest):
             return False
-        talk, beginning = self._talks[call], self._talks[root]
-        size = len(beginning.prefixes)
+        talk, beginning = talks[call], talks[root]
+        size, heard = len(beginning.prefixes), 0
         if continued != latest:
-            size = len(self._talks[continued].prefixes) + 1
+            size = heard = len(talks[continued].prefixes) + 1
         elif len(talk.prefixes) > size and talk.prefixes[size - 1] == beginning.given:
             return True
-        held = self._calls[latest]
+        held = self.calls[latest]
         words = conversations.own_words((*held.observation[size:], *held.action))
-        said = self._calls[call].observation[size if continued != latest else 0 :]
-        return not words.isdisjoint(conversations.own_words(said))
+        said = conversations.own_words(self.calls[call].observation[heard:])
+        return not words.isdisjoint(said)
 
     def _is_smaller(self, call: int, previous: int) -> bool:
-        if 0 < len(self._talks[call].prefixes) < len(self._talks[previous].prefixes):
+        if 0 < len(self.talks[call].prefixes) < len(self.talks[previous].prefixes):
             return True
-        sizes = [integer(self._calls[i].span.attributes, c.INPUT_TOKENS) for i in (call, previous)]
-        return None not in sizes and sizes[0] < sizes[1]  # type: ignore[operator]  # None is out
+        size, other = (
+            integer(self.calls[i].span.attributes, c.INPUT_TOKENS) for i in (call, previous)
+        )
+        return size is not None and other is not None and size < other
+
+    def _set_apart(self, tool_of: Sequence[int]) -> None:
+        """Begin a path with each call that follows one whose conversation goes on elsewhere.
+
+        It follows by time alone, or asks with that conversation from inside a tool.
+        """
+        before, is_continued = self.before, self.is_continued
+        gone_on = {
+            (before[call], tool_of[call])
+            for call, by_history in enumerate(is_continued)
+            if by_history
+        }
+        apart: set[int] = set()
+        for call, previous in enumerate(before) if gone_on else ():
+            if previous == NONE or self.is_compacted[call]:
+                continue
+            is_elsewhere = (previous, tool_of[previous]) in gone_on
+            if is_continued[call]:
+                is_elsewhere &= tool_of[call] != tool_of[previous]
+            elif self.repeats[call] != NONE:
+                is_elsewhere &= self.repeats[call] in apart
+            if is_elsewhere:
+                apart.add(call)
+        for call in apart:
+            before[call] = NONE
+            is_continued[call] = 0
+            self.is_beside[call] = 1
+
+
+def _follow_time(
+    tree: Tree, positions: Sequence[int], tool_of: Sequence[int]
+) -> tuple[list[int], bytearray]:
+    """Return the latest call that had ended before each one, on branches that had ended too.
+
+    And whether the branch that it begins ran beside others. The calls inside a tool that their own
+    agent runs follow one another, and none outside of it.
+    """
+    groups: dict[int, list[int]] = {}
+    for call, tool in enumerate(tool_of):
+        groups.setdefault(tool, []).append(call)
+    before, is_beside = [NONE] * len(positions), bytearray(len(positions))
+    for tool, group in groups.items():
+        is_inside = tool != NONE and NONE in groups
+        index = {positions[call]: call for call in group}
+        for position, (latest, beside) in _follow_branches(tree, index).items():
+            call = index[position]
+            before[call] = index.get(latest, NONE)
+            is_beside[call] = beside or (is_inside and before[call] == NONE)
+    return before, is_beside
+
+
+def _follow_branches(tree: Tree, calls: Mapping[int, int]) -> dict[int, tuple[int, bool]]:
+    """Return the call that each one follows, by position, and whether it ran beside others.
+
+    A branch is a part of the tree that holds calls, up to where it meets its siblings. It follows
+    the latest call of those that had ended before it began; the first one that of what holds it.
+    """
+    starts, ends = tree.starts, tree.ends
+
+    def later_of(one: int, other: int) -> int:
+        return max(one, other, key=lambda call: (call != NONE, ends[call], call))
+
+    above = _find_meetings(tree, calls)
+    top = {
+        node: node if tree.parents[node] == upper else tree.below(upper, node)
+        for node, upper in above.items()
+    }
+    end = {NO_PARENT: 0} | {node: max(ends[top[node]], ends[node]) for node in above}
+    newest = {NO_PARENT: NONE} | {node: node if node in calls else NONE for node in above}
+    children: dict[int, list[int]] = {}
+    for node in reversed(above):  # children before parents
+        upper = above[node]
+        children.setdefault(upper, []).append(node)
+        end[upper] = max(end[upper], end[node])
+        newest[upper] = later_of(newest[upper], newest[node])
+    found = {NO_PARENT: (NONE, False)}
+    for upper in [node for node in (NO_PARENT, *above) if node in children]:  # parents first
+        siblings = sorted(children[upper], key=top.__getitem__)
+        by_end = sorted(siblings, key=lambda node: (end[node], top[node]))
+        finished, latest, last_end = 0, NONE, -1
+        for node, following in zip(siblings, [*siblings[1:], None], strict=True):
+            start = starts[top[node]]
+            while top[by_end[finished]] < top[node] and end[by_end[finished]] <= start:
+                latest = later_of(latest, newest[by_end[finished]])
+                finished += 1
+            is_overtaken = following is not None and starts[top[following]] < end[node]
+            is_beside = last_end > start or is_overtaken
+            last_end = max(last_end, end[node])
+            # The first in what holds it may run beside others as that does.
+            before, inherited = found[upper] if latest == NONE else (latest, False)
+            found[node] = before, is_beside or inherited
+    return {position: found[position] for position in calls}
+
+
+def _find_meetings(tree: Tree, calls: Mapping[int, int]) -> dict[int, int]:
+    """Return calls and the spans where they meet, each with the next one above, parents first."""
+    nodes = set(calls)
+    for left, right in pairwise(sorted(calls, key=tree.first.__getitem__)):
+        is_beside = tree.parents[left] == tree.parents[right]
+        nodes.add(tree.parents[left] if is_beside else tree.meet(left, right))
+    nodes.discard(NO_PARENT)
+    found: dict[int, int] = {}
+    above: list[int] = []
+    for node in sorted(nodes, key=tree.first.__getitem__):
+        while above and not tree.contains(above[-1], node):
+            above.pop()
+        found[node] = above[-1] if above else NO_PARENT
+        above.append(node)
+    return found
+
+
+def find_tools(tree: Tree, calls: Mapping[int, Call]) -> dict[int, int]:
+    """Return for each call the innermost tool of its own agent that holds it, or -1."""
+    found = dict.fromkeys(calls, NONE)
+    tools = [
+        at
+        for at, each in enumerate(tree.spans)
+        if each.attributes.get(c.OPERATION) == c.EXECUTE_TOOL
+    ]
+    above: dict[str, list[int]] = {}
+    for node in sorted({*tools, *calls}, key=tree.first.__getitem__) if tools else ():
+        call = calls.get(node)
+        own = above.setdefault(tree.agents[node] if call is None else call.agent, [])
+        while own and not tree.contains(own[-1], node):
+            own.pop()
+        if call is None:
+            own.append(node)
+        elif own:
+            found[node] = own[-1]
+    return found
+
+
+def is_after(tree: Tree, earlier: int, later: int) -> bool:
+    """Return whether the part of the tree around one call ended before another's began."""
+    meeting = tree.meet(earlier, later)
+    if meeting in (earlier, later):
+        return False
+    return tree.ends[tree.below(meeting, earlier)] <= tree.starts[tree.below(meeting, later)]
 
 
 def told_by_messages(
@@ -265,13 +331,11 @@ def told_by_messages(
             holders.setdefault((calls[position].agent, left), []).append(position)
     found = []
     for position in later:
-        for prefix in reversed(talks[position].prefixes):
-            held = holders.get((calls[position].agent, prefix))
-            if held is None:
-                continue
-            if len(held) == 1 and not _is_counted_otherwise(tree, held[0], position):
-                found.append((held[0], position))
-            break
+        agent = calls[position].agent
+        prefixes = (holders.get((agent, each)) for each in reversed(talks[position].prefixes))
+        held = next(filter(None, prefixes), ())
+        if len(held) == 1 and not _is_counted_otherwise(tree, held[0], position):
+            found.append((held[0], position))
     is_disordered = any(tree.ends[one] > tree.starts[other] for one, other in found)
     return found if is_disordered else []
 
@@ -296,10 +360,9 @@ def is_known(tree: Tree, earlier: int, later: int) -> bool:
     meeting = tree.meet(earlier, later)
     if meeting in (earlier, later):
         return False
-    top = tree.below(meeting, earlier)
+    top, node = tree.below(meeting, earlier), earlier
     if not order.is_told(spans[top], spans[tree.below(meeting, later)]):
         return False
-    node = earlier
     for _ in range(_MOST_ABOVE):
         if node == top:
             return True

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import conversations, siblings
+from lightning_otel.adapter import branches, conversations
 from lightning_otel.adapter.attributes import text
-from lightning_otel.adapter.branches import Links
+from lightning_otel.adapter.branches import NONE, Links
 from lightning_otel.adapter.calls import observation_of
-from lightning_otel.adapter.siblings import NONE
 from lightning_otel.adapter.tree import NO_PARENT, Tree
 from lightning_otel.types import BranchCause, Call
 
@@ -37,16 +36,25 @@ class Causes:
         self._failed: dict[tuple[str, int], list[int]] = {}
         for position in sorted(failed):
             if observation := observation_of(tree.spans[position]):
-                asked = conversations.read_conversation(observation).given
-                self._failed.setdefault((tree.agents[position], asked), []).append(position)
+                given = conversations.read_conversation(observation).given
+                self._failed.setdefault((tree.agents[position], given), []).append(position)
         self._is_alone = len({*tree.agents, ""}) < 3
-        self._callers = [] if self._is_alone else _find_callers(tree)
+        self._has_caller = bytearray(len(tree.spans))  # another agent stands above its own
         self._handed: dict[str, int] = {}
-        for position, span in enumerate(() if self._is_alone else tree.spans):
+        self._left: dict[int, list[int]] | None = None
+        if self._is_alone:
+            return
+        for node in sorted(range(len(tree.spans)), key=tree.first.__getitem__):
+            parent = tree.parents[node]
+            if parent != NO_PARENT:
+                is_inside = tree.agents[node] == tree.agents[parent]
+                self._has_caller[node] = (
+                    self._has_caller[parent] if is_inside else tree.agents[parent] != ""
+                )
+        for position, span in enumerate(tree.spans):
             target = text(span.attributes, c.HANDOFF_TARGET)
             if target is not None and tree.agents[position] != target:
                 self._handed.setdefault(target, position)
-        self._left: dict[int, list[int]] | None = None
 
     def name_each(self, own: Links, paths: Sequence[Sequence[int]]) -> list[BranchCause]:
         """Return the cause of each path of an agent, given in order."""
@@ -61,7 +69,7 @@ class Causes:
         for path in paths:
             first = next(step for step in path if step not in seen)
             seen.update(path)
-            previous = own.before[first]
+            previous, talk = own.before[first], own.talks[first]
             if own.repeats[first] != NONE or self._asks_again(own, first):
                 found.append("retry")
             elif previous == NONE:
@@ -70,7 +78,7 @@ class Causes:
                 found.append("compaction")
             elif own.is_beside[first]:
                 found.append("parallel")
-            elif own.talks[first].prefixes and asked[previous, own.talks[first].given] > 1:
+            elif talk.prefixes and asked[previous, talk.given] > 1:
                 found.append("retry")
             elif own.is_continued[first] and continued[previous] > 1:
                 found.append("rewind")
@@ -79,13 +87,13 @@ class Causes:
         return found
 
     def _first_cause(self, own: Links, first: int) -> BranchCause:
-        """The cause of a step that follows none of its agent's."""
+        """Return the cause of a step that follows none of its agent's."""
         position = own.positions[first]
         if not self._is_alone:
             handed = self._handed.get(own.calls[first].agent)
             if handed is not None and handed < position:
                 return "hand_off"
-            if self._callers[position]:
+            if self._has_caller[position]:
                 return "sub_agent"
             if self._takes_on(position):
                 return "hand_off"
@@ -94,10 +102,10 @@ class Causes:
     def _asks_again(self, own: Links, call: int) -> bool:
         """Return whether a call repeats a failed one, with a remark at most."""
         observation, position = own.calls[call].observation, own.positions[call]
-        for length, asked in enumerate(own.talks[call].prefixes if self._failed else (), 1):
+        for length, given in enumerate(own.talks[call].prefixes if self._failed else (), 1):
             if length < len(observation) and conversations.is_own(observation[length]):
                 continue
-            for earlier in self._failed.get((own.calls[call].agent, asked), ()):
+            for earlier in self._failed.get((own.calls[call].agent, given), ()):
                 if earlier < position and self._is_over(earlier, position):
                     return True
         return False
@@ -107,7 +115,7 @@ class Causes:
         one, other = self._tree.spans[earlier], self._tree.spans[later]
         if one.end_ns is None:
             return "" != one.process != other.process != ""
-        return siblings.is_after(self._tree, earlier, later)
+        return branches.is_after(self._tree, earlier, later)
 
     def _takes_on(self, position: int) -> bool:
         """Return whether a call begins with another agent's history, answer included."""
@@ -122,14 +130,3 @@ class Causes:
             for prefix in reversed(conversations.read_spoken(call).prefixes)
             for earlier in self._left.get(prefix, ())[:_MOST_ALIKE]
         )
-
-
-def _find_callers(tree: Tree) -> list[str]:
-    """For each span the agent above its own; empty where there is none."""
-    found = [""] * len(tree.spans)
-    for node in sorted(range(len(tree.spans)), key=tree.first.__getitem__):
-        parent = tree.parents[node]
-        if parent != NO_PARENT:
-            is_inside = tree.agents[node] == tree.agents[parent]
-            found[node] = found[parent] if is_inside else tree.agents[parent]
-    return found

@@ -21,7 +21,7 @@ EPSILON: Final = 1e-6
 
 
 def primary(rewards: Mapping[str, float]) -> float | None:
-    """The primary reward, which stands first; None where there is none."""
+    """Return the primary reward, which stands first; None where there is none."""
     return next(iter(rewards.values()), None)
 
 
@@ -53,11 +53,7 @@ class Composition:
                     raise ConfigError(f"{name!r} is {number!r}; give a finite number")
 
     def __call__(self, rewards: Mapping[str, float]) -> float | None:
-        """The composed reward; None where a part is missing.
-
-        Args:
-            rewards: Rewards by name.
-        """
+        """Compose rewards, given by name; None where a part is missing."""
         if self._is_shut(rewards):
             return self.floor
         if self.missing(rewards):
@@ -65,78 +61,49 @@ class Composition:
         return sum(weight * rewards[name] for name, weight in self.weights.items())
 
     def missing(self, rewards: Mapping[str, float]) -> list[str]:
-        """Names of the rewards that it needs and that are not there."""
+        """Return the names of the rewards that it needs and that are not there."""
         return [name for name in dict.fromkeys([*self.gates, *self.weights]) if name not in rewards]
 
     def of_group(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
-        """The composed reward of each rollout of a group.
+        """Compose the rewards of each rollout of a group.
 
         Where it is normalised, a rollout whose gate fails has the floor as each of its parts, and a
         reward is compared among those that have it.
-
-        Args:
-            group: Rewards by name of each rollout.
         """
+        whole = [self(rewards) for rewards in group]
         if not self.is_normalised:
-            return [self(rewards) for rewards in group]
-        held = [
-            dict.fromkeys(self.weights, self.floor) if self._is_shut(rewards) else rewards
-            for rewards in group
-        ]
-        found = [
-            None if not self._is_shut(rewards) and self.missing(rewards) else 0.0
-            for rewards in group
-        ]
+            return whole
+        shut = dict.fromkeys(self.weights, self.floor)
+        parts = [shut if self._is_shut(rewards) else rewards for rewards in group]
+        found = [0.0] * len(group)
         for name, weight in self.weights.items():
-            having = [index for index, rewards in enumerate(held) if name in rewards]
-            scaled = standardised([held[index][name] for index in having])
+            having = [index for index, rewards in enumerate(parts) if name in rewards]
+            scaled = standardise([parts[index][name] for index in having])
             for index, number in zip(having, scaled, strict=True):
-                so_far = found[index]
-                if so_far is not None:
-                    found[index] = so_far + weight * number
-        return found
+                found[index] += weight * number
+        return [None if one is None else sum_ for one, sum_ in zip(whole, found, strict=True)]
 
     def _is_shut(self, rewards: Mapping[str, float]) -> bool:
         """Return whether a gate fails."""
         return any(name in rewards and rewards[name] < least for name, least in self.gates.items())
 
 
-def composed(compose: Compose, rewards: Mapping[str, float]) -> float | None:
-    """One number of named rewards; None where a part is missing, or it is not finite."""
+def compose_rewards(compose: Compose, rewards: Mapping[str, float]) -> tuple[float | None, str]:
+    """Return one finite number of named rewards, or None and why it is missing."""
     value = compose(rewards)
-    return value if value is not None and math.isfinite(value) else None
-
-
-def compose_group(compose: Compose, group: Sequence[Mapping[str, float]]) -> list[float | None]:
-    """One number for each rollout of a group; None where a part is missing.
-
-    Args:
-        compose: A composition, or a function of one rollout's named rewards.
-        group: Rewards by name of each rollout.
-    """
-    if isinstance(compose, Composition):
-        return compose.of_group(group)
-    return [composed(compose, rewards) for rewards in group]
-
-
-def missing_part(compose: Compose, rewards: Mapping[str, float]) -> str:
-    """Return why a composed reward is missing."""
+    if value is not None and math.isfinite(value):
+        return value, ""
     names = compose.missing(rewards) if isinstance(compose, Composition) else ()
-    return MISSING_PART.format(", ".join(names) or "what composes it gave no finite number")
+    return None, MISSING_PART.format(", ".join(names) or "what composes it gave no finite number")
 
 
-def mean(values: Sequence[float]) -> float:
-    """The mean of some numbers, at least one."""
-    return math.fsum(values) / len(values)
-
-
-def standardised(values: Sequence[float]) -> list[float]:
-    """Each number less their mean, over their sample deviation; 0 where they are alike.
+def standardise(values: Sequence[float]) -> list[float]:
+    """Return each number less their mean, over their sample deviation; 0 where they are alike.
 
     Source: verl 0.9.1, ``compute_grpo_outcome_advantage`` (``torch.std``, epsilon 1e-6).
     """
     if len(values) < 2:
         return [0.0] * len(values)
-    centre = mean(values)
+    centre = math.fsum(values) / len(values)
     deviation = math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
     return [(value - centre) / (deviation + EPSILON) for value in values]

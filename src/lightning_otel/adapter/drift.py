@@ -108,56 +108,45 @@ def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
         if not (len(step.prompt_ids) and len(step.response_ids)):
             skipped += 1
             continue
-        model = step.model or ""
-        found.setdefault((model, "prompt"), []).append(_compare_prompt(step, tokenizer))
-        found.setdefault((model, "response"), []).append(_compare_response(step, tokenizer))
-    parts = [
-        _make_drift(model, tokenizer.template, part, compared)
-        for (model, part), compared in sorted(found.items())
-    ]
-    return Drifts(parts, skipped)
+        parts: tuple[Part, ...] = ("prompt", "response")
+        for part in parts:
+            compared = _compare_part(step, part, tokenizer)
+            found.setdefault((step.model or "", part), []).append(compared)
+    drifts = []
+    for (model, part), each in sorted(found.items()):
+        causes = Counter(one.cause for one in each if one.cause is not None)
+        drifts.append(
+            Drift(
+                model=model,
+                template=tokenizer.template,
+                part=part,
+                count=len(each),
+                exact=len(each) - causes.total(),
+                prefix_share=sum(one.prefix_share for one in each) / len(each),
+                length_delta=sum(one.length_delta for one in each) / len(each),
+                causes=dict(causes.most_common()),
+            )
+        )
+    return Drifts(drifts, skipped)
 
 
-def _make_drift(model: str, template: str, part: Part, compared: Sequence[_Compared]) -> Drift:
-    causes = Counter(each.cause for each in compared if each.cause is not None)
-    count = len(compared)
-    return Drift(
-        model=model,
-        template=template,
-        part=part,
-        count=count,
-        exact=count - causes.total(),
-        prefix_share=sum(each.prefix_share for each in compared) / count,
-        length_delta=sum(each.length_delta for each in compared) / count,
-        causes=dict(causes.most_common()),
-    )
-
-
-def _compare_prompt(step: Transition, tokenizer: Tokenizer) -> _Compared:
-    given = list(step.prompt_ids)
+def _compare_part(step: Transition, part: Part, tokenizer: Tokenizer) -> _Compared:
+    """Encode a part of a step anew and compare its tokens with those that were given."""
+    given = list(step.prompt_ids if part == "prompt" else step.response_ids)
+    cause: Cause
     try:
-        text = tokenizer.render(step.observation, step.tools)
-        again = list(tokenizer.encode(text))
-        cause: Cause = "retokenisation" if tokenizer.decode(given) == text else "template"
+        if part == "prompt":
+            text = tokenizer.render(step.observation, step.tools)
+            again = list(tokenizer.encode(text))
+            cause = "retokenisation" if tokenizer.decode(given) == text else "template"
+        else:
+            text = tokenizer.decode(given)
+            again = list(tokenizer.encode(text))
+            # Half a character, where an answer was cut off, is no text that could be encoded again.
+            is_text = _HALF not in text and tokenizer.decode(again) == text
+            cause = "retokenisation" if is_text else "other"
     except _FAULTS:
         return _Compared("other")
-    return _compare_ids(given, again, cause)
-
-
-def _compare_response(step: Transition, tokenizer: Tokenizer) -> _Compared:
-    given = list(step.response_ids)
-    try:
-        text = tokenizer.decode(given)
-        again = list(tokenizer.encode(text))
-        # Half a character, where an answer was cut off, is no text that could be encoded again.
-        is_text = _HALF not in text and tokenizer.decode(again) == text
-        cause: Cause = "retokenisation" if is_text else "other"
-    except _FAULTS:
-        return _Compared("other")
-    return _compare_ids(given, again, cause)
-
-
-def _compare_ids(given: Sequence[int], again: Sequence[int], cause: Cause) -> _Compared:
     pairs = enumerate(zip(given, again, strict=False))
     same = next((i for i, (one, other) in pairs if one != other), min(len(given), len(again)))
     is_exact = same == len(given) == len(again)

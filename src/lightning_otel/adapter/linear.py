@@ -7,14 +7,13 @@ refuses any other attempt, which is then the general adapter's; a test compares 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter, credit, trajectories
-from lightning_otel.adapter.attributes import text
+from lightning_otel.adapter.attributes import finish_reason, text
+from lightning_otel.adapter.credit import ALREADY_REWARDED, NO_CALL_BEFORE
 from lightning_otel.adapter.exactness import (
     LENGTH,
     NO_IDS,
@@ -102,15 +101,7 @@ class Step(NamedTuple):
     rest: tuple[Any, ...]
 
 
-def supports(adapter: object) -> bool:
-    """Return whether an adapter makes of a linear attempt what the walk does."""
-    return (
-        isinstance(adapter, TripletAdapter)
-        and replace(adapter, gamma=TripletAdapter().gamma) == TripletAdapter()
-    )
-
-
-def token_facts(facts: str, output_tokens: int | None, texts: Sequence[str | None]) -> TokenFacts:
+def check_tokens(facts: str, output_tokens: int | None, texts: Sequence[str | None]) -> TokenFacts:
     """Check the tokens of a call.
 
     Args:
@@ -119,14 +110,13 @@ def token_facts(facts: str, output_tokens: int | None, texts: Sequence[str | Non
         texts: The prompt's ids, the response's and its logprobs, as they are stored.
     """
     attributes = _make_attributes(CALL_KEYS, facts)
-    given = {key: text for key, text in zip(_TOKENS, texts, strict=True) if text is not None}
-    tokens = read_tokens(given)
+    tokens = read_tokens(dict(zip(_TOKENS, texts, strict=True)))
     step = Transition(
         *("", "", "", 0, (), (), None, None, False),
         response_ids=tokens.response_ids,
         logprobs=tokens.logprobs,
         capture="exact" if len(tokens.prompt_ids) and len(tokens.response_ids) else "text",
-        finish_reason=trajectories.finish_reason(attributes.get(c.FINISH_REASONS)),
+        finish_reason=finish_reason(attributes.get(c.FINISH_REASONS)),
         output_tokens=output_tokens,
         sampling=sampling_of(attributes, {}),
     )
@@ -138,27 +128,27 @@ def _make_attributes(keys: tuple[str, ...], facts: str) -> dict[str, Any]:
     return {key: value for key, value in pairs if value is not None}
 
 
-def _call_facts(agent: str, facts: str, tokens: TokenFacts | None) -> CallFacts | None:
+def _read_call(agent: str, facts: str, tokens: TokenFacts | None) -> CallFacts | None:
     """Read what a call says; None if the general adapter must look closer."""
     attributes = _make_attributes(CALL_KEYS, facts)
     is_closed = any(key in attributes for key in _TOKENS)
     if is_closed or not is_tracked(agent, attributes.get(c.TRACK_ONLY)):
         return None
     resources = resources_of(agent, attributes.get(c.RESOURCES))
-    finish_reason = trajectories.finish_reason(attributes.get(c.FINISH_REASONS))
+    reason = finish_reason(attributes.get(c.FINISH_REASONS))
     return CallFacts(
         agent,
         text(attributes, c.RESOURCE_VERSION) or one_version(resources),
         resources,
         text(attributes, c.MODE),
         text(attributes, c.RESPONSE_MODEL) or text(attributes, c.REQUEST_MODEL),
-        finish_reason,
+        reason,
         sampling_of(attributes, {}),
-        *(tokens or ("text", NO_IDS, (LENGTH,) if finish_reason == "length" else ())),
+        *(tokens or ("text", NO_IDS, (LENGTH,) if reason == "length" else ())),
     )
 
 
-def _reward_facts(facts: str) -> Mapping[str, float] | None:
+def _read_rewards(facts: str) -> Mapping[str, float] | None:
     """Read the named rewards of a span; None if the general adapter must look closer."""
     attributes = _make_attributes(REWARD_KEYS, facts)
     reward = read_reward(Span("", "", None, c.SPAN_ANNOTATION, 0, 0, attributes=attributes))
@@ -252,34 +242,33 @@ class Walk:
             return None
         key = agent, row[_FACTS], tokens
         if key not in self._calls:
-            self._calls[key] = _call_facts(*key)
+            self._calls[key] = _read_call(*key)
         return self._calls[key]
 
     def rewards_of(self, row: Row) -> Mapping[str, float] | None:
         """Return the named rewards of a span; None if the general adapter must look closer."""
         facts = row[_FACTS]
         if facts not in self._rewards:
-            self._rewards[facts] = _reward_facts(facts)
+            self._rewards[facts] = _read_rewards(facts)
         return self._rewards[facts]
 
 
-@dataclass(slots=True)
 class _AttemptWalk:
     """The state of the walk over an attempt; positions name spans."""
 
-    facts: Walk
-    rows: Sequence[Row]
-    parents: list[int] = field(default_factory=list)
-    agents: list[str] = field(default_factory=list)
-    tools: list[tuple[str, ...]] = field(default_factory=list)
-    path: list[int] = field(default_factory=list)
-    latest: dict[str, int] = field(default_factory=dict)
-    own: dict[str, list[int]] = field(default_factory=dict)
-    calls: list[tuple[int, CallFacts, int]] = field(default_factory=list)
-    responses: set[str] = field(default_factory=set)
-    rewards: dict[int, dict[str, float]] = field(default_factory=dict)
-    dropped: list[tuple[int, str]] = field(default_factory=list)
-    judged: int = 0
+    def __init__(self, facts: Walk, rows: Sequence[Row]) -> None:
+        self.facts, self.rows = facts, rows
+        self.parents: list[int] = []
+        self.agents: list[str] = []
+        self.tools: list[tuple[str, ...]] = []
+        self.path: list[int] = []
+        self.latest: dict[str, int] = {}
+        self.own: dict[str, list[int]] = {}
+        self.calls: list[tuple[int, CallFacts, int]] = []
+        self.responses: set[str] = set()
+        self.rewards: dict[int, dict[str, float]] = {}
+        self.dropped: list[tuple[int, str]] = []
+        self.judged = 0
 
     def is_linear(self) -> bool:
         """Go through the attempt; return whether it is linear."""
@@ -296,13 +285,10 @@ class _AttemptWalk:
             kind = row[_KIND]
             if kind == TOOL:
                 tools[position] += (agents[position],)
-            elif kind == CALL:
-                if not (self._is_after_all(position) and self._add_call(position)):
+            elif kind in (CALL, REWARD):
+                add = self._add_call if kind == CALL else self._add_reward
+                if not (self._is_after_all(position) and add(position)):
                     return False
-            elif kind == REWARD and not (
-                self._is_after_all(position) and self._add_reward(position)
-            ):
-                return False
         return self.judged < len(self.rows)  # rewards alone may wait for what they judge
 
     def _is_after_all(self, position: int) -> bool:
@@ -322,7 +308,10 @@ class _AttemptWalk:
         return not before  # else this one lies within the one before
 
     def _add_call(self, position: int) -> bool:
-        """Add a call; return whether it continues its agent's latest one, or all begin anew."""
+        """Add a call; return whether it continues its agent's latest one, or all begin anew.
+
+        Of a mixture only the messages tell whether something was asked again, or a history cut.
+        """
         row, agent = self.rows[position], self.agents[position]
         own = self.own.setdefault(agent, [])
         # What an agent's tools ask is apart from what it asks itself. One response twice is one
@@ -330,24 +319,20 @@ class _AttemptWalk:
         if agent in self.tools[position] or row[_RESPONSE] in self.responses:
             return False
         call = self.facts.call_of(agent, row)
-        if call is None or (own and not self._is_plain(own, row)):
+        if call is None:
             return False
+        if own:
+            before = self.rows[own[-1]]
+            has_history = len(own) == 1 or before[_BEFORE] is not None
+            is_continued = row[_BEFORE] == before[_AFTER] and has_history
+            is_anew = row[_BEFORE] is None and before[_BEFORE] is None
+            if not (is_anew if row[_BEFORE] is None else is_continued):
+                return False
         self.responses.add(row[_RESPONSE])
         self.calls.append((position, call, len(own)))
         own.append(position)
         self.latest[agent] = self.latest[_ALL] = position
         return True
-
-    def _is_plain(self, own: Sequence[int], row: Row) -> bool:
-        """Return whether an agent's calls are one history, or each has one of its own.
-
-        Of a mixture only the messages tell whether something was asked again, or a history cut.
-        """
-        before = self.rows[own[-1]]
-        if row[_BEFORE] is None:
-            return before[_BEFORE] is None
-        is_second = len(own) == 1
-        return row[_BEFORE] == before[_AFTER] and (is_second or before[_BEFORE] is not None)
 
     def _add_reward(self, position: int) -> bool:
         """Credit a reward to the latest call before it, or to none; False if it is not so plain."""
@@ -356,11 +341,10 @@ class _AttemptWalk:
             return False
         self.judged += 1
         call = self.latest.get(self.agents[position])
-        held = self.rewards.setdefault(call, {}) if call is not None else None
-        if held is None:
-            self.dropped.append((position, credit.NO_CALL_BEFORE))
-        elif held.keys() & named.keys():
-            self.dropped.append((position, credit.ALREADY_REWARDED))
+        if call is None:
+            self.dropped.append((position, NO_CALL_BEFORE))
+        elif self.rewards.setdefault(call, {}).keys() & named.keys():
+            self.dropped.append((position, ALREADY_REWARDED))
         else:
-            held.update(named)
+            self.rewards[call].update(named)
         return True

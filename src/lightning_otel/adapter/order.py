@@ -5,14 +5,14 @@ that comes after on that process's clock. Where rules contradict one another, as
 the earliest by the clock goes first. docs/transitions.md has the rules.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from lightning_otel.adapter.walk import NO_PARENT
 from lightning_otel.types import Span
 
+NO_PARENT: Final = -1
 NEVER: Final = 1 << 100
 """When a span ends that did not: after everything."""
 
@@ -32,9 +32,11 @@ class Ordered(NamedTuple):
     is_counted: bool
 
 
-def by_time(spans: list[Span]) -> Ordered:
-    """Spans as their process counted them, if it is one and counted all; else by their clocks."""
-    if len({span.process for span in spans}) == 1 and all(map(_is_counted, spans)):
+def order_by_time(spans: list[Span]) -> Ordered:
+    """Order spans as their process counted them, if it is one and counted all; else by clock."""
+    if len({span.process for span in spans}) == 1 and all(
+        span.sequence >= 0 and (span.end_sequence >= 0 or span.end_ns is None) for span in spans
+    ):
         spans.sort(key=lambda span: (span.sequence, span.trace_id, span.span_id))
         ends = [span.end_sequence if span.end_ns is not None else NEVER for span in spans]
         return Ordered(spans, [span.sequence for span in spans], ends, is_counted=True)
@@ -42,10 +44,6 @@ def by_time(spans: list[Span]) -> Ordered:
     # At one instant ends come before starts.
     ends = [2 * span.end_ns if span.end_ns is not None else NEVER for span in spans]
     return Ordered(spans, [2 * span.start_ns + 1 for span in spans], ends, is_counted=False)
-
-
-def _is_counted(span: Span) -> bool:
-    return span.sequence >= 0 and (span.end_sequence >= 0 or span.end_ns is None)
 
 
 def is_told(earlier: Span, later: Span) -> bool:
@@ -68,40 +66,42 @@ def is_awaited(inner: Span, outer: Span) -> bool:
 
 def needs_causes(found: Ordered, parents: Sequence[int]) -> bool:
     """Return whether something but the clocks decides the order."""
-    if found.is_counted:
+    spans, starts, ends, is_counted = found
+    if is_counted:
         return False
-    spans, starts, ends, _ = found
-    if any(span.sequence >= 0 or span.end_sequence >= 0 for span in spans):
-        return True
-    for child, parent in enumerate(parents):
-        if parent == NO_PARENT:
-            continue
-        if starts[parent] > starts[child]:
-            return True
-        if ends[child] > ends[parent] and is_awaited(spans[child], spans[parent]):
-            return True
-    return False
+    return any(span.sequence >= 0 or span.end_sequence >= 0 for span in spans) or any(
+        starts[parent] > starts[child]
+        or (ends[child] > ends[parent] and is_awaited(spans[child], spans[parent]))
+        for child, parent in enumerate(parents)
+        if parent != NO_PARENT
+    )
 
 
-def by_cause(
+def order_by_cause(
     found: Ordered, parents: Sequence[int], after: Iterable[tuple[int, int]] = ()
-) -> list[int]:
-    """The positions of the spans in a new order, and their clocks in ``found``'s lists.
+) -> tuple[Ordered, list[int]]:
+    """Return spans and parents in a new order, with clocks of that order.
 
     Args:
-        found: Spans by time. Their clocks are replaced, at the same positions.
+        found: Spans by time.
         parents: Position of each span's parent, or -1.
         after: Positions of spans, the first of each two ended before the second began.
     """
-    merge = _Merge(found.spans)
-    merge.count()
-    merge.descend(parents)
-    for earlier, later in after:
-        if found.spans[earlier].end_ns is not None:
-            merge.need(2 * earlier + 1, 2 * later)
-    for rank, event in enumerate(merge.run()):
-        (found.ends if event & 1 else found.starts)[event >> 1] = rank
-    return sorted(range(len(found.spans)), key=found.starts.__getitem__)
+    spans, size = found.spans, len(found.spans)
+    starts, ends = [0] * size, found.ends.copy()
+    for rank, event in enumerate(_Merge(spans, parents, after).run()):
+        (ends if event & 1 else starts)[event >> 1] = rank
+    moved = sorted(range(size), key=starts.__getitem__)
+    places = [NO_PARENT] * (size + 1)  # the last place, index -1, stands for no parent
+    for new, old in enumerate(moved):
+        places[old] = new
+    ordered = Ordered(
+        [spans[old] for old in moved],
+        [starts[old] for old in moved],
+        [ends[old] for old in moved],
+        is_counted=False,
+    )
+    return ordered, [places[parents[old]] for old in moved]
 
 
 _Key = tuple[int, int, str, int, int]
@@ -114,13 +114,17 @@ class _Merge:
     Event 2i is the start of the span at i, 2i+1 its end.
 
     Attributes:
+        _followers: The events that must wait for each one.
+        _expecting: Those that wait for it as long as that leads anywhere.
         _waits: For how many others each event must wait.
         _expects: For how many others it waits as long as that leads anywhere.
         _floor: The latest time of what came before it and had to.
         _ahead: How far each process's clock was set forward.
     """
 
-    def __init__(self, spans: Sequence[Span]) -> None:
+    def __init__(
+        self, spans: Sequence[Span], parents: Sequence[int], after: Iterable[tuple[int, int]]
+    ) -> None:
         events = 2 * len(spans)
         self._spans = spans
         self._followers: dict[int, list[int]] = {}
@@ -133,90 +137,78 @@ class _Merge:
         self._held: list[_Key] = []
         self._done = bytearray(events)
         self._is_requeued = bytearray(events)
-
-    def need(self, earlier: int, later: int) -> None:
-        """One event comes before another one."""
-        self._followers.setdefault(earlier, []).append(later)
-        self._waits[later] += 1
-
-    def count(self) -> None:
-        """Each process's events come in the order it counted."""
         counted: list[tuple[str, int, bool, int]] = []
-        for position, span in enumerate(self._spans):
+        for position, span in enumerate(spans):
             if span.sequence >= 0:
                 counted.append((span.process, span.sequence, False, 2 * position))
             if span.end_sequence >= 0 and span.end_ns is not None:
                 counted.append((span.process, span.end_sequence, True, 2 * position + 1))
-        counted.sort()
-        for before, following in pairwise(counted):
+        for before, following in pairwise(sorted(counted)):
             if before[0] == following[0]:
-                self.need(before[3], following[3])
-
-    def descend(self, parents: Sequence[int]) -> None:
-        """Parents start before children, servers end before their clients, starts before ends."""
-        spans = self._spans
+                self._need(before[3], following[3])
         for child, parent in enumerate(parents):
             if parent == NO_PARENT:
                 continue
             inner, outer = spans[child], spans[parent]
             is_remote = inner.process != outer.process
             if is_remote or inner.sequence < 0 or outer.sequence < 0:
-                self.need(2 * parent, 2 * child)
+                self._need(2 * parent, 2 * child)
             if is_remote and is_awaited(inner, outer):
                 self._expecting.setdefault(2 * child + 1, []).append(2 * parent + 1)
                 self._expects[2 * parent + 1] += 1
         for position, span in enumerate(spans):  # last: what lies in a span sets its clock first
             if span.end_ns is not None and (span.sequence < 0 or span.end_sequence < 0):
-                self.need(2 * position, 2 * position + 1)
+                self._need(2 * position, 2 * position + 1)
+        for earlier, later in after:
+            if spans[earlier].end_ns is not None:
+                self._need(2 * earlier + 1, 2 * later)
+
+    def _need(self, earlier: int, later: int) -> None:
+        self._followers.setdefault(earlier, []).append(later)
+        self._waits[later] += 1
 
     def run(self) -> list[int]:
-        """All events, in order."""
+        """Return all events, in order."""
         events = []
         for position, span in enumerate(self._spans):
             events += [2 * position] if span.end_ns is None else [2 * position, 2 * position + 1]
         for event in events:
             self._queue_event(event)
-        by_clock = self._by_clock(events)
+        by_clock: list[int] | None = None  # for when all wait for one another
         order: list[int] = []
         while len(order) < len(events):
             heap = self._ready or self._held
-            event = self._take_first(heap) if heap else next(by_clock)
+            if not heap and by_clock is None:
+                by_clock = sorted(events, key=self._event_key, reverse=True)
+            event = self._take_first(heap) if heap else (by_clock or []).pop()
             if self._done[event]:
                 continue
             self._done[event] = 1
             order.append(event)
             time = self._event_key(event)[0]
-            for follower in self._followers.get(event, ()):
-                self._waits[follower] -= 1
-                self._release_event(time, follower)
-            for follower in self._expecting.get(event, ()):
-                self._expects[follower] -= 1
-                self._release_event(time, follower)
+            for waits, followers in (
+                (self._waits, self._followers),
+                (self._expects, self._expecting),
+            ):
+                for follower in followers.get(event, ()):
+                    waits[follower] -= 1
+                    self._floor[follower] = max(self._floor[follower], time)
+                    self._queue_event(follower)
         return order
-
-    def _by_clock(self, events: Iterable[int]) -> Iterator[int]:
-        """For when all wait for one another: sorted only then."""
-        yield from sorted(events, key=self._event_key)
-
-    def _release_event(self, time: int, follower: int) -> None:
-        """Let one event more have come before another."""
-        self._floor[follower] = max(self._floor[follower], time)
-        self._queue_event(follower)
 
     def _queue_event(self, event: int) -> None:
         """Queue an event that waits for nothing any more; its clock is set forward if need be."""
         if self._waits[event] > 0 or self._done[event]:
             return
-        key = self._event_key(event)
-        late = self._floor[event] - key[0]
+        late = self._floor[event] - self._event_key(event)[0]
         if late > 0:
             process = self._spans[event >> 1].process
             self._ahead[process] = self._ahead.get(process, 0) + late
-            key = self._event_key(event)
-        heappush(self._ready if self._expects[event] <= 0 else self._held, key)
+        heap = self._ready if self._expects[event] <= 0 else self._held
+        heappush(heap, self._event_key(event))
 
     def _take_first(self, heap: list[_Key]) -> int:
-        """The first event of a queue; one whose clock was set forward since queues once more."""
+        """Take the first event; one whose clock was set forward since queues once more."""
         while True:
             key = heappop(heap)
             event = key[4]

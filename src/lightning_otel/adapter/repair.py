@@ -5,13 +5,14 @@ here, and no time is changed.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from itertools import pairwise
+from typing import Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attempts import may_move
 from lightning_otel.adapter.attributes import has_id
 from lightning_otel.adapter.calls import is_call
-from lightning_otel.adapter.walk import NO_PARENT, Walk, cycles, walked
+from lightning_otel.adapter.order import NO_PARENT
 from lightning_otel.types import Repair, Span
 
 ITSELF: Final = "self-parent: it named itself as its parent and became a root"
@@ -28,6 +29,44 @@ REPEATED: Final = "repeated id: another span has its ids, and this one was left 
 _HOSTS: Final = frozenset({c.INVOKE_AGENT, c.EXECUTE_TOOL, c.EXECUTE_TASK, c.INVOKE_WORKFLOW})
 _MOST_AT_ONCE: Final = 64
 """How many agents and tools at work at once are looked at for one call: each one costs."""
+
+
+class Walk:
+    """A depth-first walk over a forest, children in order: it keeps each subtree in one piece.
+
+    Attributes:
+        parents: Position of each node's parent, or -1.
+        order: The nodes as they are met, parents before children.
+        first: Place of each node in the walk.
+        last: The greatest place within the node's subtree.
+    """
+
+    __slots__ = ("first", "last", "order", "parents")
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        """Walk over a forest without cycles."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            children.setdefault(parent, []).append(node)
+        self.parents = parents
+        self.order: list[int] = []
+        self.first = [0] * len(parents)
+        stack = children.get(NO_PARENT, [])[::-1]
+        while stack:
+            node = stack.pop()
+            self.first[node] = len(self.order)
+            self.order.append(node)
+            if node in children:
+                stack.extend(reversed(children[node]))
+        last = self.last = self.first.copy()
+        for node in reversed(self.order):
+            parent = parents[node]
+            if parent != NO_PARENT and last[node] > last[parent]:
+                last[parent] = last[node]
+
+    def contains(self, node: int, other: int) -> bool:
+        """Return whether a node is another one, or lies in its subtree."""
+        return self.first[node] <= self.first[other] <= self.last[node]
 
 
 def mend(
@@ -58,17 +97,17 @@ def mend(
             rules.setdefault(position, NO_ID)
     if missing:
         _look_elsewhere(spans, missing, parents, rules)
-    _cut_loops(parents, rules)
+    _cut_cycles(parents, rules)
     # Some tracers put calls below the session that holds their agents, too.
     sessions = {position for position, span in enumerate(spans) if c.SESSION in span.attributes}
     homeless = [
         position
-        for position, parent in enumerate(parents)
-        if (parent == NO_PARENT and _may_be_enclosed(spans[position], rules.get(position)))
-        or (parent in sessions and is_call(spans[position]))
+        for position, span in enumerate(spans)
+        if (parents[position] == NO_PARENT and _may_be_enclosed(span, rules.get(position)))
+        or (parents[position] in sessions and is_call(span))
     ]
-    if homeless and _enclose_calls(spans, _Clocks(starts, ends), homeless, parents, rules):
-        _cut_loops(parents, rules)
+    if homeless:
+        _enclose_calls(spans, starts, ends, homeless, parents, rules)
     repairs = [
         Repair(spans[position].span_id, spans[position].trace_id, rules[position])
         for position in sorted(rules)
@@ -76,23 +115,18 @@ def mend(
     return parents, tuple(repairs)
 
 
-class _Clocks(NamedTuple):
-    starts: Sequence[int]
-    ends: Sequence[int]
-
-
 def _look_elsewhere(
     spans: Sequence[Span], missing: Iterable[int], parents: list[int], rules: dict[int, str]
 ) -> None:
     """Find parents that are not in their child's trace among the other traces."""
     wanted = {spans[position].parent_span_id for position in missing}
-    holders: dict[str, list[int]] = {}
+    holders: dict[str | None, list[int]] = {}
     for position, span in enumerate(spans):
         if span.span_id in wanted:
             holders.setdefault(span.span_id, []).append(position)
     for position in missing:
         span = spans[position]
-        found = holders.get(span.parent_span_id or "", ())
+        found = holders.get(span.parent_span_id, ())
         if len(found) == 1:
             parents[position] = found[0]
             rules[position] = OTHER_TRACE
@@ -102,10 +136,22 @@ def _look_elsewhere(
             rules[position] = NEVER_CAME
 
 
-def _cut_loops(parents: list[int], rules: dict[int, str]) -> None:
-    for position in cycles(parents):
-        parents[position] = NO_PARENT
-        rules[position] = CIRCLE
+def _cut_cycles(parents: list[int], rules: dict[int, str]) -> None:
+    """Make the first node of each cycle a root."""
+    state = bytearray(len(parents))  # 0 unseen, 1 on this walk, 2 known to end at a root
+    for start in range(len(parents)):
+        walk = []
+        node = start
+        while node != NO_PARENT and state[node] == 0:
+            state[node] = 1
+            walk.append(node)
+            node = parents[node]
+        if node != NO_PARENT and state[node] == 1:
+            first = min(walk[walk.index(node) :])
+            parents[first] = NO_PARENT
+            rules[first] = CIRCLE
+        for seen in walk:
+            state[seen] = 2
 
 
 def _may_be_enclosed(span: Span, rule: str | None) -> bool:
@@ -115,35 +161,28 @@ def _may_be_enclosed(span: Span, rule: str | None) -> bool:
     return is_call(span) and span.kind not in ("SERVER", "CONSUMER")
 
 
-def _is_host(span: Span) -> bool:
-    operation = span.attributes.get(c.OPERATION)
-    return isinstance(operation, str) and operation in _HOSTS and has_id(span.span_id)
-
-
 def _enclose_calls(
     spans: Sequence[Span],
-    clocks: _Clocks,
+    starts: Sequence[int],
+    ends: Sequence[int],
     homeless: Iterable[int],
     parents: list[int],
     rules: dict[int, str],
-) -> bool:
-    """Put calls below the one agent or tool at work around them; whether any found one."""
-    hosts = [
-        position
-        for position, span in enumerate(spans)
-        if _is_host(span) and clocks.starts[position] < clocks.ends[position]
-    ]
-    if not hosts:
-        return False
-    events = [(clocks.starts[host], 1, host) for host in hosts]
-    events += [(clocks.ends[host], 0, host) for host in hosts]
-    events += [(clocks.starts[call], 2, call) for call in homeless]
-    events.sort()
-    walk = walked(parents)
+) -> None:
+    """Put calls below the one agent or tool at work around them."""
+    events: list[tuple[int, int, int]] = []
+    for host, span in enumerate(spans):
+        operation = span.attributes.get(c.OPERATION)
+        is_host = isinstance(operation, str) and operation in _HOSTS and has_id(span.span_id)
+        if is_host and starts[host] < ends[host]:
+            events += [(starts[host], 1, host), (ends[host], 0, host)]
+    if not events:
+        return
+    events += [(starts[call], 2, call) for call in homeless]
+    walk = Walk(parents.copy())
     at_work: dict[str, dict[int, None]] = {}  # by process, in order of their start
     everyone: dict[int, None] = {}  # likewise, for calls that lie in a session
-    has_moved = False
-    for _, kind, position in events:
+    for _, kind, position in sorted(events):
         working = at_work.setdefault(spans[position].process, {})
         if kind == 1:
             working[position] = everyone[position] = None
@@ -151,33 +190,27 @@ def _enclose_calls(
             working.pop(position, None)
             everyone.pop(position, None)
         else:
-            session = parents[position]
-            own = working if session == NO_PARENT else everyone
-            host = _only_one(spans, walk, own, position, session)
-            if host is not None and clocks.ends[position] <= clocks.ends[host]:
-                parents[position] = host
+            own = working if parents[position] == NO_PARENT else everyone
+            around = _find_host(spans, walk, own, position)
+            if around is not None and ends[position] <= ends[around]:
+                parents[position] = around
                 rules[position] = ENCLOSED
-                has_moved = True
-    return has_moved
+    _cut_cycles(parents, rules)
 
 
-def _only_one(
-    spans: Sequence[Span], walk: Walk, working: dict[int, None], call: int, session: int
+def _find_host(
+    spans: Sequence[Span], walk: Walk, working: dict[int, None], call: int
 ) -> int | None:
-    """The innermost of those at work, if they lie in one another and none knew of the call."""
-    if not working or len(working) > _MOST_AT_ONCE:
+    """Return the innermost of those at work, if they are nested and none knew of the call."""
+    if len(working) > _MOST_AT_ONCE:
         return None
-    inside = None
-    innermost = None
-    for host in reversed(working):
-        if session != NO_PARENT and not walk.contains(session, host):
-            continue
-        is_known = session == NO_PARENT and spans[host].scope == spans[call].scope
-        if is_known or walk.contains(call, host):
-            return None
-        if inside is not None and not walk.contains(host, inside):
-            return None
-        if innermost is None:
-            innermost = host
-        inside = host
-    return innermost
+    session, hosts = walk.parents[call], list(reversed(working))
+    if session != NO_PARENT:
+        hosts = [host for host in hosts if walk.contains(session, host)]
+    elif any(spans[host].scope == spans[call].scope for host in hosts):
+        return None
+    if any(walk.contains(call, host) for host in hosts) or not all(
+        walk.contains(host, inside) for inside, host in pairwise(hosts)
+    ):
+        return None
+    return hosts[0] if hosts else None

@@ -7,11 +7,9 @@ its own begins: nothing sampled is overwritten, and nothing is trained on twice.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 from lightning_otel.types import RowCause, TrainingRow, Trajectory, Transition
-
-Ids: TypeAlias = "array[int]"
 
 _WIDE: Final = "q"
 """Ids of 64 bits: nothing that anybody calls a token id is too large."""
@@ -29,31 +27,61 @@ def rows_of(trajectories: Iterable[Trajectory]) -> Iterator[TrainingRow]:
 
 
 def _join_steps(trajectory: Trajectory, used: set[tuple[object, ...]]) -> Iterator[TrainingRow]:
-    row: _Row | None = None
+    held: list[Transition] = []
     cause: RowCause = "start"
     for step in trajectory.transitions:
+        fork: RowCause | None = None
         if not is_trainable(step):
-            cause = "gap"
+            fork = "gap"
         elif step.is_shared and (key := _step_key(step)) in used:
-            cause = "shared"
+            fork = "shared"
         else:
             if step.is_shared:
                 used.add(key)
-            prompt = array(_WIDE, step.prompt_ids)
-            if row is not None:
-                fork = row.fork(step, prompt)
-                if fork is None:
-                    row.join(step, prompt)
-                    continue
-                yield row.finished()
-                cause = fork
-            row = _Row(step, prompt, cause)
+            reason = _find_fork(held[-1], step) if held else None
+            if held and reason is not None:
+                yield _make_row(held, cause)
+                held, cause = [], reason
+            held.append(step)
             continue
-        if row is not None:
-            yield row.finished()
-            row = None
-    if row is not None:
-        yield row.finished()
+        if held:
+            yield _make_row(held, cause)
+        held, cause = [], fork
+    if held:
+        yield _make_row(held, cause)
+
+
+def _find_fork(last: Transition, step: Transition) -> RowCause | None:
+    """Return why a step cannot be joined to the last one; None if it can."""
+    if step.model != last.model:
+        return "model"
+    if step.capture != last.capture:
+        return "capture"
+    # Of a row with a gap none could be used: apart, those that are there can.
+    if has_logprobs(step) != has_logprobs(last):
+        return "logprobs"
+    held = array(_WIDE, last.prompt_ids) + array(_WIDE, last.response_ids)
+    return None if array(_WIDE, step.prompt_ids[: len(held)]) == held else "drift"
+
+
+def _make_row(steps: Sequence[Transition], cause: RowCause) -> TrainingRow:
+    """Make one row of steps, each of whose prompts begins with all that was held before."""
+    size = len(steps[0].prompt_ids)
+    mask, logprobs = bytearray(), array("d")
+    for step in steps:
+        seen = len(step.prompt_ids) - size - len(mask)
+        mask += bytes(seen) + b"\1" * len(step.response_ids)
+        if has_logprobs(step):
+            logprobs.extend(array("d", bytes(8 * seen)))
+            logprobs.extend(array("d", step.logprobs))
+    return TrainingRow(
+        transitions=tuple(steps),
+        prompt_ids=tuple(steps[0].prompt_ids),
+        completion_ids=(*steps[-1].prompt_ids[size:], *steps[-1].response_ids),
+        loss_mask=tuple(mask),
+        logprobs=tuple(logprobs),
+        cause=cause,
+    )
 
 
 def is_trainable(step: Transition) -> bool:
@@ -76,54 +104,6 @@ def _step_key(step: Transition) -> tuple[object, ...]:
         len(step.prompt_ids),
         tuple(step.response_ids),
     )
-
-
-class _Row:
-    """A row that may still grow."""
-
-    def __init__(self, step: Transition, prompt: Ids, cause: RowCause) -> None:
-        self._steps = [step]
-        self._prompt_size = len(prompt)
-        self._cause: RowCause = cause
-        sampled = array(_WIDE, step.response_ids)
-        self._held = prompt + sampled
-        self._mask = bytearray(b"\1") * len(sampled)
-        # Copied: the list that a transition holds is never the one that grows.
-        self._logprobs = array("d", step.logprobs if has_logprobs(step) else ())
-
-    def fork(self, step: Transition, prompt: Ids) -> RowCause | None:
-        """Return why a step cannot be joined; None if it can."""
-        last = self._steps[-1]
-        if step.model != last.model:
-            return "model"
-        if step.capture != last.capture:
-            return "capture"
-        # Of a row with a gap none could be used: apart, those that are there can.
-        if has_logprobs(step) != has_logprobs(last):
-            return "logprobs"
-        return None if prompt[: len(self._held)] == self._held else "drift"
-
-    def join(self, step: Transition, prompt: Ids) -> None:
-        """Take a step whose prompt begins with what is held."""
-        seen = prompt[len(self._held) :]
-        sampled = array(_WIDE, step.response_ids)
-        self._held += seen
-        self._held += sampled
-        self._mask += bytes(len(seen)) + b"\1" * len(sampled)
-        if has_logprobs(step):
-            self._logprobs.extend(array("d", bytes(8 * len(seen))))
-            self._logprobs.extend(array("d", step.logprobs))
-        self._steps.append(step)
-
-    def finished(self) -> TrainingRow:
-        return TrainingRow(
-            transitions=tuple(self._steps),
-            prompt_ids=tuple(self._held[: self._prompt_size]),
-            completion_ids=tuple(self._held[self._prompt_size :]),
-            loss_mask=tuple(self._mask),
-            logprobs=tuple(self._logprobs),
-            cause=self._cause,
-        )
 
 
 def last_tokens(row: TrainingRow) -> list[int]:

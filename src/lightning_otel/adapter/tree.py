@@ -5,28 +5,24 @@ Near-linear and without recursion. Who comes first says ``order``, who lies belo
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import order, repair, walk
+from lightning_otel.adapter import order, repair
 from lightning_otel.adapter.attributes import text
+from lightning_otel.adapter.order import NO_PARENT
+from lightning_otel.adapter.repair import Walk
 from lightning_otel.types import Repair, Span
 
-NO_PARENT: Final = walk.NO_PARENT
+__all__ = ["NO_PARENT", "Tree", "build", "reordered"]
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(Walk):
     """Spans in causal order with their links, by position in ``spans``.
 
     Attributes:
         spans: Each span once, ordered by start.
-        parents: Position of each span's parent, or -1.
         agents: Name of the agent each span belongs to; empty where none is named.
-        first: Place of each span in a walk that keeps every subtree together.
-        last: The greatest ``first`` within the span's subtree.
         depths: Number of ancestors of each span; at -1 stands -1.
         jumps: An ancestor of each span, some way up, or -1.
         starts: A clock of starts, comparable with ``ends``.
@@ -35,24 +31,33 @@ class Tree:
         is_counted: Whether one process counted all of them, so that no clock was needed.
     """
 
-    spans: Sequence[Span]
-    parents: Sequence[int]
-    agents: Sequence[str]
-    first: Sequence[int]
-    last: Sequence[int]
-    depths: Sequence[int]
-    jumps: Sequence[int]
-    starts: Sequence[int]
-    ends: Sequence[int]
-    repairs: tuple[Repair, ...] = ()
-    is_counted: bool = True
+    __slots__ = ("agents", "depths", "ends", "is_counted", "jumps", "repairs", "spans", "starts")
 
-    def contains(self, node: int, other: int) -> bool:
-        """Return whether a span is another one, or lies in its subtree."""
-        return self.first[node] <= self.first[other] <= self.last[node]
+    def __init__(
+        self, found: order.Ordered, parents: Sequence[int], repairs: tuple[Repair, ...]
+    ) -> None:
+        super().__init__(parents)
+        self.spans: Sequence[Span] = found.spans
+        self.starts = found.starts
+        self.ends = [max(start, end) for start, end in zip(found.starts, found.ends, strict=True)]
+        self.repairs = repairs
+        self.is_counted = found.is_counted
+        self.agents = [""] * len(parents)
+        # Any ancestor is a logarithmic number of jumps away: Myers, An applicative random-access
+        # stack, Information Processing Letters 17 (1983). Index -1 stands for what is above roots.
+        depths = self.depths = [-1] * (len(parents) + 1)
+        jumps = self.jumps = [NO_PARENT] * (len(parents) + 1)
+        for node in self.order:  # parents before children
+            parent = parents[node]
+            far = jumps[parent]
+            is_even = depths[parent] - depths[far] == depths[far] - depths[jumps[far]]
+            depths[node] = depths[parent] + 1
+            jumps[node] = jumps[far] if is_even else parent
+            name = text(self.spans[node].attributes, c.AGENT_NAME)
+            self.agents[node] = name or (self.agents[parent] if parent != NO_PARENT else "")
 
     def apart(self, nodes: Iterable[int], others: Iterable[int]) -> list[int]:
-        """Those of some spans that neither hold one of the others nor lie in one."""
+        """Return those of some spans that neither hold one of the others nor lie in one."""
         by_first = sorted(others, key=self.first.__getitem__)
         firsts = [self.first[other] for other in by_first]
         reach = [-1, *accumulate((self.last[other] for other in by_first), max)]
@@ -65,11 +70,9 @@ class Tree:
         return found
 
     def climb(self, node: int, is_there: Callable[[int], bool]) -> int:
-        """The nearest span at or above a span for which something holds, or -1.
+        """Return the nearest span at or above a span for which something holds, or -1.
 
-        Args:
-            node: Where to begin; -1 finds nothing.
-            is_there: Must hold for everything above a span for which it holds.
+        It must hold for everything above a span for which it holds.
         """
         while node != NO_PARENT and not is_there(node):
             jump = self.jumps[node]
@@ -77,48 +80,33 @@ class Tree:
         return node
 
     def meet(self, node: int, other: int) -> int:
-        """The lowest span with both in its subtree, or -1."""
+        """Return the lowest span with both in its subtree, or -1."""
         return self.climb(node, lambda above: self.contains(above, other))
 
     def below(self, node: int, inside: int) -> int:
-        """The child of a span (of -1: the root) whose subtree holds another one."""
+        """Return the child of a span (of -1: the root) whose subtree holds another one."""
         depth = self.depths[node] + 1
         return self.climb(inside, lambda above: self.depths[above] <= depth)
 
 
 def build(spans: Iterable[Span], after: Sequence[tuple[Span, Span]] = ()) -> Tree:
-    """The forest of one attempt's spans, each given once, in any order.
+    """Build the forest of one attempt's spans, each given once, in any order.
 
     Args:
         spans: The spans.
         after: Two of them each, the first of which is known to have ended before the second began.
     """
-    found = order.by_time(list(spans))
+    found = order.order_by_time(list(spans))
     parents, repairs = repair.mend(found.spans, found.starts, found.ends)
     places = {id(span): i for i, span in enumerate(found.spans)} if after else {}
     known = [(places[id(one)], places[id(other)]) for one, other in after]
     if known or order.needs_causes(found, parents):
-        moved = order.by_cause(found, parents, known)
-        found, parents = _reorder_spans(found, parents, moved)
-    walked = walk.walked(parents)
-    depths, jumps = walk.jumps(parents, walked.order)
-    return Tree(
-        spans=found.spans,
-        parents=parents,
-        agents=_find_agents(found.spans, parents, walked.order),
-        first=walked.first,
-        last=walked.last,
-        depths=depths,
-        jumps=jumps,
-        starts=found.starts,
-        ends=[max(start, end) for start, end in zip(found.starts, found.ends, strict=True)],
-        repairs=repairs,
-        is_counted=found.is_counted,
-    )
+        found, parents = order.order_by_cause(found, parents, known)
+    return Tree(found, parents, repairs)
 
 
 def reordered(tree: Tree, told: Iterable[tuple[int, int]]) -> tuple[Tree, list[int]]:
-    """The tree built anew, and the new position of each span.
+    """Build the tree anew; return it and the new position of each span.
 
     Args:
         tree: The tree.
@@ -128,31 +116,3 @@ def reordered(tree: Tree, told: Iterable[tuple[int, int]]) -> tuple[Tree, list[i
     found = build(spans, [(spans[one], spans[other]) for one, other in told])
     places = {id(span): position for position, span in enumerate(found.spans)}
     return found, [places[id(span)] for span in spans]
-
-
-def _reorder_spans(
-    found: order.Ordered, parents: Sequence[int], moved: Sequence[int]
-) -> tuple[order.Ordered, list[int]]:
-    """The same spans and parents in a new order, given as the old positions."""
-    places = [NO_PARENT] * (len(moved) + 1)  # the last place, index -1, stands for no parent
-    for new, old in enumerate(moved):
-        places[old] = new
-    ordered = order.Ordered(
-        [found.spans[old] for old in moved],
-        [found.starts[old] for old in moved],
-        [found.ends[old] for old in moved],
-        is_counted=False,
-    )
-    return ordered, [places[parents[old]] for old in moved]
-
-
-def _find_agents(spans: Sequence[Span], parents: Sequence[int], order: Sequence[int]) -> list[str]:
-    """The nearest agent's name at or above each span."""
-    agents = [""] * len(spans)
-    for node in order:  # parents before children
-        name = text(spans[node].attributes, c.AGENT_NAME)
-        if name is not None:
-            agents[node] = name
-        elif parents[node] != NO_PARENT:
-            agents[node] = agents[parents[node]]
-    return agents

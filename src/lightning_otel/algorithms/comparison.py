@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lightning_otel.adapter import Advantage, composition
-from lightning_otel.adapter.advantages import Outcome, estimate, stamped
+from lightning_otel.adapter.advantages import Outcome, estimate_advantages, stamp_steps
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.algorithms.batch import Batch
 from lightning_otel.types import Trajectory, Transition
@@ -37,8 +37,8 @@ def compared(batch: Batch, how: Advantage) -> Compared:
         start_ns = path.transitions[0].start_ns if path.transitions else 0
         group_id, reward = groups.get(path.rollout_id, ""), batch.rewards.get(path.rollout_id)
         outcomes.setdefault(key, Outcome(key, group_id, start_ns, {}, reward))
-    estimates = estimate(outcomes.values(), how, composition.primary)
-    found, _ = stamped([path for path in batch if path.transitions], estimates)
+    estimates = estimate_advantages(outcomes.values(), how, composition.primary)
+    found, _ = stamp_steps([path for path in batch if path.transitions], estimates)
     reasons: Counter[str] = Counter()
     for step in distinct(found):
         if step.advantage is None:

@@ -295,7 +295,7 @@ class Store(SpanStore):
 
     def _linear_layout(self, asked: Asked) -> Layout | None:
         """The store's paths, if the linear walk serves what is asked for; it is settled then."""
-        from lightning_otel.adapter.linear import supports
+        from lightning_otel.dataset.linear import supports
 
         if self.layout is None or not supports(asked.adapter):
             return None

@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import Adaptation
-from lightning_otel.adapter.linear import CALL, OTHER, TOOL, Step, TokenFacts, Walk, token_facts
+from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.adapter.linear import CALL, OTHER, TOOL, Step, TokenFacts, Walk, check_tokens
 from lightning_otel.adapter.quick import unswept
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.dataset.batches import clauses, hold_moved
@@ -133,6 +133,12 @@ class Part(NamedTuple):
 
 Adapt = Callable[[Sequence[str]], Iterable[Adaptation]]
 """The general adapter, for the rollouts of these names."""
+
+
+def supports(adapter: object) -> bool:
+    """Return whether an adapter makes of a linear attempt what the walk does."""
+    usual = TripletAdapter()
+    return isinstance(adapter, TripletAdapter) and replace(adapter, gamma=usual.gamma) == usual
 
 
 def query(
@@ -294,7 +300,7 @@ def _check_tokens(con: Reader) -> dict[int, TokenFacts]:
     def act() -> dict[int, TokenFacts]:
         try:
             return {
-                spot: token_facts(facts, count, texts)
+                spot: check_tokens(facts, count, texts)
                 for spot, facts, count, *texts in _fetch_rows(con, _TEXTS, times)
             }
         except duckdb.OutOfMemoryException:
