@@ -47,9 +47,11 @@ def by_sql(store: Store) -> dict[str, float]:
 
 
 def is_placed_alike(spans: list[Span]) -> bool:
-    """Whether no reward was given inside a call that never ended: the views keep that one."""
-    running = {span.span_id for span in spans if span.is_incomplete}
-    return not any(s.parent_span_id in running for s in spans if c.REWARD_VALUE in s.attributes)
+    """Whether no reward names, or lies in, a call that was dropped: the views know of none."""
+    dropped = {each.span_id for each in TripletAdapter().explain(spans).report.dropped}
+    rewards = [span for span in spans if c.REWARD_VALUE in span.attributes]
+    targets = {span.attributes.get(f"{c.LINK_PREFIX}.0.value_match") for span in rewards}
+    return not dropped & (targets | {span.parent_span_id for span in rewards})
 
 
 @given(programs.filter(is_placed_alike))
