@@ -6,6 +6,8 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from tests.instrumentors.outline import calls_of, outline
+
 from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
 from lightning_otel.demo.policy import Reply, ToolCall, message_text
@@ -149,22 +151,14 @@ class Stage:
 
     def calls(self) -> list[Span]:
         """The spans of model calls."""
-        return [span for span in self.spans if span.attributes.get(c.OPERATION) == c.CHAT]
+        assert self.recording is not None
+        return calls_of(self.recording)
 
-    def check(self, *, since: int = 0, output_types: Mapping[str, str] | None = None) -> None:
-        """Assert that the recording is whole: the calls those of the log, under the right agents.
-
-        Args:
-            since: How many exchanges were there before.
-            output_types: By the name of the agent, or "" for none, what its calls asked for.
-        """
-        exchanges = self.server.log[since:]
-        spans = self.calls()
-        assert sorted(str(span.attributes[c.RESPONSE_ID]) for span in spans) == sorted(
-            str(exchange.response_id) for exchange in exchanges
-        )
-        by_id = {exchange.response_id: exchange for exchange in exchanges}
-        for span in spans:
+    def check(self) -> None:
+        """Assert that the calls are those of the log, under the right agents."""
+        by_id = {exchange.response_id: exchange for exchange in self.server.log}
+        assert len(self.calls()) == len(by_id)
+        for span in self.calls():
             self._check_call(span, by_id[str(span.attributes[c.RESPONSE_ID])])
         self.check_shape()
 
@@ -183,8 +177,6 @@ class Stage:
 
     def check_shape(self) -> None:
         """Assert that there is one tree, and that every span of it is ours and has ended."""
-        roots = [span for span in self.spans if len(self.above(span)) == 0]
-        assert [root.name for root in roots] == [c.SPAN_ROLLOUT]
-        assert len({span.trace_id for span in self.spans}) == 1
+        assert self.recording is not None
+        outline(self.recording)
         assert {span.scope for span in self.spans} == {c.SCOPE}
-        assert [span.name for span in self.spans if span.end_ns is None] == []

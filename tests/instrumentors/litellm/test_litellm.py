@@ -1,7 +1,6 @@
 """LiteLLM as a library: one request, one call span, whoever of its clients sends it."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -82,45 +81,6 @@ def test_completion_is_one_span_that_says_what_was_sent_and_answered(
     (span,) = calls_of(recording)
     assert c.RESPONSE_TOKEN_IDS in span.attributes
     assert c.RESPONSE_LOGPROBS in span.attributes
-
-
-@WAYS
-@pytest.mark.parametrize("name", ["openai", "hosted_vllm"])
-def test_completion_gives_and_sends_what_it_does_untraced(
-    name: str, way: Complete, store: Store
-) -> None:
-    """The same answer of the same type, the same request, as without us."""
-
-    def run() -> tuple[Any, ...]:
-        with DemoServer() as other:
-            place = {"api_base": other.base_url, "api_key": "k"}
-            answer = way(model=f"{name}/toy", messages=ASKED, **place, **IDS)
-            (exchange,) = other.log
-            said = answer.model_dump(exclude={"id", "created"})
-            return type(answer), json.dumps(said), exchange.request, sorted(exchange.headers)
-
-    plain = run()
-    with auto_trace(store=store):
-        traced = run()
-
-    assert traced == plain
-
-
-@pytest.mark.parametrize("name", ["openai", "hosted_vllm"])
-@WAYS
-def test_failed_completion_is_one_failed_span(
-    name: str, way: Complete, place: Any, store: Store, server: DemoServer
-) -> None:
-    """The program sees LiteLLM's exception; the span has failed."""
-    with (
-        auto_trace(store=store) as recording,
-        pytest.raises(litellm.BadRequestError),
-    ):
-        way(model=f"{name}/fail-400", messages=ASKED, **place)
-
-    (span,) = calls_of(recording)
-    assert (span.status, len(server.log)) == ("ERROR", 1)
-    assert span.attributes[c.REQUEST_MODEL] == "fail-400"
 
 
 def test_embedding_and_text_completion_are_calls_too(

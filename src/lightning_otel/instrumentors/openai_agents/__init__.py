@@ -7,14 +7,14 @@ program's processors stay as they are, and nothing is sent that was not sent bef
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 from opentelemetry import context as otel_context
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.doors import Run, Within, around, named
+from lightning_otel.instrumentors.doors import Make, Run, Within, around, named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai_agents import model
 from lightning_otel.instrumentors.openai_agents.spans import SESSION_KEY, SdkSpans
@@ -50,34 +50,35 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
     def _patch_spans(self, module: ModuleType) -> None:
         _spans.scope = getattr(module, "Scope", None)
         for name in ("SpanImpl", "NoOpSpan"):
-            self._wrap_if_there(module, name, "start", around(self.if_wanted(self._span_starts)))
-            self._wrap_if_there(module, name, "finish", around(_finish_stream))
-        self._wrap_if_there(module, "NoOpSpan", "set_error", around(_set_error))
+            self._wrap_if_there(module, name, "start", around(self.if_wanted(self._start_span)))
+            self._wrap_if_there(module, name, "finish", _told(_spans.finish))
+        self._wrap_if_there(module, "NoOpSpan", "set_error", _told(_spans.note_error))
 
     def _patch_traces(self, module: ModuleType) -> None:
         for name in ("TraceImpl", "NoOpTrace", "ReattachedTrace"):
-            self._wrap_if_there(module, name, "start", around(self.if_wanted(_trace_starts)))
-            self._wrap_if_there(module, name, "finish", around(_finish_stream))
+            self._wrap_if_there(module, name, "start", around(self.if_wanted(_start_trace)))
+            self._wrap_if_there(module, name, "finish", _told(_spans.finish))
 
     def _patch_provider(self, module: ModuleType) -> None:
-        self._wrap_if_there(module, "DefaultTraceProvider", "create_trace", _create_trace)
+        made = _made(_spans.note_names)
+        self._wrap_if_there(module, "DefaultTraceProvider", "create_trace", made)
 
     def _patch_models(self, module: ModuleType) -> None:
         self._model = getattr(module, "Model", None)
         self.cover_models()
 
     def _patch_tools(self, module: ModuleType) -> None:
-        self._wrap_if_there(module, "ToolContext", "__init__", _make_tool_context)
+        self._wrap_if_there(module, "ToolContext", "__init__", _made(_spans.note_tool_call))
 
     def _patch_runner(self, module: ModuleType) -> None:
         for name in ("run", "run_streamed"):
             # The task that a streamed run starts copies the context.
             self._wrap_if_there(module, "AgentRunner", name, around(self.if_active(_in_session)))
 
-    def _span_starts(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        (span,), given = args[:1], named(("mark_as_current",), args, kwargs)
-        _spans.start(span, is_current=bool(given.get("mark_as_current")))
-        if span.span_data.type == "agent":
+    def _start_span(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        given = named(("mark_as_current",), args, kwargs)
+        _spans.start(args[0], is_current=bool(given.get("mark_as_current")))
+        if args[0].span_data.type == "agent":
             self.cover_models()
 
     def _wrap_if_there(self, module: ModuleType, owner: str, name: str, make: Any) -> None:
@@ -99,33 +100,27 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
 _spans = SdkSpans()
 
 
-def _trace_starts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _start_trace(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     _spans.start_trace(args[0])
 
 
-def _finish_stream(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    _spans.finish(args[0])
+def _told(note: Callable[..., None]) -> Make:
+    """Return what tells a method's arguments before it runs."""
+    return around(lambda args, kwargs: note(*args, **kwargs))
 
 
-def _set_error(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    _spans.note_error(args[0], named(("error",), args, kwargs).get("error"))
+def _made(note: Callable[..., None]) -> Make:
+    """Return what tells the object that a method made, or that it is of, and its arguments."""
 
+    def make(original: Any) -> Any:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            capture.guarded(note, self if result is None else result, *args, **kwargs)
+            return result
 
-def _create_trace(original: Any) -> Any:
-    def create_trace(self: Any, *args: Any, **kwargs: Any) -> Any:
-        trace = original(self, *args, **kwargs)
-        capture.guarded(_spans.note_names, trace, *args, **kwargs)
-        return trace
+        return method
 
-    return create_trace
-
-
-def _make_tool_context(original: Any) -> Any:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # the method's name
-        original(self, *args, **kwargs)
-        capture.guarded(_spans.note_tool_call, self)
-
-    return __init__
+    return make
 
 
 def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:

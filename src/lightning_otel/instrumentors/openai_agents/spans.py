@@ -136,7 +136,8 @@ class SdkSpans:
         if span in self._nodes or _is_mask(span):
             return
         current = self._current_node()
-        parent = self._named_parent(span) or current
+        known = self._by_id.get(span.parent_id or span.trace_id) if span.span_id != _NO_ID else None
+        parent = known or current
         node = Node(parent, parent.conversation if parent else _session_id())
         data = span.span_data
         kind = data.type
@@ -149,7 +150,12 @@ class SdkSpans:
             if call is not None:
                 call.data = data
             elif is_current:
-                node.attach(_open_call(node, context))
+                # By itself, unless a client says that the call is its own.
+                opened_call = model.CallOperation(
+                    c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT}, parent=context
+                )
+                node.operation = opened_call
+                node.attach(opened_call.slot.within(opened_call.context))
         elif (opened := _describe_start(data)) is not None:
             name, attributes = opened
             node.is_tool = kind == "function"
@@ -163,12 +169,6 @@ class SdkSpans:
         self._nodes[span] = node
         if span.span_id != _NO_ID:
             self._by_id[span.span_id] = node
-
-    def _named_parent(self, span: Any) -> Node | None:
-        """The parent a span was given by name, where that is not the current one."""
-        if span.span_id == _NO_ID:
-            return None
-        return self._by_id.get(span.parent_id or span.trace_id)
 
     def start_trace(self, trace: Any) -> None:
         """Begin what a trace stands for; one that is disabled has kept its name elsewhere."""
@@ -197,7 +197,7 @@ class SdkSpans:
             )
         self._nodes[trace] = node
 
-    def finish(self, span: Any) -> None:
+    def finish(self, span: Any, /, *_: Any, **__: Any) -> None:
         """End what a span or trace stands for; a second finish does nothing."""
         node = self._nodes.get(span)
         if node is None:
@@ -223,7 +223,7 @@ class SdkSpans:
         if trace.trace_id == _NO_ID and isinstance(name, str):
             self._names[trace] = (name, group_id)
 
-    def note_tool_call(self, context: Any) -> None:
+    def note_tool_call(self, context: Any, /, *_: Any, **__: Any) -> None:
         """Note the id of the call that the tool under way answers."""
         node = self._current_node()
         call_id = context.tool_call_id
@@ -246,33 +246,22 @@ def _session_id() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _open_call(node: Node, parent: otel_context.Context | None) -> otel_context.Context:
-    """Begin the call a span stands for by itself, unless a client says that it is its own."""
-    node.operation = model.CallOperation(
-        c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT}, parent=parent
-    )
-    return node.operation.slot.within(node.operation.context)
-
-
 def _describe_start(data: Any) -> tuple[str, Attributes] | None:
     """Name and attributes of what a span stands for; None if it adds nothing of its own."""
-    kind = data.type
     name = _read_text(getattr(data, "name", None))
-    if kind == "agent":
-        return f"{c.INVOKE_AGENT} {name}", {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: name}
-    if kind == "function":
-        return f"{c.EXECUTE_TOOL} {name}", {
-            c.OPERATION: c.EXECUTE_TOOL,
-            c.TOOL_NAME: name,
-            c.TOOL_TYPE: "function",
-        }
-    if kind == "guardrail":
-        return f"{c.SPAN_GUARDRAIL} {name}", {c.GUARDRAIL_NAME: name}
-    if kind == "handoff":
-        return c.SPAN_HANDOFF, {}
-    if kind == "custom":
-        return c.SPAN_OPERATION, {c.OPERATION_NAME: name}
-    return None
+    kinds: Mapping[str, tuple[str, Attributes]] = {
+        "agent": (
+            f"{c.INVOKE_AGENT} {name}", {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: name}
+        ),
+        "function": (
+            f"{c.EXECUTE_TOOL} {name}",
+            {c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: name, c.TOOL_TYPE: "function"},
+        ),
+        "guardrail": (f"{c.SPAN_GUARDRAIL} {name}", {c.GUARDRAIL_NAME: name}),
+        "handoff": (c.SPAN_HANDOFF, {}),
+        "custom": (c.SPAN_OPERATION, {c.OPERATION_NAME: name}),
+    }  # fmt: skip
+    return kinds.get(data.type)
 
 
 def _fill_operation(operation: capture.Operation, data: Any) -> None:
@@ -287,18 +276,17 @@ def _fill_operation(operation: capture.Operation, data: Any) -> None:
                 operation.body[key] = text_of(value)
     elif kind == "guardrail":
         operation.attributes[c.GUARDRAIL_TRIGGERED] = bool(data.triggered)
-    elif kind == "handoff":
-        if isinstance(data.to_agent, str):
-            operation.attributes[c.HANDOFF_TARGET] = data.to_agent
-            operation.span.update_name(capture.clean(f"{c.SPAN_HANDOFF} {data.to_agent}"))
+    elif kind == "handoff" and isinstance(data.to_agent, str):
+        operation.attributes[c.HANDOFF_TARGET] = data.to_agent
+        operation.span.update_name(capture.clean(f"{c.SPAN_HANDOFF} {data.to_agent}"))
     elif kind == "custom" and data.data:
         operation.body[c.OPERATION_INPUT] = text_of(data.data)
 
 
 def _end_operation(operation: capture.Operation, exc: BaseException | None, error: object) -> None:
-    if isinstance(operation, model.CallOperation) and operation.is_claimed:
-        return  # the client's to end: it may still be reading the answer
     if isinstance(operation, model.CallOperation):
+        if operation.is_claimed:
+            return  # the client's to end: it may still be reading the answer
         operation.slot.operation = None  # held by it: apart, both are freed at once
     if exc is not None:
         operation.fail(exc)
