@@ -1,13 +1,14 @@
 """Every span that ended is accounted for: when written, when settled, and ever after."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
 from lightning_otel.store import settle as settle_module
-from lightning_otel.store.counts import Accounting
+from lightning_otel.store.counts import CONFLICT, DISK, ENDED, Accounting, account
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -28,6 +29,24 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle_module, "GRACE_US", 0)
 
 
+@contextlib.contextmanager
+def _refusing(layout: Layout) -> Iterator[None]:
+    """A block in which the disk takes no segment."""
+    layout.live.rename(layout.root / "away")
+    layout.live.write_text("in the way")
+    yield
+    layout.live.unlink()
+    (layout.root / "away").rename(layout.live)
+
+
+def _write(layout: Layout, spans: Iterable[Span]) -> None:
+    """Write a sealed segment."""
+    writer = SpanWriter(layout)
+    for span in spans:
+        writer.add(span)
+    writer.seal()
+
+
 def test_accounting_is_the_same_at_every_stage(
     store: Store, layout: Layout, make_span: Callable[..., Span]
 ) -> None:
@@ -42,9 +61,7 @@ def test_accounting_is_the_same_at_every_stage(
     stages.append(store.accounting())
     store.settle()
     stages.append(store.accounting())
-    later = SpanWriter(layout)
-    later.add(spans[2])
-    later.seal()
+    _write(layout, [spans[2]])
     again = store.accounting()
     for _ in range(3):
         store.settle()
@@ -60,9 +77,7 @@ def test_accounting_outlives_its_segments(
 ) -> None:
     """The manifest keeps the sums of segments it does not list any more."""
     for _ in range(5):
-        writer = SpanWriter(layout)
-        writer.add(make_span())
-        writer.seal()
+        _write(layout, [make_span()])
         store.settle()
 
     manifest = layout.read_manifest()
@@ -77,10 +92,7 @@ def test_accounting_finds_a_file_that_was_taken_out(
     store: Store, layout: Layout, make_span: Callable[..., Span]
 ) -> None:
     """Its spans are missing, and their number is said."""
-    writer = SpanWriter(layout)
-    for _ in range(4):
-        writer.add(make_span())
-    writer.seal()
+    _write(layout, (make_span() for _ in range(4)))
     store.settle()
     next(layout.data.glob("spans-*.parquet")).unlink()
 
@@ -93,10 +105,7 @@ def test_accounting_finds_a_line_that_was_taken_out(
     store: Store, layout: Layout, make_span: Callable[..., Span]
 ) -> None:
     """A sealed segment says how many it had."""
-    writer = SpanWriter(layout)
-    for _ in range(4):
-        writer.add(make_span())
-    writer.seal()
+    _write(layout, (make_span() for _ in range(4)))
     (path,) = layout.segments()
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[2:]))
 
@@ -111,11 +120,8 @@ def test_accounting_knows_what_this_process_holds(
 ) -> None:
     """Spans that wait for the disk are pending, then stored."""
     store.writer()
-    layout.live.rename(layout.root / "away")
-    layout.live.write_text("in the way")
-    store.add(make_span() for _ in range(3))
-    layout.live.unlink()
-    (layout.root / "away").rename(layout.live)
+    with _refusing(layout):
+        store.add(make_span() for _ in range(3))
     waiting = store.accounting()
     store.add([make_span()])
 
@@ -157,15 +163,34 @@ def test_accounting_of_spans_taken_over(
     writer = store.writer()
     writer.take([make_span(attributes={"text": "x" * 700_000}) for _ in range(4)])
     layout.segments()[0].unlink()
-    layout.live.rename(layout.root / "away")
-    layout.live.write_text("in the way")
-    with pytest.raises(OSError, match="directory"):
+    with _refusing(layout), pytest.raises(OSError, match="directory"):
         writer.take([make_span()])
     refused = writer.accounting()
-    layout.live.unlink()
-    (layout.root / "away").rename(layout.live)
     writer.take(make_span() for _ in range(3))
 
     assert refused == Accounting(4, 4)
     assert writer.accounting() == store.accounting()
     assert store.accounting() == Accounting(7, 3, dropped={"removed": 4})
+
+
+def test_account_says_why() -> None:
+    """Each reason in words, with its number; one of a newer version by its name."""
+    found = account({ENDED: 9, CONFLICT: 2, DISK: 1, "dropped.novel": 1}, stored=4, pending=1)
+
+    assert found.is_balanced
+    assert (found.rejected, found.dropped) == ({"conflict": 2}, {"disk": 1, "novel": 1})
+    assert found.reasons() == [
+        ("their id was taken by a different span", 2),
+        ("the disk refused them", 1),
+        ("novel", 1),
+    ]
+    assert found.sentence() == "9 ended = 4 stored + 1 pending + 2 rejected + 2 dropped"
+
+
+@pytest.mark.parametrize(("stored", "missing"), [(7, 3), (12, -2)])
+def test_accounting_does_not_balance_what_does_not(stored: int, missing: int) -> None:
+    """Both too few and too many are said."""
+    found = Accounting(10, stored)
+
+    assert (found.missing, found.is_balanced) == (missing, False)
+    assert found.sentence() == f"10 ended = {stored} stored + {missing} missing"

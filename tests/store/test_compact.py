@@ -229,24 +229,6 @@ def test_compact_drops_the_oldest_rollouts_to_make_room(
     assert layout.read_manifest().counts == {"dropped.size": 180 - 20 * len(left)}
 
 
-def test_size_limit_drops_nothing_below_it(
-    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
-) -> None:
-    """Above it the oldest go, with room to spare; files nobody touched stay as they are."""
-    for hours in (3, 2, 1):
-        settled(_aged(make_span, f"r{hours}", hours, count=20))
-    files = _live(layout)
-    size = sum(file.size_bytes for file in files)
-
-    below = compact_some(layout, 2 * size)
-    above = compact_some(layout, size - 1)
-    _wait_for_effect(layout)
-
-    assert (below, above) == ({}, {"dropped.size": 20})
-    assert {span.name for span in store.spans()} == {"r2", "r1"}
-    assert [file.name for file in _live(layout)] == [file.name for file in files[1:]]
-
-
 def test_compact_leaves_open_segments_alone(
     store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
 ) -> None:

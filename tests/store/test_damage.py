@@ -321,29 +321,6 @@ def test_overlong_line_in_a_segment_that_grows_does_not_stop_its_writer(
     assert len(store.spans().rows()) == 2
 
 
-def test_damaged_lines_are_kept_when_they_are_settled(store: Store, make_span: MakeSpan) -> None:
-    """A torn line, garbage, and a span without its id: each is counted and can be looked at."""
-    store.add(make_span(name=f"s{number}") for number in range(5))
-    store.writer().seal()
-    layout = store.layout
-    assert layout is not None
-    (segment,) = layout.segments()
-    lines = segment.read_bytes().splitlines(keepends=True)
-    lines[2] = lines[2].replace(b'"trace_id"', b'"trace_iD"')
-    lines[4] = lines[4][:40] + b"\n"
-    garbage = b"\xff\xfe\x00" + b"garbage" * 9
-    segment.write_bytes(b"".join(lines) + garbage)
-
-    names = sorted(span.name for span in store.spans())
-    done = store.settle()
-    (entry,) = layout.read_manifest().segments
-
-    assert names == ["s0", "s2", "s4"]
-    assert (done.rows, entry.damaged) == (3, 3)
-    kept = b"".join(path.read_bytes() for path in sorted(layout.quarantine.glob("*.lines")))
-    assert sorted(kept.splitlines()) == sorted([lines[2].strip(), lines[4].strip(), garbage])
-
-
 MANIFESTS: dict[str, Bytes] = {
     "gone": lambda content: None,
     "emptied": lambda content: b"",
@@ -506,7 +483,7 @@ def test_reader_that_may_not_write_reads_the_copy_of_the_manifest(
     def refuse(*args: object, **options: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(quarantine, "keep_manifest", refuse)
+    monkeypatch.setattr(quarantine, "keep_aside", refuse)
 
     if also_copy:
         with pytest.raises(StoreDamagedError, match=r"manifest\.ndjson is damaged"):

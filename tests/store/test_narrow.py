@@ -258,7 +258,7 @@ def _rewrite(store: Store, name: str, change: str) -> None:
     made.replace(path)
     files = [
         replace(
-            describe_file(path, file.rows, file.min_start_ns, file.max_start_ns),
+            describe_file(duckdb.connect(), path),
             added_us=file.added_us,
         )
         if file.name == name

@@ -132,7 +132,7 @@ def test_of_spans_with_one_id_the_first_wins_and_the_others_are_counted(
 def test_lines_that_do_not_parse_are_stepped_over_and_counted(
     store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
-    """Torn, binary, foreign and mistyped lines cost themselves only."""
+    """Torn, binary, foreign and mistyped lines cost themselves only, and can be looked at."""
     path = write([make_span(name="before")])
     record = parsed(path.read_bytes().splitlines()[1])
     without_start = {**record, "span_id": "e" * 16, "start_ns": "noon"}
@@ -159,6 +159,8 @@ def test_lines_that_do_not_parse_are_stepped_over_and_counted(
     assert live == [span.name for span in store.spans()] == ["before", "after"]
     assert _of(layout)[path.name].damaged == len(damage) + 1
     assert _of(layout)[other.name].damaged == 0
+    kept = b"".join(path.read_bytes() for path in layout.quarantine.glob("*.lines"))
+    assert sorted(kept.splitlines()) == sorted([*damage, b'{"record":"span","tr'])
 
 
 def test_a_span_that_never_ended_is_kept_when_its_process_is_dead(

@@ -47,7 +47,7 @@ def layout(store: Store, make_span: Callable[..., Span], monkeypatch: pytest.Mon
         store.settle()
     old, new = layout.read_manifest().live_files
     aged = _aged(layout.data / old.name)
-    entry = describe_file(aged, old.rows, old.min_start_ns, old.max_start_ns, schema=0)
+    entry = describe_file(duckdb.connect(), aged, 0)
     for path in layout.segments():
         path.unlink()
     layout.write_manifest(Manifest((entry, new)))

@@ -64,20 +64,25 @@ def test_keeper_holds_the_size_and_says_what_went(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The oldest rollouts go, are counted in the manifest, and a warning says so."""
+    """Above it the oldest rollouts go, counted and with a warning; other files stay as they are."""
     for _ in range(3):
         write(1)
         store.settle()
-    newest = max(span.start_ns for span in store.spans())
-    size = sum(file.size_bytes for file in layout.read_manifest().live_files)
-    monkeypatch.setenv(config.MAX_SIZE.name, f"{size - 1}B")
+    files = layout.read_manifest().live_files
+    size = sum(file.size_bytes for file in files)
 
+    monkeypatch.setenv(config.MAX_SIZE.name, f"{2 * size}B")
+    Keeper(layout).look()
+    below = layout.read_manifest().live_files
+    monkeypatch.setenv(config.MAX_SIZE.name, f"{size - 1}B")
     Keeper(layout).look()
     time.sleep(0.01)
 
-    left = store.spans().rows()
+    left = layout.read_manifest().live_files
+    assert below == files
     assert 1 <= len(left) <= 2
-    assert newest in [span.start_ns for span in left]
+    assert [file.name for file in left] == [file.name for file in files[-len(left) :]]
+    assert len(store.spans().rows()) == len(left)
     assert layout.read_manifest().counts == {"dropped.size": 3 - len(left)}
     assert "LIGHTNING_OTEL_MAX_SIZE" in caplog.text
 

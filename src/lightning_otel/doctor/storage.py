@@ -126,8 +126,7 @@ def _check_damage(layout: Layout, command: str) -> Iterator[Finding]:
     """Look for damage in every byte of the data files."""
     if layout.catalogue.exists() and (fault := find_catalogue_fault(layout)):
         yield problem("catalogue-damaged", f"{layout.catalogue} is damaged ({fault})", command)
-    found = damage.find_damaged_parts(layout, is_thorough=True)
-    damage.exclude_parts(layout, found)
+    found = damage.exclude_damage(layout, is_thorough=True)
     manifest = layout.read_manifest()
     rows = {file.name: file.rows for file in manifest.live_files}
     for name in sorted(damage.list_excluded(layout)):

@@ -10,8 +10,8 @@ from lightning_otel.adapter.selection import Selection
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.plot import rollouts
 from lightning_otel.plot.curves import Axis, Chart
-from lightning_otel.store.beside import state_place
 from lightning_otel.store.find import LAST
+from lightning_otel.store.layout import state_place
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store

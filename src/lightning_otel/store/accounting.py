@@ -10,39 +10,35 @@ from lightning_otel.errors import StoreDamagedError, StoreError
 from lightning_otel.store.counts import PENDING, STORED, Accounting, account, added
 from lightning_otel.store.damage import exclude_damage, list_excluded, reading
 from lightning_otel.store.packing import segment_counts
-from lightning_otel.store.sql import new_connection, quoted
+from lightning_otel.store.parquet import row_of
+from lightning_otel.store.sql import listed, new_connection
 from lightning_otel.store.writer import writer_if_any
 
 if TYPE_CHECKING:
-    from lightning_otel.store.layout import Layout, Manifest, SettledSegment
+    from lightning_otel.store.layout import Layout
+    from lightning_otel.store.manifest import Manifest, SettledSegment
 
 _TRIES: Final = 5
 
 
 def accounting_of(layout: "Layout") -> Accounting:
-    """Return what became of every span of the store, as of one moment for each file.
-
-    Raises:
-        StoreError: A file cannot be read.
-    """
+    """Return what became of every span of the store, as of one moment for each file."""
     manifest, segments = _read_segments(layout)
     counts = added(manifest.counts, *(each.counts for each in (*manifest.segments, *segments)))
-    stored = _settled_spans(layout, manifest) + sum(each.counts.get(STORED, 0) for each in segments)
+    # Of a file that was taken out the spans are missing, which is what is to be found.
+    paths = [layout.data / file.name for file in manifest.live_files]
+    files = [path for path in paths if path.name not in list_excluded(layout) and path.exists()]
+    stored = sum(each.counts.get(STORED, 0) for each in segments)
+    if files:
+        with reading(layout), new_connection() as con:
+            stored += row_of(con, f"SELECT count(end_ns) FROM read_parquet({listed(files)})")[0]
     writer = writer_if_any(layout)
     untold = writer.untold() if writer is not None else {}
     return account(added(counts, untold), stored=stored, pending=untold.get(PENDING, 0))
 
 
 def accounting_by_process(layout: "Layout", since_ns: int = 0) -> dict[str, Accounting]:
-    """Return the same for each process with a loss, or with a segment not settled long ago.
-
-    Args:
-        layout: The store's paths.
-        since_ns: Only processes that began to record at this time or later.
-
-    Raises:
-        StoreError: A file cannot be read.
-    """
+    """Return the same for each process since then with a loss or a segment settled lately."""
     manifest, segments = _read_segments(layout)
     found: dict[str, dict[str, int]] = {}
     for each in (*manifest.segments, *segments):
@@ -64,8 +60,7 @@ def _read_segments(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
     layout.require()
     for left in reversed(range(_TRIES)):
         exclude_damage(layout)
-        manifest = layout.read_manifest()
-        known = list_excluded(layout)
+        manifest, known = layout.read_manifest(), list_excluded(layout)
         paths = [path for path in layout.unsettled(manifest) if path.name not in known]
         try:
             with reading(layout, "account for"):
@@ -77,17 +72,3 @@ def _read_segments(layout: "Layout") -> "tuple[Manifest, list[SettledSegment]]":
             if not (left and (is_gone or isinstance(exc, StoreDamagedError))):
                 raise
     raise AssertionError("the last time returns or raises")
-
-
-def _settled_spans(layout: "Layout", manifest: "Manifest") -> int:
-    """Spans with an end in the data files."""
-    known = list_excluded(layout)
-    paths = [layout.data / file.name for file in manifest.live_files if file.name not in known]
-    # Of one that was taken out of the store the spans are missing, which is what is to be found.
-    files = ", ".join(quoted(str(path)) for path in paths if path.exists())
-    if not files:
-        return 0
-    with reading(layout), new_connection() as con:
-        row = con.execute(f"SELECT count(end_ns) FROM read_parquet([{files}])").fetchone()
-    assert row is not None
-    return int(row[0])

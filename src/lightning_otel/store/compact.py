@@ -5,19 +5,19 @@ the next one. Files that were merged stay for a period of grace, for readers tha
 Whole rollouts go, never parts of a tree. What has no rollout goes by trace.
 """
 
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.errors import NotFoundError, StoreError
+from lightning_otel.errors import NotFoundError
 from lightning_otel.store import counts as n
-from lightning_otel.store.layout import DataFile, Layout, total_bytes
-from lightning_otel.store.parquet import SPILL, packing_connection, row_groups, row_of
+from lightning_otel.store.layout import Layout, elected_alone, settler_elected, total_bytes
+from lightning_otel.store.manifest import DataFile
+from lightning_otel.store.parquet import SPILL, near_files, packing_connection, row_groups, row_of
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
-from lightning_otel.store.settle import exchange, sealed, settle_as_elected, settler_elected
+from lightning_otel.store.settle import exchange, sealed, settle_as_elected
 from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.spans import rows_of
 from lightning_otel.store.sql import ROLLOUT, quoted
@@ -33,6 +33,8 @@ TARGET_BYTES: Final = 256 << 20
 
 Progress = Callable[[int, int], None]
 """Told how many of how many rows are done."""
+Group = tuple[DataFile, ...]
+"""Files that become one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +87,9 @@ class Compacted:
     bytes_after: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Files of which nothing stays, with their ended spans by reason, and groups to be merged.
-
-    Attributes:
-        touched: Names of files that hold something that goes.
-    """
-
-    gone: tuple[DataFile, ...]
-    counts: Mapping[str, int]
-    groups: tuple[tuple[DataFile, ...], ...]
-    touched: frozenset[str]
-
-
 def compact(
     layout: Layout,
-    retention: Retention | None = None,
+    retention: Retention = Retention(),
     *,
     is_dry_run: bool = False,
     wait_s: float = 0.0,
@@ -112,16 +100,16 @@ def compact(
         before = store_bytes(layout)
         segments = len(sealed(layout)) if is_dry_run else settle_as_elected(layout).segments
         with packing_connection(layout.new / SPILL) as con:
-            dropped = _find_expired(con, layout, retention or Retention())
-            plan = _make_plan(con, layout)
+            dropped = _find_expired(con, layout, retention)
+            gone, _, groups = found = _make_plan(con, layout)
             if is_dry_run:
-                files = sum(map(len, plan.groups))
-                done = Compacted(merged=files, made=len(plan.groups), unlinked=len(plan.gone))
+                done = Compacted(merged=sum(map(len, groups)), made=len(groups))
             else:
-                done = _carry_out(con, layout, plan, progress)
+                done = _carry_out(con, layout, *found, progress)
         return replace(
             done,
             segments=segments,
+            unlinked=len(gone),
             dropped=dropped,
             bytes_before=before,
             bytes_after=store_bytes(layout),
@@ -140,41 +128,21 @@ def compact_some(
     Returns:
         Ended spans that went, by reason.
     """
-    has_many = len(_list_candidates(layout.read_manifest().live_files)) >= least_files
-    is_large = max_bytes is not None and store_bytes(layout) > max_bytes
-    if not (has_many or is_large):
+    has_many = sum(map(_may_grow, layout.read_manifest().live_files)) >= least_files
+    limit = None
+    if max_bytes is not None and store_bytes(layout) > max_bytes:
+        limit = max_bytes - max_bytes // 10
+    if not has_many and limit is None:
         return {}
     with settler_elected(layout) as is_elected:
         if not is_elected:
             return {}
         before = layout.read_manifest().counts
-        limit = max_bytes - max_bytes // 10 if is_large and max_bytes is not None else None
         with packing_connection(layout.new / SPILL) as con:
             _find_expired(con, layout, Retention(max_bytes=limit))
-            plan = _make_plan(con, layout)
-            groups = [group for group in plan.groups if plan.touched & {f.name for f in group}]
-            small = (group for group in plan.groups if group not in groups and len(group) > 1)
-            groups += [next(small, ())] if has_many else []
-            _carry_out(con, layout, replace(plan, groups=tuple(groups)))
+            _carry_out(con, layout, *_make_plan(con, layout, most_untouched=int(has_many)))
         after = layout.read_manifest().counts
     return {name: count - before.get(name, 0) for name, count in after.items()}
-
-
-@contextlib.contextmanager
-def elected_alone(layout: Layout, wait_s: float) -> Iterator[None]:
-    """A block in which this process alone changes the manifest."""
-    with settler_elected(layout, wait_s=wait_s) as is_elected:
-        if not is_elected:
-            raise StoreError(
-                f"another process settles or compacts {layout.catalogue}; try again later"
-            )
-        yield
-
-
-def live_files(layout: Layout) -> tuple[DataFile, ...]:
-    """Return the files that count, without those that somebody took away: they may come back."""
-    live = layout.read_manifest().live_files
-    return tuple(file for file in live if (layout.data / file.name).exists())
 
 
 def store_bytes(layout: Layout) -> int:
@@ -196,19 +164,40 @@ def _find_expired(
         return {}
     snapshot = Snapshot.take(layout)
     con.execute(
-        f"""
-        CREATE TABLE held AS
-        SELECT {ROLLOUT} AS rollout, max(coalesce(end_ns, start_ns)) AS newest
-        FROM ({snapshot.spans_sql()}) GROUP BY 1
-        """
+        f"CREATE TABLE held AS SELECT {ROLLOUT} AS rollout, max(coalesce(end_ns, start_ns)) "
+        f"AS newest, 0 AS size FROM ({snapshot.spans_sql()}) GROUP BY 1"
     )
-    for rollout_id in retention.without:
-        if not _add_expired(con, n.ROLLOUT, f"rollout = {quoted(rollout_id)}"):
+    expire = "INSERT INTO expired SELECT rollout, '{}' FROM held ANTI JOIN expired USING (rollout)"
+    for rollout_id in set(retention.without):
+        where = f"WHERE rollout = {quoted(rollout_id)}"
+        if row_of(con, f"SELECT count(*) FROM held {where}") == (0,):
             raise NotFoundError(f"no rollout {rollout_id!r}, so nothing was dropped")
+        con.execute(f"{expire.format(n.ROLLOUT)} {where}")
     if retention.since_ns is not None:
-        _add_expired(con, n.AGE, f"newest < {retention.since_ns}")
-    if retention.max_bytes is not None:
-        _add_oldest(con, layout, retention.max_bytes)
+        con.execute(f"{expire.format(n.AGE)} WHERE newest < {retention.since_ns}")
+    files = near_files(layout, layout.read_manifest())
+    if files and retention.max_bytes is not None:
+        excess = store_bytes(layout) - retention.max_bytes
+        # What a rollout takes is told by the row groups its rows stand in: they hold few each.
+        groups = row_groups([layout.data / file.name for file in files])
+        con.execute(
+            f"""
+            CREATE OR REPLACE TABLE held AS SELECT rollout, newest, coalesce(sum(packed), 0) AS size
+            FROM held LEFT JOIN (
+              SELECT {ROLLOUT} AS rollout, packed FROM {rows_of(layout, files)}
+              ASOF JOIN ({groups}) ON filename = path AND file_row_number >= begins
+            ) USING (rollout) GROUP BY ALL
+            """
+        )
+        con.execute(
+            f"""
+            {expire.format(n.SIZE)} WHERE rollout IN (SELECT rollout FROM (
+              SELECT rollout, size, sum(size) OVER (ORDER BY newest, rollout) AS freed
+              FROM held ANTI JOIN expired USING (rollout) WHERE size > 0
+            ) WHERE freed - size < {excess} - (
+              SELECT coalesce(sum(size), 0) FROM held SEMI JOIN expired USING (rollout)))
+            """
+        )
     closed = sealed(layout)
     still_open = [path.name for path in snapshot.segments if path not in closed]
     rows = con.execute(
@@ -221,47 +210,15 @@ def _find_expired(
     return {reason: Expired(int(rollouts), int(spans)) for reason, rollouts, spans in rows}
 
 
-def _add_expired(con: "duckdb.DuckDBPyConnection", reason: str, where: str) -> int:
-    """Have rollouts expire that do not yet; gives how many meet the condition."""
-    con.execute(
-        f"INSERT INTO expired SELECT rollout, {quoted(reason)} FROM held "
-        f"ANTI JOIN expired USING (rollout) WHERE {where}"
-    )
-    return int(row_of(con, f"SELECT count(*) FROM held WHERE {where}")[0])
+def _make_plan(
+    con: "duckdb.DuckDBPyConnection", layout: Layout, *, most_untouched: int | None = None
+) -> tuple[list[DataFile], Mapping[str, int], list[Group]]:
+    """Return files of which nothing stays, their ended spans by reason, and groups to be merged.
 
-
-def _add_oldest(con: "duckdb.DuckDBPyConnection", layout: Layout, max_bytes: int) -> None:
-    """Have the rollouts expire that ended first, until what is left is small enough.
-
-    What a rollout takes is told by the row groups its rows stand in: they hold few rollouts each.
+    The table ``expired`` says what goes. Groups of which nothing does are limited in number.
     """
-    files, excess = live_files(layout), store_bytes(layout) - max_bytes
-    if excess <= 0 or not files:
-        return
-    groups = row_groups([layout.data / file.name for file in files])
-    con.execute(
-        f"""
-        CREATE TABLE sized AS
-        SELECT {ROLLOUT} AS rollout, sum(packed) AS size FROM {rows_of(layout, files)}
-        ASOF JOIN ({groups}) ON filename = path AND file_row_number >= begins GROUP BY 1
-        """
-    )
-    _add_expired(
-        con,
-        n.SIZE,
-        f"""rollout IN (SELECT rollout FROM (
-          SELECT rollout, size, sum(size) OVER (ORDER BY newest, rollout) AS freed
-          FROM held JOIN sized USING (rollout) ANTI JOIN expired USING (rollout)
-        ) WHERE freed - size < {excess} - (
-          SELECT coalesce(sum(size), 0) FROM sized SEMI JOIN expired USING (rollout)))""",
-    )
-
-
-def _make_plan(con: "duckdb.DuckDBPyConnection", layout: Layout) -> _Plan:
-    """Say what is to be done with each file, for the table ``expired``."""
-    files = live_files(layout)
-    found = []
-    if con.execute("SELECT 1 FROM expired LIMIT 1").fetchone() is not None:
+    files, found = near_files(layout, layout.read_manifest()), []
+    if row_of(con, "SELECT count(*) FROM expired") != (0,):
         found = con.execute(
             "SELECT parse_filename(filename), reason, count(*), count(end_ns) FROM "
             f"{rows_of(layout, files)} JOIN expired ON expired.rollout = {ROLLOUT} GROUP BY ALL"
@@ -269,23 +226,22 @@ def _make_plan(con: "duckdb.DuckDBPyConnection", layout: Layout) -> _Plan:
     rows: Counter[str] = Counter()
     for name, _, count, _ in found:
         rows[name] += count
-    gone = tuple(file for file in files if rows[file.name] == file.rows > 0)
+    gone = [file for file in files if rows[file.name] == file.rows > 0]
     names = {file.name for file in gone}
     counts = n.added(*({reason: ended} for name, reason, _, ended in found if name in names))
-    small = set(_list_candidates(files))
-    wanted = [file for file in files if file not in gone and (file in small or rows[file.name])]
+    wanted = [f for f in files if f.name not in names and (_may_grow(f) or rows[f.name])]
+    groups = _group_files(wanted)
+    touched = [group for group in groups if any(rows[file.name] for file in group)]
     # Nothing is gained from packing anew what is packed already.
-    groups = (
-        group
-        for group in _group_files(wanted)
-        if any(not file.is_compact or rows[file.name] for file in group)
-    )
-    return _Plan(gone, counts, tuple(groups), frozenset(rows))
+    others = [g for g in groups if g not in touched and not all(file.is_compact for file in g)]
+    if most_untouched is not None:
+        others = [group for group in others if len(group) > 1][:most_untouched]
+    return gone, counts, touched + others
 
 
-def _list_candidates(files: Sequence[DataFile]) -> list[DataFile]:
-    """Return files that are not packed yet, or so small that they should grow."""
-    return [file for file in files if not file.is_compact or _measure_fill(file) < 0.5]
+def _may_grow(file: DataFile) -> bool:
+    """Return whether a file is not packed yet, or so small that it should grow."""
+    return not file.is_compact or _measure_fill(file) < 0.5
 
 
 def _measure_fill(file: DataFile) -> float:
@@ -293,43 +249,42 @@ def _measure_fill(file: DataFile) -> float:
     return max(file.rows / TARGET_ROWS, file.size_bytes / TARGET_BYTES)
 
 
-def _group_files(files: Iterable[DataFile]) -> Iterator[tuple[DataFile, ...]]:
-    """Yield files in order of time, so that rollouts meet and old files stay old, up to the target.
+def _group_files(files: Sequence[DataFile]) -> list[Group]:
+    """Group files in order of time, so that rollouts meet and old files stay old.
 
     Those of one publication alone: whether its spans are in a lake is true of all or of none.
     """
-    group: list[DataFile] = []
-    fill = 0.0
+    groups: list[Group] = []
     for file in sorted(files, key=lambda file: (file.publication, file.min_start_ns, file.name)):
-        is_other = bool(group) and file.publication != group[0].publication
-        if group and (is_other or fill + _measure_fill(file) > 1):
-            yield tuple(group)
-            group, fill = [], 0.0
-        group.append(file)
-        fill += _measure_fill(file)
-    if group:
-        yield tuple(group)
+        last = groups[-1] if groups else ()
+        fits = sum(map(_measure_fill, (*last, file))) <= 1
+        if last and last[0].publication == file.publication and fits:
+            groups[-1] = (*last, file)
+        else:
+            groups.append((file,))
+    return groups
 
 
 def _carry_out(
     con: "duckdb.DuckDBPyConnection",
     layout: Layout,
-    plan: _Plan,
+    gone: Sequence[DataFile],
+    counts: Mapping[str, int],
+    groups: Sequence[Group],
     progress: Progress | None = None,
 ) -> Compacted:
     """Do what is planned, file by file."""
-    total = 2 * sum(file.rows for group in plan.groups for file in group)
+    total = 2 * sum(file.rows for group in groups for file in group)
     done = Counter[str]()
 
     def step(rows: int) -> None:
-        done["rows"] = min(total, done["rows"] + rows)
+        done["rows"] += rows
         if progress is not None:
-            progress(done["rows"], total)
+            progress(min(done["rows"], total), total)
 
-    if plan.gone:
-        exchange(layout, plan.gone, None, plan.counts)
-    waiting = list(reversed(plan.groups))
-    rejected: dict[str, int] = {}
+    if gone:
+        exchange(layout, gone, None, counts)
+    waiting = list(reversed(groups))
     while waiting:
         rewrite = Rewrite(con, layout, group := waiting.pop(), step, is_packed=True)
         try:
@@ -347,12 +302,6 @@ def _carry_out(
         else:
             done["merged"] += len(rewrite.files)
             done["made"] += made is not None
-            left_out = {k: v for k, v in rewrite.counts.items() if k.startswith("rejected.")}
-            rejected = n.added(rejected, left_out)
-    return Compacted(
-        merged=done["merged"],
-        made=done["made"],
-        unlinked=len(plan.gone),
-        rejected=rejected,
-        left=done["left"],
-    )
+            done.update(rewrite.counts)
+    rejected = {name: done[name] for name in (n.CONFLICT, n.DUPLICATE) if done[name]}
+    return Compacted(merged=done["merged"], made=done["made"], rejected=rejected, left=done["left"])

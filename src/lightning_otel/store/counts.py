@@ -90,17 +90,14 @@ class Accounting:
 
     def sentence(self) -> str:
         """The sum in words: ``12 ended = 11 stored + 1 rejected``."""
-        parts = [
-            f"{count} {word}"
-            for word, count in (
-                ("pending", self.pending),
-                ("rejected", sum(self.rejected.values())),
-                ("dropped", sum(self.dropped.values())),
-                ("missing", self.missing),
-            )
-            if count
-        ]
-        return " + ".join([f"{self.ended} ended = {self.stored} stored", *parts])
+        parts = {
+            "pending": self.pending,
+            "rejected": sum(self.rejected.values()),
+            "dropped": sum(self.dropped.values()),
+            "missing": self.missing,
+        }
+        more = [f"{count} {word}" for word, count in parts.items() if count]
+        return " + ".join([f"{self.ended} ended = {self.stored} stored", *more])
 
     def reasons(self) -> list[tuple[str, int]]:
         """List the reasons for which spans are not stored, in words, with their counts."""
@@ -112,21 +109,23 @@ class Accounting:
 
 
 def account(counts: Mapping[str, int], *, stored: int, pending: int = 0) -> Accounting:
-    """The accounting that counts amount to.
-
-    Args:
-        counts: By name.
-        stored: Spans that can be read.
-        pending: Spans in memory.
-    """
+    """Return the accounting that counts amount to, with the spans that can be read and wait."""
+    rejected, dropped = (
+        {
+            name.removeprefix(prefix): n
+            for name, n in counts.items()
+            if n and name.startswith(prefix)
+        }
+        for prefix in (_REJECTED, _DROPPED)
+    )
     return Accounting(
-        ended=counts.get(ENDED, 0),
-        stored=stored,
-        pending=pending,
-        rejected=_with_prefix(_REJECTED, counts),
-        dropped=_with_prefix(_DROPPED, counts),
-        slow_writes=counts.get(SLOW_WRITES, 0),
-        slow_held=counts.get(SLOW_HELD, 0),
+        counts.get(ENDED, 0),
+        stored,
+        pending,
+        rejected,
+        dropped,
+        counts.get(SLOW_WRITES, 0),
+        counts.get(SLOW_HELD, 0),
     )
 
 
@@ -141,11 +140,3 @@ def added(*counts: Mapping[str, int]) -> dict[str, int]:
 def unstored(counts: Mapping[str, int]) -> int:
     """Count the rejected and dropped spans."""
     return sum(count for name, count in counts.items() if name.startswith((_REJECTED, _DROPPED)))
-
-
-def _with_prefix(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
-    return {
-        name.removeprefix(prefix): count
-        for name, count in counts.items()
-        if name.startswith(prefix) and count
-    }

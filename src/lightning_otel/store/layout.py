@@ -7,14 +7,15 @@ Nothing in here imports DuckDB: the traced process uses it.
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from lightning_otel.config import DEFAULT_STORE
+from lightning_otel import config
 from lightning_otel.errors import (
     ConfigError,
     StoreDamagedError,
@@ -30,6 +31,9 @@ from lightning_otel.store.manifest import Manifest as Manifest
 from lightning_otel.store.manifest import SettledSegment as SettledSegment
 from lightning_otel.store.manifest import format_manifest, parse_manifest
 from lightning_otel.store.manifest import is_in_effect as is_in_effect
+
+if TYPE_CHECKING:
+    from lightning_otel.store import SpanStore
 
 _INSTEAD: Final = {
     "redis": ", which lasts, or for many machines clickhouse://… or ducklake:postgres://…",
@@ -59,7 +63,7 @@ class Layout:
         text = os.fspath(path)
         if is_lake(text):
             # What is recorded with a lake for its store waits here to be published.
-            path = text = lake_address(text).local or DEFAULT_STORE
+            path = text = lake_address(text).local or config.DEFAULT_STORE
         if "://" in text:
             shown = re.sub("//[^/]*@", "//…@", text.partition("?")[0])  # without a password
             hint = next((each for name, each in _INSTEAD.items() if name in shown), "")
@@ -219,6 +223,57 @@ class Layout:
         """Segments in ``live/``, oldest first."""
         found = [path for path in self.live.iterdir() if _SEGMENT_NAME.fullmatch(path.name)]
         return sorted(found, key=lambda path: path.name.split("-")[1:])
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int | None]:
+    """Lock a file for a block, until its process dies; give its descriptor, None if it is taken."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
+    deadline = time.monotonic() + wait_s
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    yield None
+                    return
+                time.sleep(0.02)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def settler_elected(layout: Layout, *, wait_s: float = 0.0) -> Iterator[bool]:
+    """Elect this process the one that changes the manifest; give False if another one is."""
+    with file_lock(layout.settler_lock, wait_s=wait_s) as descriptor:
+        yield descriptor is not None
+
+
+@contextlib.contextmanager
+def elected_alone(layout: Layout, wait_s: float) -> Iterator[None]:
+    """A block in which this process alone changes the manifest."""
+    with settler_elected(layout, wait_s=wait_s) as is_elected:
+        if not is_elected:
+            raise StoreError(
+                f"another process settles or compacts {layout.catalogue}; try again later"
+            )
+        yield
+
+
+def state_place(store: "SpanStore") -> str | None:
+    """Return the place of a store's state, as ``State`` takes it; None if there is none.
+
+    Found without SQLAlchemy, which takes 13 MB. A shared state is taken to be there.
+    """
+    named = config.named_state()
+    if named is not None and "://" in named:
+        return named
+    layout = store.local.layout if named is None else Layout(named)
+    return str(layout.catalogue) if layout is not None and layout.has_state() else None
 
 
 def now_us() -> int:

@@ -5,7 +5,7 @@ Nothing in here imports DuckDB: the traced process uses it.
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -73,7 +73,7 @@ class SettledSegment:
         return bool(self.damaged or unstored(self.counts))
 
 
-E = TypeVar("E", DataFile, SettledSegment)
+E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,4 +162,5 @@ def parse_manifest(text: bytes) -> tuple[int, Manifest]:
 
 def parse_entry(kind: type[E], row: Mapping[str, Any]) -> E:
     """Return a row's entry, without fields that we do not know."""
-    return kind(**{name: row[name] for name in kind.__slots__ if name in row})
+    names = (each.name for each in fields(kind))  # type: ignore[arg-type]  # a dataclass
+    return kind(**{name: row[name] for name in names if name in row})

@@ -107,20 +107,12 @@ def _choose_lines(
           AND record <> 'drop'
         """
     )
-    _leave_out_settled(con, layout, manifest)
-
-
-def _leave_out_settled(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, manifest: Manifest
-) -> None:
-    """Drop chosen spans that a settled file holds already; ``held`` has what stands there."""
     con.execute("CREATE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
     low, high = row_of(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
-    if low is None:
-        return
-    near = near_files(layout, manifest, low, high)
+    near = near_files(layout, manifest, low, high) if low is not None else []
     if not near:
         return
+    # Spans that a settled file holds already are not chosen.
     files = rows_of(layout, near)
     # Ids first: what else stands in the files is only read for a span that is there twice.
     con.execute(
@@ -145,7 +137,7 @@ def _leave_out_settled(
 def _count_segments(
     con: "duckdb.DuckDBPyConnection", paths: Sequence[Path]
 ) -> list[SettledSegment]:
-    """Each segment with what was damaged, in conflict and lost, and all its counts."""
+    """Return each segment with what was damaged, in conflict and lost, and all its counts."""
     con.execute(
         f"""
         CREATE TABLE refused AS
@@ -219,7 +211,9 @@ def _find_gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
 def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
     """Return a segment with its counts."""
     damaged, lost, refused = row["damaged"], row["lost"], row["refused"]
-    told = n.added({n.DISK: lost}, *(_parse_counts(note) for note in row["notes"] or ()))
+    notes = [found for note in row["notes"] or () if isinstance(found := orjson.loads(note), dict)]
+    whole = [{k: v for k, v in note.items() if type(v) is int} for note in notes]
+    told = n.added({n.DISK: lost}, *whole)
     known = row["ended"] + n.unstored(told)
     # A sealed segment says how many ended; of one whose process was killed, each line counts. A
     # damaged line may have been a span's start: then nothing is missing.
@@ -236,10 +230,3 @@ def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
         },
     )
     return SettledSegment(row["segment"], 0, damaged, counts=counts, rows=row["kept"])
-
-
-def _parse_counts(note: str) -> dict[str, int]:
-    found: Any = orjson.loads(note)
-    if not isinstance(found, dict):
-        return {}
-    return {str(name): value for name, value in found.items() if type(value) is int}

@@ -11,7 +11,7 @@ import time
 import zlib
 from base64 import b85decode, b85encode
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +23,7 @@ from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, Manife
 from lightning_otel.store.quarantine import checksum_of
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.spans import SAME_SPAN_NS
-from lightning_otel.store.sql import keep_quiet, listed, quoted
+from lightning_otel.store.sql import listed, new_connection, quoted
 
 if TYPE_CHECKING:
     import duckdb
@@ -38,6 +38,8 @@ ROW_GROUP_BYTES: Final = 64 << 20
 0.76 of their unique text with this, 0.87 with half of it, and 96 MiB do not fit into the memory."""
 STORED: Final = ", ".join((*COLUMNS, *GIST))
 """The columns of a data file."""
+EVER: Final = 1 << 62
+"""Later than any span, nanoseconds."""
 ORIGIN: Final = "made_from"
 """The key in a footer that tells what the file was made from."""
 
@@ -68,17 +70,11 @@ class Origin:
 
 @contextlib.contextmanager
 def packing_connection(spill: Path) -> Iterator["duckdb.DuckDBPyConnection"]:
-    """Open a DuckDB of bounded memory, on one core, that spills into a private folder.
-
-    Args:
-        spill: The folder, which is gone afterwards.
-    """
-    import duckdb
-
+    """Open a DuckDB of bounded memory, on one core, that spills into a folder of its own."""
     spill.mkdir(mode=0o700, exist_ok=True)
-    con = duckdb.connect(config={"threads": "1"})
+    con = new_connection()
     try:
-        keep_quiet(con)
+        con.execute("SET threads = 1")
         con.execute(f"SET memory_limit = '{MEMORY}'")
         con.execute(f"SET temp_directory = {quoted(str(spill))}")
         # With one thread rows stay in order all the same, and groups can be bounded in bytes.
@@ -87,11 +83,6 @@ def packing_connection(spill: Path) -> Iterator["duckdb.DuckDBPyConnection"]:
     finally:
         con.close()
         shutil.rmtree(spill, ignore_errors=True)
-
-
-def new_name(stamp: str = "") -> str:
-    """Return a data file's name; in order of their names files are in order of their making."""
-    return f"spans-{stamp or f'{time.time_ns():019d}'}-{secrets.token_hex(4)}.parquet"
 
 
 def write_file(
@@ -108,18 +99,12 @@ def write_file(
 ) -> DataFile | None:
     """Write a query's rows into a data file under ``new/``; None if there are none.
 
-    Args:
-        con: A connection of :func:`packing_connection`.
-        layout: The store's paths.
-        query: Gives our columns and their gist, in order.
-        origin: Older files and their segments that the rows are from; its footer tells them.
-        stamp: Begins the file's name; by default the time.
-        level: Of zstd.
-        group_rows: Rows in a row group, at most.
-        group_bytes: Bytes in one, uncompressed; 0 for any number.
-        is_compact: Whether it is packed as tightly as it can be.
+    The query gives :data:`STORED`, in order. The footer tells the origin, the stamp begins the
+    file's name (by default the time), and a row group is bounded in rows and uncompressed bytes.
     """
-    path = layout.new / new_name(stamp)
+    # In order of their names files are in order of their making.
+    stamp = stamp or f"{time.time_ns():019d}"
+    path = layout.new / f"spans-{stamp}-{secrets.token_hex(4)}.parquet"
     footer = f"schema: '{SCHEMA_VERSION}'"
     if origin is not None:
         footer += f", {ORIGIN}: {quoted(origin.to_text())}"
@@ -135,41 +120,21 @@ def write_file(
         raise
     path.chmod(0o600)
     sync(path)
-    rows, low, high = measure_file(con, path)
-    if not rows:
+    file = describe_file(con, path)
+    if not file.rows:
         path.unlink()
         return None
-    return describe_file(path, rows, low, high, is_compact=is_compact)
-
-
-def measure_file(con: "duckdb.DuckDBPyConnection", path: Path) -> tuple[Any, ...]:
-    """Return a file's number of spans, and the earliest and the latest start of one."""
-    source = f"read_parquet({quoted(str(path))})"
-    return row_of(con, f"SELECT count(*), min(start_ns), max(start_ns) FROM {source}")
+    return replace(file, is_compact=is_compact)
 
 
 def describe_file(
-    path: Path,
-    rows: int,
-    low: int,
-    high: int,
-    *,
-    schema: int = SCHEMA_VERSION,
-    is_compact: bool = False,
+    con: "duckdb.DuckDBPyConnection", path: Path, schema: int = SCHEMA_VERSION
 ) -> DataFile:
     """Return the manifest's entry of a whole data file, with its checksum (0.03 s for 14 MB)."""
-    status = path.stat()
-    return DataFile(
-        path.name,
-        0,
-        int(rows),
-        status.st_size,
-        int(low),
-        int(high),
-        is_compact=is_compact,
-        schema=schema,
-        checksum=checksum_of(path),
-    )
+    numbers = "count(*), coalesce(min(start_ns), 0), coalesce(max(start_ns), 0)"
+    rows, low, high = row_of(con, f"SELECT {numbers} FROM read_parquet({quoted(str(path))})")
+    size, checksum = path.stat().st_size, checksum_of(path)
+    return DataFile(path.name, 0, rows, size, low, high, schema=schema, checksum=checksum)
 
 
 def row_groups(paths: Iterable[Path]) -> str:
@@ -188,8 +153,13 @@ def row_groups(paths: Iterable[Path]) -> str:
       FROM parquet_metadata({listed(paths)}) GROUP BY ALL))"""
 
 
-def near_files(layout: Layout, manifest: Manifest, low: int, high: int) -> list[DataFile]:
-    """Return the files that may hold a span that starts between two times, or the same span."""
+def near_files(
+    layout: Layout, manifest: Manifest, low: int = -EVER, high: int = EVER
+) -> list[DataFile]:
+    """Return the files that may hold a span that starts between two times, or the same span.
+
+    Those that somebody took away are left out, and may come back.
+    """
     known = list_excluded(layout)
     return [
         file

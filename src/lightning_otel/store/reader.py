@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsInt, TypeVar
 
 from lightning_otel.errors import StoreDamagedError, StoreError
-from lightning_otel.store.damage import exclude_parts, explain, find_damage, warn_of_missing_spans
+from lightning_otel.store.damage import explain, recover, warn_of_missing_spans
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.snapshot import Snapshot
 
@@ -160,8 +160,7 @@ class Reader(_Connection):
             return False
         before, known = self._snapshot, Snapshot.take(self._layout).excluded
         self._snapshot = None
-        if found := find_damage(exc, self._layout):
-            exclude_parts(self._layout, found)
+        if found := recover(exc, self._layout):
             return not known >= found.keys()
         if not isinstance(exc, duckdb.IOException) or is_last:
             return False

@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_otel.errors import StoreDamagedError, StoreVersionError
 from lightning_otel.store import quarantine
 from lightning_otel.store.counts import ENDED, STORED, added
-from lightning_otel.store.election import settler_elected
-from lightning_otel.store.layout import (
-    SCHEMA_VERSION,
-    DataFile,
-    Layout,
-    Manifest,
-    SettledSegment,
-    now_us,
-)
+from lightning_otel.store.layout import Layout, now_us, settler_elected
+from lightning_otel.store.manifest import SCHEMA_VERSION, DataFile, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
     ORIGIN,
     SPILL,
     Origin,
     describe_file,
-    measure_file,
     packing_connection,
     row_of,
 )
@@ -39,8 +31,11 @@ _WAIT_S: Final = 2.0
 
 def mend_manifest(layout: Layout) -> None:
     """See that the manifest is whole, if that is ours to do now; else its copy is read."""
-    if not _find_fault(layout):
-        return
+    try:
+        if layout.whole_manifest() == layout.manifest_path:
+            return
+    except StoreDamagedError:
+        log.debug("%s has no whole manifest", layout.root)
     try:
         with settler_elected(layout, wait_s=_WAIT_S) as is_elected:
             if is_elected:
@@ -52,35 +47,26 @@ def mend_manifest(layout: Layout) -> None:
 
 def restore(layout: Layout) -> None:
     """Write a damaged manifest anew; only for the elected settler."""
-    why = _find_fault(layout)
-    if not why:
-        return
+    why, source = "the manifest was damaged or missing", "its copy"
     unreadable: dict[str, str] = {}
     try:
-        manifest, source = layout.read_manifest(), "its copy"
-    except StoreDamagedError:
-        manifest, source = _rebuild_manifest(layout, unreadable), "the data files"
-    quarantine.keep_manifest(layout, why)
-    layout.write_manifest(manifest)
-    if unreadable:
-        quarantine.put_aside(layout, unreadable)
-    log.warning("%s: %s; it was written anew from %s", layout.catalogue, why, source)
-
-
-def _find_fault(layout: Layout) -> str:
-    try:
-        whole = layout.whole_manifest()
+        if layout.whole_manifest() == layout.manifest_path:
+            return
+        manifest = layout.read_manifest()
     except StoreDamagedError as exc:
-        return exc.what
-    return "" if whole == layout.manifest_path else "the manifest was damaged or missing"
+        why, source = exc.what, "the data files"
+        manifest = _rebuild_manifest(layout, unreadable)
+    found = layout.manifest_path.read_bytes() if layout.manifest_path.exists() else b""
+    quarantine.keep_aside(layout, f"manifest-{now_us()}.ndjson", "manifest", why, found)
+    layout.write_manifest(manifest)
+    quarantine.put_files_aside(layout, unreadable)
+    log.warning("%s: %s; it was written anew from %s", layout.catalogue, why, source)
 
 
 def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
     """Return what the data files hold: their footers tell which files and segments each replaced.
 
-    Args:
-        layout: The store's paths.
-        unreadable: Filled with the names of damaged files, and why each is.
+    ``unreadable`` is filled with the names of damaged ones, and why each is.
     """
     import duckdb
 
@@ -89,7 +75,7 @@ def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
         for path in layout.data.glob("spans-*.parquet"):
             try:
                 schema, origin = _read_footer(con, path)
-                found.append((describe_file(path, *measure_file(con, path), schema=schema), origin))
+                found.append((describe_file(con, path, schema), origin))
             except duckdb.Error as exc:
                 log.warning("%s cannot be read (%s); its spans are left out", path, exc)
                 if not isinstance(exc, duckdb.IOException):
@@ -124,17 +110,16 @@ def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
 
 def _read_footer(con: "duckdb.DuckDBPyConnection", path: Path) -> tuple[int, Origin]:
     """Return a file's schema, and what it was made from as far as its footer tells that."""
-    rows = con.execute(
-        f"SELECT key, value FROM parquet_kv_metadata({quoted(str(path))})"
-    ).fetchall()
-    told: dict[str, Any] = {bytes(key).decode(): bytes(value) for key, value in rows}
-    schema = int(told.get("schema", 1))
+    query = f"SELECT key, value FROM parquet_kv_metadata({quoted(str(path))})"
+    pairs = con.execute(query).fetchall()
+    footer: dict[str, Any] = {bytes(key).decode(): bytes(value) for key, value in pairs}
+    schema = int(footer.get("schema", 1))
     if schema > SCHEMA_VERSION:
         raise StoreVersionError(
             f"{path} has schema {schema}, this lightning-otel knows {SCHEMA_VERSION}; upgrade with:"
             " pip install --upgrade lightning-otel"
         )
     try:
-        return schema, Origin.from_text(told[ORIGIN])
+        return schema, Origin.from_text(footer[ORIGIN])
     except (KeyError, TypeError, ValueError, zlib.error):
         return schema, Origin()

@@ -11,6 +11,7 @@ import getpass
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,16 +22,16 @@ import orjson
 from lightning_otel.errors import ConfigError
 from lightning_otel.redact import IN_ID, Redactor, Rules
 from lightning_otel.store import settle
-from lightning_otel.store.compact import Progress, elected_alone, live_files
+from lightning_otel.store.compact import Progress
 from lightning_otel.store.damage import reading
-from lightning_otel.store.layout import DataFile, Layout, now_us
+from lightning_otel.store.layout import DataFile, Layout, elected_alone, now_us, settler_elected
 from lightning_otel.store.lines import parsed
-from lightning_otel.store.parquet import SPILL, packing_connection
+from lightning_otel.store.parquet import SPILL, near_files, packing_connection
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.schema import COLUMNS, span_of
 from lightning_otel.store.segment import ask_to_close
-from lightning_otel.store.settle import await_effect, sealed, settle_as_elected, settler_elected
+from lightning_otel.store.settle import await_effect, sealed, settle_as_elected
 from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.source import prepare
 from lightning_otel.store.spans import IS_SPAN, SEGMENT_COLUMNS, read_ndjson
@@ -39,7 +40,7 @@ from lightning_otel.store.writer import writer_if_any
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
-    import duckdb
+    pass
 
 RECORDS: Final = "redactions.ndjson"
 _ELECTION_S: Final = 10.0
@@ -107,15 +108,7 @@ def redact(
 ) -> Redacted:
     """Mask what the rules name in every settled span, note down that it was done, and finish it.
 
-    Args:
-        layout: The store's paths; None if it has no files.
-        rules: What is masked.
-        scope: Ids of the spans that are looked at; all, if there is none.
-        reason: Why, which is kept with the record.
-        is_dry_run: Only count.
-        wait_s: How long to wait for the old files to be gone.
-        progress: Told how far it is.
-        waiting: Told how many seconds are left of that.
+    See :meth:`SpanStore.redact`.
     """
     if layout is None:
         raise ConfigError("redact needs a store on this disk; name one with --store")
@@ -142,11 +135,8 @@ def redactions(layout: Layout) -> list[dict[str, Any]]:
     One without an ``ended_ns`` was cut off.
     """
     found: dict[str, dict[str, Any]] = {}
-    try:
-        lines = (layout.root / RECORDS).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    for line in lines:
+    path = layout.root / RECORDS
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         record = parsed(line)
         if "redaction_id" in record:
             found.setdefault(record["redaction_id"], {}).update(record)
@@ -159,17 +149,14 @@ class _Work:
     def __init__(
         self, layout: Layout, rules: Rules, scope: Scope, progress: Progress | None
     ) -> None:
-        self._layout = layout
-        self._rules = rules
-        self._scope = scope
-        self._where = " OR ".join(f"{_COLUMN[noun]} = {quoted(each)}" for noun, each in scope)
-        self._progress = progress
+        self._layout, self._rules, self._scope, self._progress = layout, rules, scope, progress
+        same = [f"{_COLUMN[noun]} = {quoted(each)}" for noun, each in scope]
+        self._where = " OR ".join(same) or "true"
         self.done = Redacted(redaction_id=f"redaction-{secrets.token_hex(4)}")
         self._redactor = Redactor(rules, self.done.redaction_id)
         self._found: dict[tuple[str, str], tuple[str, Mapping[str, int]]] = {}
         self._rollouts: set[str] = set()
-        self._rows = 0
-        self._total = 0
+        self._rows = self._total = 0
 
     def carry_out(self, reason: str) -> None:
         """Write anew every file that holds what the rules name."""
@@ -187,16 +174,22 @@ class _Work:
             "only": only,
         }
         _write_record(layout, {**begun, "reason": reason, "user": _find_user()})
-        _close_segments(layout, lambda path: self._count_open([path]) > 0)
+        self._close_segments()
         settle_as_elected(layout)
-        files = live_files(layout)
-        self.done.looked_at = sum(file.rows for file in files)
-        self._total = 2 * self.done.looked_at
+        files = near_files(layout, layout.read_manifest())
+        self._begin(files, steps=2)
         with packing_connection(layout.new / SPILL) as con:
             for file in files:
-                self._redact_file(con, file)
-        self.done.open_spans = self._count_open(layout.unsettled(layout.read_manifest()))
-        self._sum_up()
+                rewrite = Rewrite(
+                    con, layout, [file], self._step, transform=self._mask_span, scope=self._where
+                )
+                try:
+                    self.done.files += rewrite.run() is not None
+                except TooWideError:
+                    self._found.clear()
+                    self.done.left += 1
+                self._add_found(is_published=bool(file.publication))
+        self._end(layout.unsettled(layout.read_manifest()))
         await_effect(layout)
         found = asdict(self.done)
         del found["is_gone"]
@@ -206,37 +199,28 @@ class _Work:
         """Count what would be changed; nothing is."""
         still_open = _open_segments(self._layout)
         snapshot = Snapshot.take(self._layout).without(path.name for path in still_open)
-        self.done.looked_at = self._total = sum(file.rows for file in snapshot.files)
+        self._begin(snapshot.files, steps=1)
         self._mask_spans(snapshot.spans_sql())
         self._add_found(is_published=False)
-        self.done.open_spans = self._count_open(still_open)
-        self._sum_up()
+        self._end(still_open)
 
-    def _redact_file(self, con: "duckdb.DuckDBPyConnection", file: DataFile) -> None:
-        rewrite = Rewrite(
-            con, self._layout, [file], self._count_step,
-            transform=self._mask_span, scope=self._where or "true",
-        )  # fmt: skip
-        if any(rewrite.changes()):
-            try:
-                rewrite.run()
-            except TooWideError:
-                self._found.clear()
-                self.done.left += 1
-            else:
-                self.done.files += 1
-        else:
-            self._count_step(file.rows)
-        self._add_found(is_published=bool(file.publication))
+    def _begin(self, files: Sequence[DataFile], steps: int) -> None:
+        self.done.looked_at = sum(file.rows for file in files)
+        self._total = steps * self.done.looked_at
+
+    def _end(self, still_open: Sequence[Path]) -> None:
+        self.done.open_spans = self._count_open(still_open)
+        aside = (self._layout.quarantine / note.name for note in read_notes(self._layout))
+        self.done.aside = sum(path.exists() for path in aside)
 
     def _mask_spans(self, query: str) -> None:
         """Mask the spans of a query, to count what is found."""
         with new_connection() as con:
-            con.execute(f"SELECT {', '.join(COLUMNS)} FROM ({query}) WHERE {self._where or 'true'}")
+            con.execute(f"SELECT {', '.join(COLUMNS)} FROM ({query}) WHERE {self._where}")
             while rows := con.fetchmany(_BATCH):
                 for row in rows:
                     self._mask_span(span_of(dict(zip(COLUMNS, row, strict=True))))
-                self._count_step(len(rows))
+                self._step(len(rows))
 
     def _mask_span(self, span: Span) -> Span:
         masked, counts = self._redactor.mask(span)
@@ -257,27 +241,38 @@ class _Work:
 
     def _add_found(self, *, is_published: bool) -> None:
         """Add what was found in a file."""
+        done, values = self.done, Counter(self.done.values)
         for rollout, counts in self._found.values():
-            self.done.in_ids += counts.get(IN_ID, 0)
+            done.in_ids += counts.get(IN_ID, 0)
             if rollout:
-                self.done.spans += 1
-                self.done.published += is_published
+                done.spans += 1
+                done.published += is_published
                 self._rollouts.add(rollout)
-                for reason, count in counts.items():
-                    if reason != IN_ID and count:
-                        self.done.values[reason] = self.done.values.get(reason, 0) + count
+                values.update({reason: n for reason, n in counts.items() if reason != IN_ID})
+        done.values, done.rollouts = dict(+values), len(self._rollouts)
         self._found.clear()
 
-    def _sum_up(self) -> None:
-        self.done.rollouts = len(self._rollouts)
-        self.done.aside = sum(
-            (self._layout.quarantine / note.name).exists() for note in read_notes(self._layout)
-        )
-
-    def _count_step(self, rows: int) -> None:
+    def _step(self, rows: int) -> None:
         self._rows += rows
         if self._progress is not None:
             self._progress(min(self._rows, self._total), self._total)
+
+    def _close_segments(self) -> None:
+        """Have segments closed that processes write to and that hold what is to be masked.
+
+        Nobody but its process may seal a segment. It is asked by a bit of the file's mode, which a
+        writer sees with its next line at no cost, and then goes on in a new segment. What is asked
+        stays asked: it is closed with the next line, whenever that comes.
+        """
+        writer = writer_if_any(self._layout)
+        if writer is not None and self._count_open(_own_segments(self._layout)):
+            writer.rotate()
+        waiting = {path for path in _open_segments(self._layout) if self._count_open([path])}
+        for path in waiting:
+            ask_to_close(path)
+        until = time.monotonic() + _CLOSING_S
+        while waiting.intersection(_open_segments(self._layout)) and time.monotonic() < until:
+            time.sleep(_CLOSING_STEP_S)
 
 
 def _open_segments(layout: Layout) -> list[Path]:
@@ -292,46 +287,20 @@ def _own_segments(layout: Layout) -> list[Path]:
     return [segment.path] if segment is not None else []
 
 
-def _close_segments(layout: Layout, holds: Callable[[Path], bool]) -> None:
-    """Have segments closed that processes still write to, as far as they do within a second.
-
-    Nobody but its process may seal a segment. It is asked by a bit of the file's mode, which a
-    writer sees with its next line at no cost, and then goes on in a new segment. What is asked
-    stays asked: it is closed with the next line, whenever that comes.
-    """
-    writer = writer_if_any(layout)
-    if writer is not None and any(map(holds, _own_segments(layout))):
-        writer.rotate()
-    waiting = [path for path in _open_segments(layout) if holds(path)]
-    for path in waiting:
-        ask_to_close(path)
-    until = time.monotonic() + _CLOSING_S
-    while waiting and time.monotonic() < until:
-        time.sleep(_CLOSING_STEP_S)
-        still = set(_open_segments(layout))
-        waiting = [path for path in waiting if path in still]
-
-
 def _wait_for_unlink(layout: Layout, wait_s: float, told: Callable[[float], None] | None) -> bool:
-    """Have the files that hold what was masked unlinked, once no reader can want them any more.
-
-    Returns:
-        Whether they are gone.
-    """
+    """Have the files that hold what was masked unlinked, once no reader can want them any more."""
     until_us = now_us()
     deadline = time.monotonic() + wait_s
-    while left := list(_leftover_times(layout, until_us)):
-        left_us = max(left) + settle.GRACE_US - now_us()
+    while left := max(_leftover_times(layout, until_us), default=0):
+        left_us = left + settle.GRACE_US - now_us()
         if left_us <= 0:
             with settler_elected(layout) as is_elected:
                 if is_elected:
                     settle.sweep(layout, is_asked=True)
-            if not any(True for _ in _leftover_times(layout, until_us)):
-                break
+        elif told is not None and time.monotonic() < deadline:
+            told(left_us / 1e6)
         if time.monotonic() >= deadline:
-            return False
-        if told is not None:
-            told(max(0.0, left_us / 1e6))
+            return not any(_leftover_times(layout, until_us))
         time.sleep(min(_FINISH_STEP_S, max(0.01, left_us / 1e6)))
     return True
 

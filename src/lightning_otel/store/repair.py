@@ -3,18 +3,19 @@
 from dataclasses import replace
 from typing import Final
 
-from lightning_otel.store import quarantine
 from lightning_otel.store.catalogue import STAMP, ensure_catalogue
-from lightning_otel.store.compact import elected_alone
-from lightning_otel.store.damage import (
-    find_damaged_parts,
-    list_missing_files,
-    put_damage_aside,
-    reading,
+from lightning_otel.store.damage import list_missing_files, put_damage_aside, reading
+from lightning_otel.store.layout import Layout, elected_alone, now_us
+from lightning_otel.store.manifest import DataFile
+from lightning_otel.store.parquet import EVER, SPILL, near_files, packing_connection
+from lightning_otel.store.quarantine import (
+    Note,
+    checksum_of,
+    find_corrupt_ranges,
+    put_files_aside,
+    read_notes,
+    write_note,
 )
-from lightning_otel.store.layout import DataFile, Layout, now_us
-from lightning_otel.store.parquet import SPILL, near_files, packing_connection
-from lightning_otel.store.quarantine import Note, checksum_of, find_corrupt_ranges
 from lightning_otel.store.rebuild import restore
 from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.settle import await_effect
@@ -24,7 +25,6 @@ _WAIT_S: Final = 10.0
 _HAS_IDS: Final = (
     "regexp_full_match(f.trace_id || f.span_id, '[0-9a-f]+') AND f.start_ns IS NOT NULL"
 )
-_EVER: Final = 1 << 62
 
 
 def repair(layout: Layout) -> list[Note]:
@@ -35,33 +35,28 @@ def repair(layout: Layout) -> list[Note]:
     """
     with reading(layout, "repair"), elected_alone(layout, _WAIT_S):
         restore(layout)
-        known = {note.name for note in quarantine.read_notes(layout) if not note.is_open}
-        put_damage_aside(layout, find_damaged_parts(layout, is_thorough=True))
+        known = {note.name for note in read_notes(layout) if not note.is_open}
+        put_damage_aside(layout)
         absent = list_missing_files(layout, layout.read_manifest())
-        if absent:
-            quarantine.put_aside(layout, {file.name: "it is missing" for file in absent})
-        for note in quarantine.read_notes(layout):
+        put_files_aside(layout, {file.name: "it is missing" for file in absent})
+        for note in read_notes(layout):
             if note.is_open:
-                _resolve_note(layout, note)
+                got = _recover_rows(layout, note) if (layout.quarantine / note.name).exists() else 0
+                gone = max(0, note.missing - got)
+                resolved = replace(note, recovered=got, missing=0, gone=gone, resolved_us=now_us())
+                write_note(layout, resolved)
         _renew_checksums(layout)
         (layout.root / STAMP).unlink(missing_ok=True)
         await_effect(layout)
     ensure_catalogue(layout)
-    return [note for note in quarantine.read_notes(layout) if note.name not in known]
-
-
-def _resolve_note(layout: Layout, note: Note) -> None:
-    recovered = _recover_rows(layout, note) if (layout.quarantine / note.name).exists() else 0
-    gone = max(0, note.missing - recovered)
-    resolved = replace(note, recovered=recovered, missing=0, gone=gone, resolved_us=now_us())
-    quarantine.write_note(layout, resolved)
+    return [note for note in read_notes(layout) if note.name not in known]
 
 
 def _recover_rows(layout: Layout, note: Note) -> int:
     """Write a file's whole row groups into a new one, without spans that other files hold."""
     import duckdb
 
-    file = note.file or DataFile(note.name, 0, 0, 0, 0, _EVER)
+    file = note.file or DataFile(note.name, 0, 0, 0, 0, EVER)
     path = layout.quarantine / note.name
     near = near_files(layout, layout.read_manifest(), file.min_start_ns, file.max_start_ns)
     others = f"SELECT 1 FROM {rows_of(layout, near)} AS other WHERE {is_one_span('other', 'f')}"

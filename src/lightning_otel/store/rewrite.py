@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from lightning_otel.store import counts as n
-from lightning_otel.store.damage import find_damaged_files, put_damage_aside
+from lightning_otel.store.damage import put_damage_aside
 from lightning_otel.store.gist import with_gist
 from lightning_otel.store.layout import DataFile, Layout
 from lightning_otel.store.packing import CONTENT
@@ -52,7 +52,7 @@ TANGLE: Final = 16
 _NUMBERED: Final = quoted(orjson.dumps({"number": "BIGINT", **COLUMNS}).decode())
 
 Step = Callable[[int], None]
-"""Told how many more rows are done."""
+"""Told how many more rows are done: of every row twice, as it is read and written."""
 Transform = Callable[[Span], Span]
 """Gives the span to be stored instead, or the very same one."""
 
@@ -69,7 +69,8 @@ class Rewrite:
     """One new data file in the place of old ones, each span once.
 
     What stands in a table ``expired`` (rollout, reason) is left out. The files may be of older
-    schemas. Damaged ones are put aside.
+    schemas. Damaged ones are put aside. ``keep`` and ``scope`` are conditions of SQL: for the rows
+    of ``f`` that stay, and for those that are transformed.
 
     Attributes:
         files: The old files.
@@ -89,43 +90,26 @@ class Rewrite:
         scope: str = "true",
         corrupt: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """Verify the files.
+        """Verify the files, on a connection of :func:`parquet.packing_connection`.
 
-        Args:
-            con: A connection of :func:`parquet.packing_connection`.
-            layout: The store's paths.
-            files: Old files, at least one.
-            step: Told of the progress: of every row twice, as it is read and written.
-            is_packed: Order the rows by rollout and pack them as tightly as they can be; else one
-                file's rows stay in their order.
-            keep: A condition of SQL for the rows of ``f`` that stay.
-            transform: Applied to spans.
-            scope: A condition of SQL for the rows that it is applied to.
-            corrupt: Ranges of bytes that are not as written, of one file in quarantine; only row
-                groups without any are read.
+        Packed rows are ordered by rollout; else one file's rows stay in their order. If the
+        transform changes no span, the files stay as they are. Where ranges of corrupt bytes are
+        named, the one file lies in quarantine, and only row groups without any are read.
         """
-        self._folder = layout.data if corrupt is None else layout.quarantine
-        damaged = find_damaged_files(layout, files, is_thorough=True) if corrupt is None else {}
-        if damaged:
-            put_damage_aside(layout, damaged)
+        damaged = put_damage_aside(layout, files) if corrupt is None else {}
         self.files = tuple(file for file in files if file.name not in damaged)
-        self._corrupt = corrupt
         self.counts: dict[str, int] = {}
         self._con, self._layout, self._step = con, layout, step
+        self._folder = layout.data if corrupt is None else layout.quarantine
+        self._corrupt = corrupt or ()
         self._is_packed = is_packed
         self._is_compact = is_packed or all(file.is_compact for file in files)
         self._keep, self._transform, self._scope = keep, transform, scope
+        self._is_changed = transform is None
         con.execute("CREATE TABLE IF NOT EXISTS expired (rollout VARCHAR, reason VARCHAR)")
 
-    def changes(self) -> Iterator[bool]:
-        """Yield for each slice whether the transform changes something in it."""
-        for _, rows, spans in self._list_slices(SLICE_BYTES):
-            is_changed = bool(self._list_changed(spans))
-            self._step(rows)
-            yield is_changed
-
     def run(self) -> DataFile | None:
-        """Make the new file and have it count in place of the old ones; None if nothing is left."""
+        """Make the new file and have it count in place of the old ones; None if there is none."""
         import duckdb
 
         if not self.files:
@@ -135,30 +119,16 @@ class Rewrite:
                 made = self._write_slices(list(self._gather_slices(SLICE_BYTES // thrift)), thrift)
             except duckdb.OutOfMemoryException as exc:
                 log.debug("too wide at a thrift of %d: %s", thrift, exc)
-            else:
+                continue
+            if self._is_changed:
                 exchange(
                     self._layout, self.files, made, self.counts, is_readable_anew=self._is_packed
                 )
-                return made
+            return made
         raise TooWideError
 
     def _gather_slices(self, slice_bytes: int) -> Iterator[Path]:
         """Write the rows that stay into small files, in their order."""
-        for number, rows, spans in self._list_slices(slice_bytes):
-            path = self._layout.new / SPILL / f"slice-{number}.parquet"
-            self._con.execute(
-                f"COPY (SELECT {STORED} FROM "
-                f"({with_gist(self._change_spans(spans), (*COLUMNS, 'position'))}) "
-                f"ORDER BY position) TO {quoted(str(path))} "
-                "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
-            )
-            self._step(rows)
-            yield path
-
-    def _list_slices(self, slice_bytes: int) -> Iterator[tuple[int, int, str]]:
-        """Yield the number of each slice, that of its rows, and a subquery for them."""
-        if not self.files:
-            return
         self._index_rows()
         self._drop_rows()
         self._place_rows(slice_bytes)
@@ -173,23 +143,21 @@ class Rewrite:
             if len(held) == 1:  # other row groups are not read
                 where += f" AND file_row_number BETWEEN {first} AND {last}"
             names = ", ".join(f"f.{name}" for name in COLUMNS)
-            spans = f"""(
+            spans = self._change_spans(
+                f"""(
               SELECT {names}, position FROM {rows_of(self._layout, held, self._folder)} AS f
               JOIN files ON path = filename JOIN placed
                 ON files.file = placed.file AND file_row_number = number AND slice = {number}
               WHERE {where})"""
-            yield number, rows, spans
-
-    def _list_parts(self) -> list[str]:
-        """Return conditions for the parts of the files that are read."""
-        if self._corrupt is None:
-            return ["true"]
-        groups = self._con.execute("SELECT begins, ends, first_byte, end_byte FROM row_group")
-        return [
-            f"file_row_number BETWEEN {begins} AND {ends - 1}"
-            for begins, ends, first, end in groups.fetchall()
-            if not any(low < end and high > first for low, high in self._corrupt)
-        ]
+            )
+            path = self._layout.new / SPILL / f"slice-{number}.parquet"
+            self._con.execute(
+                f"COPY (SELECT {STORED} FROM ({with_gist(spans, (*COLUMNS, 'position'))}) "
+                f"ORDER BY position) TO {quoted(str(path))} "
+                "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
+            )
+            self._step(rows)
+            yield path
 
     def _index_rows(self) -> None:
         """Make ``spot``: where each row stands, what it is ordered by, and about how large it is.
@@ -205,8 +173,16 @@ class Rewrite:
             "CREATE OR REPLACE TABLE row_group AS "
             f"FROM ({row_groups(paths)}) JOIN files USING (path)"
         )
+        parts = ["true"]
+        if self._folder != self._layout.data:
+            groups = con.execute("SELECT begins, ends, first_byte, end_byte FROM row_group")
+            parts = [
+                f"file_row_number BETWEEN {begins} AND {ends - 1}"
+                for begins, ends, first, end in groups.fetchall()
+                if not any(low < end and high > first for low, high in self._corrupt)
+            ]
         begin = "CREATE OR REPLACE TABLE spot AS"
-        for where in self._list_parts() or ["false"]:
+        for where in parts or ["false"]:
             con.execute(
                 f"""
                 {begin} SELECT files.file, number, begins, rollout, agent, start_ns, sequence,
@@ -299,30 +275,26 @@ class Rewrite:
         if len(self.files) > 1 and readings > TANGLE:
             raise InterleavedError
 
-    def _list_changed(self, spans: str) -> list[tuple[int, Span]]:
-        """Return the spans of a slice that the transform changes, by their position."""
+    def _change_spans(self, spans: str) -> str:
+        """Return a subquery for a slice's rows, as the transform changes them."""
         if self._transform is None:
-            return []
+            return spans
         rows = self._con.execute(
             f"SELECT position, {', '.join(COLUMNS)} FROM {spans} WHERE {self._scope}"
         ).fetchall()
-        found = []
+        lines = []
         for position, *values in rows:
             span = span_of(dict(zip(COLUMNS, values, strict=True)))
             changed = self._transform(span)
             if changed is not span:
-                found.append((int(position), changed))
-        return found
-
-    def _change_spans(self, spans: str) -> str:
-        """Return a subquery for a slice's rows, the changed ones among them in their places."""
-        changed = self._list_changed(spans)
-        if not changed:
+                lines.append(json_of({"number": int(position), **record_of_span(changed)}))
+        if not lines:
             return spans
+        self._is_changed = True
         self._con.execute(
             "CREATE OR REPLACE TABLE changed AS SELECT unnest(json_transform(line, "
             f"{_NUMBERED})) FROM (SELECT unnest(?::VARCHAR[]) AS line)",
-            [[_format_span(position, span) for position, span in changed]],
+            [lines],
         )
         columns = ", ".join(
             f"CASE WHEN number IS NULL THEN f.{name} ELSE changed.{name} END AS {name}"
@@ -335,34 +307,29 @@ class Rewrite:
 
     def _write_slices(self, slices: Sequence[Path], thrift: int) -> DataFile | None:
         """Write slices into one file under ``new/``; they are gone then."""
-        if not slices:
-            return None
-        made = write_file(
-            self._con,
-            self._layout,
-            f"SELECT {STORED} FROM read_parquet({listed(slices)})",
-            self._describe_origin(),
-            # Named as the oldest: of two spans with one id the first still comes first.
-            stamp=min(file.name for file in self.files).split("-")[1],
-            level=LEVEL if self._is_compact else 3,
-            group_rows=MOST_ROWS if self._is_compact else ROW_GROUP // thrift,
-            group_bytes=ROW_GROUP_BYTES // thrift,
-            is_compact=self._is_compact,
-        )
+        made = None
+        if slices and self._is_changed:
+            names = {file.name for file in self.files}
+            manifest = self._layout.read_manifest()
+            is_same = self._is_packed and not self.counts
+            made = write_file(
+                self._con,
+                self._layout,
+                f"SELECT {STORED} FROM read_parquet({listed(slices)})",
+                Origin(
+                    {e.name: e.rows * is_same for e in manifest.segments if e.file in names},
+                    tuple(
+                        sorted(names | {f.name for f in manifest.files if f.dropped_us is not None})
+                    ),
+                ),
+                # Named as the oldest: of two spans with one id the first still comes first.
+                stamp=min(names).split("-")[1],
+                level=LEVEL if self._is_compact else 3,
+                group_rows=MOST_ROWS if self._is_compact else ROW_GROUP // thrift,
+                group_bytes=ROW_GROUP_BYTES // thrift,
+                is_compact=self._is_compact,
+            )
         for path in slices:
             path.unlink()
-        self._step(made.rows if made else 0)
+        self._step(sum(file.rows for file in self.files))
         return made
-
-    def _describe_origin(self) -> Origin:
-        names = {file.name for file in self.files}
-        manifest = self._layout.read_manifest()
-        is_same = self._is_packed and not self.counts
-        return Origin(
-            {each.name: each.rows * is_same for each in manifest.segments if each.file in names},
-            tuple(sorted(names | {f.name for f in manifest.files if f.dropped_us is not None})),
-        )
-
-
-def _format_span(number: int, span: Span) -> str:
-    return json_of({"number": number, **record_of_span(span)})

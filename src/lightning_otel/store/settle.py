@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from lightning_otel.store.counts import added
-from lightning_otel.store.damage import find_damage, put_damage_aside, put_missing_aside
-from lightning_otel.store.election import settler_elected as settler_elected
+from lightning_otel.store.damage import put_missing_aside, recover
 from lightning_otel.store.layout import (
     FURTHEST_AHEAD_US,
     DataFile,
@@ -27,11 +26,12 @@ from lightning_otel.store.layout import (
     Manifest,
     SettledSegment,
     now_us,
+    settler_elected,
     total_bytes,
 )
 from lightning_otel.store.packing import make_parquet
 from lightning_otel.store.parquet import SPILL, sync
-from lightning_otel.store.quarantine import put_aside_lines, read_notes
+from lightning_otel.store.quarantine import put_lines_aside, read_notes
 from lightning_otel.store.rebuild import restore
 from lightning_otel.store.segment import boot_id
 
@@ -167,7 +167,7 @@ def _settle_batch(layout: Layout, paths: Sequence[Path]) -> int:
     import duckdb
 
     for path in paths:
-        put_aside_lines(layout, path, is_closed=True)
+        put_lines_aside(layout, path, is_closed=True)
     done: set[str] = set()
     while True:
         manifest = layout.read_manifest()
@@ -175,11 +175,10 @@ def _settle_batch(layout: Layout, paths: Sequence[Path]) -> int:
             file, segments = make_parquet(layout, manifest, paths)
             break
         except duckdb.Error as exc:
-            found = find_damage(exc, layout)
-            if not found or done >= found.keys():
+            found = recover(exc, layout, is_elected=True)
+            if done >= found.keys():
                 raise
             done |= found.keys()
-            put_damage_aside(layout, found)
     if file is not None:
         os.replace(layout.new / file.name, layout.data / file.name)
         sync(layout.data)

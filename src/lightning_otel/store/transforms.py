@@ -23,7 +23,7 @@ from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import BODY_COLUMNS, Record, record_of_span, span_of
 from lightning_otel.store.values import make_plain
-from lightning_otel.types import Event, Link, Span
+from lightning_otel.types import Event, Span
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -61,11 +61,7 @@ _within = threading.local()
 
 
 def load_transform(name: str) -> Transform:
-    """Import a function, by ``module:function``.
-
-    Raises:
-        ConfigError: It cannot be found.
-    """
+    """Import a function, by ``module:function``."""
     module, _, path = name.partition(":")
     # A program's own folder may not be on the path of a console script.
     folder = os.getcwd()
@@ -141,11 +137,7 @@ def remove_transform(function: Transform) -> None:
 
 
 def checked(functions: Sequence[Transform]) -> tuple[Transform, ...]:
-    """The functions.
-
-    Raises:
-        ConfigError: One cannot be called.
-    """
+    """Return the functions, if each can be called."""
     for function in functions:
         if not callable(function):
             raise ConfigError(f"{function!r} is no transform; give a function of a span")
@@ -167,11 +159,9 @@ def name_of(function: Transform) -> str:
 
 
 def transformed(record: Record, transforms: Sequence[Transform]) -> tuple[Record | None, bool]:
-    """Apply transforms to a record; its ids and its place in its process stay as they are.
+    """Apply transforms to a record, after those that apply everywhere; it is consumed.
 
-    Args:
-        record: Of a started or an ended span; it is consumed.
-        transforms: Applied after those that apply everywhere.
+    Its ids and its place in its process stay as they are.
 
     Returns:
         What is kept, None if the span was dropped; and whether a transform raised.
@@ -182,15 +172,7 @@ def transformed(record: Record, transforms: Sequence[Transform]) -> tuple[Record
     # The resource of a process is kept as ready JSON.
     record["otel_resource"] = orjson.loads(orjson.dumps(record["otel_resource"]))
     before = span_of({"status_message": "", **dict.fromkeys(BODY_COLUMNS), **record})
-    after: Span | None = None
-    if getattr(_within, "is_entered", False):  # what a transform itself records is not let out
-        after, is_failed = _empty_span(before), True
-    else:
-        _within.is_entered = True
-        try:
-            after, is_failed = _apply_transforms(before, transforms)
-        finally:
-            _within.is_entered = False
+    after, is_failed = _apply_transforms(before, transforms)
     if after is None:
         return None, False
     made = record_of_span(
@@ -209,6 +191,9 @@ def transformed(record: Record, transforms: Sequence[Transform]) -> tuple[Record
 
 
 def _apply_transforms(span: Span, transforms: Sequence[Transform]) -> tuple[Span | None, bool]:
+    if getattr(_within, "is_entered", False):  # what a transform itself records is not let out
+        return _empty_span(span), True
+    _within.is_entered = True
     found = span
     try:
         for transform in (*everywhere, *transforms):
@@ -222,6 +207,8 @@ def _apply_transforms(span: Span, transforms: Sequence[Transform]) -> tuple[Span
     except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
         _log_failure(exc)
         return _empty_span(span), True
+    finally:
+        _within.is_entered = False
     return found, False
 
 
@@ -231,16 +218,13 @@ def _empty_span(span: Span) -> Span:
         span,
         name=span.name if span.name in _OUR_NAMES else FAILED,
         status_message=FAILED if span.status_message else "",
-        attributes={
-            key: value if key in _KEPT else FAILED for key, value in span.attributes.items()
-        },
+        attributes={key: v if key in _KEPT else FAILED for key, v in span.attributes.items()},
         events=tuple(
-            Event(FAILED, event.time_ns, dict.fromkeys(event.attributes, FAILED))
-            for event in span.events
+            Event(FAILED, each.time_ns, dict.fromkeys(each.attributes, FAILED))
+            for each in span.events
         ),
         links=tuple(
-            Link(link.trace_id, link.span_id, dict.fromkeys(link.attributes, FAILED))
-            for link in span.links
+            replace(each, attributes=dict.fromkeys(each.attributes, FAILED)) for each in span.links
         ),
         otel_resource={},
     )

@@ -84,12 +84,7 @@ class Keeper:
 
 @contextlib.contextmanager
 def keep_in_order(layout: Layout, *, period_s: float = PERIOD_S) -> Iterator[None]:
-    """Keep a store in order for a block, from a thread of its own.
-
-    Args:
-        layout: The store's paths.
-        period_s: How long to wait between two looks where nothing waits.
-    """
+    """Keep a store in order for a block, from a thread that looks at it every so often."""
     stop = threading.Event()
     keeper = Keeper(layout)
 

@@ -2,11 +2,13 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.store.lake import servers
+from tests.store.lake.fleet import spans_of
 
 from lightning_otel.store.lake import LakeAddress, lake_address
 from lightning_otel.types import Span
@@ -69,36 +71,7 @@ def make_spans() -> Callable[..., list[Span]]:
     """A function that makes so many spans of rollouts with a chat and a reward each."""
 
     def make(count: int, *, machine: str = "a", **changes: Any) -> list[Span]:
-        return [_span(machine, number, changes) for number in range(count)]
+        spans = (span for number in range(count) for span in spans_of(machine, number))
+        return [replace(span, **changes) for span in itertools.islice(spans, count)]
 
     return make
-
-
-def _span(machine: str, number: int, changes: dict[str, Any]) -> Span:
-    rollout, step = divmod(number, 3)
-    trace = f"{ord(machine):02x}{rollout:030x}"
-    kinds: list[dict[str, Any]] = [
-        {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "planner"},
-        {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.request.model": "toy",
-            "gen_ai.agent.name": "planner",
-            "gen_ai.response.id": f"r-{machine}-{rollout}",
-            "gen_ai.input.messages": '[{"role":"user","parts":[{"type":"text","content":"hi"}]}]',
-            "gen_ai.output.messages": (
-                '[{"role":"assistant","parts":[{"type":"text","content":"ho"}]}]'
-            ),
-        },
-        {"agentlightning.reward.0.name": "reward", "agentlightning.reward.0.value": 0.5},
-    ]
-    start_ns = 1_000_000_000 * (rollout + 1) + 1_000 * step
-    fields: dict[str, Any] = {
-        "trace_id": trace,
-        "span_id": f"{ord(machine):02x}{number:014x}",
-        "parent_span_id": None if step == 0 else f"{ord(machine):02x}{3 * rollout:014x}",
-        "name": ("invoke_agent planner", "chat toy", "reward")[step],
-        "start_ns": start_ns,
-        "end_ns": start_ns + (5_000 if step == 0 else 500),
-        "attributes": {"agentlightning.rollout_id": f"{machine}-{rollout}", **kinds[step]},
-    }
-    return Span(**{**fields, **changes})

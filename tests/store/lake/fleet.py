@@ -55,22 +55,20 @@ class Outcome:
 def spans_of(machine: str, rollout: int) -> list[Span]:
     """An agent, its chat and its reward."""
     trace = f"{ord(machine):02x}{rollout:030x}"
-    start_ns = 1_700_000_000_000_000_000 + rollout * 1_000_000
-    marks = {"agentlightning.rollout_id": f"{machine}-{rollout}"}
+    start_ns = 1_000_000_000 * (rollout + 1)
+    marks = {"agentlightning.rollout_id": f"{machine}-{rollout}", "gen_ai.agent.name": "planner"}
     message = '[{"role":"%s","parts":[{"type":"text","content":"%s"}]}]'
+    chat = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "toy",
+        "gen_ai.response.id": f"r-{machine}-{rollout}",
+        "gen_ai.input.messages": message % ("user", f"{rollout} " * 100),
+        "gen_ai.output.messages": message % ("assistant", "ho"),
+    }
     kinds = (
         ("invoke_agent planner", {"gen_ai.operation.name": "invoke_agent"}),
-        (
-            "chat toy",
-            {
-                "gen_ai.operation.name": "chat",
-                "gen_ai.request.model": "toy",
-                "gen_ai.response.id": f"r-{machine}-{rollout}",
-                "gen_ai.input.messages": message % ("user", f"{rollout} " * 100),
-                "gen_ai.output.messages": message % ("assistant", "ho"),
-            },
-        ),
-        ("reward", {"agentlightning.reward.0.value": rollout % 2, "gen_ai.agent.name": "planner"}),
+        ("chat toy", chat),
+        ("reward", {"agentlightning.reward.0.value": rollout % 2}),
     )
     return [
         Span(

@@ -137,14 +137,7 @@ def test_lake_of_an_earlier_version_gets_the_columns_it_lacks(
     local.publish(lake, is_rest_included=True)
 
     assert before == ["", "", ""]
-    assert sorted(span.scope for span in Store(lake).spans()) == [
-        "",
-        "",
-        "",
-        "mine",
-        "mine",
-        "mine",
-    ]
+    assert sorted(span.scope for span in Store(lake).spans()) == [*[""] * 3, *["mine"] * 3]
 
 
 def test_new_lake_needs_a_data_path(

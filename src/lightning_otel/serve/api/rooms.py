@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lightning_otel.dataset import Store
-from lightning_otel.store.beside import state_place
+from lightning_otel.store.layout import state_place
 
 if TYPE_CHECKING:
     from lightning_otel.resources import Resources

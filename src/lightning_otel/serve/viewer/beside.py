@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.store.beside import state_place
+from lightning_otel.store.layout import state_place
 
 if TYPE_CHECKING:
     from lightning_otel.state import State

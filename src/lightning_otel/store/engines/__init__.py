@@ -1,22 +1,18 @@
 """Engines of stores, chosen by the store's name."""
 
 from datetime import UTC
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from lightning_otel.instants import instant_ns
 from lightning_otel.store.lake import is_lake, lake_address
 from lightning_otel.store.layout import MEMORY, Layout
-from lightning_otel.store.source import LocalSource, MemorySource, SpanSource
-
-if TYPE_CHECKING:
-    from lightning_otel.store.engines.remote import Window
+from lightning_otel.store.source import LocalSource, MemorySource, Selection, SpanSource
 
 _BOUNDS = ("since", "until")
 
 
 def source_of(given: str, *, data: str | None = None) -> SpanSource:
-    """The source that a path, ``:memory:`` or a URL names; nothing is opened or made yet.
+    """Return the source that a path, ``:memory:`` or a URL names; nothing is opened or made yet.
 
     Args:
         given: The name.
@@ -37,23 +33,14 @@ def source_of(given: str, *, data: str | None = None) -> SpanSource:
     from lightning_otel.store.engines.remote import RemoteSource
 
     scheme = given.partition("://")[0].lower()
-    if scheme in clickhouse.SCHEMES:
-        url, window = _split_window(given)
-        return RemoteSource(clickhouse.ClickHouse(url), window)
-    if scheme in http.SCHEMES:
-        url, window = _split_window(given)
-        return RemoteSource(http.Server(url), window)
-    return LocalSource(Layout(given))  # which names the engines there are
-
-
-def _split_window(url: str) -> tuple[str, "Window"]:
-    """Split a URL into that without ``since`` and ``until``, and the time these name."""
-    from lightning_otel.store.engines.remote import Window
-
-    parts = urlsplit(url)
+    if scheme not in (*clickhouse.SCHEMES, *http.SCHEMES):
+        return LocalSource(Layout(given))  # which names the engines there are
+    parts = urlsplit(given)
     options = parse_qsl(parts.query, keep_blank_values=True)
     # UTC where it names no zone: a URL means the same on every machine.
     bounds = {name: instant_ns(value, name, zone=UTC) for name, value in options if name in _BOUNDS}
     rest = urlencode([option for option in options if option[0] not in _BOUNDS])
-    window = Window(bounds.get("since"), bounds.get("until"))
-    return urlunsplit(parts._replace(query=rest)), window
+    url = urlunsplit(parts._replace(query=rest))
+    engine = http.Server(url) if scheme in http.SCHEMES else clickhouse.ClickHouse(url)
+    window = Selection(since_ns=bounds.get("since"), until_ns=bounds.get("until"))
+    return RemoteSource(engine, window)

@@ -5,13 +5,14 @@
 """
 
 import contextlib
+import functools
 import importlib
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from lightning_otel.errors import ConfigError, NotInstalledError, StoreError
@@ -32,92 +33,58 @@ LOAD_SPANS: Final = 20_000
 _PORTS: Final = {"clickhouse": 8123, "clickhouses": 8443}
 _OPTIONS: Final = frozenset({"table", "database"})
 _READING: Final = {
-    # A batch names thousands of ids.
-    "max_query_size": 64 << 20,
+    "max_query_size": 64 << 20,  # a batch names thousands of ids
     "output_format_parquet_string_as_string": 1,
     "output_format_parquet_compression_method": "zstd",
     "output_format_parquet_row_group_size": 10_000,
 }
-_WRITING: Final = {
-    # Spans of a year lie in 365 partitions.
-    "max_partitions_per_insert_block": 0,
-}
-
-
-class Address(NamedTuple):
-    """The address of a table."""
-
-    scheme: str
-    place: str
-    port: int
-    user: str
-    password: str
-    database: str
-    table: str
-
-
-def address_of(url: str) -> Address:
-    """Return what a URL says.
-
-    Raises:
-        ConfigError: It cannot be understood.
-    """
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(set(options) - _OPTIONS)
-    if unknown:
-        raise ConfigError(
-            f"{parts.scheme}://… does not know {', '.join(unknown)}; "
-            f"it knows {', '.join(sorted(_OPTIONS))}, since and until"
-        )
-    is_local = parts.scheme == "clickhouse+chdb"
-    if not (parts.path.strip("/") if is_local else parts.hostname):
-        form = "clickhouse+chdb:///folder" if is_local else "clickhouse://host:8123/database"
-        raise ConfigError(f"{parts.scheme}://… names no place; write {form}")
-    try:
-        port = parts.port or _PORTS.get(parts.scheme, 0)
-    except ValueError as exc:
-        raise ConfigError(f"{parts.scheme}://…: {exc}; name a port such as 8123") from exc
-    database = "" if is_local else unquote(parts.path.strip("/"))
-    return Address(
-        scheme=parts.scheme,
-        place=unquote(parts.path) if is_local else parts.hostname or "",
-        port=port,
-        user=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
-        database=options.get("database") or database or "default",
-        table=options.get("table") or "otel_traces",
-    )
+_WRITING: Final = {"max_partitions_per_insert_block": 0}
+"""Spans of a year lie in 365 partitions."""
 
 
 class ClickHouse:
     """The engine: one table, read with one view."""
 
     def __init__(self, url: str) -> None:
-        """Name a table; nothing is opened yet.
-
-        Args:
-            url: As in the module's description.
-
-        Raises:
-            ConfigError: It cannot be understood.
-        """
-        self._at = at = address_of(url)
-        self.name = (
-            f"{at.scheme}://{at.place}?database={at.database}&table={at.table}"
-            if at.scheme == "clickhouse+chdb"
-            else f"{at.scheme}://{at.place}:{at.port}/{at.database}?table={at.table}"
-        )
-        self._table = f"{_quote_name(at.database)}.{_quote_name(at.table)}"
-        self._times = f"{_quote_name(at.database)}.{_quote_name(at.table + '_trace_id_ts')}"
-        self._opened: Any = None
+        """Name a table, as in the module's description; nothing is opened yet."""
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if unknown := sorted(options.keys() - _OPTIONS):
+            raise ConfigError(
+                f"{parts.scheme}://… does not know {', '.join(unknown)}; "
+                f"it knows {', '.join(sorted(_OPTIONS))}, since and until"
+            )
+        is_local = parts.scheme == "clickhouse+chdb"
+        if not (parts.path.strip("/") if is_local else parts.hostname):
+            form = "clickhouse+chdb:///folder" if is_local else "clickhouse://host:8123/database"
+            raise ConfigError(f"{parts.scheme}://… names no place; write {form}")
+        try:
+            port = parts.port or _PORTS.get(parts.scheme, 0)
+        except ValueError as exc:
+            raise ConfigError(f"{parts.scheme}://…: {exc}; name a port such as 8123") from exc
+        path = unquote(parts.path)
+        named = "" if is_local else path.strip("/")
+        database = options.get("database") or named or "default"
+        table = options.get("table") or "otel_traces"
+        self._connection: dict[str, Any] = {"interface": "chdb", "path": path}
+        self.name = f"{parts.scheme}://{path}?database={database}&table={table}"
+        if not is_local:
+            self._connection = {
+                "host": parts.hostname,
+                "port": port,
+                "username": unquote(parts.username or "") or None,
+                "password": unquote(parts.password or ""),
+                "secure": parts.scheme == "clickhouses",
+                # Two threads may ask at once, which a session forbids.
+                "autogenerate_session_id": False,
+            }
+            self.name = f"{parts.scheme}://{parts.hostname}:{port}/{database}?table={table}"
+        self._database = _quote_name(database)
+        self._table = f"{self._database}.{_quote_name(table)}"
+        self._times = f"{self._database}.{_quote_name(table + '_trace_id_ts')}"
 
     def fetch(self, selection: Selection, path: Path) -> None:
-        """Write the selected spans to a Parquet file.
-
-        Raises:
-            StoreError: The server cannot be reached, or refuses.
-        """
+        """Write the selected spans to a Parquet file."""
         if not fetched_columns(selection.columns):
             raise ConfigError("a selection without columns selects nothing; name some")
         query = collector.select(self._table, self._add_times(selection))
@@ -139,11 +106,13 @@ class ClickHouse:
 
         Returns:
             How many were written.
-
-        Raises:
-            StoreError: The server cannot be reached, or refuses.
         """
-        self._make_table()
+        with self._translate_errors():
+            # One who may write spans into a table may not be allowed to make one.
+            if not self._is_there(self._table):
+                self._client.command(f"CREATE DATABASE IF NOT EXISTS {self._database}")
+                for statement in collector.table_statements(self._table):
+                    self._client.command(statement)
         with source.connect(("spans",)) as con, tempfile.TemporaryDirectory() as folder:
             for macro in collector.MACROS:
                 con.execute(macro)
@@ -183,16 +152,6 @@ class ClickHouse:
                 )
         return int(count)
 
-    def _make_table(self) -> None:
-        with self._translate_errors():
-            # One who may write spans into a table may not be allowed to make one.
-            if not self._is_there(self._table):
-                self._client.command(
-                    f"CREATE DATABASE IF NOT EXISTS {_quote_name(self._at.database)}"
-                )
-                for statement in collector.table_statements(self._table):
-                    self._client.command(statement)
-
     def _is_there(self, table: str) -> bool:
         return bool(int(self._client.command(f"EXISTS TABLE {table}")))
 
@@ -218,11 +177,15 @@ class ClickHouse:
             return selection
         return replace(selection, since_ns=start_s * 10**9, until_ns=(end_s + 1) * 10**9)
 
-    @property
+    @functools.cached_property
     def _client(self) -> Any:
-        if self._opened is None:
-            self._opened = _open_client(self._at)
-        return self._opened
+        try:
+            library = importlib.import_module("clickhouse_connect")
+        except ImportError as exc:
+            raise NotInstalledError(
+                "clickhouse:// needs clickhouse-connect; pip install 'lightning-otel[clickhouse]'"
+            ) from exc
+        return library.get_client(**self._connection)
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -240,26 +203,6 @@ class ClickHouse:
                 hint = "point a Collector's ClickHouse exporter at it, or load a store into it"
             reason = str(exc).partition("\n")[0]
             raise StoreError(f"{self.name}: {reason}; {hint}") from exc
-
-
-def _open_client(at: Address) -> Any:
-    try:
-        clickhouse_connect = importlib.import_module("clickhouse_connect")
-    except ImportError as exc:
-        raise NotInstalledError(
-            "clickhouse:// needs clickhouse-connect; pip install 'lightning-otel[clickhouse]'"
-        ) from exc
-    if at.scheme == "clickhouse+chdb":
-        return clickhouse_connect.get_client(interface="chdb", path=at.place)
-    return clickhouse_connect.get_client(
-        host=at.place,
-        port=at.port,
-        username=at.user or None,
-        password=at.password,
-        secure=at.scheme == "clickhouses",
-        # Two threads may ask at once, which a session forbids.
-        autogenerate_session_id=False,
-    )
 
 
 def _quote_name(name: str) -> str:

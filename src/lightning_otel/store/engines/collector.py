@@ -47,11 +47,7 @@ def _list_sql(texts: Collection[str]) -> str:
 
 
 def table_statements(table: str) -> list[str]:
-    """Return what makes the table, and that of the times of traces, as the Collector does.
-
-    Args:
-        table: Its quoted name.
-    """
+    """Return what makes a table, and that of the times of traces, as the Collector does."""
     times = table[:-1] + "_trace_id_ts`"
     view = table[:-1] + "_trace_id_ts_mv`"
     text, words = "String CODEC(ZSTD(1))", "LowCardinality(String) CODEC(ZSTD(1))"
@@ -213,10 +209,6 @@ def select(table: str, selection: Selection) -> str:
 
     Of several rows with one id the one that begins first counts, of these the shortest: which of
     them came first the table does not know.
-
-    Args:
-        table: Its quoted name.
-        selection: Without ``also``.
     """
     wanted = [f"{_VIEW[column]} AS {column}_" for column in COLUMNS if column in selection.columns]
     if REWARD_ATTRIBUTES in selection.columns and "attributes" not in selection.columns:

@@ -16,6 +16,7 @@ from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, St
 from lightning_otel.store.engines.remote import timed
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout
+from lightning_otel.store.parquet import row_of
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import Selection
@@ -35,6 +36,7 @@ PUBLISHED: Final = f"{LAKE}.main.published"
 POSTGRES: Final = f"__ducklake_metadata_{LAKE}"
 """DuckLake's own connection to its catalogue, under the name DuckDB knows it by."""
 _EXTENSIONS: Final = ("ducklake", "postgres_scanner", "httpfs")
+"""Also the last: only the lake's own catalogue knows if its files are on S3."""
 _READER: Final = "lightning-otel read"
 _INSTALL: Final = (
     "pip install 'lightning-otel[lake]' in an environment of its own, which brings duckdb 1.5.5 "
@@ -71,14 +73,7 @@ class DuckLakeSource:
         query: str | None = None,
         parameters: Sequence[object] = (),
     ) -> Reader:
-        """Return an in-memory DuckDB in which the lake is attached, read-only, as ``lake``.
-
-        Raises:
-            ConfigError: DuckDB has no extension for it here.
-            StoreMissingError: There is no lake, or nothing was published into it.
-            StoreVersionError: A newer version published into it.
-            StoreError: It cannot be reached.
-        """
+        """Return an in-memory DuckDB in which the lake is attached, read-only, as ``lake``."""
         con = self._open_view()
         define_derived(con, views_of(con, query) if query is not None else names)
         return Reader(con)
@@ -114,9 +109,7 @@ class DuckLakeSource:
             )
             # One snapshot for all that is read through a connection: what is published meanwhile
             # would otherwise come with some of its batches and not with others.
-            ((snapshot,),) = con.execute(
-                f"SELECT id FROM ducklake_current_snapshot('{LAKE}')"
-            ).fetchall()
+            (snapshot,) = row_of(con, f"SELECT id FROM ducklake_current_snapshot('{LAKE}')")
             # Not temporary, which a cursor of the connection would not see.
             con.execute("CREATE SCHEMA reading")
             con.execute(
@@ -146,14 +139,8 @@ def attached(
 ) -> "duckdb.DuckDBPyConnection":
     """Return a DuckDB with the lake attached as ``lake``; made if it is to be written.
 
-    Args:
-        address: Which lake.
-        application: The name PostgreSQL lists the sessions under, at most 63 characters.
-        is_read_only: Whether nothing may change; a lake is not made then.
-
-    Raises:
-        ConfigError: DuckDB has no extension for it here.
-        duckdb.Error: It cannot be reached; the text may hold secrets, see :func:`telling`.
+    PostgreSQL lists the sessions under the application's name, of at most 63 characters. An error
+    of DuckDB's may hold secrets, see :func:`telling`.
     """
     import duckdb
 
@@ -161,8 +148,14 @@ def attached(
     settings = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
     con = duckdb.connect(config=settings)
     keep_quiet(con)
-    # Also httpfs: only the lake's own catalogue knows if its files are on S3.
-    _load_extensions(con, _EXTENSIONS)
+    for name in _EXTENSIONS:
+        try:
+            con.execute(f"LOAD {_find_extension(name)}")
+        except duckdb.Error as exc:
+            raise ConfigError(
+                f"a lake needs DuckDB's extension {name}, and there is none for DuckDB "
+                f"{duckdb.__version__} here; {_INSTALL}"
+            ) from exc
     _tell_keys(con)
     conninfo = f"{address.conninfo} application_name='{application}'"
     options = ["META_SECRET 'lake_postgres'", "DATA_INLINING_ROW_LIMIT 0"]
@@ -185,24 +178,8 @@ def folder_of(data: str) -> str:
 
 def data_path(con: "duckdb.DuckDBPyConnection") -> str:
     """Return the folder in which the attached lake keeps its files."""
-    row = con.execute(
-        f"SELECT value FROM ducklake_options('{LAKE}') WHERE option_name = 'data_path'"
-    ).fetchone()
-    assert row is not None
-    return str(row[0])
-
-
-def _load_extensions(con: "duckdb.DuckDBPyConnection", names: Iterable[str]) -> None:
-    import duckdb
-
-    for name in names:
-        try:
-            con.execute(f"LOAD {_find_extension(name)}")
-        except duckdb.Error as exc:
-            raise ConfigError(
-                f"a lake needs DuckDB's extension {name}, and there is none for DuckDB "
-                f"{duckdb.__version__} here; {_INSTALL}"
-            ) from exc
+    options = f"ducklake_options('{LAKE}')"
+    return str(row_of(con, f"SELECT value FROM {options} WHERE option_name = 'data_path'")[0])
 
 
 def _find_extension(name: str) -> str:
@@ -236,20 +213,18 @@ def _tell_keys(con: "duckdb.DuckDBPyConnection") -> None:
 
 @contextmanager
 def telling(address: LakeAddress, verb: str = "read") -> Iterator[None]:
-    """A block in which what DuckDB says of the lake is an error of ours, without any secret.
-
-    Raises:
-        StoreMissingError: There is no lake.
-        StoreError: It cannot be reached, read or written.
-    """
+    """A block in which what DuckDB says of the lake is an error of ours, without any secret."""
     import duckdb
 
     try:
         yield
     except duckdb.Error as exc:
-        text = _without_secrets(" ".join(str(exc).split()), address)
+        text = found = " ".join(str(exc).split())
+        storage = config.object_storage()
+        for secret in (address.password, storage.secret, storage.token, storage.key_id):
+            text = text.replace(secret, "***") if secret else text
         # A cause would show the secret that its text holds.
-        cause = exc if text == " ".join(str(exc).split()) else None
+        cause = exc if text == found else None
         if "creating a new DuckLake is explicitly disabled" in text:
             raise StoreMissingError(_missing_message(address)) from cause
         if "data_path is not set" in text:
@@ -263,14 +238,6 @@ def telling(address: LakeAddress, verb: str = "read") -> Iterator[None]:
         ) from cause
 
 
-def _without_secrets(text: str, address: LakeAddress) -> str:
-    storage = config.object_storage()
-    for secret in (address.password, storage.secret, storage.token, storage.key_id):
-        if secret:
-            text = text.replace(secret, "***")
-    return text
-
-
 def _missing_message(address: LakeAddress) -> str:
     return (
         f"no lake at {address.name}, or nothing is in it; put spans there with: "
@@ -279,13 +246,8 @@ def _missing_message(address: LakeAddress) -> str:
 
 
 def check_version(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> None:
-    """Check that this version knows all that was published.
-
-    Raises:
-        StoreVersionError: A newer one published.
-    """
-    row = con.execute(f"SELECT max(schema_version) FROM {PUBLISHED}").fetchone()
-    newest = (row and row[0]) or 0
+    """Check that this version knows all that was published."""
+    newest = row_of(con, f"SELECT max(schema_version) FROM {PUBLISHED}")[0] or 0
     if newest > SCHEMA_VERSION:
         raise StoreVersionError(
             f"the lake {address.name} holds schema {newest}, this lightning-otel knows "
@@ -302,8 +264,6 @@ def _selection_bounds(selection: Selection) -> tuple[str, str]:
         traces = f"trace_id IN ({', '.join(map(quoted, ids))})"
     since_ns = [part.since_ns for part in parts if part.since_ns is not None]
     until_ns = [part.until_ns for part in parts if part.until_ns is not None]
-    if len(since_ns) == len(parts):
-        times.append(f"start_ns >= {min(since_ns)}")
-    if len(until_ns) == len(parts):
-        times.append(f"start_ns <= {max(until_ns)}")
+    times += [f"start_ns >= {min(since_ns)}"] if len(since_ns) == len(parts) else []
+    times += [f"start_ns <= {max(until_ns)}"] if len(until_ns) == len(parts) else []
     return traces, " AND ".join(times)

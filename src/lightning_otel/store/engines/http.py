@@ -47,14 +47,7 @@ class Server:
     """The engine: a served store."""
 
     def __init__(self, url: str) -> None:
-        """Name a server; nothing is opened yet.
-
-        Args:
-            url: As in the module's description.
-
-        Raises:
-            ConfigError: It cannot be understood.
-        """
+        """Name a server, as in the module's description; nothing is opened yet."""
         parts = urllib.parse.urlsplit(url)
         try:
             port = parts.port
@@ -72,11 +65,7 @@ class Server:
         self.name = f"{parts.scheme}://{self._host}{self._path}"
 
     def fetch(self, selection: Selection, path: Path) -> None:
-        """Write the selected spans to a Parquet file.
-
-        Raises:
-            StoreError: The server cannot be reached, or refuses.
-        """
+        """Write the selected spans to a Parquet file."""
         names = [each.name for each in fields(Selection) if each.name != "also"]
         selection = replace(selection, columns=list(selection.columns))
         body = orjson.dumps({name: getattr(selection, name) for name in names})
@@ -87,11 +76,7 @@ class Server:
             shutil.copyfileobj(answer, file)
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Have the server keep spans; they are durable when it has answered.
-
-        Raises:
-            StoreError: The server cannot be reached, or refuses.
-        """
+        """Have the server keep spans; they are durable when it has answered."""
         # Messages of protobuf that stand one behind the other are one message.
         body, count, rejected, reasons = bytearray(), 0, 0, set[str]()
         for span in spans:

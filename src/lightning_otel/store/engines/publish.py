@@ -7,19 +7,18 @@ PostgreSQL before the next one looks what is there.
 """
 
 import contextlib
-import fcntl
 import os
 import random
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.errors import StoreError
-from lightning_otel.store.damage import exclude_damage, explain, find_damage
+from lightning_otel.errors import StoreDamagedError, StoreError
+from lightning_otel.store.damage import exclude_damage, explain
 from lightning_otel.store.engines.ducklake import (
     LAKE,
     POSTGRES,
@@ -32,10 +31,11 @@ from lightning_otel.store.engines.ducklake import (
     telling,
 )
 from lightning_otel.store.lake import LakeAddress
-from lightning_otel.store.layout import SCHEMA_VERSION, Layout
+from lightning_otel.store.layout import SCHEMA_VERSION, Layout, elected_alone, file_lock
 from lightning_otel.store.parquet import sync
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.settle import settle, settler_elected
+from lightning_otel.store.settle import settle
+from lightning_otel.store.spans import rows_of
 from lightning_otel.store.sql import quoted
 
 if TYPE_CHECKING:
@@ -76,18 +76,7 @@ class Published:
 
 
 def publish(layout: Layout, address: LakeAddress, *, is_rest_included: bool = False) -> Published:
-    """Settle, and put what the lake has not got yet into it.
-
-    Args:
-        layout: The local store.
-        address: The lake, made if it is not there.
-        is_rest_included: Whether spans too few for a file go in as well.
-
-    Raises:
-        StoreMissingError: There is no local store.
-        ConfigError: DuckDB has no extension for it here, or the lake has no data path.
-        StoreError: Another process publishes this store, or the lake cannot be reached or written.
-    """
+    """Settle, and put what the lake has not got yet into it; see :meth:`SpanStore.publish`."""
     import duckdb
 
     layout.require()
@@ -100,7 +89,11 @@ def publish(layout: Layout, address: LakeAddress, *, is_rest_included: bool = Fa
         with telling(address, "publish into"):
             for left in reversed(range(_TRIES)):
                 try:
-                    _put_missing(layout, address, publisher, planned, put)
+                    with _open_lake(layout, address, publisher) as con:
+                        query = f"SELECT publication FROM {PUBLISHED} WHERE publisher = ?"
+                        there = {name for (name,) in con.execute(query, [publisher]).fetchall()}
+                        for publication in sorted(planned - there):
+                            put[publication] = _put_publication(con, layout, publisher, publication)
                     break
                 except duckdb.Error as exc:
                     # Two machines make or change one lake at once; DuckDB has no class for the one
@@ -115,42 +108,20 @@ def publish(layout: Layout, address: LakeAddress, *, is_rest_included: bool = Fa
     return Published(sum(put.values()), sum(map(bool, put.values())), waiting)
 
 
-def _put_missing(
-    layout: Layout, address: LakeAddress, publisher: str, planned: set[str], put: dict[str, int]
-) -> None:
-    """Put what is planned and not there into the lake; ``put`` is told the spans of each."""
-    with _open_lake(layout, address, publisher) as con:
-        rows = con.execute(
-            f"SELECT publication FROM {PUBLISHED} WHERE publisher = ?", [publisher]
-        ).fetchall()
-        for publication in sorted(planned - {name for (name,) in rows}):
-            put[publication] = _put_publication(con, layout, publisher, publication)
-
-
 @contextlib.contextmanager
 def _publisher_elected(layout: Layout) -> Iterator[str]:
-    """Elect this process the only publisher of the store for a block; give the publisher's id.
-
-    Raises:
-        StoreError: Another process does already.
-    """
-    path = layout.root / "publisher.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    """Elect this process the only publisher of the store for a block; give the publisher's id."""
+    with file_lock(layout.root / "publisher.lock") as descriptor:
+        if descriptor is None:
             raise StoreError(
                 f"another process publishes {layout.catalogue} just now; wait until it is done"
-            ) from None
+            )
         publisher = os.pread(descriptor, 2 * _ID_BYTES, 0).decode("ascii", "replace")
         if len(publisher) < 2 * _ID_BYTES:
             publisher = secrets.token_hex(_ID_BYTES)
             os.pwrite(descriptor, publisher.encode(), 0)
             os.fsync(descriptor)
         yield publisher
-    finally:
-        os.close(descriptor)
 
 
 def _plan_publications(layout: Layout, *, is_rest_included: bool) -> set[str]:
@@ -158,11 +129,7 @@ def _plan_publications(layout: Layout, *, is_rest_included: bool) -> set[str]:
 
     What was noted down stays so: a publisher that comes after a dead one goes on with its files.
     """
-    with settler_elected(layout, wait_s=_WAIT_S) as is_elected:
-        if not is_elected:
-            raise StoreError(
-                f"{layout.catalogue} is being settled for more than {_WAIT_S:.0f} s; try again"
-            )
+    with elected_alone(layout, _WAIT_S):
         manifest = layout.read_manifest()
         names = {file.name: file.publication for file in manifest.live_files}
         waiting = [file for file in manifest.live_files if not file.publication]
@@ -190,9 +157,7 @@ def _open_lake(
 ) -> "Iterator[duckdb.DuckDBPyConnection]":
     """Open the lake with its tables, made if need be, and no earlier publisher at it."""
     if address.data and "://" not in address.data:
-        folder = Path(folder_of(address.data))
-        if not folder.exists():
-            folder.mkdir(mode=0o700, parents=True)
+        Path(folder_of(address.data)).mkdir(mode=0o700, parents=True, exist_ok=True)
     application = f"lightning-otel publish {publisher}"
     own = f"{application} {secrets.token_hex(4)}"
     spill = layout.root / "publish"
@@ -203,7 +168,13 @@ def _open_lake(
         con.execute(f"SET temp_directory = {quoted(str(spill))}")
         con.execute("SET ducklake_max_retry_count = 50")
         _end_predecessors(con, application, own)
-        _make_tables(con)
+        for table, columns in ((SPANS, COLUMNS), (PUBLISHED, _PUBLISHED_COLUMNS)):
+            kinds = [f"{name} {kind}" for name, kind in columns.items()]
+            con.execute(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(kinds)})")
+            held = {row[0] for row in con.execute(f"DESCRIBE {table}").fetchall()}
+            for name, kind in columns.items():  # which a lake of an earlier version lacks
+                if name not in held:
+                    con.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {name} {kind}")
         check_version(con, address)
         yield con
 
@@ -230,17 +201,6 @@ def _end_predecessors(con: "duckdb.DuckDBPyConnection", application: str, own: s
         time.sleep(0.05)
 
 
-def _make_tables(con: "duckdb.DuckDBPyConnection") -> None:
-    """Make the lake's two tables; a lake of an earlier version gets the columns it lacks."""
-    for table, columns in ((SPANS, COLUMNS), (PUBLISHED, _PUBLISHED_COLUMNS)):
-        listed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-        con.execute(f"CREATE TABLE IF NOT EXISTS {table} ({listed})")
-        held = {row[0] for row in con.execute(f"DESCRIBE {table}").fetchall()}
-        for name, kind in columns.items():
-            if name not in held:
-                con.execute(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {name} {kind}")
-
-
 def _put_publication(
     con: "duckdb.DuckDBPyConnection", layout: Layout, publisher: str, publication: str
 ) -> int:
@@ -260,8 +220,7 @@ def _put_publication(
         "allow_missing => true)"
     )
     con.execute(
-        f"INSERT INTO {PUBLISHED} BY NAME SELECT ? AS publication, ? AS publisher, ? AS spans, "
-        "? AS min_start_ns, ? AS max_start_ns, ? AS schema_version, ? AS published_ns",
+        f"INSERT INTO {PUBLISHED} ({', '.join(_PUBLISHED_COLUMNS)}) VALUES (?, ?, ?, ?, ?, ?, ?)",
         [publication, publisher, spans, first_ns, last_ns, SCHEMA_VERSION, time.time_ns()],
     )
     con.execute("COMMIT")
@@ -271,49 +230,32 @@ def _put_publication(
 def _write_files(
     con: "duckdb.DuckDBPyConnection", layout: Layout, publication: str, place: str
 ) -> bool:
-    """Write a publication's files as one; False if retention has taken all of them away.
-
-    Raises:
-        StoreError: A local file is damaged.
-        duckdb.Error: The data path cannot be written.
-    """
+    """Write a publication's files as one; False if retention has taken all of them away."""
     import duckdb
 
+    made = place if "://" in place else f"{place}.part"
     for left in reversed(range(_TRIES)):
         live = layout.read_manifest().live_files
-        files = [layout.data / each.name for each in live if each.publication == publication]
+        files = [file for file in live if file.publication == publication]
         if not files:
             return False
+        # One file is sorted already.
+        order = "ORDER BY trace_id, agent, start_ns, sequence" if len(files) > 1 else ""
         try:
-            _copy_rows(con, files, place)
+            con.execute(
+                f"COPY (SELECT {', '.join(COLUMNS)} FROM {rows_of(layout, files)} {order}) "
+                f"TO {quoted(made)} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, "
+                f"ROW_GROUP_SIZE 20480, KV_METADATA {{schema: '{SCHEMA_VERSION}'}})"
+            )
+            break
         except duckdb.Error as exc:
             # Compaction puts others in their place, and takes them away a minute later.
-            if find_damage(exc, layout):
-                raise explain(exc, layout) from exc
-            if not left or all(file.exists() for file in files):
+            if isinstance(error := explain(exc, layout), StoreDamagedError):
+                raise error from exc
+            if not left or all((layout.data / file.name).exists() for file in files):
                 raise
-        else:
-            return True
-    raise AssertionError("the last time returns or raises")
-
-
-def _copy_rows(con: "duckdb.DuckDBPyConnection", files: Sequence[Path], place: str) -> None:
-    listed = ", ".join(quoted(str(file)) for file in files)
-    source = f"read_parquet([{listed}], union_by_name = true)"
-    held = {row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
-    columns = ", ".join(
-        name if name in held else f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items()
-    )
-    # One file is sorted already.
-    order = "ORDER BY trace_id, agent, start_ns, sequence" if len(files) > 1 else ""
-    is_remote = "://" in place
-    made = place if is_remote else f"{place}.part"
-    con.execute(
-        f"COPY (SELECT {columns} FROM {source} {order}) TO {quoted(made)} (FORMAT parquet, "
-        "COMPRESSION zstd, COMPRESSION_LEVEL 3, ROW_GROUP_SIZE 20480, "
-        f"KV_METADATA {{schema: '{SCHEMA_VERSION}'}})"
-    )
-    if not is_remote:
+    if made != place:
         sync(Path(made))
         os.replace(made, place)
         sync(Path(place).parent)
+    return True

@@ -8,7 +8,7 @@ a call, a reward or a transition is.
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     import duckdb
 
 _EMPTY: Final = "CREATE TABLE spans (" + ", ".join(f"{n} {k}" for n, k in COLUMNS.items()) + ")"
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The time in which a span must begin to be looked at; None is no bound."""
-
-    since_ns: int | None = None
-    until_ns: int | None = None
 
 
 class Engine(Protocol):
@@ -55,23 +47,14 @@ class Engine(Protocol):
         """
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Keep spans, durably when this returns.
-
-        Raises:
-            StoreError: It cannot be reached, or refuses.
-        """
+        """Keep spans, durably when this returns; raises as :meth:`fetch` does."""
 
 
 class RemoteSource:
     """The spans of an engine, as much of them as is asked for."""
 
-    def __init__(self, engine: Engine, window: Window = Window()) -> None:
-        """Name a source; nothing is opened yet.
-
-        Args:
-            engine: Where the spans are.
-            window: What is never looked beyond.
-        """
+    def __init__(self, engine: Engine, window: Selection) -> None:
+        """Name a source; nothing is opened yet, and never looked beyond the times of the window."""
         self.layout = None
         self.engine = engine
         self.name = engine.name
@@ -85,11 +68,7 @@ class RemoteSource:
         query: str | None = None,
         parameters: Sequence[object] = (),
     ) -> Reader:
-        """Return an in-memory DuckDB into which the columns asked for were fetched.
-
-        Raises:
-            StoreError: The engine cannot be reached, or refuses.
-        """
+        """Return an in-memory DuckDB into which the columns asked for were fetched."""
         con = new_connection()
         names = views_of(con, query) if query is not None else names
         con.execute(_EMPTY)
@@ -100,18 +79,12 @@ class RemoteSource:
         return Reader(con)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
-        """The selected spans.
-
-        Args:
-            selection: Which.
-            con: A connection of this source, which tells when the rollouts wanted took place.
-        """
-        parts = [replace(selection, also=None)]
-        parts += [selection.also] if selection.also is not None else []
+        """Return the selected spans; a connection tells when the rollouts wanted took place."""
         own = new_connection()
         own.execute(_EMPTY)
-        for part in parts:
-            self._load_selection(own, timed(part, con))
+        for part in (replace(selection, also=None), selection.also):
+            if part is not None:
+                self._load_selection(own, timed(part, con))
         ordered = Selection(is_ordered=selection.is_ordered, columns=selection.columns)
         return Query(own, *ordered.query())
 
@@ -120,11 +93,7 @@ class RemoteSource:
         self.engine.add(spans)
 
     def writer(self) -> SpanWriter:
-        """There is none.
-
-        Raises:
-            ConfigError: Always.
-        """
+        """Refuse: there is none."""
         raise ConfigError(
             f"{self.name} is read, not recorded into: a traced program never waits for a network; "
             "record into a local path and send the spans on by OTLP"
@@ -134,11 +103,14 @@ class RemoteSource:
         """Fetch the spans into the table, in their columns."""
         import duckdb
 
+        both = (selection, self._window)
+        since = [each.since_ns for each in both if each.since_ns is not None]
+        until = [each.until_ns for each in both if each.until_ns is not None]
         selection = replace(
             selection,
             is_ordered=False,
-            since_ns=_later_of(selection.since_ns, self._window.since_ns),
-            until_ns=_earlier_of(selection.until_ns, self._window.until_ns),
+            since_ns=max(since, default=None),
+            until_ns=min(until, default=None),
         )
         names = ", ".join(fetched_columns(selection.columns))
         with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
@@ -155,7 +127,7 @@ class RemoteSource:
 
 
 def fetched_columns(columns: Collection[str]) -> list[str]:
-    """Names of the columns that an answer has, in the store's order."""
+    """Return the columns that an answer has, in the store's order."""
     has_attributes = REWARD_ATTRIBUTES in columns or "attributes" in columns
     return [
         name for name in COLUMNS if name in columns or (name == "attributes" and has_attributes)
@@ -163,7 +135,7 @@ def fetched_columns(columns: Collection[str]) -> list[str]:
 
 
 def timed(selection: Selection, con: "duckdb.DuckDBPyConnection | None") -> Selection:
-    """The selection with the time in which its rollouts took place, if a connection knows it."""
+    """Return the selection with the time of its rollouts, if a connection knows it."""
     if con is None or not selection.rollout_ids or selection.since_ns is not None:
         return selection
     row = con.execute(
@@ -175,24 +147,10 @@ def timed(selection: Selection, con: "duckdb.DuckDBPyConnection | None") -> Sele
     return replace(selection, since_ns=row[0], until_ns=row[1])
 
 
-def _later_of(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else max(one, other)
-
-
-def _earlier_of(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else min(one, other)
-
-
 def _columns_of(
     con: "duckdb.DuckDBPyConnection", query: str, parameters: Sequence[object]
 ) -> Collection[str]:
-    """Names of the columns of ``spans`` that a query reads, and maybe more.
-
-    Args:
-        con: A connection with the views over a ``spans`` that may be empty.
-        query: The query.
-        parameters: What stands for its question marks.
-    """
+    """Return the columns of ``spans`` that a query reads, and maybe more; its views are there."""
     import duckdb
 
     try:
