@@ -102,7 +102,8 @@ class Forwarder:
         self._hurried.set()
         while self._thread.is_alive() and (now_s := time.monotonic()) < end_s:
             patience_s = _SILENT_S if self._is_answering else _GRACE_S
-            if self._asked_s is not None and now_s - self._asked_s > patience_s:
+            asked_s = self._asked_s  # once: the thread sets it to None
+            if asked_s is not None and now_s - asked_s > patience_s:
                 break
             self._thread.join(0.005)
         if not self._thread.is_alive():

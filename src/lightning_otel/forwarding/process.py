@@ -64,9 +64,10 @@ class ForwardingProcessor(SpanProcessor):
         if endpoint is None or writer.layout is None or self._is_over:
             return None
         writer.layout.create()
+        sender = sender_for(endpoint)  # first: it may refuse, and a follower begins a position
         forwarder = Forwarder(
             follower_of_process(writer.layout, PREFIX + writer.process, since_ns),
-            sender_for(endpoint),
+            sender,
             with_content=config.content().is_exported,
             on_complaint=_log_complaint,
         )
