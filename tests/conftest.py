@@ -60,11 +60,11 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_told_yet() -> None:
     """Warnings that come once a process come once a test."""
-    monkeypatch.setattr(errors, "_warned", set())
-    monkeypatch.setattr(emitters, "_is_hushed", False)
-    monkeypatch.setattr(capture._process, "faults", 0)
+    errors._warned.clear()
+    emitters._is_hushed = False
+    capture.process.faults = 0
 
 
 @pytest.fixture(autouse=True)

@@ -53,7 +53,7 @@ def kept() -> Iterator[Kept]:
 @pytest.fixture
 def no_faults_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if no fault of ours had happened in this process."""
-    monkeypatch.setattr(capture._process, "faults", 0)
+    monkeypatch.setattr(capture.process, "faults", 0)
 
 
 def begin(**options: Any) -> Operation:
@@ -169,7 +169,7 @@ def test_failure_without_words_is_no_fault_of_ours(kept: Kept, no_faults_yet: No
 
     assert str((kept.one().attributes or {})[c.ERROR_TYPE]).endswith("Silent")
     assert not kept.one().status.description
-    assert capture.faults() == 0
+    assert capture.process.faults == 0
 
 
 def test_failure_that_touches_its_own_span_ends_it(kept: Kept) -> None:
@@ -252,7 +252,7 @@ def test_attached_block_left_in_another_context_is_left_quietly(
 
 def test_frame_without_a_sink_records_nothing(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process can be told to hold its own spans back."""
-    monkeypatch.setattr(capture._process, "frame", Frame(None))
+    monkeypatch.setattr(capture.process, "frame", Frame(None))
 
     with capture.attached(capture.in_frame(Frame(None))):
         begin().stop()
@@ -291,9 +291,9 @@ def framework() -> Iterator[list[Operation]]:
     def innermost() -> Operation | None:
         return open_operations[-1] if open_operations else None
 
-    capture.add_framework(innermost)
+    capture.process.frameworks |= {innermost}
     yield open_operations
-    capture.remove_framework(innermost)
+    capture.process.frameworks -= {innermost}
 
 
 def parent_id(operation: Operation) -> int | None:
@@ -352,9 +352,9 @@ def test_framework_that_raises_is_a_fault_of_ours_alone(
     def innermost() -> Operation | None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(capture._process, "frameworks", [innermost])
+    monkeypatch.setattr(capture.process, "frameworks", frozenset({innermost}))
 
     call = begin()
 
     assert parent_id(call) is None
-    assert capture.faults() == 1
+    assert capture.process.faults == 1

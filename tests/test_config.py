@@ -15,136 +15,88 @@ from lightning_otel import config
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
-@pytest.mark.parametrize(
-    ("environment", "is_enabled"),
-    [
-        ({}, True),
-        ({"LIGHTNING_OTEL": ""}, True),
-        ({"LIGHTNING_OTEL": "1"}, True),
-        ({"LIGHTNING_OTEL": "ON"}, True),
-        ({"LIGHTNING_OTEL": "0"}, False),
-        ({"LIGHTNING_OTEL": " False "}, False),
-        ({"LIGHTNING_OTEL": "off"}, False),
-        ({"OTEL_SDK_DISABLED": "true"}, False),
-        ({"OTEL_SDK_DISABLED": "TRUE", "LIGHTNING_OTEL": "1"}, False),
-        ({"OTEL_SDK_DISABLED": "false"}, True),
-    ],
-    ids=str,
-)
-def test_is_enabled_unless_either_switch_is_off(
-    environment: dict[str, str], is_enabled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Capture runs unless our switch or OpenTelemetry's is off, in any usual spelling."""
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-
-    assert config.is_enabled() is is_enabled
+def content(*, is_kept: bool, is_exported: bool) -> config.Content:
+    """Where content goes."""
+    return config.Content(is_kept=is_kept, is_exported=is_exported)
 
 
-@pytest.mark.parametrize("value", ["/data/x.duckdb", "relative", "~/traces", ":memory:"])
-def test_store_path_is_the_environments(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``LIGHTNING_OTEL_STORE`` names the store as it is written."""
-    monkeypatch.setenv("LIGHTNING_OTEL_STORE", value)
-
-    assert config.store_path() == value
+def exported(value: str) -> dict[str, str]:
+    """An environment that says whether content is sent out."""
+    return {"LIGHTNING_OTEL_EXPORT_CONTENT": value}
 
 
-@pytest.mark.parametrize("value", [None, ""])
-def test_store_path_defaults_to_the_working_directory(
-    value: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without it, or with it empty, the store is ``.lightning/`` here."""
-    monkeypatch.delenv("LIGHTNING_OTEL_STORE")
-    if value is not None:
-        monkeypatch.setenv("LIGHTNING_OTEL_STORE", value)
-
-    assert config.store_path() == ".lightning/traces.duckdb"
+HERE = content(is_kept=True, is_exported=False)
+NOWHERE = content(is_kept=False, is_exported=False)
+OUT = content(is_kept=True, is_exported=True)
+STORE = "LIGHTNING_OTEL_STORE"
+ROLLOUT, ATTEMPT = "LIGHTNING_OTEL_ROLLOUT_ID", "LIGHTNING_OTEL_ATTEMPT_ID"
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 
 
-@pytest.mark.parametrize(
-    ("content", "export", "is_kept", "is_exported"),
-    [
-        ("", "", True, False),
-        ("", "1", True, True),
-        ("", "0", True, False),
-        ("NO_CONTENT", "1", False, False),
-        ("event_only", "", False, False),
-        ("false", "", False, False),
-        ("SPAN_ONLY", "", True, True),
-        ("SPAN_AND_EVENT", "0", True, True),
-        ("true", "", True, True),
-        ("nonsense", "", True, False),
-    ],
-)
-def test_content_goes_where_the_user_says(
-    content: str, export: str, is_kept: bool, is_exported: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Content is kept and stays here, unless the conventions' variable or ours says otherwise."""
-    monkeypatch.setenv(CONTENT, content)
-    monkeypatch.setenv("LIGHTNING_OTEL_EXPORT_CONTENT", export)
-
-    assert config.content() == config.Content(is_kept=is_kept, is_exported=is_exported)
+def protocol() -> str | None:
+    """The protocol of the endpoint that the environment names."""
+    found = config.otlp_endpoint("http://127.0.0.1:4318")
+    return found and found.protocol
 
 
-@pytest.mark.parametrize(
-    ("value", "names"),
-    [("", ()), ("duckdb", ("duckdb",)), (" duckdb , ,otlp,", ("duckdb", "otlp")), (",", ())],
-)
-def test_traces_exporters_are_named_in_order(
-    value: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The list is read with its blanks and gaps."""
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", value)
+CASES: list[tuple[Callable[[], Any], dict[str, str], Any]] = [
+    (config.is_enabled, {}, True),
+    (config.is_enabled, {"LIGHTNING_OTEL": ""}, True),
+    (config.is_enabled, {"LIGHTNING_OTEL": "1"}, True),
+    (config.is_enabled, {"LIGHTNING_OTEL": "ON"}, True),
+    (config.is_enabled, {"LIGHTNING_OTEL": "0"}, False),
+    (config.is_enabled, {"LIGHTNING_OTEL": " False "}, False),
+    (config.is_enabled, {"LIGHTNING_OTEL": "off"}, False),
+    (config.is_enabled, {"OTEL_SDK_DISABLED": "true"}, False),
+    (config.is_enabled, {"OTEL_SDK_DISABLED": "TRUE", "LIGHTNING_OTEL": "1"}, False),
+    (config.is_enabled, {"OTEL_SDK_DISABLED": "false"}, True),
+    (config.store_path, {STORE: "/data/x.duckdb"}, "/data/x.duckdb"),
+    (config.store_path, {STORE: "~/traces"}, "~/traces"),
+    (config.store_path, {STORE: ":memory:"}, ":memory:"),
+    (config.store_path, {STORE: ""}, ".lightning/traces.duckdb"),
+    (config.content, {}, HERE),
+    (config.content, exported("1"), OUT),
+    (config.content, exported("0"), HERE),
+    (config.content, {CONTENT: "NO_CONTENT", **exported("1")}, NOWHERE),
+    (config.content, {CONTENT: "event_only"}, NOWHERE),
+    (config.content, {CONTENT: "false"}, NOWHERE),
+    (config.content, {CONTENT: "SPAN_ONLY"}, OUT),
+    (config.content, {CONTENT: "SPAN_AND_EVENT", **exported("0")}, OUT),
+    (config.content, {CONTENT: "true"}, OUT),
+    (config.content, {CONTENT: "nonsense"}, HERE),
+    (config.traces_exporters, {"OTEL_TRACES_EXPORTER": ""}, ()),
+    (config.traces_exporters, {"OTEL_TRACES_EXPORTER": " duckdb , ,otlp,"}, ("duckdb", "otlp")),
+    (protocol, {}, "http/protobuf"),
+    (protocol, {PROTOCOL: "grpc"}, "grpc"),
+    (protocol, {PROTOCOL: "grpc", TRACES_PROTOCOL: "http/protobuf"}, "http/protobuf"),
+    (config.wants_otlp, {}, False),
+    (config.wants_otlp, {"OTEL_TRACES_EXPORTER": "otlp"}, True),
+    (config.wants_otlp, {"OTEL_TRACES_EXPORTER": "duckdb, otlp"}, True),
+    (config.wants_otlp, {"OTEL_TRACES_EXPORTER": "duckdb"}, False),
+    (config.wants_otlp, ENDPOINT, True),
+    (config.wants_otlp, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"}, True),
+    (config.wants_otlp, {**ENDPOINT, "OTEL_TRACES_EXPORTER": "none"}, False),
+    (config.inherited_rollout, {ROLLOUT: ""}, None),
+    (config.inherited_rollout, {ATTEMPT: "2"}, None),
+    (config.inherited_rollout, {ROLLOUT: "r1"}, ("r1", "1")),
+    (config.inherited_rollout, {ROLLOUT: "r1", ATTEMPT: "2"}, ("r1", "2")),
+]
 
-    assert config.traces_exporters() == names
 
-
-@pytest.mark.parametrize(
-    ("environment", "protocol"),
-    [
-        ({}, "http/protobuf"),
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "grpc"),
-        (
-            {
-                "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
-                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
-            },
-            "http/protobuf",
-        ),
-    ],
-    ids=str,
-)
-def test_otlp_protocol_of_traces_goes_first(
-    environment: dict[str, str], protocol: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The variable for traces counts more than the one for all signals."""
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-
-    assert config.otlp_protocol() == protocol
-
-
-@pytest.mark.parametrize(
-    ("environment", "inherited"),
-    [
-        ({}, None),
-        ({"LIGHTNING_OTEL_ROLLOUT_ID": ""}, None),
-        ({"LIGHTNING_OTEL_ATTEMPT_ID": "2"}, None),
-        ({"LIGHTNING_OTEL_ROLLOUT_ID": "r1"}, ("r1", "1")),
-        ({"LIGHTNING_OTEL_ROLLOUT_ID": "r1", "LIGHTNING_OTEL_ATTEMPT_ID": "2"}, ("r1", "2")),
-    ],
-    ids=str,
-)
-def test_inherited_rollout_needs_its_id(
+@pytest.mark.parametrize(("read", "environment", "expected"), CASES)
+def test_setting_is_what_the_environment_says(
+    read: Callable[[], Any],
     environment: dict[str, str],
-    inherited: tuple[str, str] | None,
+    expected: object,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A rollout id makes an inherited rollout; its attempt is the first unless said."""
+    """In any usual spelling, else the default."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
-    assert config.inherited_rollout() == inherited
+    assert read() == expected
 
 
 @pytest.mark.parametrize("python_path", [None, "", "/a:/b"])
@@ -201,8 +153,8 @@ def test_child_environment_names_who_acts(
         ("LIGHTNING_OTEL", config.is_enabled, True),
         ("OTEL_SDK_DISABLED", config.is_enabled, True),
         ("LIGHTNING_OTEL_RUN", config.is_run_child, False),
-        ("LIGHTNING_OTEL_EXPORT_CONTENT", config.content, config.Content(True, False)),
-        (CONTENT, config.content, config.Content(True, False)),
+        ("LIGHTNING_OTEL_EXPORT_CONTENT", config.content, HERE),
+        (CONTENT, config.content, HERE),
     ],
 )
 def test_nonsense_takes_the_default_with_one_warning(

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -26,7 +26,6 @@ from lightning_otel import config, debugging
 from lightning_otel import conventions as c
 from lightning_otel.errors import warn_once
 from lightning_otel.redact import scrub, scrub_error
-from lightning_otel.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +40,6 @@ _SUPPRESS_KEY = "suppress_instrumentation"
 """Set by OpenTelemetry's own ``suppress_instrumentation()``. Others have keys by which one of their
 instrumentors silences another, and these are not for us: what is recorded twice is joined later."""
 _MESSAGE_LIMIT = 8192
-_CONTENT_LIMIT = 1 << 26
-"""Characters of content held for exporters: of a full queue of 2,048 spans 32,768 each."""
-_ENTRY_SIZE = 512
-"""What an entry weighs besides its content."""
 _NO_BODY: Mapping[str, str] = {}
 _NUMBERS = frozenset(
     {c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS, c.LOGPROB_TOKEN_IDS}
@@ -108,72 +103,52 @@ class Frame:
 
 
 class _Process:
-    """State of this process: its default frame, whether everything is captured, faults seen."""
+    """State of this process.
+
+    Attributes:
+        frame: The recording in force wherever the context names none.
+        is_global: Whether calls outside any recording become spans, as OpenTelemetry users expect.
+        is_wanted_outside: Decides otherwise about calls outside any recording.
+        tracer: The tracer of all our spans, of whatever provider is or will be set.
+        exporters: How many exporters of ours wait for ended spans.
+        faults: Faults of ours that were kept from the program.
+        content: Where content may go; kept because a look-up costs 2 us a call.
+        frameworks: Each gives its innermost open operation by what the framework itself carries,
+            such as its own context variable; asked for every operation, so they must be quick.
+    """
 
     def __init__(self) -> None:
         self.frame: Frame | None = None
         self.is_global = False
-        self.is_wanted_outside: Callable[[], bool] | None = None
+        self.is_wanted_outside: Callable[[], bool] = bool
+        self.exporters = 0
         self.faults = 0
         self.tracer: trace.Tracer | None = None
         self.content = config.content()
         self.asks_for_ids = config.is_retokenization_fix_enabled()
-        self.frameworks: list[InnermostOperation] = []
+        self.frameworks: frozenset[Callable[[], Operation | None]] = frozenset()
 
 
-_process = _Process()
-
-
-def add_framework(innermost: "InnermostOperation") -> None:
-    """Ask a framework, too, what is under way where a new operation starts.
-
-    Args:
-        innermost: Gives the framework's innermost open operation by what the framework itself
-            carries, such as its own context variable; None if there is none. It is asked for every
-            operation, so it must be quick.
-    """
-    if innermost not in _process.frameworks:
-        _process.frameworks.append(innermost)
-
-
-def remove_framework(innermost: "InnermostOperation") -> None:
-    """Ask it no more; harmless if it was never added."""
-    if innermost in _process.frameworks:
-        _process.frameworks.remove(innermost)
-
-
-def set_process_frame(frame: Frame | None) -> None:
-    """Make a frame the default wherever the context names none."""
-    _process.frame = frame
-
-
-def capture_everywhere(*, enabled: bool) -> None:
-    """Make spans of calls outside any recording, as OpenTelemetry users expect, or stop."""
-    _process.is_global = enabled
-
-
-def ask_outside_recordings(is_wanted: Callable[[], bool] | None) -> None:
-    """Set the function that decides about calls outside any recording; None for no such call."""
-    _process.is_wanted_outside = is_wanted
+process: Final = _Process()
 
 
 def refresh_settings() -> None:
-    """Read the content settings again; they are kept because a look-up costs 2 us a call."""
-    _process.content = config.content()
-    _process.asks_for_ids = config.is_retokenization_fix_enabled()
-    if _process.frame is not None:
-        _process.frame = replace(_process.frame, asks_for_ids=_process.asks_for_ids)
+    """Read the settings anew that are kept."""
+    process.content = config.content()
+    process.asks_for_ids = config.is_retokenization_fix_enabled()
+    if process.frame is not None:
+        process.frame = replace(process.frame, asks_for_ids=process.asks_for_ids)
 
 
 def content_policy() -> config.Content:
     """Return the policy for message content, as last read."""
-    return _process.content
+    return process.content
 
 
 def asks_for_ids() -> bool:
     """Return whether a request asks its server for token ids."""
     frame = current_frame()
-    return _process.asks_for_ids if frame is None else frame.asks_for_ids
+    return process.asks_for_ids if frame is None else frame.asks_for_ids
 
 
 def applied() -> Applied | None:
@@ -187,16 +162,11 @@ def begin_rollout() -> dict[str, AttributeValue]:
     return {c.ROLLOUT_ID: f"rollout-{secrets.token_hex(8)}", c.ATTEMPT_ID: "1"}
 
 
-def process_frame() -> Frame | None:
-    """The default frame of this process."""
-    return _process.frame
-
-
 def current_frame(context: Context | None = None) -> Frame | None:
     """The frame of a context (default: the current one), else the process's own."""
     held = otel_context.get_current() if context is None else context
     frame = held.get(_FRAME_KEY)
-    return frame if isinstance(frame, Frame) else _process.frame
+    return frame if isinstance(frame, Frame) else process.frame
 
 
 def in_frame(frame: Frame, context: Context | None = None) -> Context:
@@ -211,7 +181,7 @@ def parent_context() -> Context:
     nothing of it; and the frame's parent span, where the context holds no span of its own.
     """
     context = _beside_a_call(otel_context.get_current())
-    for innermost in _process.frameworks:
+    for innermost in process.frameworks:
         operation = guarded(innermost)
         if operation is None or operation.encloses(context):
             continue
@@ -271,29 +241,12 @@ class attached:  # noqa: N801  # used as a function; a generator would cost a ca
         return True
 
 
-def tracer() -> trace.Tracer:
-    """The tracer all our spans come from, bound to whatever provider is or will be set."""
-    if _process.tracer is None:
-        _process.tracer = trace.get_tracer(c.SCOPE)
-    return _process.tracer
-
-
-def use_tracer(tracer: trace.Tracer) -> None:
-    """Have all our spans come from this tracer from now on."""
-    _process.tracer = tracer
-
-
-def faults() -> int:
-    """Count our own faults that were kept from this program so far."""
-    return _process.faults
-
-
 def note_fault() -> None:
     """Count a fault of ours that is being handled; the first one is a warning, the rest debug."""
-    _process.faults += 1
+    process.faults += 1
     if debugging.is_on:
         debugging.tell(f"fault   {type(sys.exception()).__name__}: {sys.exception()}")
-    level = logging.WARNING if _process.faults == 1 else logging.DEBUG
+    level = logging.WARNING if process.faults == 1 else logging.DEBUG
     with contextlib.suppress(Exception):  # the program's own log handlers may raise
         log.log(level, "a span could not be captured; the program goes on", exc_info=True)
 
@@ -310,7 +263,9 @@ def guarded(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | 
 def is_wanted() -> bool:
     """Return whether a call made here and now should become a span."""
     context = otel_context.get_current()
-    if current_frame(context) is None and not (_process.is_global or _is_wanted_outside()):
+    if current_frame(context) is None and not (
+        process.is_global or guarded(process.is_wanted_outside)
+    ):
         if debugging.is_on:
             debugging.tell_missed(
                 "no recording is open here; use auto_trace(), carried() or lightning-otel run"
@@ -324,10 +279,7 @@ def is_wanted() -> bool:
 
 
 def is_wanted_of_one() -> bool:
-    """Return True: a call of an object that is traced by itself always becomes a span.
-
-    Where neither a recording nor a provider keeps that span, the first one warns.
-    """
+    """Return True, as an object traced by itself always makes spans; warn where none is kept."""
     is_kept = current_frame() is not None or not isinstance(
         trace.get_tracer_provider(), trace.ProxyTracerProvider
     )
@@ -337,11 +289,6 @@ def is_wanted_of_one() -> bool:
             "wrap_langchain(agent, store=…), or record with auto_trace()"
         )
     return True
-
-
-def _is_wanted_outside() -> bool:
-    ask = _process.is_wanted_outside
-    return ask is not None and bool(guarded(ask))
 
 
 def take_body() -> Mapping[str, str]:
@@ -371,58 +318,32 @@ def is_of_program(span: Any) -> bool:
     )
 
 
-class ContentQueue:
-    """Content of ended spans that exporters have not got yet.
+class Beside:
+    """What is kept with the ids of an ended span, for exporters, and goes into no copy of them.
 
-    A processor is called while a span ends, and gets its content then; an exporter gets the span
-    later and from another thread, and asks here. Of what a full queue of spans dropped, the content
-    goes once newer content fills the limit.
+    The SDK's queues hold the ids as long as the span and no longer.
 
     Attributes:
-        exporters: How many exporters there are.
-        rollout: Stamps of what the process does in none of the program's own traces.
+        body: The span's content.
+        sink: Where a processor kept the span, if one did.
     """
 
     def __init__(self) -> None:
-        self.exporters = 0
-        self.rollout: Mapping[str, Any] = begin_rollout()
-        self._waiting: dict[tuple[int, int], tuple[Mapping[str, str], int]] = {}
-        self._size = 0
-        self._turns = Turns()  # guards all of them: spans end on any thread
+        self.body: Mapping[str, str] = _NO_BODY
+        self.sink: SpanSink | None = None
 
-    def put(self, span: SpanContext, body: Mapping[str, str]) -> None:
-        """Keep an ended span's content until each exporter has asked for it."""
-        with self._turns.alone():
-            self._waiting[span.trace_id, span.span_id] = body, self.exporters
-            self._size += _count_characters(body)
-            while self._size > _CONTENT_LIMIT:
-                self._drop_ids(next(iter(self._waiting)))
-                warn_once(
-                    "spans wait so long to be exported that the content of the oldest is let go; "
-                    "LightningSpanProcessor() keeps each span at once"
-                )
-
-    def take(self, span: SpanContext) -> Mapping[str, str]:
-        """The content of an ended span; nothing if it has none."""
-        ids = span.trace_id, span.span_id
-        with self._turns.alone():
-            body, left = self._waiting.get(ids, (_NO_BODY, 0))
-            if left > 1:
-                self._waiting[ids] = body, left - 1
-            elif left:
-                self._drop_ids(ids)
-        return body
-
-    def _drop_ids(self, ids: tuple[int, int]) -> None:
-        body, _ = self._waiting.pop(ids)
-        self._size -= _count_characters(body)
+    def __reduce__(self) -> tuple[type["Beside"], tuple[()]]:
+        return Beside, ()
 
 
-def _count_characters(body: Mapping[str, str]) -> int:
-    return _ENTRY_SIZE + sum(map(len, body.values()))
+_EXPORTED_ROLLOUT: Final[Mapping[str, Any]] = begin_rollout()
+"""Stamps, for exporters, of what the process does in none of the program's own traces."""
 
 
-content_queue: Final = ContentQueue()
+def beside(span: SpanContext) -> Beside:
+    """Return what is kept with a span's ids."""
+    found: Beside = vars(span).setdefault("lightning_otel", Beside())
+    return found
 
 
 class Operation:
@@ -475,7 +396,9 @@ class Operation:
         if frame is not None and frame.stamps:
             # On spans of ours, so that other exporters' readers can tell rollouts apart, too.
             attributes = {**frame.stamps, **attributes}
-        self.span = tracer().start_span(
+        if process.tracer is None:
+            process.tracer = trace.get_tracer(c.SCOPE)
+        self.span = process.tracer.start_span(
             name, parent, kind=kind, attributes=valid(attributes), start_time=start_ns
         )
         self.outer = operation_of(parent)
@@ -511,45 +434,37 @@ class Operation:
 
     def stop(self, end_ns: int | None = None) -> None:
         """End the span with what was gathered in ``attributes`` and ``body``."""
-        if self._take_end():
-            self._end_span(end_ns)
+        self._end("", "", end_ns)
 
     def fail(self, exc: BaseException) -> None:
         """End the span as failed by an exception, which is the caller's to raise again."""
-        if self._take_end():
-            self.attributes[c.ERROR_TYPE] = type_name(exc)
-            self.span.set_status(Status(StatusCode.ERROR, message_of(exc)))
-            self._end_span(None)
+        self._end(type_name(exc), message_of(exc))
 
     def fail_with(self, error_type: str, message: str) -> None:
         """End the span as failed where there is no exception, such as an error inside a stream."""
-        if self._take_end():
-            self.attributes[c.ERROR_TYPE] = error_type
-            self.span.set_status(Status(StatusCode.ERROR, clean(message)))
-            self._end_span(None)
+        self._end(error_type, clean(message))
 
     @property
     def is_over(self) -> bool:
         """True if the operation was stopped or failed."""
         return self._is_over
 
-    def _take_end(self) -> bool:
+    def _end(self, error_type: str, message: str, end_ns: int | None = None) -> None:
         self._is_over = True
-        return self._count_end() == 0
-
-    def _end_span(self, end_ns: int | None) -> None:
-        content = _process.content
-        body = (
-            {key: scrub(text) if key not in _NUMBERS else text for key, text in self.body.items()}
-            if content.is_kept
-            else _NO_BODY
-        )
-        if content.is_exported:
+        if self._count_end():
+            return
+        if error_type:
+            self.attributes[c.ERROR_TYPE] = error_type
+            self.span.set_status(Status(StatusCode.ERROR, message))
+        body = _NO_BODY
+        if process.content.is_kept:
+            body = {k: v if k in _NUMBERS else scrub(v) for k, v in self.body.items()}
+        if process.content.is_exported:
             self.attributes.update(body)
         self.span.set_attributes(valid(self.attributes))
         context = self.span.get_span_context()
-        if content_queue.exporters and context.trace_flags.sampled:  # no other is exported
-            content_queue.put(context, {**self._process_stamps(), **body})
+        if process.exporters and context.trace_flags.sampled:  # no other is exported
+            beside(context).body = {**self._process_stamps(), **body}
         token = _body.set(body)
         try:
             self.span.end(end_ns)
@@ -564,7 +479,7 @@ class Operation:
         while top.outer is not None:
             top = top.outer
         around = trace.get_current_span(top.parent)
-        return _NO_BODY if is_of_program(around) else content_queue.rollout
+        return _NO_BODY if is_of_program(around) else _EXPORTED_ROLLOUT
 
 
 def operation_of(context: Context | None = None) -> Operation | None:
@@ -572,9 +487,6 @@ def operation_of(context: Context | None = None) -> Operation | None:
     held = otel_context.get_current() if context is None else context
     found = held.get(_OPERATION_KEY)
     return found if isinstance(found, Operation) else None
-
-
-InnermostOperation: TypeAlias = Callable[[], Operation | None]
 
 
 def clean(text: str) -> str:

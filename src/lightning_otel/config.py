@@ -53,11 +53,14 @@ class Setting(Generic[T]):
 
     def read(self) -> T:
         """Return the value; the default, with one warning, where it is not understood."""
-        text = os.environ.get(self.name, "").strip()
-        value = self.parse(text) if text else None
-        if text and value is None:
-            _warn_once(self.name, text, self.wanted)
-        return self.default if value is None else value
+        found = os.environ.get(self.name)
+        if not found or not (text := found.strip()):
+            return self.default
+        value = self.parse(text)
+        if value is None:
+            warn_once(f"{self.name}={text!r} is not {self.wanted}; taking the default")
+            return self.default
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,6 @@ class Content:
 
     is_kept: bool
     is_exported: bool
-
-
-def _warn_once(name: str, value: str, wanted: str) -> None:
-    warn_once(f"{name}={value!r} is not {wanted}; taking the default", key=name)
 
 
 def _parse_flag(text: str) -> bool | None:
@@ -157,7 +156,7 @@ SETTINGS: Final[tuple[Setting[Any], ...]] = (
           others=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"),
           show=lambda: found.url if (found := otlp_endpoint()) else "nowhere"),
     _text("OTEL_EXPORTER_OTLP_PROTOCOL", "", "how",
-          others=("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",), show=lambda: otlp_protocol()),
+          others=("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",), show=lambda: _protocol()),
     _text("OTEL_EXPORTER_OTLP_HEADERS", "", "what is sent with them", is_secret=True,
           others=("OTEL_EXPORTER_OTLP_TRACES_HEADERS",)),
 )
@@ -294,20 +293,15 @@ def has_propagators() -> bool:
     return _is_set("OTEL_PROPAGATORS")
 
 
-def has_otlp_endpoint() -> bool:
-    """Return whether the user named a place to send spans to by OTLP."""
-    return bool(_otlp("ENDPOINT"))
-
-
-def otlp_protocol() -> str:
-    """Return ``grpc``, ``http/protobuf`` or whatever the user wrote; OTLP's default is HTTP."""
-    return _otlp("PROTOCOL") or "http/protobuf"
-
-
 def _otlp(name: str) -> str:
     """Return OpenTelemetry's setting for traces, else the one for all signals."""
     get = os.environ.get
     return get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or get(f"OTEL_EXPORTER_OTLP_{name}") or ""
+
+
+def _protocol() -> str:
+    """Return ``grpc``, ``http/protobuf`` or whatever the user wrote; OTLP's default is HTTP."""
+    return _otlp("PROTOCOL") or "http/protobuf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +326,12 @@ class OtlpEndpoint:
     is_insecure: bool
 
 
+def wants_otlp() -> bool:
+    """Return whether the environment asks for spans to be sent by OTLP."""
+    named = traces_exporters()
+    return "none" not in named and ("otlp" in named or bool(_otlp("ENDPOINT")))
+
+
 def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
     """Return the endpoint for spans; None if no URL is given and the environment names none.
 
@@ -345,13 +345,12 @@ def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
     found = url or _otlp("ENDPOINT")
     if not found and "otlp" not in traces_exporters():
         return None
-    protocol = otlp_protocol()
+    protocol = _protocol()
     default = "http://localhost:4317" if protocol == "grpc" else "http://localhost:4318"
-    timeout = _otlp("TIMEOUT")
     try:
-        timeout_s = float(timeout or 10)
+        timeout_s = float(_otlp("TIMEOUT") or 10)
     except ValueError:
-        _warn_once("OTEL_EXPORTER_OTLP_TIMEOUT", timeout, "a number of seconds")
+        warn_once(f"OTEL_EXPORTER_OTLP_TIMEOUT={_otlp('TIMEOUT')!r} is no number; taking 10")
         timeout_s = 10.0
     return OtlpEndpoint(
         url=found or default,

@@ -69,16 +69,19 @@ def emit_reward(
         ConfigError: The reward is not a finite number, or the primary one is not named; or it is to
             match a span, outside a recording, and no rollout is named to look in.
     """
-    links = _make_links(span_id, response_id, match)
     given = _reward_attributes(reward, score if value is None else value, primary)
-    found = {**(attributes or {}), **given, **_target_attributes(links, rollout_id)}
-    if match and not (rollout_id or span_id or response_id or capture.is_wanted()):
-        raise ConfigError(f"match={match!r} is looked for in one rollout; name it: rollout_id=…")
+    targets = _target_attributes(span_id, response_id, rollout_id, match)
+    found = {**(attributes or {}), **given, **targets}
     has_target = bool(span_id or response_id or rollout_id)
-    if has_target and not capture.is_wanted():
+    if capture.is_wanted():
+        with _in_rollout(rollout_id):
+            return _emit_span("emit_reward", c.SPAN_ANNOTATION, found)
+    if match and not has_target:
+        raise ConfigError(f"match={match!r} is looked for in one rollout; name it: rollout_id=…")
+    if has_target:
         return capture.guarded(_store_apart, found)
-    with _in_rollout(rollout_id):
-        return _emit_span("emit_reward", c.SPAN_ANNOTATION, found)
+    _warn_outside("emit_reward")
+    return None
 
 
 def reward_span(
@@ -96,78 +99,52 @@ def reward_span(
         span_id: The span it judges.
         response_id: The model response it judges.
     """
-    links = _make_links(span_id, response_id)
-    return _make_instant({**_value_attributes(values), **_target_attributes(links, rollout_id)})
-
-
-def _make_links(
-    span_id: str | None,
-    response_id: str | None,
-    match: Mapping[str, AttributeValue] | None = None,
-) -> list[tuple[str, str]]:
-    """Return a reward's link targets: each key, and the text of the span there."""
-    ids = ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id))
-    matched = [(str(key), matched_text(value)) for key, value in (match or {}).items()]
-    return [(key, value) for key, value in (*ids, *matched) if value]
-
-
-def _value_attributes(values: Mapping[str, float]) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {}
-    for index, (name, number) in enumerate(values.items()):
-        found[f"{c.REWARD_PREFIX}.{index}.name"] = name
-        found[f"{c.REWARD_PREFIX}.{index}.value"] = number
-    return found
+    given = _reward_attributes(values, None, next(iter(values)))
+    return _make_instant({**given, **_target_attributes(span_id, response_id, rollout_id)})
 
 
 def _target_attributes(
-    links: Sequence[tuple[str, str]], rollout_id: str | None
+    span_id: str | None,
+    response_id: str | None,
+    rollout_id: str | None,
+    match: Mapping[str, AttributeValue] | None = None,
 ) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {}
-    for index, (key, target) in enumerate(links):
+    """Return a reward's links, each a key and the text that the span it judges has there."""
+    matched = {str(key): matched_text(value) for key, value in (match or {}).items()}
+    links = {c.LINK_SPAN_ID: span_id, c.RESPONSE_ID: response_id, **matched}
+    found: dict[str, AttributeValue] = {c.ROLLOUT_ID: rollout_id} if rollout_id else {}
+    for index, (key, target) in enumerate(filter(lambda link: link[1], links.items())):
         found[f"{c.LINK_PREFIX}.{index}.key_match"] = key
-        found[f"{c.LINK_PREFIX}.{index}.value_match"] = target
-    if rollout_id:
-        found[c.ROLLOUT_ID] = rollout_id
+        found[f"{c.LINK_PREFIX}.{index}.value_match"] = target or ""
     return found
 
 
 def _make_instant(attributes: Mapping[str, AttributeValue]) -> Span:
-    now_ns = time.time_ns()
-    return Span(
-        trace_id=secrets.token_hex(16),
-        span_id=secrets.token_hex(8),
-        parent_span_id=None,
-        name=c.SPAN_ANNOTATION,
-        start_ns=now_ns,
-        end_ns=now_ns,
-        attributes=attributes,
-        scope=c.SCOPE,
-    )
+    now_ns, ids = time.time_ns(), (secrets.token_hex(16), secrets.token_hex(8))
+    return Span(*ids, None, c.SPAN_ANNOTATION, now_ns, now_ns, attributes=attributes, scope=c.SCOPE)
 
 
 def _reward_attributes(
     reward: object, value: object, primary: str | None
 ) -> dict[str, AttributeValue]:
-    """Return a reward as attributes: named numbers, or a sequence with its sum."""
+    """Return a reward as named numbers, the primary one first, or as a sequence with its sum."""
     is_named = isinstance(reward, str)
-    steps = _read_sequence(value if is_named else reward)
-    if steps is None or (value is not None and not is_named):
-        return _value_attributes(_named_rewards(reward, value, primary))
-    total = sum(step for step in steps if step is not None)
-    values = _named_rewards(reward if is_named else c.PRIMARY_REWARD, total, primary)
-    return {**_value_attributes(values), c.REWARD_STEPS: json.dumps(steps)}
-
-
-def _named_rewards(reward: object, value: object, primary: str | None) -> dict[str, float]:
-    """The named numbers of a reward, the primary one first."""
-    if isinstance(reward, str):
-        values: dict[str, Any] = {reward: value}
-    elif isinstance(reward, Mapping):
-        values = {str(name): number for name, number in reward.items()}
-    else:
-        values = {c.PRIMARY_REWARD: reward}
-    if not isinstance(reward, str) and value is not None:
+    if value is not None and not is_named:
         raise ConfigError("emit_reward takes a second number only after a name")
+    given: Any = value if is_named else reward
+    steps = None
+    if isinstance(given, (list, tuple)):
+        steps = [
+            None if each is None else _check_finite(f"step {index}", each)
+            for index, each in enumerate(given)
+        ]
+        if all(step is None for step in steps):
+            raise ConfigError(f"reward {given!r} has no number for any step; leave it out instead")
+        given = sum(step for step in steps if step is not None)
+    named: Mapping[Any, Any] = {reward if is_named else c.PRIMARY_REWARD: given}
+    if isinstance(given, Mapping) and not is_named:
+        named = given
+    values = {str(name): number for name, number in named.items()}
     if not values:
         raise ConfigError("emit_reward got no reward: the mapping is empty")
     if primary is None and len(values) > 1:
@@ -177,21 +154,13 @@ def _named_rewards(reward: object, value: object, primary: str | None) -> dict[s
     first = primary if primary is not None else next(iter(values))
     if first not in values:
         raise ConfigError(f"primary={first!r} is none of the rewards: {', '.join(values)}")
-    ordered = {first: values.pop(first), **values}
-    return {name: _check_finite(name, number) for name, number in ordered.items()}
-
-
-def _read_sequence(given: object) -> list[float | None] | None:
-    """The numbers of a list, with None for a step that has none; None if it is no list."""
-    if not isinstance(given, (list, tuple)):
-        return None
-    steps = [
-        None if each is None else _check_finite(f"step {index}", each)
-        for index, each in enumerate(given)
-    ]
-    if all(step is None for step in steps):
-        raise ConfigError(f"reward {given!r} has no number for any step; leave it out instead")
-    return steps
+    found: dict[str, AttributeValue] = {}
+    for index, name in enumerate(sorted(values, key=lambda name: name != first)):
+        found[f"{c.REWARD_PREFIX}.{index}.name"] = name
+        found[f"{c.REWARD_PREFIX}.{index}.value"] = _check_finite(name, values[name])
+    if steps is not None:
+        found[c.REWARD_STEPS] = json.dumps(steps)
+    return found
 
 
 def _check_finite(name: str, value: Any) -> float:

@@ -131,12 +131,12 @@ def _set_provider() -> Any:
     ids: Any = _Ids()
     own = GlobalProvider(id_generator=ids)
     own.add_span_processor(FrameSpanProcessor())
-    found = own.install(_join_provider, is_hidden=lambda: capture.process_frame() is not None)
+    found = own.install(_join_provider, is_hidden=lambda: capture.process.frame is not None)
     if found is own:
-        if not _setup.is_otlp_elsewhere and wants_otlp():
+        if not _setup.is_otlp_elsewhere and config.wants_otlp():
             capture.guarded(_send_out, own)
         _setup.provider = _setup.own = own
-        capture.use_tracer(own.make_tracer(c.SCOPE))
+        capture.process.tracer = own.make_tracer(c.SCOPE)
     return found
 
 
@@ -155,22 +155,16 @@ def _join_provider(provider: Any) -> None:
         if _setup.sender is not None:
             _setup.sender.shutdown()  # the program's exporters send now
         add(FrameSpanProcessor())
-        capture.use_tracer(_tracer_of(provider))
+        capture.process.tracer = _tracer_of(provider)
     elif _setup.own is None:
         log.warning("cannot record: the tracer provider %r takes no processors", provider)
-        capture.use_tracer(_tracer_of(provider))
+        capture.process.tracer = _tracer_of(provider)
     _setup.provider = provider
 
 
 def leave_otlp_to_the_store() -> None:
     """Send nothing from this process: somebody else forwards what it stores."""
     _setup.is_otlp_elsewhere = True
-
-
-def wants_otlp() -> bool:
-    """Return whether the environment asks for spans to be sent by OTLP."""
-    named = config.traces_exporters()
-    return "none" not in named and ("otlp" in named or config.has_otlp_endpoint())
 
 
 def has_provider() -> bool:
@@ -191,7 +185,7 @@ def instrument(libraries: str | Iterable[str] | None = None) -> None:
         ConfigError: There is no instrumentor of that name.
     """
     switch_on(libraries)
-    capture.ask_outside_recordings(_is_wanted_outside)
+    capture.process.is_wanted_outside = _is_wanted_outside
 
 
 def _is_wanted_outside() -> bool:
@@ -256,7 +250,7 @@ def uninstrument() -> None:
     """Switch every instrumentor off again and put the libraries' own methods back."""
     from lightning_otel.instrumentors import threads
 
-    capture.ask_outside_recordings(None)
+    capture.process.is_wanted_outside = bool
     with _setup.lock:
         _setup.wanted.clear()
         threads.leave_context()
@@ -316,15 +310,13 @@ def start_process() -> None:
     ensure_provider()
     inherited = config.inherited_rollout()
     named = dict(zip((c.ROLLOUT_ID, c.ATTEMPT_ID), inherited or (), strict=False))
-    capture.set_process_frame(
-        capture.Frame(
-            writer,
-            named,
-            _inherited_parent(),
-            asks_for_ids=config.is_retokenization_fix_enabled(),
-            applied=applied,
-            process_stamps={} if named else capture.begin_rollout(),
-        )
+    capture.process.frame = capture.Frame(
+        writer,
+        named,
+        _inherited_parent(),
+        asks_for_ids=config.is_retokenization_fix_enabled(),
+        applied=applied,
+        process_stamps={} if named else capture.begin_rollout(),
     )
 
 

@@ -39,9 +39,9 @@ def recorded(store: Store) -> Iterator[Store]:
 @pytest.fixture
 def whole_process(store: Store) -> Iterator[Store]:
     """A store that is the sink of the whole process."""
-    capture.set_process_frame(capture.Frame(store.writer()))
+    capture.process.frame = capture.Frame(store.writer())
     yield store
-    capture.set_process_frame(None)
+    capture.process.frame = None
 
 
 def _spans(store: Store) -> list[Span]:

@@ -353,8 +353,8 @@ def faults_allowed() -> None:
 def _clean(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test begins and ends without instrumentation, and none of our code may fail in it."""
     provider.uninstrument()
-    before = capture.faults()
+    before = capture.process.faults
     yield
     provider.uninstrument()
     if "faults_allowed" not in request.fixturenames:
-        assert capture.faults() == before
+        assert capture.process.faults == before

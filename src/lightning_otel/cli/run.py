@@ -183,7 +183,7 @@ class _Run:
         return _make_environment(self._opened, unrecorded, self._options, self._transforms)
 
     def _record_program(self, program: Sequence[str]) -> int:
-        from lightning_otel import provider, tracing
+        from lightning_otel import config, provider, tracing
         from lightning_otel.store.upkeep import keep_in_order
 
         assert self._opened.layout is not None
@@ -191,7 +191,7 @@ class _Run:
         scope = tracing.Scope(self._options, self._name)
         recording = self._recording = scope.recording
         recording.span_processes()
-        if provider.wants_otlp():
+        if config.wants_otlp():
             from lightning_otel.cli.forwarding import start_forwarding
 
             self._forwarder = start_forwarding(

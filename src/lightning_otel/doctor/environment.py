@@ -12,7 +12,7 @@ from lightning_otel import config
 from lightning_otel.doctor.finding import Finding, note, ok, problem
 from lightning_otel.errors import ConfigError
 from lightning_otel.forwarding.sending import Verdict, sender_for
-from lightning_otel.provider import NO_SDK, wants_otlp
+from lightning_otel.provider import NO_SDK
 
 _FOREIGN: Final = re.compile(
     r"openinference-instrumentation-.+|opentelemetry-instrumentation-(?:genai-.+|openai(?:-v2)?"
@@ -131,7 +131,7 @@ def _check_settings() -> Iterator[Finding]:
         )
     elif content.is_exported:
         yield note("content-exported", "messages are sent out with spans, as the environment asks")
-    if wants_otlp():
+    if config.wants_otlp():
         yield from _check_sending()
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < _FEW_FILES:

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
@@ -28,13 +28,8 @@ from lightning_otel.store.writer import (
 log = logging.getLogger(__name__)
 
 
-_KEPT_LIMIT: Final = 8192
-_Ids: TypeAlias = tuple[int, int]
-
-_open: dict[_Ids, capture.SpanSink] = {}
+_open: dict[tuple[int, int], capture.SpanSink] = {}
 """By open span the sink it goes to: of two processors in a process the first one keeps it."""
-_kept: dict[_Ids, capture.SpanSink] = {}
-"""Spans that a processor kept and an exporter, if there is one, has yet to get."""
 
 
 class FrameSpanProcessor(SpanProcessor):
@@ -77,10 +72,8 @@ class FrameSpanProcessor(SpanProcessor):
         sink = _open.pop(ids, None)
         if sink is None:
             return
-        if capture.content_queue.exporters:
-            _kept[ids] = sink
-            if len(_kept) > _KEPT_LIMIT:
-                _kept.pop(next(iter(_kept)), None)
+        if capture.process.exporters:
+            capture.beside(span.context).sink = sink
         sink.ended(span, capture.take_body())
         if debugging.is_on:
             debugging.tell_kept(span)
@@ -127,12 +120,12 @@ class LightningSpanProcessor(FrameSpanProcessor):
         asks_for_ids = config.is_retokenization_fix_enabled()
         rollout = capture.begin_rollout()
         self._frame = capture.Frame(writer, asks_for_ids=asks_for_ids, process_stamps=rollout)
-        capture.set_process_frame(self._frame)
+        capture.process.frame = self._frame
 
     def shutdown(self) -> None:
         """Record no more."""
-        if self._frame is not None and capture.process_frame() is self._frame:
-            capture.set_process_frame(None)
+        if self._frame is not None and capture.process.frame is self._frame:
+            capture.process.frame = None
         super().shutdown()
 
 
@@ -154,7 +147,7 @@ class DuckDBSpanExporter(SpanExporter):
         self._layout = Layout(path or config.store_path())
         self._is_failing = False
         self._is_over = False
-        capture.content_queue.exporters += 1
+        capture.process.exporters += 1
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append the batch; FAILURE, with one warning, where the store cannot be made."""
@@ -175,7 +168,7 @@ class DuckDBSpanExporter(SpanExporter):
         """Seal the segment, so that it can be settled at once, and make the ``.duckdb`` file."""
         if not self._is_over:
             self._is_over = True
-            capture.content_queue.exporters -= 1
+            capture.process.exporters -= 1
         writer = writer_if_any(self._layout)
         if writer is not None:
             capture.guarded(writer.seal)
@@ -188,11 +181,10 @@ class DuckDBSpanExporter(SpanExporter):
 
 
 def _export_span(span: ReadableSpan, writer: SpanWriter) -> None:
-    body = capture.content_queue.take(span.context)
-    ids = span.context.trace_id, span.context.span_id
-    sink = _kept.pop(ids, None) or _open.get(ids)
+    found = capture.beside(span.context)
+    sink = found.sink or _open.get((span.context.trace_id, span.context.span_id))
     if getattr(sink, "writer", sink) is not writer:
-        writer.exported(span, body)
+        writer.exported(span, found.body)
 
 
 def _make_catalogue(layout: Layout) -> None:

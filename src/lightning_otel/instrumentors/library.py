@@ -60,7 +60,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         # Here, because the base class passes over a second call: a recording may have come first.
         if not kwargs.get("only_in_recordings"):
             _everywhere.add(type(self))
-            capture.capture_everywhere(enabled=True)
+            capture.process.is_global = True
         return super().instrument(**kwargs)
 
     def is_wanted(self) -> bool:
@@ -133,7 +133,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
     def _uninstrument(self, **kwargs: Any) -> None:
         self.is_active = False
         _everywhere.discard(type(self))
-        capture.capture_everywhere(enabled=bool(_everywhere))
+        capture.process.is_global = bool(_everywhere)
         self._wrapped = [(owner, name) for owner, name in self._wrapped if not restore(owner, name)]
 
     def _patch_if_active(self, module_name: str, module: ModuleType) -> None:

@@ -17,4 +17,4 @@ def start() -> None:
     frame = capture.current_frame()
     if agent and frame is not None:
         stamps = {c.AGENT_NAME: agent, **frame.stamps}
-        capture.set_process_frame(replace(frame, stamps=stamps))
+        capture.process.frame = replace(frame, stamps=stamps)

@@ -268,13 +268,13 @@ class _Open:
             if not self._frames:
                 self._before = capture.current_frame(otel_context.Context())
             self._frames.append(frame)
-            capture.set_process_frame(frame)
+            capture.process.frame = frame
 
     def remove(self, frame: capture.Frame) -> None:
         """Forget a block."""
         with self._lock:
             self._frames = [each for each in self._frames if each is not frame]
-            capture.set_process_frame(self._frames[-1] if self._frames else self._before)
+            capture.process.frame = self._frames[-1] if self._frames else self._before
 
 
 _open: Final = _Open()

@@ -168,7 +168,7 @@ def test_fault_in_any_function_stays_with_us(
     if place[1] in BOUND:
         provider.uninstrument()
         monkeypatch.setattr(*place, broken)
-    before = capture.faults()
+    before = capture.process.faults
     with auto_trace(store=store):
         monkeypatch.setattr(*place, broken)
         found = use_all()
@@ -177,7 +177,7 @@ def test_fault_in_any_function_stays_with_us(
         provider.uninstrument()
 
     assert found == untraced
-    assert place[1] not in BOUND or capture.faults() > before
+    assert place[1] not in BOUND or capture.process.faults > before
 
 
 def test_fault_while_switching_on_leaves_the_program_untraced(
@@ -206,14 +206,14 @@ def test_fault_is_counted_and_warned_of_once(
 ) -> None:
     """Each fault is counted, the first is a warning, and the span is kept with what is known."""
     gc.collect()  # a stream that another test left open would end in here, and be one more
-    monkeypatch.setattr(capture._process, "faults", 0)
+    monkeypatch.setattr(capture.process, "faults", 0)
 
     with auto_trace(store=store) as recording:
         monkeypatch.setattr(formats.Chat, "response_content", broken)
         for _ in range(3):
             client.chat.completions.create(model="toy", messages=ASKED)
 
-    assert capture.faults() == 3
+    assert capture.process.faults == 3
     warned = [held for held in caplog.records if held.levelname == "WARNING"]
     assert [held.name for held in warned] == ["lightning_otel.capture"]
     spans = facts.calls(recording)
@@ -229,7 +229,7 @@ def test_fault_in_a_log_handler_stays_out_of_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A program whose own log handler raises gets its answer all the same."""
-    monkeypatch.setattr(capture._process, "faults", 0)
+    monkeypatch.setattr(capture.process, "faults", 0)
     monkeypatch.setattr(capture.log, "handle", broken)
 
     with auto_trace(store=store):

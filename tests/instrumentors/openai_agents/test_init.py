@@ -37,7 +37,7 @@ def test_sdk_is_not_what_merely_has_its_name(monkeypatch: pytest.MonkeyPatch) ->
     """A program's own ``agents`` package is left alone, without a fault."""
     monkeypatch.setattr(openai_agents._spans, "scope", None)
     monkeypatch.setattr(OpenAIAgentsInstrumentor(), "_model", None, raising=False)
-    before = capture.faults()
+    before = capture.process.faults
 
     for name, patch in OpenAIAgentsInstrumentor().patches().items():
         stranger = ModuleType(name)
@@ -45,5 +45,5 @@ def test_sdk_is_not_what_merely_has_its_name(monkeypatch: pytest.MonkeyPatch) ->
         vars(stranger).update(Scope=None, SpanImpl=3, Model="none", AgentRunner=object)
         patch(stranger)
 
-    assert capture.faults() == before
+    assert capture.process.faults == before
     assert openai_agents._spans.innermost() is None

@@ -36,7 +36,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
         if not hasattr(self, "_handlers"):
             self._handlers: list[weakref.ref[Handler]] = []
             self._everywhere: Handler | None = None
-            self._innermost: capture.InnermostOperation | None = None
+            self._innermost: Callable[[], capture.Operation | None] | None = None
 
     def patches(self) -> Mapping[str, Patch]:
         """The modules of what is replaced."""
@@ -71,7 +71,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
         self.is_everywhere = False
         super()._uninstrument(**kwargs)
         if self._innermost is not None:
-            capture.remove_framework(self._innermost)
+            capture.process.frameworks -= {self._innermost}
         if any(held() is not None for held in self._handlers):
             super()._instrument()
 
@@ -128,7 +128,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
 
         if self._innermost is None:
             self._innermost = innermost
-        capture.add_framework(self._innermost)
+        capture.process.frameworks |= {self._innermost}
 
     def _patch_graph_config(self, module: ModuleType) -> None:
         self._replace(module, {"_set_config_context": _within_run})

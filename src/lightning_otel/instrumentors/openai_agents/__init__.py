@@ -38,12 +38,12 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
         }
 
     def _instrument(self, **kwargs: Any) -> None:
-        capture.add_framework(_spans.innermost)
+        capture.process.frameworks |= {_spans.innermost}
         super()._instrument(**kwargs)
 
     def _uninstrument(self, **kwargs: Any) -> None:
         super()._uninstrument(**kwargs)
-        capture.remove_framework(_spans.innermost)
+        capture.process.frameworks -= {_spans.innermost}
 
     # Any package may be called "agents": one that is not the SDK lacks these names, and is left.
 
