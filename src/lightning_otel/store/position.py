@@ -8,7 +8,8 @@ import fcntl
 import os
 import re
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from lightning_otel.errors import ConfigError, StoreError
@@ -83,47 +84,35 @@ class Position:
         """Return those of the spans that were delivered."""
         found: set[Key] = set()
         every = list(keys)
-        try:
+        with self._database() as db:
             for start in range(0, len(every), _AT_ONCE):
                 some = every[start : start + _AT_ONCE]
                 marks = ",".join("?" * len(some))
-                rows = self._open_database().execute(
-                    f"SELECT key FROM delivered WHERE key IN ({marks})", some
-                )
+                rows = db.execute(f"SELECT key FROM delivered WHERE key IN ({marks})", some)
                 found.update(key for (key,) in rows)
-        except sqlite3.Error as exc:
-            raise self._make_error(exc) from exc
         return found
 
     def count(self) -> int:
         """Return how many spans were delivered so far, by all who held this position."""
-        (row,) = self._open_database().execute("SELECT count(*) FROM delivered")
+        with self._database() as db:
+            (row,) = db.execute("SELECT count(*) FROM delivered")
         return int(row[0])
 
     def write(self, keys: Iterable[Key], files: Iterable[str]) -> None:
-        """Note what was delivered, in one transaction."""
-        db, names = self._open_database(), set(files)
-        try:
+        """Note which spans, and of which files all, were delivered, in one transaction."""
+        names = set(files)
+        with self._database() as db, db:
             db.execute("BEGIN IMMEDIATE")
-            try:
-                db.executemany("INSERT OR IGNORE INTO delivered VALUES (?)", ((k,) for k in keys))
-                if names != self.files:
-                    db.execute("DELETE FROM files")
-                    db.executemany("INSERT INTO files VALUES (?)", [(name,) for name in names])
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as exc:
-            raise self._make_error(exc) from exc
+            db.executemany("INSERT OR IGNORE INTO delivered VALUES (?)", ((key,) for key in keys))
+            if names != self.files:
+                db.execute("DELETE FROM files")
+                db.executemany("INSERT INTO files VALUES (?)", [(name,) for name in names])
         self.files = names
 
     def clear(self) -> None:
         """Forget everything, so that all is delivered again."""
-        self._open_database().executescript(
-            "BEGIN; DELETE FROM delivered; DELETE FROM files; COMMIT"
-        )
+        with self._database() as db:
+            db.executescript("BEGIN; DELETE FROM delivered; DELETE FROM files; COMMIT")
         self.files = set()
 
     def close(self, *, is_done: bool = False) -> None:
@@ -148,10 +137,14 @@ class Position:
         """True if it was closed."""
         return self._db is None
 
-    def _open_database(self) -> sqlite3.Connection:
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
         if self._db is None:
             raise StoreError(f"the follower {self._name!r} is closed; follow() again")
-        return self._db
+        try:
+            yield self._db
+        except sqlite3.Error as exc:
+            raise self._make_error(exc) from exc
 
     def _make_error(self, exc: Exception) -> StoreError:
         return StoreError(

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.messages import parse_messages, plain_text
@@ -21,19 +21,8 @@ from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 from lightning_otel.store.views import NARROW, REPEATED, ROLLOUTS, alive_statement
-from lightning_otel.views.trace_filters import (
-    STATUSES,
-    Status,
-    TraceFilter,
-    matching,
-    status_of,
-)
+from lightning_otel.views.trace_filters import Status, TraceFilter, matching, status_of
 from lightning_otel.views.trace_rows import may_link
-
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["STATUSES", "Cursor", "Status", "TraceFilter", "TracePage", "TraceRow", "find_traces"]
 
 _GENERATIVE: Final = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
 _CHUNK: Final = 4_000
@@ -120,113 +109,103 @@ def find_traces(
     views = ("spans", NARROW, *(("rollouts",) if wanted.is_about_rewards else ()))
     is_wide = wanted.is_wide or source.layout is not None
     con = source.connect(views, None if is_wide else INDEX_COLUMNS)
-    return con.answered(lambda: _Look(con, source, wanted).page(after, limit))
+    alive = living(source.layout) if source.layout is not None else ()
+    con.execute(f"SET memory_limit = '{_MEMORY}'")
+    return con.answered(lambda: _find_page(con, wanted, alive, after, limit))
 
 
-class _Look:
-    """One look at the list, on a connection of its own."""
+def _find_page(
+    con: Reader, wanted: TraceFilter, alive: Sequence[str], after: Cursor | None, limit: int
+) -> TracePage:
+    query, values = matching(wanted, alive)
+    con.execute(f"CREATE OR REPLACE TEMP TABLE found AS {query}", values)
+    searched_ns = _search_text(con, wanted.text, after, limit) if wanted.text else None
+    (total,) = con.execute("SELECT count(*) FROM found").fetchone() or (0,)
+    where = "" if after is None else "WHERE (start_ns, trace_id) < (?, ?)"
+    rows = con.execute(
+        f"SELECT trace_id, start_ns, last_ns FROM found {where} "
+        f"ORDER BY start_ns DESC, trace_id DESC LIMIT {int(limit) + 1}",
+        [] if after is None else list(after),
+    ).fetchall()
+    shown = rows[:limit]
+    last = Cursor(shown[-1][1], shown[-1][0]) if len(rows) > limit else None
+    if last is None and searched_ns is not None:
+        last = Cursor(searched_ns, "")
+    return TracePage(_read_rows(con, shown, alive), total, last, searched_ns)
 
-    def __init__(self, con: Reader, source: SpanSource, wanted: TraceFilter) -> None:
-        con.execute(f"SET memory_limit = '{_MEMORY}'")
-        self._con = con
-        self._wanted = wanted
-        self._alive = living(source.layout) if source.layout is not None else ()
 
-    def page(self, after: Cursor | None, limit: int) -> TracePage:
-        """The page."""
-        con = self._con
-        query, values = matching(self._wanted, self._alive)
-        con.execute(f"CREATE OR REPLACE TEMP TABLE found AS {query}", values)
-        searched_ns = None
-        if self._wanted.text:
-            searched_ns = self._search_text(self._wanted.text, after, limit)
-        (total,) = con.execute("SELECT count(*) FROM found").fetchone() or (0,)
-        where = "" if after is None else "WHERE (start_ns, trace_id) < (?, ?)"
-        rows = con.execute(
-            f"SELECT trace_id, start_ns, last_ns FROM found {where} "
-            f"ORDER BY start_ns DESC, trace_id DESC LIMIT {int(limit) + 1}",
-            [] if after is None else list(after),
-        ).fetchall()
-        shown = rows[:limit]
-        last = Cursor(shown[-1][1], shown[-1][0]) if len(rows) > limit else None
-        if last is None and searched_ns is not None:
-            last = Cursor(searched_ns, "")
-        return TracePage(self._read_rows(shown), total, last, searched_ns)
+def _search_text(con: Reader, text: str, after: Cursor | None, limit: int) -> int | None:
+    """Keep of ``found`` what has a text in it, a chunk at a time until a page is full.
 
-    def _search_text(self, text: str, after: Cursor | None, limit: int) -> int | None:
-        """Keep of ``found`` what has a text in it, a chunk at a time until a page is full.
-
-        Returns:
-            The start of the oldest trace looked at, if some were not; None otherwise.
-        """
-        con = self._con
-        con.execute("ALTER TABLE found RENAME TO candidates")
-        con.execute("CREATE OR REPLACE TEMP TABLE found AS FROM candidates LIMIT 0")
-        until = (1 << 62, "") if after is None else tuple(after)
-        began, needle = time.monotonic(), _json_needle(text)
-        while True:
-            con.execute(
-                "CREATE OR REPLACE TEMP TABLE chunk AS FROM candidates "
-                "WHERE (start_ns, trace_id) < (?, ?) "
-                f"ORDER BY start_ns DESC, trace_id DESC LIMIT {_CHUNK}",
-                list(until),
-            )
-            low, high, last = con.execute(
-                "SELECT min(start_ns), max(last_ns), arg_min(trace_id, (start_ns, trace_id)) "
-                "FROM chunk"
-            ).fetchone() or (None, None, None)
-            if low is None:
-                return None
-            con.execute(f"INSERT INTO found {_HOLDING}", [low, high, *[needle] * 4, text.lower()])
-            until = (low, last)
-            (count,) = con.execute("SELECT count(*) FROM found").fetchone() or (0,)
-            if count > limit or time.monotonic() - began > _SEARCH_S:
-                more = con.execute(
-                    "SELECT 1 FROM candidates WHERE (start_ns, trace_id) < (?, ?) LIMIT 1",
-                    list(until),
-                ).fetchall()
-                return low if more else None
-
-    def _read_rows(self, found: Sequence[tuple[str, int, int]]) -> list[TraceRow]:
-        """Read the rows of some traces."""
-        if not found:
-            return []
-        con, names = self._con, [row[0] for row in found]
-        low, high = min(row[1] for row in found), max(row[2] for row in found)
+    Returns:
+        The start of the oldest trace looked at, if some were not; None otherwise.
+    """
+    con.execute("ALTER TABLE found RENAME TO candidates")
+    con.execute("CREATE OR REPLACE TEMP TABLE found AS FROM candidates LIMIT 0")
+    until = (1 << 62, "") if after is None else tuple(after)
+    began, needle = time.monotonic(), _json_needle(text)
+    while True:
         con.execute(
-            f"CREATE OR REPLACE TEMP TABLE page AS FROM narrow "
-            f"WHERE trace_id IN ({', '.join(map(quoted, names))}) AND start_ns BETWEEN ? AND ?",
-            [low, high],
+            "CREATE OR REPLACE TEMP TABLE chunk AS FROM candidates "
+            "WHERE (start_ns, trace_id) < (?, ?) "
+            f"ORDER BY start_ns DESC, trace_id DESC LIMIT {_CHUNK}",
+            list(until),
         )
-        cursor = con.execute(_word_status(self._alive))
-        keys = [column[0] for column in cursor.description or ()]
-        told = {row[0]: dict(zip(keys, row, strict=True)) for row in cursor.fetchall()}
-        rewards, words = self._read_rewards(), self._read_words(low, high)
-        for name, row in told.items():
-            row |= {key: tuple(row[key] or ()) for key in ("agents", "models")}
-            row |= {"words": words.get(name, ""), "reward": rewards.get(row["rollout_id"])}
-        return [TraceRow(**told[name]) for name in names if name in told]
+        low, high, last = con.execute(
+            "SELECT min(start_ns), max(last_ns), arg_min(trace_id, (start_ns, trace_id)) FROM chunk"
+        ).fetchone() or (None, None, None)
+        if low is None:
+            return None
+        con.execute(f"INSERT INTO found {_HOLDING}", [low, high, *[needle] * 4, text.lower()])
+        until = (low, last)
+        (count,) = con.execute("SELECT count(*) FROM found").fetchone() or (0,)
+        if count > limit or time.monotonic() - began > _SEARCH_S:
+            more = con.execute(
+                "SELECT 1 FROM candidates WHERE (start_ns, trace_id) < (?, ?) LIMIT 1",
+                list(until),
+            ).fetchall()
+            return low if more else None
 
-    def _read_rewards(self) -> dict[str, float]:
-        """The reward of each rollout of the page, by all of its spans."""
-        linked = _LINKED if may_link(self._con) else ""
-        self._con.execute(_NEAR_PAGE.format(linked=linked))
-        self._con.execute(alive_statement(self._alive))
-        return dict(self._con.execute(_EARNED).fetchall())
 
-    def _read_words(self, low: int, high: int) -> dict[str, str]:
-        """The first words of each trace of the page: two of its spans are read for them."""
-        names = self._con.execute(_FIRST).fetchall()
-        if not names:
-            return {}
-        traces, spans = (", ".join(map(quoted, ids)) for ids in zip(*names, strict=True))
-        query = _WORDS_OF.format(traces=traces, ids=spans)
-        found: dict[str, str] = {}
-        for trace_id, is_task, task, asked in self._con.execute(query, [low, high]).fetchall():
-            words = _task_words(task) if is_task else _asked_words(asked)
-            if words and (is_task or trace_id not in found):
-                found[trace_id] = words[:_WORDS]
-        return found
+def _read_rows(
+    con: Reader, found: Sequence[tuple[str, int, int]], alive: Sequence[str]
+) -> list[TraceRow]:
+    if not found:
+        return []
+    names = [row[0] for row in found]
+    low, high = min(row[1] for row in found), max(row[2] for row in found)
+    con.execute(
+        f"CREATE OR REPLACE TEMP TABLE page AS FROM narrow "
+        f"WHERE trace_id IN ({', '.join(map(quoted, names))}) AND start_ns BETWEEN ? AND ?",
+        [low, high],
+    )
+    cursor = con.execute(_word_status(alive))
+    keys = [column[0] for column in cursor.description or ()]
+    told = {row[0]: dict(zip(keys, row, strict=True)) for row in cursor.fetchall()}
+    # The reward of a rollout is told by all of its spans, not by those of the page alone.
+    con.execute(_NEAR_PAGE.format(linked=_LINKED if may_link(con) else ""))
+    con.execute(alive_statement(alive))
+    rewards = dict(con.execute(_EARNED).fetchall())
+    words = _read_words(con, low, high)
+    for name, row in told.items():
+        row |= {key: tuple(row[key] or ()) for key in ("agents", "models")}
+        row |= {"words": words.get(name, ""), "reward": rewards.get(row["rollout_id"])}
+    return [TraceRow(**told[name]) for name in names if name in told]
+
+
+def _read_words(con: Reader, low: int, high: int) -> dict[str, str]:
+    """The first words of each trace of the page: two of its spans are read for them."""
+    names = con.execute(_FIRST).fetchall()
+    if not names:
+        return {}
+    traces, spans = (", ".join(map(quoted, ids)) for ids in zip(*names, strict=True))
+    query = _WORDS_OF.format(traces=traces, ids=spans)
+    found: dict[str, str] = {}
+    for trace_id, is_task, task, asked in con.execute(query, [low, high]).fetchall():
+        words = _task_words(task) if is_task else _asked_words(asked)
+        if words and (is_task or trace_id not in found):
+            found[trace_id] = words[:_WORDS]
+    return found
 
 
 _HOLDING: Final = """

@@ -14,7 +14,8 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.viewer import page
-from lightning_otel.views.traces import STATUSES, Cursor, TraceFilter, find_traces
+from lightning_otel.views.trace_filters import STATUSES, TraceFilter
+from lightning_otel.views.traces import Cursor, find_traces
 
 ROWS: Final = 50
 """Traces on a page."""
