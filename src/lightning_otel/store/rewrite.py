@@ -137,6 +137,7 @@ class Rewrite:
             "min(number), max(number), count(*) "
             "FROM placed JOIN files USING (file) GROUP BY 1 ORDER BY 1"
         ).fetchall()
+        waiting: list[tuple[int, str]] = []
         for number, paths, low, high, first, last, rows in slices:
             held = [file for file in self.files if str(self._folder / file.name) in paths]
             where = f"f.start_ns BETWEEN {low} AND {high}"
@@ -150,14 +151,18 @@ class Rewrite:
                 ON files.file = placed.file AND file_row_number = number AND slice = {number}
               WHERE {where})"""
             )
-            path = self._layout.new / SPILL / f"slice-{number}.parquet"
-            self._con.execute(
-                f"COPY (SELECT {STORED} FROM ({with_gist(spans, (*COLUMNS, 'position'))}) "
-                f"ORDER BY position) TO {quoted(str(path))} "
-                "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
-            )
             self._step(rows)
-            yield path
+            # Of a file that the transform leaves as it is nothing is written.
+            waiting.append((number, spans))
+            while self._is_changed and waiting:
+                number, spans = waiting.pop(0)
+                path = self._layout.new / SPILL / f"slice-{number}.parquet"
+                self._con.execute(
+                    f"COPY (SELECT {STORED} FROM ({with_gist(spans, (*COLUMNS, 'position'))}) "
+                    f"ORDER BY position) TO {quoted(str(path))} "
+                    "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
+                )
+                yield path
 
     def _index_rows(self) -> None:
         """Make ``spot``: where each row stands, what it is ordered by, and about how large it is.
@@ -308,7 +313,7 @@ class Rewrite:
     def _write_slices(self, slices: Sequence[Path], thrift: int) -> DataFile | None:
         """Write slices into one file under ``new/``; they are gone then."""
         made = None
-        if slices and self._is_changed:
+        if slices:
             names = {file.name for file in self.files}
             manifest = self._layout.read_manifest()
             is_same = self._is_packed and not self.counts
