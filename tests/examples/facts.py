@@ -57,6 +57,7 @@ def of_exchange(exchange: Exchange) -> Facts:
     return {
         "operation": operation_of(exchange),
         "model": request["model"],
+        "temperature": request.get("temperature"),
         "response model": None if has_failed else _answered_model(exchange),
         "response id": None if has_failed else exchange.response_id,
         "is stream": exchange.is_stream,
@@ -85,6 +86,7 @@ def of_span(span: Span) -> Facts:
     return {
         "operation": span.operation,
         "model": get(c.REQUEST_MODEL),
+        "temperature": get(c.REQUEST_TEMPERATURE),
         "response model": get(c.RESPONSE_MODEL),
         "response id": get(c.RESPONSE_ID),
         "is stream": bool(get(c.REQUEST_STREAM)),

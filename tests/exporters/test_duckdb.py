@@ -2,14 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import (
     BatchSpanProcessor,
-    SimpleSpanProcessor,
     SpanExportResult,
 )
 from opentelemetry.trace import Tracer
@@ -159,18 +157,6 @@ def test_exporter_makes_no_store_before_the_first_batch(
     assert not store.layout.catalogue.parent.exists()
 
 
-def test_exporter_takes_the_default_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without a path the environment names the store."""
-    monkeypatch.setenv("LIGHTNING_OTEL_STORE", str(tmp_path / "env.duckdb"))
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(DuckDBSpanExporter()))
-
-    provider.get_tracer("test").start_span("work").end()
-    provider.shutdown()
-
-    assert [span.name for span in Store(tmp_path / "env.duckdb").spans()] == ["work"]
-
-
 def test_exporter_fails_with_one_warning_where_no_store_can_be_made(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,13 +170,6 @@ def test_exporter_fails_with_one_warning_where_no_store_can_be_made(
     assert results == [SpanExportResult.FAILURE] * 3
     (warning,) = caplog.records
     assert "were not stored: cannot make the store" in warning.getMessage()
-
-
-def test_exporter_is_found_by_its_name() -> None:
-    """``OTEL_TRACES_EXPORTER=duckdb`` leads to it."""
-    (found,) = entry_points(group="opentelemetry_traces_exporter", name="duckdb")
-
-    assert found.load() is DuckDBSpanExporter
 
 
 def test_exporter_holds_no_content_of_what_is_not_sampled(

@@ -4,17 +4,17 @@ And the same spans at an OTLP endpoint: each once, without what people wrote.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from tests.examples.checker import Host, call_problems, recorded_in
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.demo.server import DemoServer, Exchange
-from lightning_otel.messages import parse_messages, plain_text
+from lightning_otel.demo.server import DemoServer
 from lightning_otel.types import Span
 
 AGENT = Path(__file__).with_name("unaware_agent.py")
@@ -39,90 +39,6 @@ def calls_of(store: Store) -> list[Span]:
     return [span for span in store.spans() if span.operation in c.CALL_OPERATIONS]
 
 
-def matched(spans: list[Span], log: list[Exchange]) -> list[tuple[Span, Exchange]]:
-    """Each exchange with its span: by response id, else by what was asked."""
-    by_id = {
-        span.attributes[c.RESPONSE_ID]: span for span in spans if c.RESPONSE_ID in span.attributes
-    }
-    others = {
-        span.attributes[c.REQUEST_MODEL] + str(span.operation): span
-        for span in spans
-        if c.RESPONSE_ID not in span.attributes
-    }
-    found = []
-    for exchange in log:
-        assert exchange.request is not None
-        operation = "embeddings" if "embeddings" in exchange.path else "chat"
-        key = exchange.request["model"] + operation
-        found.append(
-            (by_id[exchange.response_id] if exchange.response_id else others[key], exchange)
-        )
-    return found
-
-
-def asked(request: Mapping[str, Any]) -> list[str]:
-    """The texts of a request, in order, as the API spells them."""
-    if "input" in request:
-        return [str(request.get("instructions")), request["input"]]
-    return [message["content"] for message in request["messages"] if message.get("content")]
-
-
-def answered(response: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The text and the names of the tools in an answer of either API."""
-    if "output" in response:
-        items = response["output"]
-        return "", [item["name"] for item in items if item["type"] == "function_call"]
-    message = response["choices"][0]["message"]
-    tools = [call["function"]["name"] for call in message.get("tool_calls") or ()]
-    return message.get("content") or "", tools
-
-
-def check_facts(span: Span, exchange: Exchange) -> None:
-    """Everything the span says is what the server saw and answered."""
-    request, response = exchange.request, exchange.response
-    assert request is not None
-    get = span.attributes.get
-    assert get(c.REQUEST_MODEL) == request["model"]
-    assert get(c.REQUEST_TEMPERATURE) == request.get("temperature")
-    assert get(c.SERVER_ADDRESS) == "127.0.0.1"
-    assert bool(get(c.REQUEST_STREAM)) == exchange.is_stream
-    assert span.kind == "CLIENT"
-    assert span.end_ns is not None
-    if exchange.status != 200:
-        assert (span.status, get(c.ERROR_TYPE)) == ("ERROR", "openai.RateLimitError")
-        return
-    assert span.status == "UNSET"
-    if "embeddings" in exchange.path:
-        assert response is not None
-        assert get(c.INPUT_TOKENS) == response["usage"]["prompt_tokens"]
-        return
-    messages = parse_messages(get(c.INPUT_MESSAGES)) or ()
-    system = [part["content"] for part in json.loads(get(c.SYSTEM_INSTRUCTIONS, "[]"))]
-    texts = [part.get("content", part.get("response")) for m in messages for part in m["parts"]]
-    assert [*system, *filter(None, texts)] == asked(request)
-    if get(c.ABANDONED):
-        assert request["model"] == "big"
-        return
-    assert response is not None
-    check_answer(span, response)
-
-
-def check_answer(span: Span, response: Mapping[str, Any]) -> None:
-    """The answer, its usage, its ids."""
-    get = span.attributes.get
-    text, tools = answered(response)
-    (message,) = parse_messages(get(c.OUTPUT_MESSAGES)) or ()
-    assert [part["name"] for part in message["parts"] if part["type"] == "tool_call"] == tools
-    if not tools:
-        assert plain_text([message]) == text
-    usage = response["usage"]
-    assert get(c.INPUT_TOKENS) == usage.get("prompt_tokens", usage.get("input_tokens"))
-    assert get(c.OUTPUT_TOKENS) == usage.get("completion_tokens", usage.get("output_tokens"))
-    assert (c.PROMPT_TOKEN_IDS in span.attributes) == bool(response.get("prompt_token_ids"))
-    wanted = "tool_calls" if tools else "stop"
-    assert list(get(c.FINISH_REASONS, ())) == [wanted]
-
-
 @pytest.mark.parametrize("way", [*WAYS, "opentelemetry-instrument with a configurator"])
 def test_agent_is_kept_and_exported(
     way: str, starter: Callable[[str], Any], server: DemoServer, collector: Any, tmp_path: Path
@@ -141,15 +57,16 @@ def test_agent_is_kept_and_exported(
     assert json.loads(out)["error"] == 429
     with duckdb.connect(str(start.store), read_only=True) as con:  # before we look at it
         assert con.sql("SELECT count(*) FROM calls").fetchall() == [(REQUESTS,)]
-    store = Store(start.store)
-    spans = store.spans().rows()
-    calls = calls_of(store)
-    assert len(calls) == len(server.log) == REQUESTS
+    spans = Store(start.store).spans().rows()
+    recorded = recorded_in(start.store, Host(0, out, err, tuple(server.log)))
+    assert len(recorded.calls) == len(server.log) == REQUESTS
+    assert call_problems(recorded) == []
+    assert {span.kind for span in recorded.calls} == {"CLIENT"}
+    assert {span.attributes[c.SERVER_ADDRESS] for span in recorded.calls} == {"127.0.0.1"}
+    assert {span.attributes.get(c.ERROR_TYPE) for span in recorded.calls} == {
+        *(None, "openai.RateLimitError"),
+    }
     assert len({(span.trace_id, span.span_id) for span in spans}) == len(spans)
-    pairs = matched(calls, server.log)
-    assert len({span.span_id for span, _ in pairs}) == REQUESTS
-    for span, exchange in pairs:
-        check_facts(span, exchange)
     assert collector.counts() == {(span.trace_id, span.span_id): 1 for span in spans}
     assert not collector.keys() & c.CONTENT_KEYS
     assert len({span.rollout_id for span in spans}) == 1
