@@ -29,11 +29,9 @@ _PASSWORD: Final = re.compile(r"//[^/@]*@")
 
 @dataclass(frozen=True)
 class Setting(Generic[T]):
-    """A variable of the environment.
+    """A variable of the environment, and its value where it is empty or not understood.
 
     Attributes:
-        name: The variable.
-        default: Value where the variable is empty or not understood.
         parse: Returns the value of a text; None for one that is not understood.
         help: What it decides; empty for what ``lightning-otel run`` sets in its child.
         wanted: Texts that are understood, in words.
@@ -85,10 +83,9 @@ def _parse_names(text: str) -> tuple[str, ...]:
 
 
 def _parse_content(text: str) -> Content | None:
-    if text.lower() in _CONTENT_OFF | _CONTENT_ON_SPANS:
-        is_on = text.lower() in _CONTENT_ON_SPANS
-        return Content(is_kept=is_on, is_exported=is_on)
-    return None
+    is_on = text.lower() in _CONTENT_ON_SPANS
+    is_known = is_on or text.lower() in _CONTENT_OFF
+    return Content(is_kept=is_on, is_exported=is_on) if is_known else None
 
 
 def size_of(text: str) -> int | None:
@@ -156,7 +153,8 @@ SETTINGS: Final[tuple[Setting[Any], ...]] = (
           others=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"),
           show=lambda: found.url if (found := otlp_endpoint()) else "nowhere"),
     _text("OTEL_EXPORTER_OTLP_PROTOCOL", "", "how",
-          others=("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",), show=lambda: _protocol()),
+          others=("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",),
+          show=lambda: _otlp("PROTOCOL") or "http/protobuf"),
     _text("OTEL_EXPORTER_OTLP_HEADERS", "", "what is sent with them", is_secret=True,
           others=("OTEL_EXPORTER_OTLP_TRACES_HEADERS",)),
 )
@@ -273,14 +271,17 @@ class ObjectStorage:
 
 def object_storage() -> ObjectStorage:
     """Return keys, region and endpoint from AWS's own variables."""
-    get = os.environ.get
     return ObjectStorage(
-        key_id=get("AWS_ACCESS_KEY_ID", ""),
-        secret=get("AWS_SECRET_ACCESS_KEY", ""),
-        token=get("AWS_SESSION_TOKEN", ""),
-        region=get("AWS_REGION") or get("AWS_DEFAULT_REGION") or "",
-        endpoint=get("AWS_ENDPOINT_URL_S3") or get("AWS_ENDPOINT_URL") or "",
+        _first_of("AWS_ACCESS_KEY_ID"),
+        _first_of("AWS_SECRET_ACCESS_KEY"),
+        _first_of("AWS_SESSION_TOKEN"),
+        _first_of("AWS_REGION", "AWS_DEFAULT_REGION"),
+        _first_of("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     )
+
+
+def _first_of(*names: str) -> str:
+    return next(filter(None, map(os.environ.get, names)), "")
 
 
 def traces_exporters() -> tuple[str, ...]:
@@ -295,13 +296,7 @@ def has_propagators() -> bool:
 
 def _otlp(name: str) -> str:
     """Return OpenTelemetry's setting for traces, else the one for all signals."""
-    get = os.environ.get
-    return get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or get(f"OTEL_EXPORTER_OTLP_{name}") or ""
-
-
-def _protocol() -> str:
-    """Return ``grpc``, ``http/protobuf`` or whatever the user wrote; OTLP's default is HTTP."""
-    return _otlp("PROTOCOL") or "http/protobuf"
+    return _first_of(f"OTEL_EXPORTER_OTLP_TRACES_{name}", f"OTEL_EXPORTER_OTLP_{name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,22 +336,23 @@ def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
     Source: OpenTelemetry Protocol Exporter specification; the timeout is in seconds, as in
     Python's SDK.
     """
-    whole = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
     found = url or _otlp("ENDPOINT")
     if not found and "otlp" not in traces_exporters():
         return None
-    protocol = _protocol()
+    protocol = _otlp("PROTOCOL") or "http/protobuf"
     default = "http://localhost:4317" if protocol == "grpc" else "http://localhost:4318"
     try:
         timeout_s = float(_otlp("TIMEOUT") or 10)
     except ValueError:
         warn_once(f"OTEL_EXPORTER_OTLP_TIMEOUT={_otlp('TIMEOUT')!r} is no number; taking 10")
         timeout_s = 10.0
+    # "key=value" between commas, with percent signs, as OpenTelemetry writes it.
+    pairs = (part.partition("=") for part in _otlp("HEADERS").split(",") if "=" in part)
     return OtlpEndpoint(
         url=found or default,
-        is_whole=bool(whole) and not url,
+        is_whole=not url and _is_set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
         protocol=protocol,
-        headers=_headers(_otlp("HEADERS")),
+        headers={unquote(key).strip(): unquote(value).strip() for key, _, value in pairs},
         compression=_otlp("COMPRESSION").strip().lower(),
         certificate=_otlp("CERTIFICATE"),
         client_key=_otlp("CLIENT_KEY"),
@@ -364,12 +360,6 @@ def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
         timeout_s=timeout_s if timeout_s > 0 else 10.0,
         is_insecure=_otlp("INSECURE").strip().lower() == "true",
     )
-
-
-def _headers(text: str) -> dict[str, str]:
-    """Return ``key=value`` between commas, with percent signs, as OpenTelemetry writes it."""
-    pairs = (part.partition("=") for part in text.split(",") if "=" in part)
-    return {unquote(key).strip(): unquote(value).strip() for key, _, value in pairs}
 
 
 def has_chosen_autogen_messaging() -> bool:

@@ -4,6 +4,7 @@ All of them are ordinary spans with Agent Lightning's attribute keys. Outside a 
 nothing but say so once; a reward with an explicit target is kept even then, in the default store.
 """
 
+import base64
 import contextlib
 import json
 import math
@@ -12,7 +13,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -27,7 +28,6 @@ from lightning_otel.redact import scrub_error
 from lightning_otel.types import Span
 
 State = Literal["started", "finished", "failed"]
-_STATES = ("started", "finished", "failed")
 _STACK_LIMIT = 8192
 """Characters kept of a stack trace, from its end: what failed stands there."""
 
@@ -78,10 +78,12 @@ def emit_reward(
             return _emit_span("emit_reward", c.SPAN_ANNOTATION, found)
     if match and not has_target:
         raise ConfigError(f"match={match!r} is looked for in one rollout; name it: rollout_id=…")
-    if has_target:
-        return capture.guarded(_store_apart, found)
-    _warn_outside("emit_reward")
-    return None
+    if not has_target:
+        return _emit_span("emit_reward", c.SPAN_ANNOTATION, found)  # which says that none is kept
+    if not config.is_enabled():
+        return None
+    span = _make_instant(found)
+    return span.span_id if capture.guarded(_store_span, span) else None
 
 
 def reward_span(
@@ -117,6 +119,11 @@ def _target_attributes(
         found[f"{c.LINK_PREFIX}.{index}.key_match"] = key
         found[f"{c.LINK_PREFIX}.{index}.value_match"] = target or ""
     return found
+
+
+def _store_span(span: Span) -> bool:
+    Store().add([span])
+    return True
 
 
 def _make_instant(attributes: Mapping[str, AttributeValue]) -> Span:
@@ -185,15 +192,6 @@ def _in_rollout(rollout_id: str | None) -> AbstractContextManager[None]:
     return capture.attached(capture.in_frame(elsewhere, Context()))
 
 
-def _store_apart(attributes: dict[str, AttributeValue]) -> str | None:
-    """Keep a reward with an explicit target in the default store, though nothing records here."""
-    if not config.is_enabled():
-        return None
-    span = _make_instant(attributes)
-    Store().add([span])
-    return span.span_id
-
-
 def emit_message(
     text: str, *, attributes: Mapping[str, AttributeValue] | None = None
 ) -> str | None:
@@ -205,10 +203,7 @@ def emit_object(
     value: object, *, attributes: Mapping[str, AttributeValue] | None = None
 ) -> str | None:
     """Keep any value: text, numbers and bytes as they are, the rest as JSON; gives the span id."""
-    kind, body = _typed_text(value)
-    return _emit_span(
-        "emit_object", c.SPAN_OBJECT, {**(attributes or {}), c.OBJECT_TYPE: kind}, body
-    )
+    return _emit_value("emit_object", c.SPAN_OBJECT, value, attributes or {})
 
 
 def emit_action(name: object, value: object = None, /) -> str | None:
@@ -218,7 +213,8 @@ def emit_action(name: object, value: object = None, /) -> str | None:
         name: What kind of action it is; or, if it stands alone, the action itself.
         value: The action.
     """
-    return _emit_mark("emit_action", c.SPAN_ACTION, name, value)
+    named = {} if value is None else {c.MARK_NAME: str(name)}
+    return _emit_value("emit_action", c.SPAN_ACTION, value if named else name, named)
 
 
 def emit_observation(name: object, value: object = None, /) -> str | None:
@@ -228,17 +224,8 @@ def emit_observation(name: object, value: object = None, /) -> str | None:
         name: What kind of observation it is; or, if it stands alone, the observation itself.
         value: The observation.
     """
-    return _emit_mark("emit_observation", c.SPAN_OBSERVATION, name, value)
-
-
-def _emit_mark(verb: str, span_name: str, name: object, value: object) -> str | None:
-    named: dict[str, AttributeValue] = {}
-    if value is None:
-        value = name
-    else:
-        named[c.MARK_NAME] = str(name)
-    kind, body = _typed_text(value)
-    return _emit_span(verb, span_name, {**named, c.OBJECT_TYPE: kind}, body)
+    named = {} if value is None else {c.MARK_NAME: str(name)}
+    return _emit_value("emit_observation", c.SPAN_OBSERVATION, value if named else name, named)
 
 
 def emit_state(state: State, *, message: str = "") -> str | None:
@@ -247,8 +234,8 @@ def emit_state(state: State, *, message: str = "") -> str | None:
     Raises:
         ConfigError: The state is none of the three.
     """
-    if state not in _STATES:
-        raise ConfigError(f"state is {state!r}; it must be one of {', '.join(_STATES)}")
+    if state not in get_args(State):
+        raise ConfigError(f"state is {state!r}; it must be one of {', '.join(get_args(State))}")
     body = {c.MESSAGE_BODY: message} if message else {}
     return _emit_span("emit_state", c.SPAN_STATE, {c.MARK_NAME: state}, body)
 
@@ -294,7 +281,10 @@ def emit_span(
     Returns:
         The span id, to link rewards to; empty outside a recording.
     """
-    attributes = {str(key): _attribute_value(value) for key, value in (metadata or {}).items()}
+    attributes: dict[str, AttributeValue] = {
+        str(key): value if isinstance(value, (str, bool, int, float)) else json_of(value)
+        for key, value in (metadata or {}).items()
+    }
     if task_id is not None:
         attributes[c.TASK_ID] = str(task_id)
     return SpanId(_emit_span("emit_span", name, attributes) or "")
@@ -302,37 +292,32 @@ def emit_span(
 
 def json_of(value: object) -> str:
     """A value as JSON text; what JSON does not know becomes its ``repr``."""
-    text = capture.guarded(_dump_json, value)
-    return text if text is not None else f'"<{type(value).__name__}>"'
+
+    def dump() -> str:
+        try:
+            return json.dumps(value, default=repr, ensure_ascii=False)
+        except (TypeError, ValueError):  # keys that are no text, or a value that holds itself
+            return json.dumps(repr(value), ensure_ascii=False)
+
+    return capture.guarded(dump) or f'"<{type(value).__name__}>"'
 
 
-def _dump_json(value: object) -> str:
-    try:
-        return json.dumps(value, default=repr, ensure_ascii=False)
-    except (TypeError, ValueError):  # keys that are no text, or a value that holds itself
-        return json.dumps(repr(value), ensure_ascii=False)
-
-
-def _typed_text(value: object) -> tuple[str, dict[str, str]]:
-    """A value's type and its text, under the key that says how to read it."""
+def _emit_value(
+    verb: str, span_name: str, value: object, attributes: Mapping[str, AttributeValue]
+) -> str | None:
+    """Emit a value's type and its text, under the key that says how to read it."""
     # The base class says it: what a subclass shows as its text may be anything.
+    key = c.OBJECT_LITERAL
     if isinstance(value, str):
-        return "str", {c.OBJECT_LITERAL: str.__str__(value)}
-    for kind in (bool, int, float):
-        if isinstance(value, kind):
-            return kind.__name__, {c.OBJECT_LITERAL: kind.__repr__(value)}
-    if isinstance(value, (bytes, bytearray)):
-        import base64
-
-        return "bytes", {c.OBJECT_LITERAL: base64.b64encode(value).decode("ascii")}
-    kind_name = f"{type(value).__module__}.{type(value).__qualname__}"
-    return kind_name.removeprefix("builtins."), {c.OBJECT_JSON: json_of(value)}
-
-
-def _attribute_value(value: object) -> AttributeValue:
-    if isinstance(value, (str, bool, int, float)):
-        return value
-    return json_of(value)
+        kind, text = "str", str.__str__(value)
+    elif isinstance(value, (bytes, bytearray)):
+        kind, text = "bytes", base64.b64encode(value).decode("ascii")
+    elif plain := next((each for each in (bool, int, float) if isinstance(value, each)), None):
+        kind, text = plain.__name__, plain.__repr__(value)
+    else:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        key, text = c.OBJECT_JSON, json_of(value)
+    return _emit_span(verb, span_name, {**attributes, c.OBJECT_TYPE: kind}, {key: text})
 
 
 def span_id_of(operation: capture.Operation | None) -> str | None:
@@ -352,7 +337,11 @@ def _emit_span(
     is_error: bool = False,
 ) -> str | None:
     if not capture.is_wanted():
-        _warn_outside(verb)
+        if config.is_enabled() and not _is_hushed:
+            warn_once(
+                f"{verb}() was called outside a recording, so nothing was kept; "
+                "record with lightning_otel.auto_trace() or lightning-otel run"
+            )
         return None
     found = capture.guarded(capture.Operation, name, SpanKind.INTERNAL, attributes or {}, body)
     if found is not None:
@@ -366,11 +355,3 @@ def hush() -> None:
     """Say no more that nothing is recorded: there is a reason, and it was told."""
     global _is_hushed
     _is_hushed = True
-
-
-def _warn_outside(verb: str) -> None:
-    if config.is_enabled() and not _is_hushed:
-        warn_once(
-            f"{verb}() was called outside a recording, so nothing was kept; "
-            "record with lightning_otel.auto_trace() or lightning-otel run"
-        )

@@ -4,12 +4,14 @@ Builds or joins the tracer provider, never replaces one; whatever goes wrong her
 on untraced, with one warning.
 """
 
+import functools
 import logging
 import os
 import secrets
 import sys
 import threading
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -208,8 +210,8 @@ def switch_on(libraries: str | Iterable[str] | None = None) -> None:
     from lightning_otel.instrumentors.patching import when_imported
 
     named = [libraries] if isinstance(libraries, str) else libraries
-    asked = set(INSTRUMENTORS if named is None else named)
-    for library in asked - set(INSTRUMENTORS):
+    asked = INSTRUMENTORS.keys() if named is None else set(named)
+    for library in asked - INSTRUMENTORS.keys():
         raise ConfigError(
             f"no instrumentor for {library!r}; there is one for {', '.join(INSTRUMENTORS)}"
         )
@@ -261,9 +263,8 @@ def uninstrument() -> None:
                     instrumentor.uninstrument()
 
 
+@functools.cache
 def _instrumentor_of(library: str) -> Any:
-    from importlib import import_module
-
     module, _, name = INSTRUMENTORS[library].partition(":")
     return getattr(import_module(module), name)()
 

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
@@ -67,19 +67,13 @@ class Watch:
         self._open = open_reader
         self._reader: Reader | None = None
         self._standings: Mapping[str, Standing] = {}
-        self._read_s: float | None = None
-        self._begun_s = self._tried_s = self._asked_s = -math.inf
+        self._read_s = self._begun_s = self._tried_s = self._asked_s = -math.inf
         self._pinned: dict[tuple[str, int], Resource | None] = {}
         # Set while nothing is being read.
         self._done = threading.Event()
         self._is_reading = False
         # Guards _is_reading: one thread alone reads.
         self._lock = threading.Lock()
-
-    def start(self) -> None:
-        """Begin to read, so that the first request finds it read."""
-        if self._read_s is None:
-            self._refresh_loop()
 
     def held(self, standings: Mapping[str, Standing] | None = None) -> "Held":
         """Return the versions of one rollout.
@@ -89,84 +83,67 @@ class Watch:
         """
         return Held(self, standings)
 
-    def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> dict[str, Resource]:
+    def given(
+        self,
+        key: str,
+        agent: str | None,
+        pinned: Mapping[str, int],
+        fixed: dict[str, Mapping[str, Standing]] | None = None,
+    ) -> dict[str, Resource]:
         """Return a request's resources, as ``Resources.assigned`` does, from the last read.
 
         Args:
             key: What the choice sticks to.
             agent: Who acts.
             pinned: Versions by name that are given whatever is live.
+            fixed: Keeps what a rollout may be assigned, once that was read.
         """
-        return self.given_of(self.latest, key, agent, pinned)
-
-    def latest(self) -> Mapping[str, Standing]:
-        """Return the last read."""
-        return self._standings
-
-    def given_of(
-        self,
-        standings: Callable[[], Mapping[str, Standing]],
-        key: str,
-        agent: str | None,
-        pinned: Mapping[str, int],
-    ) -> dict[str, Resource]:
-        """As :meth:`given`, of what is asked for once it was read.
-
-        Args:
-            standings: Gives what may be assigned.
-            key: As above.
-            agent: As above.
-            pinned: As above.
-        """
-        new = [pin for pin in pinned.items() if pin not in self._pinned]
-        if new:
-            self._read_versions(new)
-        read_s, now_s = self._read_s, time.monotonic()
-        is_pin_unread = any(self._pinned[pin] is None for pin in pinned.items())
-        if read_s is None or now_s - read_s >= FRESH_S or is_pin_unread:
-            self._refresh_loop()
-            if read_s is None:
-                self._wait_for_read(FIRST_S)
-            elif is_pin_unread or now_s - read_s >= STALE_S:
-                self._wait_for_read(CATCH_UP_S)
-        self._catch_up()
-        held = {name: self._pinned[name, version] for name, version in pinned.items()}
+        pins = pinned.items()
+        if not self._pinned.keys() >= pins:
+            # A request that is held to a version would else be made with what the agent wrote,
+            # and what it earned be taken for what the version earns.
+            for pin in pins:
+                self._pinned.setdefault(pin, None)
+            self._await_read(FIRST_S, lambda: self._has_read(pins), is_urgent=True)
+        age_s = time.monotonic() - self._read_s
+        if age_s >= FRESH_S or not self._has_read(pins):
+            self.begin_reading()
+            if age_s == math.inf:
+                self._await_end(FIRST_S)
+            elif age_s >= STALE_S or not self._has_read(pins):
+                self._await_end(CATCH_UP_S)
+        # Nobody here expects what was before this process itself changed something.
+        if self._asked_s < changed_s():
+            self._await_read(FIRST_S, lambda: self._asked_s >= changed_s())
+        standings = self._standings
+        if fixed is not None:
+            standings = fixed.setdefault("standings", standings)
+        held = {name: self._pinned[name, version] for name, version in pins}
         found = {name: resource for name, resource in held.items() if resource is not None}
-        given = assigned(standings(), key, agent, found)
+        given = assigned(standings, key, agent, found)
         # A pin that cannot be read is not the same as none: what it names is left to the agent.
         known = {*found, *(name.removeprefix(f"{agent}/") for name in found)}
         return {name: given[name] for name in given if name in known or name not in held}
 
-    def _catch_up(self) -> None:
-        """Wait for what this process itself changed: nobody here expects what was before."""
+    def _has_read(self, pins: Iterable[tuple[str, int]]) -> bool:
+        return all(self._pinned[pin] is not None for pin in pins)
+
+    def _await_read(
+        self, limit_s: float, is_read: Callable[[], bool], *, is_urgent: bool = False
+    ) -> None:
         for _ in range(2):  # what is being read already may not know of it
-            if self._asked_s >= changed_s():
+            if is_read():
                 return
-            if self._begun_s < changed_s():
-                self._refresh_loop(is_urgent=True)
-            self._wait_for_read(FIRST_S)
+            if is_urgent or self._begun_s < changed_s():
+                self.begin_reading(is_urgent=True)
+            self._await_end(limit_s)
 
-    def _read_versions(self, new: Sequence[tuple[str, int]]) -> None:
-        """Read versions that were never asked for, at once.
-
-        A request that is held to one would else be made with what the agent wrote, and what it
-        earned be taken for what the version earns.
-        """
-        self._pinned.update(dict.fromkeys(new))
-        end_s = time.monotonic() + FIRST_S
-        for _ in range(2):  # what is being read already may not know of them
-            self._refresh_loop(is_urgent=True)
-            self._done.wait(max(0.0, end_s - time.monotonic()))
-            if all(self._pinned[pin] is not None for pin in new):
-                return
-
-    def _wait_for_read(self, limit_s: float) -> None:
+    def _await_end(self, limit_s: float) -> None:
         # Counted from when the reading began: where a database hangs, few requests wait at all.
-        left_s = self._begun_s + limit_s - time.monotonic()
-        if left_s > 0:
-            self._done.wait(left_s)
+        self._done.wait(max(0.0, self._begun_s + limit_s - time.monotonic()))
 
-    def _refresh_loop(self, *, is_urgent: bool = False) -> None:
+    def begin_reading(self, *, is_urgent: bool = False) -> None:
+        """Read in the background, unless that is under way or was just done."""
         with self._lock:
             is_fresh = time.monotonic() - self._tried_s < FRESH_S
             if self._is_reading or (is_fresh and not is_urgent):
@@ -175,17 +152,23 @@ class Watch:
             self._done.clear()
         try:
             threading.Thread(
-                target=self._read_standings, name="lightning-otel-apply", daemon=True
+                target=self._read_all, name="lightning-otel-apply", daemon=True
             ).start()
         except RuntimeError:  # the interpreter is ending
             self._is_reading = False
             self._done.set()
 
-    def _read_standings(self) -> None:
+    def _read_all(self) -> None:
         try:
             # What others' instrumentors make of a database's calls is no part of the agent's work.
             with suppress_instrumentation():
-                self._read_all()
+                if self._reader is None:
+                    self._reader = self._open()
+                asked_s = time.monotonic()
+                self._standings = self._reader.standings()
+                for name, version in [pin for pin, held in list(self._pinned.items()) if not held]:
+                    self._pinned[name, version] = _read_pin(self._reader, name, version)
+                self._asked_s, self._read_s = asked_s, time.monotonic()
         except LightningOtelError as exc:
             warn_once(f"resources are not applied anew: {exc}")
         except Exception:  # noqa: BLE001  # capture never raises into the traced program
@@ -195,34 +178,20 @@ class Watch:
             self._is_reading = False
             self._done.set()
 
-    def _read_all(self) -> None:
-        if self._reader is None:
-            self._reader = self._open()
-        asked_s = time.monotonic()
-        self._standings = self._reader.standings()
-        for name, version in [pin for pin, held in list(self._pinned.items()) if not held]:
-            self._pinned[name, version] = _read_pin(self._reader, name, version)
-        self._asked_s, self._read_s = asked_s, time.monotonic()
-
 
 class Held:
     """The assignable versions of one rollout, fixed at its first request."""
 
     def __init__(self, watch: Watch, standings: Mapping[str, Standing] | None) -> None:
-        """Begin.
-
-        Args:
-            watch: Knows what stands.
-            standings: What it holds already; None if nothing yet.
-        """
+        """Take what it holds already; None if nothing yet."""
         self._watch = watch
         # In a dictionary, which is set once however many threads of the rollout ask first.
-        self._first = {} if standings is None else {"standings": standings}
+        self._fixed = {} if standings is None else {"standings": standings}
 
     @property
     def standings(self) -> Mapping[str, Standing] | None:
         """The fixed versions; None before the first request."""
-        return self._first.get("standings")
+        return self._fixed.get("standings")
 
     def held(self, standings: Mapping[str, Standing] | None = None) -> "Held":
         """As of the watch: for a rollout within this one that is none of its parts."""
@@ -230,11 +199,7 @@ class Held:
 
     def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> dict[str, Resource]:
         """Return a request's resources, as :meth:`Watch.given` does."""
-
-        def first() -> Mapping[str, Standing]:
-            return self._first.setdefault("standings", self._watch.latest())
-
-        return self._watch.given_of(first, key, agent, pinned)
+        return self._watch.given(key, agent, pinned, self._fixed)
 
 
 def _read_pin(reader: Reader, name: str, version: int) -> Resource | None:
@@ -258,7 +223,8 @@ def watch_of(place: str, open_reader: Callable[[], Reader]) -> Watch:
     watch = _watches.get(place)
     if watch is None:
         watch = _watches.setdefault(place, Watch(open_reader))
-    watch.start()
+    if watch._read_s == -math.inf:
+        watch.begin_reading()  # so that the first request finds it read
     return watch
 
 

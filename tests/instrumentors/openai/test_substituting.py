@@ -500,7 +500,7 @@ def test_every_fault_of_ours_sends_the_agents_own_request(
         if inspect.isfunction(value)
         and value.__module__.startswith(("lightning_otel.substitution", substituting.__name__))
     ]
-    places += [(watching.Watch, name) for name in ("given_of", "latest", "_refresh_loop")]
+    places += [(watching.Watch, name) for name in ("given", "begin_reading")]
     places += [(watching.Held, "given"), (Given, "of")]
     not_reached = {
         "_instructed_responses", "_input_message", "_limit_name", "stamps", "_begin_anew",
