@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
-from lightning_otel.types import Message, Span, Trajectory
+from lightning_otel.types import Message, Span, Trajectory, Transition
 
 SECOND = 1_000_000_000
 
@@ -41,6 +42,12 @@ def rewards(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:
         for trajectory in trajectories
         for step in trajectory.transitions
     }
+
+
+def steps_of(found: Adaptation) -> list[Transition]:
+    """Each transition once, in order of time."""
+    every = {id(step): step for path in found.trajectories for step in path.transitions}
+    return sorted(every.values(), key=lambda step: step.start_ns)
 
 
 def call_attributes(

@@ -8,25 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.adapter.forest import Forest, draw
+from tests.adapter.forest import Forest, draw, steps_of
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, Advantage, Composition, TripletAdapter, advantages
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Credit, Estimator, Span, Transition
+from lightning_otel.types import Credit, Estimator, Span
 
 
 def explain(*rollouts: list[Span], **options: Any) -> Adaptation:
     """The adaptation of several rollouts, with advantages."""
     options.setdefault("advantage", "grpo")
     return TripletAdapter(**options).explain([span for spans in rollouts for span in spans])
-
-
-def steps(found: Adaptation) -> list[Transition]:
-    """Every step once."""
-    every = [step for path in found.trajectories for step in path.transitions]
-    return list({id(step): step for step in every}.values())
 
 
 Scores: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -188,7 +182,7 @@ def test_all_steps_of_a_rollout_have_its_advantage(name: str, rule: Credit) -> N
     found = explain(*drawn(drawing), advantage=advantage, credit=rule)
 
     made: dict[str, set[float | None]] = {}
-    for step in steps(found):
+    for step in steps_of(found):
         attempt = "" if step.attempt_id == "1" else f".{step.attempt_id}"
         made.setdefault(f"{step.rollout_id}{attempt}", set()).add(step.advantage)
     assert all(len(values) == 1 for values in made.values())
@@ -212,13 +206,13 @@ def test_weights_of_an_agents_steps_in_a_rollout_add_up_to_one() -> None:
     found = explain(draw(text).spans)
 
     weights: dict[tuple[str, str], list[float]] = {}
-    for step in steps(found):
+    for step in steps_of(found):
         weights.setdefault((step.rollout_id, step.agent), []).append(step.weight)
     assert {key: len(held) for key, held in weights.items()} == {
         ("r1", "A"): 3, ("r1", "B"): 1, ("r1", ""): 4, ("r2", "A"): 1,
     }  # fmt: skip
     assert all(math.fsum(held) == pytest.approx(1.0) for held in weights.values())
-    assert found.report.transitions == len(steps(found))
+    assert found.report.transitions == len(steps_of(found))
 
 
 def test_the_task_is_told_by_its_id_else_its_text_on_whatever_span() -> None:
@@ -240,10 +234,10 @@ def test_the_task_is_told_by_its_id_else_its_text_on_whatever_span() -> None:
 
     found = explain(*spans, advantage="dr_grpo")
 
-    groups = [step.group_id for step in steps(found)]
+    groups = [step.group_id for step in steps_of(found)]
     assert groups[:4] == ['{"x": 1, "y": 2}'] * 2 + ["task 1"] * 2
     assert groups[4].startswith("sha256:")
-    assert [step.advantage for step in steps(found)] == [-0.5, 0.5, -0.5, 0.5, None]
+    assert [step.advantage for step in steps_of(found)] == [-0.5, 0.5, -0.5, 0.5, None]
 
 
 def test_several_named_rewards_are_composed_over_the_whole_rollout() -> None:
@@ -261,9 +255,9 @@ def test_several_named_rewards_are_composed_over_the_whole_rollout() -> None:
     table = np.array(list(rows.values()))
     scaled = (table - table.mean(axis=0)) / (table.std(axis=0, ddof=1) + 1e-6)
     expected = scaled @ [1.0, -0.5]
-    made = {step.rollout_id: step.advantage for step in steps(found)}
+    made = {step.rollout_id: step.advantage for step in steps_of(found)}
     assert list(made.values()) == pytest.approx(expected.tolist())
-    assert {step.reward for step in steps(found)} == {None}
+    assert {step.reward for step in steps_of(found)} == {None}
 
 
 @pytest.mark.parametrize("answer", [[], [1.0], [1.0, math.nan], ["1", "2"]])
@@ -322,6 +316,6 @@ def test_a_rollout_that_came_between_two_passes_is_reported() -> None:
 
     found = adapter.explain([*first, *second, *third], estimates=estimates)
 
-    assert {step.advantage for step in steps(found) if step.rollout_id == "c"} == {None}
+    assert {step.advantage for step in steps_of(found) if step.rollout_id == "c"} == {None}
     assert found.report.reasons() == {advantages.CAME_LATER: 1}
     assert AttemptKey("a", "1") in estimates

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args
 import duckdb
 import pytest
 from tests.adapter.bad_input import CASES, REASONS, asking, changed
-from tests.adapter.forest import SECOND, Forest, call_attributes, draw
+from tests.adapter.forest import SECOND, Forest, call_attributes, draw, steps_of
 from tests.adapter.forests import ODD
 
 from lightning_otel import Store
@@ -40,8 +40,7 @@ class Kept(NamedTuple):
 def adapted(spans: Iterable[Span], rule: Credit = "previous") -> Kept:
     """What the adapter makes of spans."""
     found = TripletAdapter(rule).explain(spans)
-    steps = {id(step): step for path in found.trajectories for step in path.transitions}
-    return Kept(list(steps.values()), list(found.report.dropped), found.report)
+    return Kept(steps_of(found), list(found.report.dropped), found.report)
 
 
 def adds_up(report: Report) -> bool:

@@ -1,12 +1,13 @@
 """One number of several named rewards: weights, gates, and a group's scale."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.adapter.forest import Forest, rewards
+from tests.adapter.forest import draw, rewards
 
 from lightning_otel.adapter import Composition, TripletAdapter, composition
 from lightning_otel.errors import ConfigError
@@ -94,44 +95,31 @@ def test_a_composed_reward_is_missing_exactly_where_it_cannot_be_known(
         assert (value is not None) == (made(rewards_of_one) is not None) == is_known
 
 
-def test_the_adapter_composes_each_steps_reward_and_reports_what_is_missing() -> None:
-    """Named rewards stay as given; a step without one of the parts has no reward, and a reason."""
-    forest = Forest()
-    with forest.inside("root"):
-        for index, given_rewards in enumerate(({"a": 1.0, "b": 0.5}, {"a": 1.0}, {})):
-            forest.call(f"call {index}")
-            if given_rewards:
-                forest.reward(*given_rewards.items())
-    made = Composition({"a": 1.0, "b": 2.0})
+@pytest.mark.parametrize(
+    ("drawing", "options", "expected"),
+    [
+        (
+            "root( a !a=1,b=.5 b !a=1 d )",
+            {"compose": Composition({"a": 1.0, "b": 2.0})},
+            {"a": 2.0, "b": None, "d": None},
+        ),
+        ("a !a=.5,b=4", {"compose": lambda named: min(named.values())}, {"a": 0.5}),
+        ("a !a=.5,b=4", {"compose": lambda named: math.inf}, {"a": None}),
+        (
+            "a b !a=1,b=.5",
+            {"credit": "discounted", "gamma": 0.5, "compose": Composition({"a": 1.0, "b": 2.0})},
+            {"a": 1.0, "b": 2.0},
+        ),
+    ],
+)
+def test_the_adapter_composes_each_steps_reward(
+    drawing: str, options: Any, expected: dict[str, float | None]
+) -> None:
+    """By weights or a plain function, before it is discounted; what is missing is reported."""
+    found = TripletAdapter(**options).explain(draw(drawing).spans)
 
-    found = TripletAdapter(compose=made).explain(forest.spans)
-
-    assert rewards(found.trajectories) == {"call 0": 2.0, "call 1": None, "call 2": None}
-    assert found.report.reasons() == {composition.MISSING_PART.format("b"): 1}
-    assert (found.report.rewards, found.report.rewards_placed) == (2, 2)
-    assert found.trajectories[0].transitions[1].rewards == {"a": 1.0}
-
-
-def test_the_adapter_composes_with_a_plain_function() -> None:
-    """A function of the named rewards; what it gives that is no finite number is missing."""
-    forest = Forest()
-    forest.call("first")
-    forest.reward(("a", 0.5), ("b", 4.0))
-
-    least = TripletAdapter(compose=lambda named: min(named.values()))
-    odd = TripletAdapter(compose=lambda named: math.inf)
-
-    assert rewards(least.adapt(forest.spans)) == {"first": 0.5}
-    assert rewards(odd.adapt(forest.spans)) == {"first": None}
-
-
-def test_discounted_returns_are_of_composed_rewards() -> None:
-    """What is discounted is what each step was worth."""
-    forest = Forest()
-    forest.call("first")
-    forest.call("second")
-    forest.reward(("a", 1.0), ("b", 0.5))
-
-    adapter = TripletAdapter("discounted", 0.5, compose=Composition({"a": 1.0, "b": 2.0}))
-
-    assert rewards(adapter.adapt(forest.spans)) == {"first": 1.0, "second": 2.0}
+    assert rewards(found.trajectories) == expected
+    if drawing.startswith("root"):
+        assert found.report.reasons() == {composition.MISSING_PART.format("b"): 1}
+        assert (found.report.rewards, found.report.rewards_placed) == (2, 2)
+        assert found.trajectories[0].transitions[1].rewards == {"a": 1.0}

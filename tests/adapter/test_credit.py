@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
-from tests.adapter.forest import Forest, draw, reward_attributes, text_of
+from tests.adapter.forest import Forest, draw, reward_attributes, steps_of, text_of
 
 from lightning_otel import Store, TripletAdapter
 from lightning_otel import conventions as c
@@ -17,7 +17,7 @@ from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.advantages import last_rewards
 from lightning_otel.errors import ConfigError
 from lightning_otel.store.earnings import LAST_REWARD
-from lightning_otel.types import Call, Credit, CreditRule, Reward, Transition
+from lightning_otel.types import Call, Credit, CreditRule, Reward
 
 ALL = " ".join(get_args(Credit))
 REASONS = {
@@ -292,16 +292,10 @@ out, or the other way round."""
 RUNS = [(name, rule) for name, (_, rules) in CASES.items() for key in rules for rule in key.split()]
 
 
-def steps(found: Adaptation) -> list[Transition]:
-    """Each transition once, in order of time."""
-    every = {id(step): step for path in found.trajectories for step in path.transitions}
-    return sorted(every.values(), key=lambda step: step.start_ns)
-
-
 def outcome(found: Adaptation) -> str:
     """What each call earned, and why the other rewards did not count."""
     words = []
-    for step in steps(found):
+    for step in steps_of(found):
         worth = "-" if step.reward is None else f"{step.reward:g}"
         if step.rewards and step.rewards != {c.PRIMARY_REWARD: step.reward}:
             worth += (
@@ -340,7 +334,7 @@ def test_the_views_say_the_same(store: Store) -> None:
         store.add(forest.spans)
         found = TripletAdapter().explain(forest.spans)
         expected |= last_rewards(found.outcomes)
-        own = {step.span_id: (step.rollout_id, step.attempt_id) for step in steps(found)}
+        own = {step.span_id: (step.rollout_id, step.attempt_id) for step in steps_of(found)}
         homes |= {each.span_id: own[each.calls[0]] for each in found.credited}
         unlike |= {f"{number}-r1", f"{number}-r2"} if name in UNLIKE_SQL else set()
 
@@ -383,7 +377,7 @@ def test_what_an_annotation_says_of_a_reward(attributes: dict[str, Any], expecte
 
     found = TripletAdapter().explain(forest.spans)
 
-    assert (dict(steps(found)[0].rewards) or next(iter(found.report.reasons()), {})) == expected
+    assert (dict(steps_of(found)[0].rewards) or next(iter(found.report.reasons()), {})) == expected
 
 
 # --- a rule of one's own -------------------------------------------------------------------------
@@ -423,7 +417,7 @@ def test_a_rule_of_ones_own_places_or_says_why_not(
     """One call, several, or a text that is the reason in the report."""
     found = TripletAdapter(rule).explain(draw("a !.5 b !1").spans)
 
-    assert {text_of(step.action): step.reward for step in steps(found)} == expected
+    assert {text_of(step.action): step.reward for step in steps_of(found)} == expected
     assert found.report.reasons() == reasons
     assert {each.by for each in found.credited} <= {"custom"}
 
@@ -486,6 +480,6 @@ def test_many_rewards_each_find_their_call(how: str) -> None:
 
     found = TripletAdapter().explain(forest.spans)
 
-    assert {text_of(step.action): step.reward for step in steps(found)} == {
+    assert {text_of(step.action): step.reward for step in steps_of(found)} == {
         f"{index}": float(index) for index in range(1_000)
     }

@@ -56,48 +56,43 @@ def parts(*steps: Transition) -> dict[str, Drift]:
     return {each.part: each for each in measure(steps, Greedy()).parts}
 
 
-def test_the_engines_own_tokens_come_back() -> None:
-    """Where messages and text give the very ids, all is exact."""
-    found = parts(step("ab", [3, 0, 4, 5], [0, 1]))
-
-    for part in ("prompt", "response"):
-        assert found[part].exact_rate == found[part].prefix_share == 1.0
-        assert (found[part].length_delta, found[part].causes) == (0.0, {})
-
-
-def test_other_ids_of_the_same_text_are_retokenisation() -> None:
-    """The engine sampled ``a`` and ``b``; their text encodes to ``ab``."""
-    found = parts(step("ab", [3, 1, 2, 4, 5], [2, 1, 2]))
-
-    assert found["prompt"].causes == found["response"].causes == {"retokenisation": 1}
-    assert found["prompt"].prefix_share == 1 / 5
-    assert found["response"].prefix_share == 1 / 3
-    assert found["response"].length_delta == -1.0
-
-
-def test_another_text_is_the_template() -> None:
-    """The engine was given a message more than was recorded."""
-    found = parts(step("ab", [3, 1, 4, 3, 0, 4, 5], [1]))
-
-    assert found["prompt"].causes == {"template": 1}
-    assert found["prompt"].length_delta == -3.0
-    assert found["response"].exact == 1
+CASES: dict[str, tuple[Transition, str, float, float, dict[str, int]]] = {
+    "the very ids": (step("ab", [3, 0, 4, 5], [0, 1]), "prompt", 1.0, 0.0, {}),
+    "the very ids of an answer": (step("ab", [3, 0, 4, 5], [0, 1]), "response", 1.0, 0.0, {}),
+    "other ids of the same text": (
+        *(step("ab", [3, 1, 2, 4, 5], [2, 1, 2]), "prompt", 1 / 5, -1.0, {"retokenisation": 1}),
+    ),
+    "other ids of the same answer": (
+        *(step("ab", [3, 1, 2, 4, 5], [2, 1, 2]), "response", 1 / 3, -1.0, {"retokenisation": 1}),
+    ),
+    "a message more than was recorded": (
+        *(step("ab", [3, 1, 4, 3, 0, 4, 5], [1]), "prompt", 1 / 7, -3.0, {"template": 1}),
+    ),
+}
+REFUSED = {
+    "tools": (step("ab", [3, 0, 4, 5], [1], tools=({"name": "f"},)), "prompt"),
+    "unencodable": (step("xyz", [3, 0, 4, 5], [1]), "prompt"),
+    "foreign": (step("ab", [3, 50, 4, 5], [1]), "prompt"),
+    "foreign answer": (step("ab", [3, 0, 4, 5], [50]), "response"),
+    "half of a character": (step("ab", [3, 0, 4, 5], [99]), "response"),
+}
 
 
-@pytest.mark.parametrize(
-    ("changed", "part"),
-    [
-        (step("ab", [3, 0, 4, 5], [1], tools=({"name": "f"},)), "prompt"),
-        (step("xyz", [3, 0, 4, 5], [1]), "prompt"),
-        (step("ab", [3, 50, 4, 5], [1]), "prompt"),
-        (step("ab", [3, 0, 4, 5], [50]), "response"),
-        (step("ab", [3, 0, 4, 5], [99]), "response"),
-    ],
-    ids=["refused", "unencodable", "foreign", "foreign-answer", "half"],
-)
-def test_what_cannot_be_compared_is_neither(changed: Transition, part: str) -> None:
+@pytest.mark.parametrize(("one", "part", "share", "delta", "causes"), CASES.values(), ids=CASES)
+def test_drift_has_a_measure_and_a_cause(
+    one: Transition, part: str, share: float, delta: float, causes: dict[str, int]
+) -> None:
+    """The share of the prefix that is the same, the difference in length, and why."""
+    found = parts(one)[part]
+
+    assert (found.prefix_share, found.length_delta, found.causes) == (share, delta, causes)
+    assert found.exact == (not causes)
+
+
+@pytest.mark.parametrize(("given_step", "part"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_compared_is_neither(given_step: Transition, part: str) -> None:
     """Refused messages, ids of another vocabulary and half characters are told apart."""
-    assert parts(changed)[part].causes == {"other": 1}
+    assert parts(given_step)[part].causes == {"other": 1}
 
 
 def test_models_are_measured_apart_and_text_is_skipped() -> None:

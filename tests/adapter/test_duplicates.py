@@ -14,11 +14,12 @@ from tests.adapter.forest import (
     draw,
     rewards,
     said,
+    steps_of,
     token_attributes,
 )
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.adapter import TripletAdapter
 from lightning_otel.types import Credit, Transition
 
 OURS, THEIRS, OTHERS = f"@scope={c.SCOPE}", "@scope=theirs", "@scope=others"
@@ -115,12 +116,6 @@ CASES = {
 }
 
 
-def steps(found: Adaptation) -> list[Transition]:
-    """Each transition once, in order of time."""
-    every = {id(step): step for path in found.trajectories for step in path.transitions}
-    return sorted(every.values(), key=lambda step: step.start_ns)
-
-
 @pytest.mark.parametrize(("drawing", "expected"), CASES.values(), ids=CASES)
 @pytest.mark.pain(3)
 def test_records_of_one_request_are_one_call(drawing: str, expected: str) -> None:
@@ -133,7 +128,7 @@ def test_records_of_one_request_are_one_call(drawing: str, expected: str) -> Non
     kept = [
         f"{step.agent} {names[step.span_id]}".strip()
         + ("" if step.reward is None else f"={step.reward:g}")
-        for step in steps(found)
+        for step in steps_of(found)
     ]
     reasons = {
         names[each.span_id]: each.reason.partition(":")[0].removeprefix("duplicate")
@@ -171,7 +166,7 @@ def merged(outer: dict[str, Any], inner: dict[str, Any]) -> Transition:
         above = forest.open("theirs", outer, scope="theirs")
         forest.make("ours", inner, parent=above, scope=c.SCOPE)
         forest.close(above)
-    (step,) = steps(TripletAdapter().explain(forest.spans))
+    (step,) = steps_of(TripletAdapter().explain(forest.spans))
     return step
 
 
@@ -209,5 +204,5 @@ def test_instructions_told_apart_are_the_first_message() -> None:
     other = forest.open("ours", call_attributes(among, "x", "r"), scope=c.SCOPE)
     forest.close(one, other)
 
-    (step,) = steps(TripletAdapter().explain(forest.spans))
+    (step,) = steps_of(TripletAdapter().explain(forest.spans))
     assert step.span_id == other

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import duckdb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.adapter.forest import SECOND, call_attributes
+from tests.adapter.forest import SECOND, call_attributes, steps_of
 from tests.adapter.forests import forests, odd_spans
 from tests.adapter.programs import judged_programs, programs
 from tests.pages import DOCS
@@ -35,7 +35,7 @@ from lightning_otel.adapter import (
     tree,
 )
 from lightning_otel.adapter.attributes import has_id
-from lightning_otel.adapter.outline import Outline, outline
+from lightning_otel.adapter.outline import outline
 from lightning_otel.receivers import Rejected, protobuf
 from lightning_otel.store.engines.otlp import request_of
 from lightning_otel.store.schema import span_of
@@ -133,12 +133,6 @@ adapters = st.builds(
     st.sampled_from(advantages),
 )
 anything = st.one_of(programs, judged_programs, judged_programs, forests, judged_forests())
-
-
-def steps_of(found: Adaptation | Outline) -> list[Transition]:
-    """Each transition once."""
-    steps = (step for path in found.trajectories for step in path.transitions)
-    return list({id(step): step for step in steps}.values())
 
 
 def sort_out(found: Adaptation) -> tuple[object, Report]:

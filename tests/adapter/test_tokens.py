@@ -70,25 +70,18 @@ def test_text_is_the_same_on_a_big_endian_machine(monkeypatch: pytest.MonkeyPatc
     assert list(decode_ids(text)[0]) == [1, 2]
 
 
-@pytest.mark.parametrize("bad", [2**31, -(2**31) - 1, 2**80])
-def test_ids_beyond_32_bits_are_refused(bad: int) -> None:
-    """An id that does not fit is never cut to one that does."""
-    with pytest.raises(OverflowError):
-        encode_ids([[1, bad]])
-
-
-@pytest.mark.parametrize("bad", [1.5, "1", None])
-def test_ids_that_are_no_integers_are_refused(bad: Any) -> None:
-    """Nothing is rounded or read as a number."""
-    with pytest.raises(TypeError):
-        encode_ids([[1, bad]])
-
-
-@pytest.mark.parametrize("bad", ["1", None])
-def test_logprobs_that_are_no_numbers_are_refused(bad: Any) -> None:
-    """A missing logprob is no number."""
-    with pytest.raises(TypeError):
-        encode_logprobs([[-0.5, bad]])
+@pytest.mark.parametrize(
+    ("encode", "bad", "error"),
+    [
+        *((encode_ids, bad, OverflowError) for bad in (2**31, -(2**31) - 1, 2**80)),
+        *((encode_ids, bad, TypeError) for bad in (1.5, "1", None)),
+        *((encode_logprobs, bad, TypeError) for bad in ("1", None)),
+    ],
+)
+def test_what_does_not_fit_is_refused(encode: Any, bad: Any, error: type[Exception]) -> None:
+    """No id is cut, and nothing is rounded or read as a number."""
+    with pytest.raises(error):
+        encode([[1, bad]])
 
 
 @pytest.mark.parametrize("text", ["AAA", "AAAA", "é", "not base64!", "AAAAAA==,A", "AAAAAA==,AAAA"])

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
+from tests.adapter.forest import steps_of
 from tests.adapter.readers.test_agents import AGENTS
 
 from lightning_otel.adapter import Adaptation, TripletAdapter
@@ -164,8 +165,7 @@ def ours(facts: Iterable[Mapping[str, Any]], rule: Credit = "next") -> Adaptatio
 
 def steps(found: Adaptation) -> list[Step]:
     """Each of our transitions once, in order of their start."""
-    held = {id(step): step for path in found.trajectories for step in path.transitions}
-    return [_step(each) for each in sorted(held.values(), key=lambda each: each.start_ns)]
+    return [_step(each) for each in steps_of(found)]
 
 
 def _step(step: Transition) -> Step:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.adapter.forest import steps_of
 
 from lightning_otel.adapter import TripletAdapter, repair
 from lightning_otel.receivers import Rejected, documents
@@ -44,7 +45,5 @@ def test_calls_belong_to_their_agents(
     """Also those that lie beside their agent; so each reward goes to the call it is for."""
     found = TripletAdapter().explain(stored(name))
 
-    steps = {id(s): s for path in found.trajectories for s in path.transitions}.values()
-    told = [(step.agent, step.reward) for step in sorted(steps, key=lambda step: step.start_ns)]
-    assert told == expected
+    assert [(step.agent, step.reward) for step in steps_of(found)] == expected
     assert [each.rule for each in found.report.repairs] == [repair.ENCLOSED] * moved
