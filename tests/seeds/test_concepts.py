@@ -1,4 +1,7 @@
-"""The snippets of document 002, core concepts, as written: only the import is changed."""
+"""The snippets of document 002, core concepts, as written: only the import is changed.
+
+Its AutoGen team leaves its arguments out; ``tests/instrumentors/autogen`` runs such teams.
+"""
 
 import ast
 import asyncio
@@ -10,7 +13,6 @@ from tests.seeds.snippets import ran
 
 import lightning_otel.agl as agl
 from lightning_otel import Store
-from lightning_otel.testing import scripted_server
 
 AGENT = """
 class MyAgent(LitAgent):
@@ -22,12 +24,6 @@ trainer = Trainer()
 trainer.add_agent(MyAgent())
 
 await trainer.run(train_dataset, val_dataset)
-"""
-AUTOGEN = """
-from autogen import AssistantAgent, UserProxyAgent
-
-assistant = AssistantAgent(...)
-user_proxy = UserProxyAgent(...)
 """
 ADAPTER = """
 class CustomAdapter(TraceAdapter):
@@ -68,33 +64,6 @@ def test_agent_and_trainer() -> None:
 
     assert sorted(step.reward for step in Store().transitions()) == [0.0, 0.5]
     assert {row["status"] for row in Store().rollouts()} == {"succeeded"}
-
-
-def test_autogen_team(store: Store) -> None:
-    """``AssistantAgent(...)`` has no arguments there; in its nearest form, with AutoGen's present
-    package: an answer of the assistant is a transition, under its name.
-    """
-    agents = pytest.importorskip("autogen_agentchat.agents")
-    from autogen_ext.models.openai import OpenAIChatCompletionClient
-
-    near = AUTOGEN.replace("from autogen import AssistantAgent, UserProxyAgent\n", "")
-    near = near.replace("AssistantAgent(...)", 'AssistantAgent("assistant", client)')
-    near = near.replace("UserProxyAgent(...)", 'UserProxyAgent("user")')
-    with scripted_server(["Hello."]) as server:
-        client = OpenAIChatCompletionClient(
-            model="gpt-4-0613", base_url=server.base_url, api_key="k"
-        )
-        names = {"AssistantAgent": agents.AssistantAgent, "UserProxyAgent": agents.UserProxyAgent}
-        after = ran(near, client=client, **names)
-
-        async def talk() -> None:
-            await after["assistant"].run(task="Hi!")
-            await client.close()
-
-        with agl.auto_trace(store=store):
-            asyncio.run(talk())
-
-    assert [step.agent for step in store.transitions()] == ["assistant"]
 
 
 def test_adapter_of_any_form(store: Store) -> None:

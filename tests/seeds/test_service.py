@@ -1,11 +1,12 @@
-"""The snippets of document 004, a service around it, as written: only the import is changed."""
+"""The snippets of document 004, a service around it, as written: only the import is changed.
 
-import asyncio
+Its own reward, its batch and its parallel requests use no name of ours, and are left out.
+"""
+
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -100,39 +101,6 @@ print(f"평균 보상: {status.get('average_reward', 0.0)}")
 TRIGGER = """
 response = requests.post("http://localhost:8001/training/trigger")
 print(response.json())
-"""
-CUSTOM_REWARD = """
-def custom_reward_function(quality_score, user_feedback):
-    reward = quality_score / 100.0
-
-    if "cinematic" in user_feedback.get("prompt", ""):
-        reward += 0.1
-
-    return max(-1.0, min(1.0, reward))
-"""
-BATCH = """
-tasks = [
-    {"prompt": "sunset", "category": "image"},
-    {"prompt": "mountain", "category": "image"},
-    {"prompt": "ocean", "category": "image"}
-]
-
-for task in tasks:
-    result = optimize_prompt(task)
-    submit_feedback(result)
-"""
-PARALLEL = """
-import asyncio
-import aiohttp
-
-async def optimize_batch(prompts):
-    async with aiohttp.ClientSession() as session:
-        tasks = [
-            session.post("/optimize", json=prompt)
-            for prompt in prompts
-        ]
-        results = await asyncio.gather(*tasks)
-    return results
 """
 TABLES = ("SELECT * FROM spans LIMIT 10;", "SELECT * FROM rewards LIMIT 10;")
 TYPING = "from typing import Any, Dict, Optional\n"
@@ -234,35 +202,3 @@ def test_requests_are_cheap(running: Serving, ask: httpx.Client) -> None:
 def _seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def test_custom_reward_and_batch(ask: httpx.Client) -> None:
-    """A function of one's own judges each answer of a batch."""
-    judge = ran(CUSTOM_REWARD)["custom_reward_function"]
-
-    def submit(found: dict[str, Any]) -> None:
-        reward = judge(found["quality_score"], {"prompt": "cinematic"})
-        told = ask.post("/feedback", json={"span_id": found["span_id"], "reward": reward}).json()
-        assert (told["reward"], told["rollout_id"]) == (0.6, found["task_id"])
-
-    def optimize(task: dict[str, str]) -> Any:
-        return ask.post("/optimize", json=task).json()
-
-    after = ran(BATCH, optimize_prompt=optimize, submit_feedback=submit)
-
-    assert after["result"]["optimized_prompt"] == "ocean"
-
-
-def test_parallel_requests(running: Serving) -> None:
-    """In its nearest form: aiohttp itself refuses the address without a host that stands there."""
-    near = PARALLEL.replace("import aiohttp\n", "").replace(
-        "aiohttp.ClientSession()", "session_of()"
-    )
-
-    def session_of() -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=running.url, timeout=30)
-
-    prompts = [{"prompt": f"p{n}", "category": "image"} for n in range(5)]
-    found = asyncio.run(ran(near, session_of=session_of)["optimize_batch"](prompts))
-
-    assert [each.json()["optimized_prompt"] for each in found] == [f"p{n}" for n in range(5)]
