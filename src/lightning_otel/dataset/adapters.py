@@ -39,16 +39,7 @@ Adapter: TypeAlias = Explaining | Adapting | Callable[[Iterable[Span]], Iterable
 
 
 def adapter_of(given: Adapter | str | None, ours: TripletAdapter) -> Explaining:
-    """Return the adapter that an object, a function or a registered name stands for.
-
-    Args:
-        given: One of these.
-        ours: What is taken where none is given, or this class is; others take no options of it.
-
-    Raises:
-        ConfigError: There is none of that name, or options are named that mean nothing to it.
-        AdapterError: It cannot be loaded, or is no adapter.
-    """
+    """Return the adapter that an object, a function or a registered name stands for, else ours."""
     if given is None:
         return ours
     found: Any = _load_adapter(given) if isinstance(given, str) else given

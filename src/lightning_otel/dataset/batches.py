@@ -98,10 +98,7 @@ def unfinished(
 ) -> list[tuple[str, str, str]]:
     """Return rollout and attempt ids of what did not end, with ``running`` or ``incomplete``.
 
-    Args:
-        source: Where the spans are.
-        con: A connection of this source with the view ``spans``; by default a new one.
-        alive: Processes whose open spans alone are not looked at.
+    None, if only processes that are given as alive have open spans.
     """
     con = con or source.connect(("spans",), INDEX_COLUMNS)
     # Few stores hold any, and the view costs more than a look at narrow columns.
@@ -129,12 +126,9 @@ def with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
 
 
 def hold_moved(con: "duckdb.DuckDBPyConnection", *, is_likely: bool) -> None:
-    """Make the table ``moved``.
+    """Make the table ``moved``, empty where no reward is likely to go elsewhere.
 
-    Args:
-        con: A connection with the view ``spans``.
-        is_likely: Whether a reward may go elsewhere: few stores have one, and to look where they
-            all belong takes four times as long.
+    Few stores have one, and to look where they all belong takes four times as long.
     """
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE moved AS WITH {HOMES} "

@@ -57,9 +57,6 @@ def ensure_catalogue(layout: Layout) -> None:
     """Make ``X.duckdb`` and the files without rows, unless they stand there and are up to date.
 
     Where they cannot be made, as on a disk one may only read, what is there is read without them.
-
-    Raises:
-        StoreError: The manifest cannot be read.
     """
     import duckdb
 
@@ -101,10 +98,8 @@ def catalogue_statements(
 ) -> list[str]:
     """Return ``CREATE VIEW`` of every view, for connections that stay open.
 
-    Args:
-        layout: The store's paths.
-        excluded: Names of files and segments not to be opened: damaged, or settled for good.
-        alive: Processes that live; by default those with a segment that nobody settled.
+    Excluded files and segments are not opened; by default each process with a segment that nobody
+    settled is alive.
     """
     macro = _unsettled_sql(layout) if alive is None else alive_statement(alive)
     spans = f"CREATE OR REPLACE VIEW spans AS {_spans_sql(layout, excluded)}"

@@ -84,12 +84,7 @@ _FACTS: Final = f"""CASE found
 
 
 def with_gist(source: str, columns: Iterable[str]) -> str:
-    """A query for some columns of spans and, after them, their gist.
-
-    Args:
-        source: What stands after FROM: spans with the store's columns, and maybe more.
-        columns: Which columns.
-    """
+    """A query for some columns of spans and, after them, their gist."""
     return f"""
 SELECT {", ".join(columns)},
   (CASE WHEN found = {CALL} AND {_IS_ODD} THEN {ODD} ELSE found END

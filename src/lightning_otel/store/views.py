@@ -229,12 +229,7 @@ FROM spans"""
 def views_of(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
     """Return the names of the views that a query reads; all of them where that cannot be told.
 
-    Args:
-        con: A connection without views: with them DuckDB looks into these.
-        query: The query.
-
-    Raises:
-        QueryError: It is not one statement that reads.
+    The connection has no views: with them DuckDB looks into these.
     """
     import duckdb
 
@@ -249,11 +244,7 @@ def views_of(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
 
 
 def view_statements(names: Collection[str] = NAMES) -> list[str]:
-    """Return ``CREATE VIEW`` of the views over ``spans``, be that a view or a table.
-
-    Args:
-        names: Which. To bind one takes as long as to read a little, so take no more than needed.
-    """
+    """Return ``CREATE VIEW`` of views over ``spans``; to bind one costs as much as a small read."""
     return [
         f"CREATE OR REPLACE VIEW {name} AS {query}"
         for name, query in DERIVED.items()

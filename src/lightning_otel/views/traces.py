@@ -137,8 +137,7 @@ def _find_page(
 def _search_text(con: Reader, text: str, after: Cursor | None, limit: int) -> int | None:
     """Keep of ``found`` what has a text in it, a chunk at a time until a page is full.
 
-    Returns:
-        The start of the oldest trace looked at, if some were not; None otherwise.
+    Return the start of the oldest trace looked at, if some were not.
     """
     con.execute("ALTER TABLE found RENAME TO candidates")
     con.execute("CREATE OR REPLACE TEMP TABLE found AS FROM candidates LIMIT 0")
