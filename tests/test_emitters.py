@@ -1,6 +1,7 @@
 """Spans made by hand: names, keys and value types as Agent Lightning 0.3 has them."""
 
 import base64
+import contextlib
 import enum
 import json
 import logging
@@ -258,59 +259,37 @@ def test_reward_with_a_target_is_kept_outside_a_recording(
     assert warnings_in() == []
 
 
-def test_late_reward_for_a_rollout_reaches_its_call() -> None:
-    """A reward given after the rollout, by its id, is credited to what it did."""
-    with auto_trace() as recording:
-        emit_action("act", "one")
-
-    emit_reward(0.5, rollout_id=recording.rollout_id)
-
-    assert [step.reward for step in Store().transitions()] == [0.5]
-    assert Store().report().rewards_placed == 1
-
-
 @pytest.mark.parametrize("is_recorded", [True, False])
-def test_late_reward_for_a_response_reaches_its_call(is_recorded: bool, server: DemoServer) -> None:
-    """A reward that names only the response finds its call, from wherever it is given."""
+@pytest.mark.parametrize("name", ["response_id", "rollout_id"])
+def test_late_reward_reaches_its_call(name: str, is_recorded: bool, server: DemoServer) -> None:
+    """A reward given after the rollout is credited to what it names, from wherever it is given."""
     client = openai.OpenAI(base_url=server.base_url, api_key="none")
-    with auto_trace():
+    with auto_trace() as recording:
         reply = client.chat.completions.create(
             model="toy", messages=[{"role": "user", "content": "hi"}]
         )
+    target: Any = {name: reply.id if name == "response_id" else recording.rollout_id}
 
-    if is_recorded:
-        with auto_trace():
-            emit_reward(0.5, response_id=reply.id)
-    else:
-        emit_reward(0.5, response_id=reply.id)
+    with auto_trace() if is_recorded else contextlib.nullcontext():
+        emit_reward(0.5, **target)
 
     assert [(t.response_id, t.reward) for t in Store().transitions()] == [(reply.id, 0.5)]
+    assert Store().report().rewards_placed == 1
 
 
+@pytest.mark.parametrize("store", ["file/store", "mongodb://here"])
 def test_late_reward_without_a_store_costs_one_warning(
-    monkeypatch: pytest.MonkeyPatch, warnings_in: Warnings, tmp_path: Any
+    store: str, monkeypatch: pytest.MonkeyPatch, warnings_in: Warnings, tmp_path: Any
 ) -> None:
-    """Where the default store cannot be made, the program runs on without the reward."""
+    """Where there is no default store to be had, the program runs on and no folder is made."""
     (tmp_path / "file").touch()
-    monkeypatch.setenv("LIGHTNING_OTEL_STORE", str(tmp_path / "file" / "store"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_OTEL_STORE", store)
 
     given = [emit_reward(1.0, rollout_id="r1") for _ in range(2)]
 
     assert given == [None, None]
-    assert len(warnings_in()) == 1
-
-
-def test_late_reward_into_a_store_of_an_unknown_engine_makes_no_folder(
-    monkeypatch: pytest.MonkeyPatch, warnings_in: Warnings, tmp_path: Any
-) -> None:
-    """A URL in the environment is no path to make folders of."""
-    monkeypatch.setenv("LIGHTNING_OTEL_STORE", "mongodb://here")
-    monkeypatch.chdir(tmp_path)
-
-    given = emit_reward(1.0, rollout_id="r1")
-
-    assert given is None
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert len(warnings_in()) == 1
 
 
@@ -344,68 +323,50 @@ class Awkward:
         raise RuntimeError("no text for this")
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "text"),
-    [
-        ("text", "str", "text"),
-        ("", "str", ""),
-        (7, "int", "7"),
-        (0.5, "float", "0.5"),
-        (True, "bool", "True"),
-        (b"\x00\xff", "bytes", base64.b64encode(b"\x00\xff").decode()),
-        (bytearray(b"ab"), "bytes", base64.b64encode(b"ab").decode()),
-        (np.float64(0.5), "float", "0.5"),
-        (Colour.RED, "str", "red"),
-    ],
-    ids=repr,
-)
-def test_object_that_is_plain_is_a_literal(
-    value: object, kind: str, text: str, recording: Recording
-) -> None:
-    """Text, numbers and bytes are literals of Agent Lightning's types, whatever their subclass."""
-    emit_object(value)
-
-    span = last(recording)
-    assert span.name == "agentlightning.object"
-    assert own(span) == {"agentlightning.object.type": kind, "agentlightning.object.literal": text}
-    assert type(span.attributes["agentlightning.object.literal"]) is str
+CIRCLE: list[object] = []
+CIRCLE.append(CIRCLE)
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "held"),
+    ("value", "kind", "is_literal", "held"),
     [
-        ({"a": [1, None, "ü"]}, "dict", {"a": [1, None, "ü"]}),
-        ([1, 2], "list", [1, 2]),
-        ((1, 2), "tuple", [1, 2]),
-        (None, "NoneType", None),
-        ({"a": Plan(3)}, "dict", {"a": "Plan(steps=3)"}),
-        (Plan(3), f"{__name__}.Plan", "Plan(steps=3)"),
-        ({(1, 2): 3}, "dict", "{(1, 2): 3}"),
-        (Awkward(), f"{__name__}.Awkward", "<Awkward>"),
+        ("text", "str", True, "text"),
+        ("", "str", True, ""),
+        (7, "int", True, "7"),
+        (0.5, "float", True, "0.5"),
+        (True, "bool", True, "True"),
+        (b"\x00\xff", "bytes", True, base64.b64encode(b"\x00\xff").decode()),
+        (bytearray(b"ab"), "bytes", True, base64.b64encode(b"ab").decode()),
+        (np.float64(0.5), "float", True, "0.5"),
+        (Colour.RED, "str", True, "red"),
+        ({"a": [1, None, "ü"]}, "dict", False, {"a": [1, None, "ü"]}),
+        ([1, 2], "list", False, [1, 2]),
+        ((1, 2), "tuple", False, [1, 2]),
+        (None, "NoneType", False, None),
+        ({"a": Plan(3)}, "dict", False, {"a": "Plan(steps=3)"}),
+        (Plan(3), f"{__name__}.Plan", False, "Plan(steps=3)"),
+        ({(1, 2): 3}, "dict", False, "{(1, 2): 3}"),
+        (Awkward(), f"{__name__}.Awkward", False, "<Awkward>"),
+        (CIRCLE, "list", False, "[[...]]"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_object_that_is_not_plain_is_json(
-    value: object, kind: str, held: object, recording: Recording
+def test_object_is_a_literal_or_json(
+    value: object, kind: str, is_literal: bool, held: object, recording: Recording
 ) -> None:
-    """Anything else is JSON; what JSON cannot hold is its text, or else its type."""
-    emit_object(value)
+    """Text, numbers and bytes are literals of Agent Lightning's types, whatever their subclass.
+
+    Anything else is JSON; what JSON cannot hold is its text, or else its type.
+    """
+    emit_object(value, attributes={"note": "kept"})
 
     span = last(recording)
-    assert span.attributes["agentlightning.object.type"] == kind
-    assert json.loads(span.attributes["agentlightning.object.json"]) == held
-    assert "agentlightning.object.literal" not in span.attributes
-
-
-def test_object_that_holds_itself_is_kept_as_text(recording: Recording) -> None:
-    """A circle has no JSON, but a text."""
-    circle: list[object] = []
-    circle.append(circle)
-
-    emit_object(circle, attributes={"note": "round"})
-
-    assert json.loads(last(recording).attributes[c.OBJECT_JSON]) == "[[...]]"
-    assert last(recording).attributes["note"] == "round"
+    key = "agentlightning.object.literal" if is_literal else "agentlightning.object.json"
+    text = span.attributes[key]
+    assert span.name == "agentlightning.object"
+    assert own(span) == {"agentlightning.object.type": kind, "note": "kept", key: text}
+    assert type(text) is str
+    assert (text if is_literal else json.loads(text)) == held
 
 
 @pytest.mark.parametrize(

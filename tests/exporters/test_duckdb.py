@@ -94,67 +94,40 @@ def test_processor_twice_keeps_a_span_once(recorded: Store) -> None:
     assert len(_spans(recorded)) == 1
 
 
-def test_processor_shutdown_seals_the_processs_segment(
+def test_processor_shutdown_seals_the_segment_and_loses_no_span(
     whole_process: Store, tracer: Tracer
 ) -> None:
-    """After the provider's shutdown the segment can be settled, and later spans are kept still."""
-    processor = FrameSpanProcessor()
+    """After it the segment can be settled; spans open then, and later ones, are kept still."""
     tracer.start_span("work").end()
-    processor.shutdown()
-    done = whole_process.settle()
-    tracer.start_span("late").end()
-
-    assert done.rows == 1
-    assert [span.name for span in _spans(whole_process)] == ["work", "late"]
-
-
-def test_processor_shutdown_loses_no_open_span(whole_process: Store, tracer: Tracer) -> None:
-    """A span that outlives the shutdown is kept with its end."""
-    span = tracer.start_span("open")
+    left_open = tracer.start_span("open")
     FrameSpanProcessor().shutdown()
     whole_process.settle()
-    span.end()
+    left_open.end()
+    tracer.start_span("late").end()
 
-    assert [(span.name, span.is_incomplete) for span in _spans(whole_process)] == [("open", False)]
-
-
-@pytest.fixture
-def exporting(store: Store) -> Callable[[], TracerProvider]:
-    """A function that gives a provider with the exporter behind a batch processor."""
-
-    def make() -> TracerProvider:
-        provider = TracerProvider()
-        provider.add_span_processor(BatchSpanProcessor(DuckDBSpanExporter(store.name)))
-        return provider
-
-    return make
+    found = [(span.name, span.is_incomplete) for span in _spans(whole_process)]
+    assert found == [("work", False), ("open", False), ("late", False)]
 
 
-def test_exporter_appends_batches(store: Store, exporting: Callable[[], TracerProvider]) -> None:
-    """Spans come in batches, complete, and the segment is sealed at the end."""
-    provider = exporting()
+def test_exporter_appends_batches(store: Store) -> None:
+    """Spans come complete; the segment is made with the first of them and sealed at the end."""
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(DuckDBSpanExporter(store.name)))
+    assert store.layout is not None
+    is_made_early = store.layout.catalogue.parent.exists()
+
     with provider.get_tracer("test").start_as_current_span("parent") as parent:
         parent.add_event("tick", {"n": 1})
         provider.get_tracer("test").start_span("child", attributes={"raw": b"x"}).end()
-
     provider.shutdown()
 
     root, child = _spans(store)
+    assert not is_made_early
     assert (root.name, child.name) == ("parent", "child")
     assert child.parent_span_id == root.span_id
     assert child.attributes == {"raw": "eA=="}
     assert root.events[0].name == "tick"
     assert store.settle().rows == 2
-
-
-def test_exporter_makes_no_store_before_the_first_batch(
-    store: Store, exporting: Callable[[], TracerProvider]
-) -> None:
-    """A program without a span leaves nothing behind."""
-    exporting().shutdown()
-
-    assert store.layout is not None
-    assert not store.layout.catalogue.parent.exists()
 
 
 def test_exporter_fails_with_one_warning_where_no_store_can_be_made(
