@@ -25,12 +25,14 @@ class CallSlot:
 
     Attributes:
         operation: The call; None before it started and once it was claimed.
+        owner: The framework's own object of it.
     """
 
-    __slots__ = ("operation",)
+    __slots__ = ("operation", "owner")
 
     def __init__(self, operation: capture.Operation | None = None) -> None:
         self.operation = operation
+        self.owner: object = None
 
     def within(self, context: Context | None = None) -> Context:
         """A context in which the call can be claimed."""

@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from lightning_otel import capture, provider
 from lightning_otel import conventions as c
@@ -342,6 +345,17 @@ def client(server: DemoServer) -> Iterator[openai.OpenAI]:
     """A client of the server that does not retry."""
     with openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as opened:
         yield opened
+
+
+@pytest.fixture
+def exported() -> Iterator[InMemorySpanExporter]:
+    """Another exporter, of all spans of the process, on the provider that we use or set."""
+    provider.ensure_provider()
+    exporter = InMemorySpanExporter()
+    found: Any = trace.get_tracer_provider()
+    found.add_span_processor(SimpleSpanProcessor(exporter))
+    yield exporter
+    exporter.shutdown()
 
 
 @pytest.fixture

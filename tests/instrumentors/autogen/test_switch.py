@@ -1,6 +1,5 @@
 """Switching on and off: what is replaced, what AutoGen does itself meanwhile, and that all ends."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,18 +22,6 @@ from tests.instrumentors.autogen.stage import Stage
 from lightning_otel import auto_trace, provider
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.autogen import AutoGenInstrumentor
-
-
-@pytest.fixture
-def exported() -> Iterator[InMemorySpanExporter]:
-    """All spans of the process, of whatever scope, as another exporter sees them."""
-    provider.ensure_provider()
-    exporter = InMemorySpanExporter()
-    found: Any = trace.get_tracer_provider()
-    processor = SimpleSpanProcessor(exporter)
-    found.add_span_processor(processor)
-    yield exporter
-    exporter.shutdown()
 
 
 def scopes(exporter: InMemorySpanExporter) -> dict[str, int]:

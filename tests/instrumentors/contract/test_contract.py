@@ -20,7 +20,6 @@ import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.instrumentation.utils import suppress_instrumentation
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.instrumentors.contract.drivers import ASKED, DRIVERS, SUM, Driver
 from tests.instrumentors.outline import assert_each_call_once, calls_of, named, outline
@@ -397,20 +396,15 @@ def test_nothing_is_recorded_where_nothing_is_to_be(
 
 
 def test_switched_on_everywhere_each_run_is_a_trace_without_content(
-    driver: Driver, server: DemoServer
+    driver: Driver, server: DemoServer, exported: InMemorySpanExporter
 ) -> None:
     """As OpenTelemetry's users do it: by the entry points, for another exporter, without us."""
-    provider.ensure_provider()
-    exporter = InMemorySpanExporter()
-    found: Any = trace.get_tracer_provider()
-    found.add_span_processor(SimpleSpanProcessor(exporter))
     for entry in entry_points(group="opentelemetry_instrumentor"):
         if entry.name.startswith("lightning-"):
             entry.load()().instrument(skip_dep_check=True)
     driver.ask_somehow(server.base_url)
-    exporter.shutdown()
 
-    spans = exporter.get_finished_spans()
+    spans = exported.get_finished_spans()
     names = [line.strip() for line in driver.outline.splitlines()]
     # The making of an agent would be a trace of its own, of a span that says nothing.
     assert sorted(span.name for span in spans) == sorted(

@@ -17,9 +17,9 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph
 from opentelemetry import context as otel_context
-from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.instrumentors.langchain.conftest import Chat
 from tests.instrumentors.outline import all_named, outline
 
@@ -38,33 +38,14 @@ def calculator(expression: str) -> str:
     return expression
 
 
-class Kept(SpanProcessor):
-    """Keeps ended spans until it is told to stop."""
-
-    def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
-        self.is_on = True
-
-    def on_end(self, span: ReadableSpan) -> None:
-        """Keep one."""
-        if self.is_on:
-            self.spans.append(span)
+def spans_of(exported: InMemorySpanExporter) -> list[ReadableSpan]:
+    """What OpenTelemetry's own provider was told, in the order it began."""
+    return sorted(exported.get_finished_spans(), key=lambda span: span.start_time or 0)
 
 
-@pytest.fixture
-def spans() -> Any:
-    """What OpenTelemetry's own provider is told."""
-    provider.ensure_provider()
-    kept = Kept()
-    found: Any = trace.get_tracer_provider()
-    found.add_span_processor(kept)
-    yield kept.spans
-    kept.is_on = False
-
-
-def names(spans: list[ReadableSpan]) -> list[str]:
-    """Names of the spans, in the order they began."""
-    return [span.name for span in sorted(spans, key=lambda span: span.start_time or 0)]
+def names(exported: InMemorySpanExporter) -> list[str]:
+    """Names of the spans."""
+    return [span.name for span in spans_of(exported)]
 
 
 async def all_of(stream: Any) -> list[Any]:
@@ -83,7 +64,9 @@ RUNS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_wrapped_model_is_traced_and_others_are_not(name: str, chat: Chat, spans: Any) -> None:
+def test_wrapped_model_is_traced_and_others_are_not(
+    name: str, chat: Chat, exported: InMemorySpanExporter
+) -> None:
     """With all instrumentation off, one model's calls are spans, and another's are none."""
     model = chat()
     wrapped = wrap_langchain(model)
@@ -94,7 +77,7 @@ def test_wrapped_model_is_traced_and_others_are_not(name: str, chat: Chat, spans
     assert type(wrapped) is type(model)
     assert wrapped is not model
     assert model.callbacks is None
-    assert names(spans) == ["chat toy"]
+    assert names(exported) == ["chat toy"]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -116,54 +99,41 @@ def test_wrapped_model_is_not_doubled(
         facts.agree(span, exchange)
 
 
-def test_wrapped_agent_is_a_tree(chat: Chat, spans: Any) -> None:
-    """An agent's nodes, tools and calls are all traced, and it is a graph as before."""
+def test_wrapped_agents_tools_and_chains_are_trees(
+    chat: Chat, exported: InMemorySpanExporter
+) -> None:
+    """Each is of its own kind as before, a chain what its own ``with_config`` gives."""
     agent = create_agent(chat(), [calculator], name="mathy")
+    ours = [wrap_langchain(each) for each in (agent, calculator, chat() | StrOutputParser())]
+    wrapped, wrapped_tool, chain = ours
 
-    wrapped = wrap_langchain(agent)
     wrapped.invoke(QUESTION)
     agent.invoke(QUESTION)
-
-    assert type(wrapped) is type(agent)
-    assert names(spans) == [
-        "invoke_agent mathy",
-        "model",
-        "chat toy",
-        "tools",
-        "execute_tool calculator",
-        "model",
-        "chat toy",
-    ]
-    by_id = {span.context.span_id: span for span in spans}
-    roots = [span.name for span in by_id.values() if span.parent is None]
-    assert roots == ["invoke_agent mathy"]
-
-
-def test_wrapped_tool_and_chain_are_traced(chat: Chat, spans: Any) -> None:
-    """A tool stays a tool; a chain is what its own ``with_config`` gives."""
-    wrapped_tool = wrap_langchain(calculator)
-    chain = wrap_langchain(chat() | StrOutputParser())
-
     wrapped_tool.invoke({"expression": "1"})
     answer = chain.invoke(ASKED)
 
-    assert type(wrapped_tool) is type(calculator)
+    assert [type(wrapped), type(wrapped_tool)] == [type(agent), type(calculator)]
     assert isinstance(chain, Runnable)
     assert isinstance(answer, str)
-    assert names(spans) == ["execute_tool calculator", "RunnableSequence", "chat toy"]
+    tree = ["model", "chat toy", "tools", "execute_tool calculator", "model", "chat toy"]
+    roots = ["invoke_agent mathy", "execute_tool calculator", "RunnableSequence"]
+    assert names(exported) == [roots[0], *tree, *roots[1:], "chat toy"]
+    assert [span.name for span in spans_of(exported) if span.parent is None] == roots
 
 
-def test_wrapped_model_goes_on_after_uninstrument(chat: Chat, spans: Any, store: Store) -> None:
+def test_wrapped_model_goes_on_after_uninstrument(
+    chat: Chat, exported: InMemorySpanExporter, store: Store
+) -> None:
     """It is traced while it lives, whatever is switched off; then nothing of ours is left."""
     wrapped = wrap_langchain(chat())
     with auto_trace(store=store):
         pass
 
-    spans.clear()
+    exported.clear()
     provider.uninstrument()
     wrapped.invoke(ASKED)
 
-    assert names(spans) == ["chat toy"]
+    assert names(exported) == ["chat toy"]
     del wrapped
     gc.collect()
     provider.instrument("langchain_core")
@@ -172,7 +142,9 @@ def test_wrapped_model_goes_on_after_uninstrument(chat: Chat, spans: Any, store:
     assert not hasattr(BaseChatModel._generate_with_cache, "__lightning_otel_wrapped__")
 
 
-def test_call_in_a_fresh_context_still_stands_in_its_node(server: DemoServer, spans: Any) -> None:
+def test_call_in_a_fresh_context_still_stands_in_its_node(
+    server: DemoServer, exported: InMemorySpanExporter
+) -> None:
     """Where OpenTelemetry's context was emptied, LangChain's own variable names the node."""
     client = openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0)
 
@@ -192,8 +164,8 @@ def test_call_in_a_fresh_context_still_stands_in_its_node(server: DemoServer, sp
     builder.compile(name="pipe").invoke({"a": 1})
     client.close()
 
-    assert names(spans) == ["invoke_workflow pipe", "ask", "chat toy"]
-    by_name = {span.name: span for span in spans}
+    assert names(exported) == ["invoke_workflow pipe", "ask", "chat toy"]
+    by_name = {span.name: span for span in spans_of(exported)}
     assert by_name["chat toy"].parent.span_id == by_name["ask"].context.span_id
 
 

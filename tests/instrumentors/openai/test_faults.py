@@ -51,7 +51,7 @@ HOST = {"_iter_bytes", "_aiter_bytes", "_close", "_aclose", "attached"}
 """What the program's own work runs through: failing there is failing to do it."""
 SET_UP = {"around", "_send_request", "_send_async"}
 """What runs when instrumentation is switched on, tried apart."""
-BOUND = {"_begin", "_note_response"}
+BOUND = {"_begin_request", "_note_response"}
 """What the wrapped methods hold since then: broken before it is switched on."""
 
 Place = tuple[Any, str]
@@ -162,17 +162,17 @@ def test_fault_in_any_function_stays_with_us(
     use_all: Use,
     untraced: list[object],
     faults_allowed: None,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With one function of ours broken, every call gives what it gives without us."""
-    if place[1] in BOUND:
-        provider.uninstrument()
-        monkeypatch.setattr(*place, broken)
     before = capture.process.faults
-    with auto_trace(store=store):
-        monkeypatch.setattr(*place, broken)
-        found = use_all()
-        monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        if place[1] in BOUND:
+            provider.uninstrument()
+            patch.setattr(*place, broken)
+        with auto_trace(store=store):
+            patch.setattr(*place, broken)
+            found = use_all()
+            patch.undo()
     if place[1] in BOUND:
         provider.uninstrument()
 

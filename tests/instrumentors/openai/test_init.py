@@ -1,16 +1,13 @@
 """The instrumentor itself: on, off, beside others, and where the content may go."""
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 import wrapt
 from opentelemetry import context as otel_context
-from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from lightning_otel import Store, auto_trace, capture, provider
@@ -24,17 +21,6 @@ def ask(client: openai.OpenAI) -> str | None:
     """One call."""
     answer = client.chat.completions.create(model="toy", messages=ASKED)
     return answer.choices[0].message.content
-
-
-@pytest.fixture
-def exported() -> Iterator[InMemorySpanExporter]:
-    """Another exporter on the provider that we use or set."""
-    provider.ensure_provider()
-    exporter = InMemorySpanExporter()
-    processor = SimpleSpanProcessor(exporter)
-    trace.get_tracer_provider().add_span_processor(processor)  # type: ignore[attr-defined]  # the SDK's
-    yield exporter
-    exporter.shutdown()
 
 
 def call_of(exporter: InMemorySpanExporter) -> ReadableSpan:

@@ -5,8 +5,8 @@ response object; so the program keeps the client's own stream object, of its own
 """
 
 import time
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Final
 
 from lightning_otel import capture
 
@@ -14,32 +14,19 @@ MAX_KEPT_BYTES: Final = 32 << 20
 _REPLACED: Final = ("iter_bytes", "aiter_bytes", "close", "aclose")
 
 
-class Ended(Protocol):
-    """Told once that the reading is over: at the body's end, given up, or broken."""
-
-    def __call__(
-        self,
-        body: bytes,
-        *,
-        is_whole: bool,
-        first_chunk_s: float | None,
-        exc: BaseException | None,
-    ) -> None:
-        """Take what was read."""
-
-
 class BodyRecorder:
     """Keeps what passes through one response, and tells when that ends."""
 
     _is_over = True  # until a response is observed
 
-    def __init__(self, response: Any, started_s: float, ended: Ended) -> None:
+    def __init__(self, response: Any, started_s: float, ended: Callable[..., None]) -> None:
         """Begin to observe a response whose body is still unread.
 
         Args:
             response: The HTTP response.
             started_s: When the request began, on the clock of ``time.perf_counter``.
-            ended: Told the body, and the exception that broke the reading, if one did.
+            ended: Told once that the reading is over: the body, ``is_whole``, ``first_chunk_s`` and
+                the exception that broke it as ``exc``.
         """
         self._ended = ended
         self._chunks: list[bytes] = []

@@ -6,9 +6,8 @@ endpoints, the same bodies, on an ``httpx`` response. Requests in other formats 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, NamedTuple
+from types import ModuleType, SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
@@ -35,11 +34,6 @@ class LiteLLMInstrumentor(LibraryInstrumentor):
     def _patch_handlers(self, module: ModuleType) -> None:
         self.wrap_calls(module.HTTPHandler, _begin_request, "post")
         self.wrap_calls(module.AsyncHTTPHandler, _begin_request, "post")
-
-
-class _Address(NamedTuple):
-    host: str
-    port: int | None
 
 
 class _Recorder(BodyRecorder):
@@ -75,25 +69,6 @@ class _Call(ModelRequest):
         super().fail(exc)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A request as the reader of the ``openai`` client's requests knows them: client and options.
-
-    Attributes:
-        url: Where it goes.
-        json_data: Its body.
-        base_url: The server.
-        method: Always a post.
-        extra_json: Nothing: the body is whole.
-    """
-
-    url: str
-    json_data: Mapping[str, Any]
-    base_url: _Address
-    method: str = "post"
-    extra_json: None = None
-
-
 def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
     given = named(("url", "data", "json"), args[:4], kwargs)
     url, data = given.get("url"), given.get("data")
@@ -103,7 +78,11 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelReq
     if not isinstance(body, dict):
         return None
     parts = urlsplit(url)
-    sent = _Request(url, body, _Address(parts.hostname or "", parts.port))
+    # As the reader of the ``openai`` client's requests knows them: client and options in one.
+    address = SimpleNamespace(host=parts.hostname or "", port=parts.port)
+    sent = SimpleNamespace(
+        url=url, json_data=body, base_url=address, method="post", extra_json=None
+    )
     request = _Call.begin(sent, sent, is_stream=bool(body.get("stream")))
     provider = getattr(given.get("logging_obj"), "custom_llm_provider", None)
     if request is not None and isinstance(provider, str):

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import orjson
@@ -164,18 +164,24 @@ class ModelRequest(Run):
         # Apart, both and the answer's body are freed at once.
         operation.request, self.context, self._response = None, Context(), None
         self.options = self.given = None
-        read = capture.guarded(self._read_body, body, first_chunk_s)
+        is_complete, error = capture.guarded(self._read_body, body, first_chunk_s) or (False, None)
         if exc is not None:
             operation.fail(exc)
-        elif read is not None and read.error is not None:
-            operation.fail_with(*read.error)
+        elif error is not None:
+            operation.fail_with(*error)
         else:
-            if not is_whole and not (read is not None and read.is_complete):
+            if not is_whole and not is_complete:
                 operation.attributes[c.ABANDONED] = True
             operation.stop()
 
-    def _read_body(self, body: bytes, first_chunk_s: float | None) -> "_Read":
-        """Put what the body says on the span."""
+    def _read_body(
+        self, body: bytes, first_chunk_s: float | None
+    ) -> tuple[bool, tuple[str, str] | None]:
+        """Put what the body says on the span.
+
+        Returns:
+            True if a stream said itself that it is over; type and message of an error in the body.
+        """
         answer: Json | None = None
         is_complete = False
         if _JSON_START.match(body):
@@ -186,26 +192,14 @@ class ModelRequest(Run):
             is_complete = self.endpoint.is_complete(events)
             answer = self.endpoint.assemble(events)
         if answer is None:
-            return _Read()
+            return False, None
         capture.guarded(self._take_answer, answer)
-        return _Read(is_complete=is_complete, error=_error_of(answer))
+        return is_complete, _error_of(answer)
 
     def _take_answer(self, answer: Json) -> None:
         self.operation.attributes.update(self.endpoint.response_attributes(answer))
         if capture.content_policy().is_kept:
             self.operation.body.update(self.endpoint.response_content(answer))
-
-
-class _Read(NamedTuple):
-    """The end of a call, as the body tells it.
-
-    Attributes:
-        is_complete: Whether a stream said itself that it is over.
-        error: Type and message of an error told in the body.
-    """
-
-    is_complete: bool = False
-    error: tuple[str, str] | None = None
 
 
 def read_events(body: bytes) -> list[Json]:
@@ -240,16 +234,11 @@ def _json_object(data: bytes) -> Json | None:
     try:
         found = orjson.loads(data)
     except ValueError:
-        return _parse_leniently(data)
-    return found if isinstance(found, dict) else None
-
-
-def _parse_leniently(data: bytes) -> Json | None:
-    """JSON that orjson refuses and the client accepts, such as an escaped lone surrogate or NaN."""
-    try:
-        found = json.loads(data)
-    except ValueError:
-        return None
+        # What orjson refuses and the client accepts, such as an escaped lone surrogate or NaN.
+        try:
+            found = json.loads(data)
+        except ValueError:
+            return None
     return found if isinstance(found, dict) else None
 
 

@@ -59,20 +59,11 @@ class CallOperation(capture.Operation):
             self.span.update_name(capture.clean(f"{c.CHAT} {name}"))
 
 
-class _Slot(call_slot.CallSlot):
-    """A slot that knows whose it is."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, operation: CallOperation, call: "ModelCall") -> None:
-        super().__init__(operation)
-        self.call = call
-
-
 def current_call() -> "ModelCall | None":
     """The call of the model that is running here."""
     slot = call_slot.open_slot()
-    return slot.call if isinstance(slot, _Slot) and not slot.call.is_over else None
+    call = slot.owner if slot is not None else None
+    return call if isinstance(call, ModelCall) and not call.is_over else None
 
 
 class ModelCall(Run):
@@ -98,7 +89,7 @@ class ModelCall(Run):
             attributes[c.CONVERSATION_ID] = conversation
         title = f"{c.CHAT} {name}" if name is not None else c.CHAT
         self._operation = CallOperation(title, SpanKind.CLIENT, attributes, parent)
-        self._operation.slot = _Slot(self._operation, self)
+        self._operation.slot.owner = self
         self._request = request
         self._response: Any = None
         self._has_answered = False
