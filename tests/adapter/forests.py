@@ -1,7 +1,5 @@
 """Strategies for span forests of every shape, as several broken tracers might leave them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
@@ -72,68 +70,9 @@ KEYS = (
 )
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What one span of a forest is drawn from."""
-
-    kind: str
-    parent: int
-    start: int
-    length: int | None
-    trace: int
-    rollout: int | None
-    attempt: int | None
-    process: int
-    is_counted: bool
-    text: int
-    response: int | None
-    target: int | None
-
-
-_shapes = st.builds(
-    Shape,
-    kind=st.sampled_from(KINDS),
-    parent=st.integers(-3, 12),
-    start=st.integers(0, 9),
-    length=st.one_of(st.none(), st.integers(-2, 6)),
-    trace=st.integers(0, 2),
-    rollout=st.one_of(st.none(), st.integers(0, 2)),
-    attempt=st.one_of(st.none(), st.integers(1, 2)),
-    process=st.integers(0, 1),
-    is_counted=st.booleans(),
-    text=st.integers(0, 3),
-    response=st.one_of(st.none(), st.integers(0, 3)),
-    target=st.one_of(st.none(), st.integers(-3, 12)),
-)
-
-
 def span_id(index: int) -> str:
     """The id of the span at an index of a forest, or of one that is not there."""
     return f"{index & 0xFFFF:016x}"
-
-
-def _attributes(index: int, shape: Shape) -> dict[str, Any]:
-    response_id = None if shape.response is None else f"response-{shape.response}"
-    target = None if shape.target is None else span_id(shape.target)
-    # A conversation of as many turns as its number, so that some continue others.
-    turns = [said("user" if turn % 2 == 0 else "assistant", "x") for turn in range(shape.text + 1)]
-    call = {**call_attributes(turns, "x", response_id), **token_attributes([1, 2], [3])}
-    reward = reward_attributes(
-        (f"name {shape.text % 2}", float(index)),
-        span_id=target if shape.response is None else None,
-        response_id=response_id if target else None,
-    )
-    return {
-        "work": {},
-        "agent": {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: f"agent {shape.text}"},
-        "call": call,
-        "failed": call,
-        "embedding": {c.OPERATION: c.EMBEDDINGS},
-        "reward": reward,
-        "damaged": {**reward, c.REWARD_VALUE: "NaN"},
-        "action": {c.OBJECT_LITERAL: f"act {shape.text}"},
-        "seen": {c.OBJECT_LITERAL: f"see {shape.text}"},
-    }[shape.kind]
 
 
 _NAMES = {
@@ -144,33 +83,63 @@ _NAMES = {
 }
 
 
-def _span(index: int, shape: Shape) -> Span:
-    attributes = _attributes(index, shape)
-    if shape.rollout is not None:
-        attributes[c.ROLLOUT_ID] = f"rollout-{shape.rollout}"
-    if shape.attempt is not None:
-        attributes[c.ATTEMPT_ID] = str(shape.attempt)
-    is_ended = shape.length is not None
-    return Span(
-        trace_id=f"{shape.trace:032x}",
-        span_id=span_id(index),
-        parent_span_id=None if shape.parent == -1 else span_id(shape.parent),
-        name=_NAMES.get(shape.kind, shape.kind),
-        start_ns=(shape.start + 10) * SECOND,
-        end_ns=None if shape.length is None else (shape.start + 10 + shape.length) * SECOND,
-        status="ERROR" if shape.kind == "failed" else "UNSET",
-        attributes=attributes,
-        process=f"process-{shape.process}",
-        sequence=2 * index if shape.is_counted else -1,
-        end_sequence=2 * index + 1 + (shape.length or 0) if shape.is_counted and is_ended else -1,
-    )
+@st.composite
+def _draw_forest(draw: st.DrawFn) -> list[Span]:
+    def choose(least: int, most: int) -> int:
+        return draw(st.integers(least, most))
+
+    def may_choose(least: int, most: int) -> int | None:
+        return draw(st.one_of(st.none(), st.integers(least, most)))
+
+    spans = []
+    for index in range(choose(0, 14)):
+        kind, number = draw(st.sampled_from(KINDS)), choose(0, 3)
+        response, target = may_choose(0, 3), may_choose(-3, 12)
+        response_id = None if response is None else f"response-{response}"
+        # A conversation of as many turns as its number, so that some continue others.
+        turns = [said("user" if turn % 2 == 0 else "assistant", "x") for turn in range(number + 1)]
+        call = {**call_attributes(turns, "x", response_id), **token_attributes([1, 2], [3])}
+        reward = reward_attributes(
+            (f"name {number % 2}", float(index)),
+            span_id=span_id(target) if target is not None and response is None else None,
+            response_id=response_id if target is not None else None,
+        )
+        attributes: dict[str, Any] = {
+            "work": {},
+            "agent": {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: f"agent {number}"},
+            "call": call,
+            "failed": call,
+            "embedding": {c.OPERATION: c.EMBEDDINGS},
+            "reward": reward,
+            "damaged": {**reward, c.REWARD_VALUE: "NaN"},
+            "action": {c.OBJECT_LITERAL: f"act {number}"},
+            "seen": {c.OBJECT_LITERAL: f"see {number}"},
+        }[kind]
+        rollout, attempt = may_choose(0, 2), may_choose(1, 2)
+        attributes |= {} if rollout is None else {c.ROLLOUT_ID: f"rollout-{rollout}"}
+        attributes |= {} if attempt is None else {c.ATTEMPT_ID: str(attempt)}
+        parent, start, length = choose(-3, 12), 10 + choose(0, 9), may_choose(-2, 6)
+        is_counted = draw(st.booleans())
+        is_over = is_counted and length is not None
+        spans.append(
+            Span(
+                trace_id=f"{choose(0, 2):032x}",
+                span_id=span_id(index),
+                parent_span_id=None if parent == -1 else span_id(parent),
+                name=_NAMES.get(kind, kind),
+                start_ns=start * SECOND,
+                end_ns=None if length is None else (start + length) * SECOND,
+                status="ERROR" if kind == "failed" else "UNSET",
+                attributes=attributes,
+                process=f"process-{choose(0, 1)}",
+                sequence=2 * index if is_counted else -1,
+                end_sequence=2 * index + 1 + (length or 0) if is_over else -1,
+            )
+        )
+    return spans
 
 
-def _spans(shapes: Sequence[Shape]) -> list[Span]:
-    return [_span(index, shape) for index, shape in enumerate(shapes)]
-
-
-forests = st.lists(_shapes, max_size=14).map(_spans)
+forests = _draw_forest()
 """Spans with ids of their own: any parents, clocks, processes, rollouts and links."""
 
 odd_spans = st.lists(

@@ -28,7 +28,7 @@ def tracer(exporter: InMemorySpanExporter) -> Tracer:
 
 
 def test_adapter_takes_spans_of_the_sdk(exporter: InMemorySpanExporter, tracer: Tracer) -> None:
-    """Spans as an exporter gets them give transitions, rewards and agents."""
+    """Spans as an exporter gets them give transitions, rewards and agents, also among ours."""
     agent = {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: "planner"}
     with tracer.start_as_current_span("invoke_agent planner", attributes=agent):
         with tracer.start_as_current_span("chat", attributes=call_attributes("hi", "yes", "id-1")):
@@ -36,23 +36,13 @@ def test_adapter_takes_spans_of_the_sdk(exporter: InMemorySpanExporter, tracer: 
         with tracer.start_as_current_span("reward", attributes=reward_attributes(0.5)):
             pass
 
-    (path,) = TripletAdapter().adapt(exporter.get_finished_spans())
+    own = Span("a" * 32, "b" * 16, None, "chat", 1, 2, attributes=call_attributes("hi", "ours"))
+
+    _, path = TripletAdapter().adapt([own, *exporter.get_finished_spans()])
 
     (step,) = path.transitions
     assert (path.agent, step.response_id, step.reward) == ("planner", "id-1", 0.5)
     assert step.trace_id == format(exporter.get_finished_spans()[0].context.trace_id, "032x")
-
-
-def test_spans_of_the_sdk_and_of_ours_may_be_mixed(
-    exporter: InMemorySpanExporter, tracer: Tracer
-) -> None:
-    """One list may hold both."""
-    tracer.start_span("chat", attributes=call_attributes("hi", "theirs")).end()
-    own = Span("a" * 32, "b" * 16, None, "chat", 1, 2, attributes=call_attributes("hi", "ours"))
-
-    found = TripletAdapter().adapt([own, *exporter.get_finished_spans()])
-
-    assert sum(len(path.transitions) for path in found) == 2
 
 
 def test_span_of_keeps_everything(exporter: InMemorySpanExporter, tracer: Tracer) -> None:

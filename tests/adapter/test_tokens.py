@@ -84,7 +84,9 @@ def test_what_does_not_fit_is_refused(encode: Any, bad: Any, error: type[Excepti
         encode([[1, bad]])
 
 
-@pytest.mark.parametrize("text", ["AAA", "AAAA", "é", "not base64!", "AAAAAA==,A", "AAAAAA==,AAAA"])
+@pytest.mark.parametrize(
+    "text", ["AAA", "AAAA", "AA AAAA==", "é", "not base64!", "AAAAAA==,A", "AAAAAA==,AAAA"]
+)
 def test_damaged_text_is_refused(text: str) -> None:
     """Text that is cut or no base64 is a ``ValueError``, whatever the damage."""
     with pytest.raises(ValueError):  # noqa: PT011  # the message is base64's own
