@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import number
-from lightning_otel.adapter.gaps import Gap, children_of, salient
-from lightning_otel.adapter.outline import Node, Outline
+from lightning_otel.adapter.outline import Gap, Node, Outline, children_of, salient
 from lightning_otel.markup import safe, svg_text
 from lightning_otel.types.wording import count_noun
 

@@ -19,7 +19,7 @@ from lightning_otel.types import Span
 
 DEEP: Final = 5000
 REASONS: Final = {
-    "before": credit.NO_CALL_BEFORE,
+    "before": rewarding.NO_CALL_BEFORE,
     "cut": calls.CUT,
     "embedding": calls.EMBEDDING,
     "failed": "failed: the call ended in an error",
@@ -30,7 +30,7 @@ REASONS: Final = {
     "no output": calls.NO_OUTPUT,
     "no primary": rewarding.NO_PRIMARY,
     "abandoned": calls.ABANDONED,
-    "already": credit.ALREADY_REWARDED,
+    "already": rewarding.ALREADY_REWARDED,
     "not tracked": calls.NOT_TRACKED,
     "parent": credit.UNUSED_PARENT,
     "target": credit.UNUSED_TARGET,

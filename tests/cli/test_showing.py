@@ -16,8 +16,7 @@ from tests.cli.conftest import EVIL
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.adapter.gaps import salient
-from lightning_otel.adapter.outline import outline
+from lightning_otel.adapter.outline import outline, salient
 from lightning_otel.cli.output import styled
 from lightning_otel.cli.tree import tree_lines
 from lightning_otel.types import Span

@@ -1,5 +1,6 @@
 """One attempt on its way from a tree to trajectories, with a reason for all that is left behind."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -11,7 +12,6 @@ from lightning_otel.adapter import (
     conversations,
     credit,
     duplicates,
-    exactness,
     marks,
     trajectories,
 )
@@ -31,13 +31,14 @@ from lightning_otel.adapter.calls import (
 )
 from lightning_otel.adapter.conversations import Conversation
 from lightning_otel.adapter.credit import Placement
+from lightning_otel.adapter.exactness import NO_IDS, notes_of
 from lightning_otel.adapter.repair import REPEATED
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tree import Tree, reordered
 from lightning_otel.types import Call, Credited, Dropped, Repair, Report, Reward, Span, Trajectory
 
 if TYPE_CHECKING:
-    from lightning_otel.adapter import TripletAdapter
+    from lightning_otel.adapter.triplet import TripletAdapter
 
 INCOMPLETE_ROLLOUT: Final = "incomplete: the rollout broke off before its end"
 
@@ -272,19 +273,21 @@ class Assembly:
         )
 
     def _make_report(self, placement: Placement, found: Iterable[Trajectory]) -> Report:
-        distinct = {id(step): step for path in found for step in path.transitions}.values()
-        tally = exactness.tally(distinct)
+        paths = (path.transitions for path in found)
+        steps = {id(step): step for path in paths for step in path}.values()
+        inexact = Counter(step.inexact or NO_IDS for step in steps if step.capture != "exact")
+        notes = Counter(note for step in steps for note in notes_of(step))
         passed = credit.count_passed_over(self._tree, placement.placed, self._lost)
         return Report(
             spans=len(self._tree.spans),
             calls=self._recorded,
-            transitions=len(distinct),
-            exact=tally.exact,
+            transitions=len(steps),
+            exact=len(steps) - inexact.total(),
             rewards=len(placement.placed) + sum(each.noun == "reward" for each in self._dropped),
             rewards_placed=len(placement.placed),
-            rewarded=sum(step.reward is not None for step in distinct),
+            rewarded=sum(step.reward is not None for step in steps),
             dropped=tuple(self._dropped),
             repairs=self._repairs,
-            inexact=tally.inexact,
-            notes=tally.notes | ({credit.PASSED_OVER: passed} if passed else {}),
+            inexact=dict(inexact.most_common()),
+            notes=dict(notes.most_common()) | ({credit.PASSED_OVER: passed} if passed else {}),
         )

@@ -13,15 +13,13 @@ from typing import Final, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.calls import is_call
-from lightning_otel.adapter.rewards import matched_text
+from lightning_otel.adapter.rewards import ALREADY_REWARDED, NO_CALL_BEFORE, matched_text
 from lightning_otel.adapter.tree import NO_PARENT, Tree
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Call, Credit, CreditRule, Reward, Span
 
-ALREADY_REWARDED: Final = "its call already has a reward of that name, and the first one counts"
 UNKNOWN_TARGET: Final = "its link matches no span of the attempt it belongs to"
 WRONG_LENGTH: Final = "its sequence has {} numbers for {} steps"
-NO_CALL_BEFORE: Final = "no call of the same agent came before it"
 NOT_FINAL: Final = "only the rollout's final reward counts under the rule 'last'"
 NO_SIBLING: Final = "no call of the same agent with the same parent came before it"
 NOT_CHOSEN: Final = "the credit function chose no call for it"

@@ -3,13 +3,14 @@
 Pure data; the command line prints it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any, Final, Literal, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.attributes import number
-from lightning_otel.adapter.outline import Node, Outline
+from lightning_otel.adapter.attributes import integer, number
+from lightning_otel.adapter.outline import Outline
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import Message, Reward, Span
@@ -66,17 +67,23 @@ def differ(a: Outline, b: Outline, most_lines: int | None = MOST_LINES) -> Diffe
         b: The other.
         most_lines: How many lines of each side are laid beside each other; None for all.
     """
-    one, other = list(transcript(a)), list(transcript(b))
-    first, second = one[:most_lines], other[:most_lines]
-    return Difference(
-        _compare_figures(a, b),
-        list(_compare_lines(first, second)),
-        len(one) - len(first),
-        len(other) - len(second),
-    )
+    one, other = _read_figures(a), _read_figures(b)
+    figures = [
+        Figure(name, one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])
+    ]
+    left, right = list(_read_lines(a)), list(_read_lines(b))
+    first, second = left[:most_lines], right[:most_lines]
+    said: list[Said] = []
+    for kind, a0, a1, b0, b1 in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
+        if kind == "equal":
+            said += (Said(" ", text) for text in first[a0:a1])
+        else:
+            said += (Said("-", text) for text in first[a0:a1])
+            said += (Said("+", text) for text in second[b0:b1])
+    return Difference(figures, said, len(left) - len(first), len(right) - len(second))
 
 
-def transcript(found: Outline) -> Iterator[str]:
+def _read_lines(found: Outline) -> Iterator[str]:
     """Yield speakers and words, a line each, in the order of the outline, without repeats."""
     for node in found.nodes:
         get = node.span.attributes.get
@@ -101,64 +108,39 @@ def heard(span: Span) -> tuple[Message, ...]:
     return tuple(each for each in new if each.get("role") != "system")
 
 
-def _compare_figures(a: Outline, b: Outline) -> list[Figure]:
-    of: dict[str, Callable[[Outline], Any]] = {
-        "spans": lambda each: len(each.nodes),
-        "calls": lambda each: _count_nodes(each, lambda node: node.kind == "call"),
-        "tool calls": lambda each: _count_nodes(each, lambda node: node.kind == "tool"),
-        "errors": lambda each: _count_nodes(each, lambda node: node.span.status == "ERROR"),
-        "transitions": lambda each: each.report.transitions,
-        "exact": lambda each: each.report.exact,
-        "tokens in": lambda each: _sum_attribute(each, c.INPUT_TOKENS),
-        "tokens out": lambda each: _sum_attribute(each, c.OUTPUT_TOKENS),
-        "seconds": _seconds_of,
-        "agents": lambda each: ", ".join(sorted({n.agent for n in each.nodes if n.agent})) or None,
-        "models": lambda each: ", ".join(sorted(_find_models(each))) or None,
-    }
-    found = [Figure(name, ask(a), ask(b)) for name, ask in of.items()]
-    one, other = _read_rewards(a), _read_rewards(b)
-    names = list(dict.fromkeys([*one, *other]))
-    found += [Figure(f"reward {name}", one.get(name), other.get(name)) for name in names]
-    return found
-
-
-def _count_nodes(found: Outline, is_one: Callable[[Node], bool]) -> int:
-    return sum(map(is_one, found.nodes))
-
-
-def _sum_attribute(found: Outline, key: str) -> int | None:
-    values = [node.span.attributes.get(key) for node in found.nodes if node.kind == "call"]
-    known = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
-    return sum(known) if known else None
-
-
-def _seconds_of(found: Outline) -> float | None:
+def _read_figures(found: Outline) -> dict[str, Any]:
+    """Return the figures of an outline, the last value of each reward among them."""
+    kinds = Counter(node.kind for node in found.nodes)
+    calls = [node.span.attributes for node in found.nodes if node.kind == "call"]
+    tokens: list[int | None] = []
+    for key in (c.INPUT_TOKENS, c.OUTPUT_TOKENS):
+        known = [value for each in calls if (value := integer(each, key)) is not None]
+        tokens.append(sum(known) if known else None)
     acted = [node.span for node in found.nodes if node.kind != "reward"]
     ends = [span.end_ns for span in acted if span.end_ns is not None]
-    if not ends:
-        return None
-    return round((max(ends) - min(span.start_ns for span in acted)) / 1e9, 6)
-
-
-def _find_models(found: Outline) -> set[str]:
-    attributes = [node.span.attributes for node in found.nodes if node.kind == "call"]
-    names = [each.get(c.RESPONSE_MODEL) or each.get(c.REQUEST_MODEL) for each in attributes]
-    return {name for name in names if isinstance(name, str)}
-
-
-def _read_rewards(found: Outline) -> dict[str, float]:
-    """The last value of each reward, by name."""
-    read = [read_reward(node.span) for node in found.nodes]
-    return {k: v for each in read if isinstance(each, Reward) for k, v in each.values.items()}
-
-
-def _compare_lines(a: Sequence[str], b: Sequence[str]) -> Iterator[Said]:
-    for kind, a0, a1, b0, b1 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        if kind == "equal":
-            yield from (Said(" ", text) for text in a[a0:a1])
-            continue
-        yield from (Said("-", text) for text in a[a0:a1])
-        yield from (Said("+", text) for text in b[b0:b1])
+    took_ns = max(ends) - min(span.start_ns for span in acted) if ends else None
+    agents = {node.agent for node in found.nodes if node.agent}
+    models = {each.get(c.RESPONSE_MODEL) or each.get(c.REQUEST_MODEL) for each in calls}
+    rewards = [read_reward(node.span) for node in found.nodes]
+    return {
+        "spans": len(found.nodes),
+        "calls": kinds["call"],
+        "tool calls": kinds["tool"],
+        "errors": sum(node.span.status == "ERROR" for node in found.nodes),
+        "transitions": found.report.transitions,
+        "exact": found.report.exact,
+        "tokens in": tokens[0],
+        "tokens out": tokens[1],
+        "seconds": None if took_ns is None else round(took_ns / 1e9, 6),
+        "agents": ", ".join(sorted(agents)) or None,
+        "models": ", ".join(sorted(name for name in models if isinstance(name, str))) or None,
+        **{
+            f"reward {name}": value
+            for each in rewards
+            if isinstance(each, Reward)
+            for name, value in each.values.items()
+        },
+    }
 
 
 def _one_line_of(value: object) -> str:

@@ -5,8 +5,7 @@ unlike what a trainer assumes, such as truncating sampling, is a note, and costs
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from lightning_otel import conventions as c
@@ -102,28 +101,18 @@ def read_tokens(attributes: Mapping[str, Any]) -> Tokens:
     named = _first_choice(decode_ids, attributes.get(c.LOGPROB_TOKEN_IDS))
     if named is None or (len(named) and list(named) != list(response)):
         return Tokens(inexact=PAIRING)
-    fault = DAMAGED_LOGPROBS if logprobs is None else fault_of(response, logprobs)
-    if logprobs is None or fault:
-        return Tokens(inexact=fault)
+    if logprobs is None:
+        return Tokens(inexact=DAMAGED_LOGPROBS)
+    if len(logprobs):
+        if len(logprobs) != len(response):
+            # Tokens were lost on the way, of one list or the other: nobody can say of which.
+            return Tokens(inexact=LENGTHS)
+        # A sum is NaN or infinite as soon as one number is; only a huge one is that besides.
+        if not math.isfinite(sum(logprobs)) and not all(map(math.isfinite, logprobs)):
+            return Tokens(inexact=NOT_FINITE)
+        if max(logprobs) > _ROUNDING:
+            return Tokens(inexact=POSITIVE)
     return Tokens(prompt, response, logprobs, "" if len(prompt) else NO_PROMPT_IDS)
-
-
-def fault_of(response_ids: Sequence[int], logprobs: Sequence[float]) -> str:
-    """Return the fault of sampled tokens' logprobs; empty if there is none.
-
-    Args:
-        response_ids: Token ids the model sampled, [R].
-        logprobs: What should be their log-probabilities, [R].
-    """
-    if not len(logprobs):
-        return ""
-    if len(logprobs) != len(response_ids):
-        # Tokens were lost on the way, of one list or the other: nobody can say of which.
-        return LENGTHS
-    # A sum is NaN or infinite as soon as one of its numbers is; only a huge one is that besides.
-    if not math.isfinite(sum(logprobs)) and not all(map(math.isfinite, logprobs)):
-        return NOT_FINITE
-    return POSITIVE if max(logprobs) > _ROUNDING else ""
 
 
 def _first_choice(decode: Callable[[Any], list[Sequence[T]]], packed: object) -> Sequence[T] | None:
@@ -186,31 +175,3 @@ def notes_of(step: Transition) -> list[str]:
     if not is_one:
         notes.append(CHOICES)
     return notes
-
-
-class Tally(NamedTuple):
-    """Counts of transitions by the exactness of their capture.
-
-    Attributes:
-        exact: How many with the server's own token ids.
-        inexact: How many not, by reason.
-        notes: How many each note holds of.
-    """
-
-    exact: int
-    inexact: dict[str, int]
-    notes: dict[str, int]
-
-
-def tally(steps: Iterable[Transition]) -> Tally:
-    """Count which transitions are exact, why the others are not, and what is noted of them."""
-    inexact: Counter[str] = Counter()
-    notes: Counter[str] = Counter()
-    exact = 0
-    for step in steps:
-        if step.capture == "exact":
-            exact += 1
-        else:
-            inexact[step.inexact or NO_IDS] += 1
-        notes.update(notes_of(step))
-    return Tally(exact, dict(inexact.most_common()), dict(notes.most_common()))

@@ -7,13 +7,13 @@ refuses any other attempt, which is then the general adapter's; a test compares 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import finish_reason, text
-from lightning_otel.adapter.credit import ALREADY_REWARDED, NO_CALL_BEFORE
 from lightning_otel.adapter.exactness import (
     LENGTH,
     NO_IDS,
@@ -23,7 +23,7 @@ from lightning_otel.adapter.exactness import (
     sampling_of,
 )
 from lightning_otel.adapter.quick import maker
-from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.adapter.rewards import ALREADY_REWARDED, NO_CALL_BEFORE, read_reward
 from lightning_otel.adapter.tracking import is_tracked, one_version, resources_of
 from lightning_otel.types import CaptureLevel, Dropped, Report, Reward, Span, Transition
 
@@ -53,7 +53,6 @@ tokens, and the id of the response; its own id, start and end, and counts of tok
 (_SPOT, _START, _END, _PARENT, _AGENT, _KIND, _FACTS, _BEFORE, _AFTER, _HAS_TOKENS, _RESPONSE,
  _ID) = range(12)  # fmt: skip
 _NOTHING: Final[Mapping[str, float]] = {}
-_make: Callable[..., Transition] = maker(Transition)
 
 
 class TokenFacts(NamedTuple):
@@ -165,9 +164,8 @@ class Walk:
     def __init__(self, tokens: Mapping[int, TokenFacts]) -> None:
         """Take what is known of the calls that have tokens, by the number of their rows."""
         self.steps: list[Step] = []
-        self._tokens = tokens
-        self._calls: dict[tuple[Any, ...], CallFacts | None] = {}
-        self._rewards: dict[str, Mapping[str, float] | None] = {}
+        self.tokens = tokens
+        self.read_call, self.read_rewards = cache(_read_call), cache(_read_rewards)
         self._named: dict[tuple[tuple[str, float], ...], Mapping[str, float]] = {}
         self._rollouts = self._spans = self._judged = 0
         self._dropped: list[Dropped] = []
@@ -224,33 +222,17 @@ class Walk:
 
     def transitions(self) -> Iterable[Transition]:
         """Make the transitions."""
+        make: Callable[..., Transition] = maker(Transition)
         for (rollout, attempt, trace), _, step, done, call, named, rest in self.steps:
             response, span, start, end, given, made = rest
             # By position, in the order of the fields: names would cost half as much again.
-            yield _make(
+            yield make(
                 rollout, attempt, call.agent, step, (), (), next(iter(named.values()), None),
                 None if done else (), done, dict(named), False, (), (), (), (), call.capture,
                 call.resource_version, call.model, response, call.finish_reason, trace, span,
                 start, end, given, made, dict(call.resources), dict(call.sampling), "", None, 1.0,
                 call.mode, call.inexact,
             )  # fmt: skip
-
-    def call_of(self, agent: str, row: Row) -> CallFacts | None:
-        """Return what a call says; None if the general adapter must look closer."""
-        tokens = self._tokens.get(row[_SPOT]) if row[_HAS_TOKENS] else None
-        if tokens is None and row[_HAS_TOKENS]:
-            return None
-        key = agent, row[_FACTS], tokens
-        if key not in self._calls:
-            self._calls[key] = _read_call(*key)
-        return self._calls[key]
-
-    def rewards_of(self, row: Row) -> Mapping[str, float] | None:
-        """Return the named rewards of a span; None if the general adapter must look closer."""
-        facts = row[_FACTS]
-        if facts not in self._rewards:
-            self._rewards[facts] = _read_rewards(facts)
-        return self._rewards[facts]
 
 
 class _AttemptWalk:
@@ -318,7 +300,10 @@ class _AttemptWalk:
         # request, or a server that repeats its ids.
         if agent in self.tools[position] or row[_RESPONSE] in self.responses:
             return False
-        call = self.facts.call_of(agent, row)
+        tokens = self.facts.tokens.get(row[_SPOT]) if row[_HAS_TOKENS] else None
+        if tokens is None and row[_HAS_TOKENS]:
+            return False
+        call = self.facts.read_call(agent, row[_FACTS], tokens)
         if call is None:
             return False
         if own:
@@ -336,7 +321,7 @@ class _AttemptWalk:
 
     def _add_reward(self, position: int) -> bool:
         """Credit a reward to the latest call before it, or to none; False if it is not so plain."""
-        named, above = self.facts.rewards_of(self.rows[position]), self.parents[position]
+        named, above = self.facts.read_rewards(self.rows[position][_FACTS]), self.parents[position]
         if named is None or (above >= 0 and self.rows[above][_KIND] in (CALL, REWARD)):
             return False
         self.judged += 1

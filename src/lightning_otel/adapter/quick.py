@@ -8,12 +8,14 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import field, fields, make_dataclass
+from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
+@cache
 def maker(kind: Callable[P, T]) -> Callable[P, T]:
     """Return a fast constructor of a frozen dataclass with slots.
 

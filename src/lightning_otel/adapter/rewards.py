@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import number, shown, text
 from lightning_otel.types import Reward, Span
 
+ALREADY_REWARDED: Final = "its call already has a reward of that name, and the first one counts"
+NO_CALL_BEFORE: Final = "no call of the same agent came before it"
 NOT_A_NUMBER = "the reward's value is not a number"
 NOT_FINITE = "the reward's value is not finite"
 NO_PRIMARY = "the reward names values, but its first and primary one is missing"

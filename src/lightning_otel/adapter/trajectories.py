@@ -1,7 +1,7 @@
 """Calls and their rewards put together: transitions, and the trajectories that run through them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from lightning_otel import conventions as c
@@ -15,8 +15,6 @@ from lightning_otel.adapter.conversations import Conversation
 from lightning_otel.adapter.quick import maker
 from lightning_otel.adapter.tree import Tree
 from lightning_otel.types import Call, Trajectory, Transition
-
-_make = maker(Transition)
 
 
 def assemble_trajectories(
@@ -101,6 +99,7 @@ def _make_transitions(
     """
     uses = Counter(node for path in paths for node in path)
     after = {previous: call for call, previous in enumerate(own.before) if own.is_compacted[call]}
+    make: Callable[..., Transition] = maker(Transition)
     made: dict[int, Transition] = {}
     for path in paths:
         for step, node in enumerate(path):
@@ -111,7 +110,7 @@ def _make_transitions(
             following = path[step + 1] if step + 1 < len(path) else after.get(node)
             ending = call.ending if following is None else own.calls[following].observation
             resources = tracking.resources_of(call.agent, attributes.get(c.RESOURCES))
-            made[node] = _make(
+            made[node] = make(
                 rollout_id=key.rollout_id,
                 attempt_id=key.attempt_id,
                 agent=call.agent,

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel.adapter.gaps import salient
-from lightning_otel.adapter.outline import Outline
+from lightning_otel.adapter.outline import Outline, salient
 from lightning_otel.cli.options import Form
 from lightning_otel.cli.output import (
     count_noun,

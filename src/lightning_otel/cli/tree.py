@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.gaps import Gap, children_of
-from lightning_otel.adapter.outline import Node, Outline
+from lightning_otel.adapter.outline import Gap, Node, Outline, children_of
 from lightning_otel.cli.output import cut, seconds, shown
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import Span

@@ -14,7 +14,7 @@ from tests.adapter.forest import Forest
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter, calls, readers
-from lightning_otel.adapter.readers.flat import rows
+from lightning_otel.adapter.readers.chat import rows
 from lightning_otel.types import Event, Span
 
 ALL = [span for path in sorted(SPANS.glob("*.jsonl")) for span in recorded(path.stem)]

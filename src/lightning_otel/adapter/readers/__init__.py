@@ -18,7 +18,6 @@ from lightning_otel.adapter.readers import (
     legacy,
     litellm,
     openinference,
-    openllmetry,
 )
 from lightning_otel.types import Span
 
@@ -41,7 +40,6 @@ class Reader(Protocol):
 _READERS: Final[tuple[Reader, ...]] = (
     genai,
     legacy,
-    openllmetry,
     openinference,
     agentops,
     agentlightning,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.flat import loaded
+from lightning_otel.adapter.readers.chat import loaded
 from lightning_otel.adapter.tokens import token_content
 from lightning_otel.types import Span
 

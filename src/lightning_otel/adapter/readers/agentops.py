@@ -1,10 +1,11 @@
-"""AgentOps 0.4: ``agentops.span.kind`` around calls that are told in the old ``gen_ai.*``.
+"""AgentOps 0.4 and OpenLLMetry: spans of agents and tools around calls in ``gen_ai.*``.
 
-The tools an answer asks for are not on the call but on spans of their own below it, which are no
-executions; they are put back into the answer. A chain of LangChain is an agent by its type, as it
-is to Agent Lightning: in a graph that is the name of the node.
+The tools an answer of AgentOps asks for are not on the call but on spans of their own below it,
+which are no executions; they are put back into the answer. A chain of LangChain is an agent by its
+type, as it is to Agent Lightning: in a graph that is the name of the node.
 
-Source: AgentOps 0.4.21, ``agentops/semconv``; Agent Lightning 0.3.0, ``adapter/triplet.py``.
+Source: AgentOps 0.4.21, ``agentops/semconv``; Agent Lightning 0.3.0, ``adapter/triplet.py``;
+``opentelemetry-semantic-conventions-ai`` 0.5; ``traceloop-sdk`` 0.62.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,35 +15,45 @@ from typing import Any, Final
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.flat import known, loaded
+from lightning_otel.adapter.readers.chat import known, loaded
 from lightning_otel.messages import message, objects, tool_call_part
 from lightning_otel.types import Span
 
-_KIND: Final = "agentops.span.kind"
+_KINDS: Final = ("traceloop.span.kind", "agentops.span.kind")
+_OPERATIONS: Final = {
+    "agent": (
+        c.INVOKE_AGENT, c.AGENT_NAME, ("traceloop.entity.name", "agent.name", "operation.name"),
+    ),
+    "tool": (
+        c.EXECUTE_TOOL,
+        c.TOOL_NAME,
+        ("traceloop.entity.name", "operation.name", "tool.name", "langchain.tool.name"),
+    ),
+}  # fmt: skip
+"""Operation, and the keys of its name: ours and theirs."""
 _CHAIN: Final = "langchain.chain.type"
-_NAMES: Final = {
-    c.AGENT_NAME: ("agent.name", "operation.name"),
-    c.TOOL_NAME: ("operation.name", "tool.name", "langchain.tool.name"),
+_TOLD: Final = {
+    c.TOOL_ARGUMENTS: ("tool.parameters", "langchain.tool.input"),
+    c.TOOL_RESULT: ("tool.result", "langchain.tool.output"),
 }
-_ARGUMENTS: Final = ("tool.parameters", "langchain.tool.input")
-_RESULTS: Final = ("tool.result", "langchain.tool.output")
+_INPUTS: Final = ("agentops.tool.input", "traceloop.entity.input")
+_OUTPUTS: Final = ("agentops.tool.output", "traceloop.entity.output")
 _CALL_TYPE: Final = "tool.call.type"
-_CALL_ID: Final = "tool.call.id"
 CALLED_TOOL: Final = "lightning.called_tool"
 """On a span that stands for a part of its parent's answer, while spans are read: that part."""
 
-MARKS = (_KIND, _CALL_TYPE, _CHAIN)
+MARKS = (*_KINDS, _CALL_TYPE, _CHAIN)
 
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the operation and the names of agents and tools."""
-    kind = text(attributes, _KIND) or ""
+    kind = _first_of(attributes, _KINDS) or ""
     if kind == "session":
         return {c.SESSION: True}
-    operation, key = chat.KINDS.get(kind, (None, ""))
-    if operation is None or _CALL_TYPE in attributes:
+    if kind not in _OPERATIONS or _CALL_TYPE in attributes:
         return known({c.AGENT_NAME: text(attributes, _CHAIN)})
-    return known({c.OPERATION: operation, key: _first_of(attributes, _NAMES[key])})
+    operation, key, theirs = _OPERATIONS[kind]
+    return known({c.OPERATION: operation, key: _first_of(attributes, theirs)})
 
 
 def _first_of(attributes: Mapping[str, Any], keys: Iterable[str]) -> str | None:
@@ -51,21 +62,28 @@ def _first_of(attributes: Mapping[str, Any], keys: Iterable[str]) -> str | None:
 
 def content(span: Span) -> dict[str, Any]:
     """A tool's arguments and result; or the part of an answer that the span stands for."""
-    get = span.attributes.get
-    if _CALL_TYPE in span.attributes:
-        part = tool_call_part(get(_CALL_ID), get("tool.name"), get("tool.parameters"))
+    attributes = span.attributes
+    if _CALL_TYPE in attributes:
+        get = attributes.get
+        part = tool_call_part(get("tool.call.id"), get("tool.name"), get("tool.parameters"))
         return {CALLED_TOOL: part}
-    if get(_KIND) != "tool":
+    if _first_of(attributes, _KINDS) != "tool":
         return {}
-    told = {
-        c.TOOL_ARGUMENTS: _first_of(span.attributes, _ARGUMENTS),
-        c.TOOL_RESULT: _first_of(span.attributes, _RESULTS),
-    }
-    return known(told) | chat.called(get("agentops.tool.input"), get("agentops.tool.output"))
+    found = known({key: _first_of(attributes, theirs) for key, theirs in _TOLD.items()})
+    # Decorators tell {"args": …, "kwargs": …}, and what the function gave, as JSON.
+    arguments, result = loaded(_first_of(attributes, _INPUTS)), _first_of(attributes, _OUTPUTS)
+    if isinstance(arguments, Mapping):
+        named = arguments.get("kwargs")
+        is_plain = isinstance(named, Mapping) and not arguments.get("args")
+        found[c.TOOL_ARGUMENTS] = chat.dump(named if is_plain else arguments)
+    if result is not None:
+        told = loaded(result)
+        found[c.TOOL_RESULT] = told if isinstance(told, str) else result
+    return found
 
 
 def joined(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:
-    """The spans, with tool calls put into the answers that made them, in order of their start.
+    """Return the spans, with tool calls put into the answers that made them, in order of start.
 
     Args:
         spans: Spans that were read.
@@ -75,20 +93,18 @@ def joined(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:
     for part in sorted(parts, key=lambda span: (span.start_ns, span.span_id)):
         call = part.trace_id, part.parent_span_id or ""
         wanted.setdefault(call, []).append(part.attributes[CALLED_TOOL])
-    return [
-        replace(span, attributes=_add_parts(span.attributes, wanted[span.trace_id, span.span_id]))
-        if (span.trace_id, span.span_id) in wanted
-        else span
-        for span in spans
-    ]
+    return [_add_parts(span, wanted.get((span.trace_id, span.span_id))) for span in spans]
 
 
-def _add_parts(attributes: Mapping[str, Any], parts: list[Any]) -> dict[str, Any]:
-    """Attributes with further parts in the first answer, unless it has tool calls of its own."""
-    answers = objects(loaded(attributes.get(c.OUTPUT_MESSAGES)))
+def _add_parts(span: Span, parts: list[Any] | None) -> Span:
+    """Return a span with parts in its first answer, unless it has tool calls of its own."""
+    if not parts:
+        return span
+    answers = objects(loaded(span.attributes.get(c.OUTPUT_MESSAGES)))
     first = dict(answers[0]) if answers else message("assistant", [])
     own = objects(first.get("parts"))
     if any(part.get("type") == "tool_call" for part in own):
-        return dict(attributes)
+        return span
     first["parts"] = [*own, *parts]
-    return {**attributes, c.OUTPUT_MESSAGES: chat.dump([first, *answers[1:]])}
+    dumped = chat.dump([first, *answers[1:]])
+    return replace(span, attributes={**span.attributes, c.OUTPUT_MESSAGES: dumped})

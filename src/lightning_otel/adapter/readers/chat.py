@@ -1,4 +1,4 @@
-"""Bodies of the chat API, as many conventions quote them, read into messages and token ids.
+"""Bodies of the chat API, quoted or flattened into keys, read into messages and token ids.
 
 Source: OpenAI's API reference for chat completions; vLLM's ``return_token_ids``.
 """
@@ -7,12 +7,58 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import shown
-from lightning_otel.adapter.readers.flat import loaded
 from lightning_otel.adapter.tokens import sampled_ids, token_content
 from lightning_otel.messages import flat_tools, message, object_of, objects, read_message, text_part
 from lightning_otel.types import Message
+
+_DEEPEST: Final = 64
+"""How many levels a key tells of; what is below them is one name."""
+
+
+def rows(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
+    """The objects under ``prefix.N.…``, in order of N; inner ones with only numbers are lists."""
+    tree: dict[str, Any] = {}
+    start = len(prefix) + 1
+    for key, value in attributes.items():
+        if key.startswith(prefix) and key[start - 1 : start] == ".":
+            node = tree
+            *above, leaf = key[start:].split(".", _DEEPEST)
+            for step in above:
+                inner = node.setdefault(step, {})
+                if not isinstance(inner, dict):
+                    break
+                node = inner
+            else:
+                node.setdefault(leaf, value)
+    found = _as_list(tree)
+    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+def _as_list(node: Any) -> Any:
+    """A node whose keys are all numbers as a list; as deep as a key is long."""
+    if not isinstance(node, dict):
+        return node
+    inner = {key: _as_list(value) for key, value in node.items()}
+    # Longer numbers are nobody's index, and int() refuses very long ones.
+    if inner and all(key.isascii() and key.isdigit() and len(key) < 10 for key in inner):
+        return [inner[key] for key in sorted(inner, key=int)]
+    return inner
+
+
+def loaded(text: object) -> Any:
+    """Parse JSON; return None for anything else."""
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def known(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes without those that nothing is known of."""
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def dump(value: object) -> str:
@@ -79,29 +125,6 @@ def logprobs_of(content: object) -> list[Any]:
     return [token.get("logprob") for token in objects(content)]
 
 
-KINDS: Final = {"agent": (c.INVOKE_AGENT, c.AGENT_NAME), "tool": (c.EXECUTE_TOOL, c.TOOL_NAME)}
-"""Operation and key of the name of what Traceloop and AgentOps call an agent or a tool."""
-
-
 def texts(role: str, found: Iterable[object]) -> list[Message]:
     """Messages of plain text."""
     return [message(role, [text_part(text)]) for text in found if isinstance(text, str)]
-
-
-def called(given: object, result: object) -> dict[str, Any]:
-    """Arguments and result of a tool by attribute, as decorators tell them.
-
-    Args:
-        given: JSON text of ``{"args": …, "kwargs": …}``.
-        result: JSON text of what the function gave.
-    """
-    found: dict[str, Any] = {}
-    arguments = loaded(given)
-    if isinstance(arguments, Mapping):
-        named = arguments.get("kwargs")
-        is_plain = isinstance(named, Mapping) and not arguments.get("args")
-        found[c.TOOL_ARGUMENTS] = dump(named if is_plain else arguments)
-    if isinstance(result, str):
-        told = loaded(result)
-        found[c.TOOL_RESULT] = told if isinstance(told, str) else result
-    return found

@@ -9,7 +9,7 @@ from typing import Any, Final
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.flat import loaded
+from lightning_otel.adapter.readers.chat import loaded
 from lightning_otel.messages import read_call
 from lightning_otel.types import Span
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.flat import known, loaded, rows
+from lightning_otel.adapter.readers.chat import known, loaded, rows
 from lightning_otel.types import Span
 
 _SYSTEM: Final = "gen_ai.system"

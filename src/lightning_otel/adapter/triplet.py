@@ -1,0 +1,176 @@
+"""Adapters of spans, and the one that turns them into trajectories of transitions."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Generic, TypeVar, get_args
+
+from lightning_otel.adapter import advantages, composition, quick, readers
+from lightning_otel.adapter.advantages import Advantage, Estimate, Outcome
+from lightning_otel.adapter.assembly import INCOMPLETE_ROLLOUT, Adaptation, Assembly
+from lightning_otel.adapter.attempts import AttemptKey, sort_out
+from lightning_otel.adapter.readable import ReadableSpan, span_of
+from lightning_otel.adapter.selection import Matcher, matched
+from lightning_otel.adapter.tree import build
+from lightning_otel.errors import ConfigError
+from lightning_otel.types import (
+    Compose,
+    Credit,
+    CreditRule,
+    Dropped,
+    Estimator,
+    Report,
+    Span,
+    Trajectory,
+)
+
+WAITING: Final = "it waits: what it judges is not in the store"
+
+T = TypeVar("T")
+
+
+class TraceAdapter(ABC, Generic[T]):
+    """Makes anything of spans: ``MyAdapter().adapt(store.spans())``; write ``adapt``."""
+
+    @abstractmethod
+    def adapt(self, spans: Iterable[Span]) -> T:
+        """Turn the spans of whole rollouts into something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class TripletAdapter:
+    """Turns spans into trajectories of transitions.
+
+    Attributes:
+        credit: How a reward reaches a call, if it has no link and was not given inside a call; it
+            never goes to another agent's. ``previous``: to the latest call that ended before it, in
+            the smallest part of the tree around it that has one; of two for one call the first
+            counts. ``step``: to every call of that part since its last reward. ``agents``: as
+            ``previous``, but one given outside any agent to each agent's latest call. ``last``: the
+            rollout's final reward goes to its last call. ``sibling``: to the latest call that ended
+            before it and has the same parent. ``discounted``: placed like ``previous``, then each
+            step gets its
+            discounted return. Or a function of a reward and the calls it may judge.
+        gamma: Discount per step under ``discounted``, 0 to 1.
+        compose: Makes the reward of several named ones, such as a :class:`Composition`; by default
+            the primary one is the reward.
+        advantage: How steps get an advantage and a weight; by default they get none.
+        is_call: Says of a span whether it is a call of a model; None leaves that to the rules.
+        is_reward: Likewise whether it is a reward.
+    """
+
+    credit: Credit | CreditRule = "previous"
+    gamma: float = 0.99
+    compose: Compose = composition.primary
+    advantage: Advantage | Estimator | None = None
+    is_call: Matcher | None = None
+    is_reward: Matcher | None = None
+
+    def __post_init__(self) -> None:
+        if self.credit == "next":
+            object.__setattr__(self, "credit", "previous")
+        if not callable(self.credit) and self.credit not in get_args(Credit):
+            raise ConfigError(
+                f"credit is {self.credit!r}; it must be one of {', '.join(get_args(Credit))}, "
+                "or a function"
+            )
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ConfigError(f"gamma is {self.gamma!r}; it must lie between 0 and 1")
+        if not callable(self.compose):
+            raise ConfigError(
+                f"compose is {self.compose!r}; give Composition({{name: weight}}) or a function"
+            )
+        self.comparison()
+
+    def comparison(self) -> Advantage | None:
+        """Return the comparison of rollouts; None if no advantages are asked for.
+
+        Raises:
+            ConfigError: There is no such estimator.
+        """
+        if self.advantage is None or isinstance(self.advantage, Advantage):
+            return self.advantage
+        return Advantage(self.advantage)
+
+    def adapt(self, spans: Iterable[Span | ReadableSpan]) -> list[Trajectory]:
+        """Return the trajectories in the spans, of any number of rollouts, in order of their start.
+
+        Args:
+            spans: Spans of ours or of OpenTelemetry's SDK, in any convention that has a reader.
+        """
+        return self.explain(spans).trajectories
+
+    @quick.unswept()
+    def explain(
+        self,
+        spans: Iterable[Span | ReadableSpan],
+        *,
+        incomplete: Collection[tuple[str, str]] = (),
+        estimates: Mapping[AttemptKey, Estimate] | None = None,
+    ) -> Adaptation:
+        """Return trajectories, with a reason for every call, reward and mark that is not in them.
+
+        A reward whose link names a span or response of another attempt counts there.
+
+        Args:
+            spans: As :meth:`adapt` takes them.
+            incomplete: Rollout and attempt ids of attempts that are only counted: they broke off.
+            estimates: Advantages of attempts, where these spans are not all there are to compare.
+        """
+        found = self._adapt_attempts(spans, incomplete)
+        how = self.comparison()
+        if how is None:
+            return found
+        if estimates is None:
+            estimates = advantages.estimate_advantages(found.outcomes, how, self.compose)
+        paths, dropped = advantages.stamp_steps(found.trajectories, estimates)
+        report = replace(found.report, dropped=(*found.report.dropped, *dropped))
+        return found._replace(trajectories=paths, report=report)
+
+    def outcomes(
+        self,
+        spans: Iterable[Span | ReadableSpan],
+        *,
+        incomplete: Collection[tuple[str, str]] = (),
+    ) -> Sequence[Outcome]:
+        """Return each attempt's outcome, a first pass for advantages over many spans.
+
+        Args:
+            spans: As :meth:`adapt` takes them; whole rollouts.
+            incomplete: As :meth:`explain` takes them.
+        """
+        return self._adapt_attempts(spans, incomplete).outcomes
+
+    def estimate(self, outcomes: Iterable[Outcome]) -> dict[AttemptKey, Estimate]:
+        """Return the advantage of each attempt; empty if none is asked for.
+
+        Args:
+            outcomes: Of all the spans there are, however they were divided.
+        """
+        how = self.comparison()
+        return {} if how is None else advantages.estimate_advantages(outcomes, how, self.compose)
+
+    def _adapt_attempts(
+        self, spans: Iterable[Span | ReadableSpan], incomplete: Collection[tuple[str, str]]
+    ) -> Adaptation:
+        attempts, repeated, waiting = sort_out(
+            matched(readers.read(map(span_of, spans)), self.is_call, self.is_reward)
+        )
+        found = [
+            each.leave_out(INCOMPLETE_ROLLOUT) if key in incomplete else each.adapt()
+            for key, own in attempts.items()
+            for each in [Assembly(key, build(own), self, repeated.get(key, ()))]
+        ]
+        dropped = [Dropped(span.span_id, span.trace_id, "reward", WAITING) for span in waiting]
+        rest = Report(
+            spans=len(waiting),
+            rollouts=len({key.rollout_id for key in attempts}),
+            rewards=len(waiting),
+            dropped=tuple(dropped),
+        )
+        return Adaptation(
+            [path for each in found for path in each.trajectories],
+            Report.total([rest, *(each.report for each in found)]),
+            [credited for each in found for credited in each.credited],
+            [outcome for each in found for outcome in each.outcomes],
+        )
