@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from tests.adapter.forest import Forest
+from tests.adapter.forest import draw
 from tests.trainer.made import record
 
 from lightning_otel import Store
@@ -17,12 +17,7 @@ from lightning_otel.types import Trajectory
 @pytest.fixture
 def trajectory() -> Trajectory:
     """Two steps with a reward, tools and a mapping of each kind."""
-    forest = Forest()
-    forest.call("question", "answer")
-    forest.reward(("ok", 1.0), ("short", 0.5))
-    forest.call("and then", "the end")
-    found = TripletAdapter().adapt(forest.spans)
-    return found[0]
+    return TripletAdapter().adapt(draw("question !ok=1,short=.5 end").spans)[0]
 
 
 @pytest.mark.parametrize("odd", [2**80, -(2**70), "half \ud83d of a pair", "\x00", "日本"])

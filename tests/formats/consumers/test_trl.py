@@ -62,6 +62,18 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+def trainer_of(kind: str, rows: Any, tmp_path: Path, **options: Any) -> Any:
+    """TRL's trainer of a kind, with the tiny model."""
+    reference = {} if kind == "SFT" else {"ref_model": tiny.model()}
+    return getattr(trl, f"{kind}Trainer")(
+        tiny.model(),
+        **reference,
+        args=getattr(trl, f"{kind}Config")(**options, **settings(tmp_path)),
+        train_dataset=rows,
+        processing_class=tiny.tokenizer(),
+    )
+
+
 def stepped(trainer: Any) -> dict[str, Any]:
     """What the trainer logged of its one step, by which the weights changed."""
     import torch
@@ -80,12 +92,7 @@ def test_sft_trains_on_what_the_assistant_said(store: Store, tmp_path: Path, end
     """Messages and tools become text by the template; the loss is of assistant turns alone."""
     rows = load(store, "sft", tmp_path, ending)
 
-    trainer = trl.SFTTrainer(
-        tiny.model(),
-        args=trl.SFTConfig(assistant_only_loss=True, **settings(tmp_path)),
-        train_dataset=rows,
-        processing_class=tiny.tokenizer(),
-    )
+    trainer = trainer_of("SFT", rows, tmp_path, assistant_only_loss=True)
 
     assert len(rows) == len(TASKS) * TRIES
     first = trainer.train_dataset[0]
@@ -111,12 +118,7 @@ def test_prompt_completion_trains_on_completions(store: Store, tmp_path: Path, e
     """Each step is a row, and the loss is of its completion alone."""
     rows = load(store, "prompt-completion", tmp_path, ending)
 
-    trainer = trl.SFTTrainer(
-        tiny.model(),
-        args=trl.SFTConfig(**settings(tmp_path)),
-        train_dataset=rows,
-        processing_class=tiny.tokenizer(),
-    )
+    trainer = trainer_of("SFT", rows, tmp_path)
 
     assert len(rows) == 2 * len(TASKS) * TRIES
     trained = [label for label in trainer.train_dataset[1]["labels"] if label != IGNORED]
@@ -128,12 +130,7 @@ def test_tokens_are_trained_as_they_were_recorded(store: Store, tmp_path: Path) 
     """Token ids reach the model untouched, masked but for what was sampled."""
     rows = load(store, "tokens", tmp_path)
 
-    trainer = trl.SFTTrainer(
-        tiny.model(),
-        args=trl.SFTConfig(**settings(tmp_path)),
-        train_dataset=rows,
-        processing_class=tiny.tokenizer(),
-    )
+    trainer = trainer_of("SFT", rows, tmp_path)
 
     first = trainer.data_collator([trainer.train_dataset[0]])
     assert first["input_ids"].tolist() == [[3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]
@@ -146,13 +143,7 @@ def test_kto_takes_labels(store: Store, tmp_path: Path, ending: str) -> None:
     """Half of the answers are good ones."""
     rows = load(store, "kto", tmp_path, ending)
 
-    trainer = trl.KTOTrainer(
-        tiny.model(),
-        ref_model=tiny.model(),
-        args=trl.KTOConfig(**settings(tmp_path)),
-        train_dataset=rows,
-        processing_class=tiny.tokenizer(),
-    )
+    trainer = trainer_of("KTO", rows, tmp_path)
 
     assert sorted(rows["label"]) == [False] * 4 + [True] * 4
     stepped(trainer)
@@ -163,13 +154,7 @@ def test_dpo_takes_pairs(store: Store, tmp_path: Path, ending: str) -> None:
     """The first steps of a task, judged by what came of them, are pairs."""
     rows = load(store, "dpo", tmp_path, ending, credit="discounted", gamma=1.0)
 
-    trainer = trl.DPOTrainer(
-        tiny.model(),
-        ref_model=tiny.model(),
-        args=trl.DPOConfig(**settings(tmp_path)),
-        train_dataset=rows,
-        processing_class=tiny.tokenizer(),
-    )
+    trainer = trainer_of("DPO", rows, tmp_path)
 
     assert len(rows) == len(TASKS) * TRIES // 2
     assert all(one > two for one, two in zip(rows["reward"], rows["rejected_reward"], strict=True))
