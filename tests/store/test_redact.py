@@ -283,8 +283,9 @@ def test_the_record_says_what_was_done_and_not_what_was_masked(
     assert (layout.root / RECORDS).stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("is_known", [False, True])
 def test_quarantine_is_told_of(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan, is_known: bool
 ) -> None:
     """Damaged parts cannot be looked into, so nobody is told that they hold nothing."""
     write([_call(make_span, "r1", WHO)])
@@ -292,8 +293,20 @@ def test_quarantine_is_told_of(
     (file,) = layout.read_manifest().live_files
     path = layout.data / file.name
     path.write_bytes(path.read_bytes()[:-30] + b"\0" * 30)
+    if is_known:  # as read while another process could not put it aside
+        with settler_elected(layout):
+            assert list(store.spans()) == []
 
     assert store.redact(patterns=[PATTERN]).aside == 1
+
+
+def test_span_of_a_wrong_clock_is_masked(store: Store, write: Write, make_span: MakeSpan) -> None:
+    """Whatever time it names."""
+    late = 5 * 10**18
+    write([replace(_call(make_span, "r1", WHO), start_ns=late, end_ns=late)])
+    store.settle()
+
+    assert store.redact(patterns=[PATTERN]).files == 1
 
 
 def test_nothing_named_and_unknown_ids_are_refused(

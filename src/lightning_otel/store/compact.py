@@ -15,7 +15,13 @@ from lightning_otel.errors import NotFoundError
 from lightning_otel.store import counts as n
 from lightning_otel.store.layout import Layout, elected_alone, settler_elected, total_bytes
 from lightning_otel.store.manifest import DataFile
-from lightning_otel.store.parquet import SPILL, near_files, packing_connection, row_groups, row_of
+from lightning_otel.store.parquet import (
+    SPILL,
+    list_live_files,
+    packing_connection,
+    row_groups,
+    row_of,
+)
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
 from lightning_otel.store.settle import exchange, sealed, settle_as_elected
 from lightning_otel.store.snapshot import Snapshot
@@ -175,7 +181,7 @@ def _find_expired(
         con.execute(f"{expire.format(n.ROLLOUT)} {where}")
     if retention.since_ns is not None:
         con.execute(f"{expire.format(n.AGE)} WHERE newest < {retention.since_ns}")
-    files = near_files(layout, layout.read_manifest())
+    files = list_live_files(layout, layout.read_manifest())
     if files and retention.max_bytes is not None:
         excess = store_bytes(layout) - retention.max_bytes
         # What a rollout takes is told by the row groups its rows stand in: they hold few each.
@@ -217,7 +223,7 @@ def _make_plan(
 
     The table ``expired`` says what goes. Groups of which nothing does are limited in number.
     """
-    files, found = near_files(layout, layout.read_manifest()), []
+    files, found = list_live_files(layout, layout.read_manifest()), []
     if row_of(con, "SELECT count(*) FROM expired") != (0,):
         found = con.execute(
             "SELECT parse_filename(filename), reason, count(*), count(end_ns) FROM "
@@ -254,15 +260,16 @@ def _group_files(files: Sequence[DataFile]) -> list[Group]:
 
     Those of one publication alone: whether its spans are in a lake is true of all or of none.
     """
-    groups: list[Group] = []
+    groups: list[list[DataFile]] = []
+    fill = 0.0
     for file in sorted(files, key=lambda file: (file.publication, file.min_start_ns, file.name)):
-        last = groups[-1] if groups else ()
-        fits = sum(map(_measure_fill, (*last, file))) <= 1
-        if last and last[0].publication == file.publication and fits:
-            groups[-1] = (*last, file)
+        fill += _measure_fill(file)
+        if groups and groups[-1][0].publication == file.publication and fill <= 1:
+            groups[-1].append(file)
         else:
-            groups.append((file,))
-    return groups
+            groups.append([file])
+            fill = _measure_fill(file)
+    return list(map(tuple, groups))
 
 
 def _carry_out(

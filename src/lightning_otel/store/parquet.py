@@ -153,19 +153,18 @@ def row_groups(paths: Iterable[Path]) -> str:
       FROM parquet_metadata({listed(paths)}) GROUP BY ALL))"""
 
 
-def near_files(
-    layout: Layout, manifest: Manifest, low: int = -EVER, high: int = EVER
-) -> list[DataFile]:
-    """Return the files that may hold a span that starts between two times, or the same span.
+def list_live_files(layout: Layout, manifest: Manifest) -> list[DataFile]:
+    """Return the files that count, without those that somebody took away: they may come back."""
+    return [file for file in manifest.live_files if (layout.data / file.name).exists()]
 
-    Those that somebody took away are left out, and may come back.
-    """
+
+def near_files(layout: Layout, manifest: Manifest, low: int, high: int) -> list[DataFile]:
+    """Return the files that may hold a span that starts between two times, or the same span."""
     known = list_excluded(layout)
     return [
         file
-        for file in manifest.live_files
+        for file in list_live_files(layout, manifest)
         if file.name not in known
-        and (layout.data / file.name).exists()
         and file.min_start_ns <= high + SAME_SPAN_NS
         and file.max_start_ns >= low - SAME_SPAN_NS
     ]

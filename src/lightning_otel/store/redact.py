@@ -26,7 +26,7 @@ from lightning_otel.store.compact import Progress
 from lightning_otel.store.damage import reading
 from lightning_otel.store.layout import DataFile, Layout, elected_alone, now_us, settler_elected
 from lightning_otel.store.lines import parsed
-from lightning_otel.store.parquet import SPILL, near_files, packing_connection
+from lightning_otel.store.parquet import SPILL, list_live_files, packing_connection
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.schema import COLUMNS, span_of
@@ -176,7 +176,7 @@ class _Work:
         _write_record(layout, {**begun, "reason": reason, "user": _find_user()})
         self._close_segments()
         settle_as_elected(layout)
-        files = near_files(layout, layout.read_manifest())
+        files = list_live_files(layout, layout.read_manifest())
         self._begin(files, steps=2)
         with packing_connection(layout.new / SPILL) as con:
             for file in files:
