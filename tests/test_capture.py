@@ -291,9 +291,10 @@ def framework() -> Iterator[list[Operation]]:
     def innermost() -> Operation | None:
         return open_operations[-1] if open_operations else None
 
-    capture.process.frameworks |= {innermost}
+    before = capture.process.frameworks
+    capture.process.frameworks = {**before, innermost: None}
     yield open_operations
-    capture.process.frameworks -= {innermost}
+    capture.process.frameworks = before
 
 
 def parent_id(operation: Operation) -> int | None:

@@ -114,7 +114,8 @@ class _Process:
         faults: Faults of ours that were kept from the program.
         content: Where content may go; kept because a look-up costs 2 us a call.
         frameworks: Each gives its innermost open operation by what the framework itself carries,
-            such as its own context variable; asked for every operation, so they must be quick.
+            such as its own context variable; asked for every operation, in order, so they must be
+            quick.
     """
 
     def __init__(self) -> None:
@@ -126,7 +127,7 @@ class _Process:
         self.tracer: trace.Tracer | None = None
         self.content = config.content()
         self.asks_for_ids = config.is_retokenization_fix_enabled()
-        self.frameworks: frozenset[Callable[[], Operation | None]] = frozenset()
+        self.frameworks: Mapping[Callable[[], Operation | None], None] = {}
 
 
 process: Final = _Process()
@@ -332,8 +333,8 @@ class Beside:
         self.body: Mapping[str, str] = _NO_BODY
         self.sink: SpanSink | None = None
 
-    def __reduce__(self) -> tuple[type["Beside"], tuple[()]]:
-        return Beside, ()
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # who unpickles a copy may have no lightning-otel
 
 
 _EXPORTED_ROLLOUT: Final[Mapping[str, Any]] = begin_rollout()
@@ -342,7 +343,9 @@ _EXPORTED_ROLLOUT: Final[Mapping[str, Any]] = begin_rollout()
 
 def beside(span: SpanContext) -> Beside:
     """Return what is kept with a span's ids."""
-    found: Beside = vars(span).setdefault("lightning_otel", Beside())
+    found: Beside | None = vars(span).setdefault("lightning_otel", Beside())
+    if found is None:  # of a copy
+        found = vars(span)["lightning_otel"] = Beside()
     return found
 
 

@@ -71,7 +71,8 @@ class LangChainInstrumentor(LibraryInstrumentor):
         self.is_everywhere = False
         super()._uninstrument(**kwargs)
         if self._innermost is not None:
-            capture.process.frameworks -= {self._innermost}
+            held = capture.process.frameworks
+            capture.process.frameworks = {each: None for each in held if each != self._innermost}
         if any(held() is not None for held in self._handlers):
             super()._instrument()
 
@@ -128,7 +129,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
 
         if self._innermost is None:
             self._innermost = innermost
-        capture.process.frameworks |= {self._innermost}
+        capture.process.frameworks = {**capture.process.frameworks, self._innermost: None}
 
     def _patch_graph_config(self, module: ModuleType) -> None:
         self._replace(module, {"_set_config_context": _within_run})

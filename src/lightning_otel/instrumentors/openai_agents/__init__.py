@@ -38,12 +38,13 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
         }
 
     def _instrument(self, **kwargs: Any) -> None:
-        capture.process.frameworks |= {_spans.innermost}
+        capture.process.frameworks = {**capture.process.frameworks, _spans.innermost: None}
         super()._instrument(**kwargs)
 
     def _uninstrument(self, **kwargs: Any) -> None:
         super()._uninstrument(**kwargs)
-        capture.process.frameworks -= {_spans.innermost}
+        held = capture.process.frameworks
+        capture.process.frameworks = {each: None for each in held if each != _spans.innermost}
 
     # Any package may be called "agents": one that is not the SDK lacks these names, and is left.
 
