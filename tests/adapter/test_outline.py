@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.adapter.forest import SECOND, Forest, said
+from tests.adapter.forest import SECOND, draw
 from tests.adapter.forests import forests, odd_spans
 
 from lightning_otel import conventions as c
@@ -15,13 +15,10 @@ from lightning_otel.types import Credit, Span
 rules_of_credit = st.sampled_from(["next", "last", "sibling", "discounted"])
 
 
-def labels(found: Outline) -> dict[str, str]:
-    """The label of each step by its span's id."""
-    return {
-        node.span.span_id: label
-        for node, label in zip(found.nodes, found.labels(), strict=True)
-        if label
-    }
+def label_by_name(found: Outline) -> dict[str, str]:
+    """The label of each step by its drawn name."""
+    pairs = zip(found.nodes, found.labels(), strict=True)
+    return {node.span.attributes["drawn"]: label for node, label in pairs if label}
 
 
 @given(forests, rules_of_credit)
@@ -81,45 +78,28 @@ def test_what_is_shown_is_a_tree_and_the_rest_is_counted(spans: list[Span], limi
 
 def test_labels_tell_steps_apart_as_far_as_needed() -> None:
     """One agent's steps are numbers; several agents and branches are named."""
-    forest = Forest()
-    with forest.agent("planner"):
-        alone = forest.call("a", [said("user", "one")])
-    before = labels(outline(forest.spans))
-    with forest.agent("planner"):
-        after = [said("user", "one"), said("assistant", "a"), said("user", "and?")]
-        left = forest.open_call("left", after)
-        right = forest.open_call("right", after)
-        forest.close(left, right)
-    with forest.agent("writer"):
-        other = forest.call("b")
+    alone = outline(draw("planner[ a<one ]").spans)
+    several = outline(
+        draw("planner[ a<one ] planner[ +l<one|a|and? +r<one|a|and? -l -r ] writer[ b ]").spans
+    )
 
-    found = labels(outline(forest.spans))
-
-    assert before == {alone: "#0"}
-    assert found == {
-        alone: "planner #0",
-        left: "planner #1",
-        right: "planner #1 branch 1",
-        other: "writer #0",
+    assert label_by_name(alone) == {"a": "#0"}
+    assert label_by_name(several) == {
+        "a": "planner #0",
+        "l": "planner #1",
+        "r": "planner #1 branch 1",
+        "b": "writer #0",
     }
 
 
 def test_a_part_keeps_the_rewards_that_were_given_to_it() -> None:
     """Below a span stand its descendants, and the rewards that judge them from elsewhere."""
-    forest = Forest()
-    with forest.inside("one"):
-        call = forest.call("a")
-    with forest.inside("other") as other:
-        forest.call("b")
-    reward = forest.reward(1.0, span_id=call)
-    found = outline(forest.spans)
-    (position,) = [i for i, node in enumerate(found.nodes) if node.span.name == "one"]
+    found = outline(draw("one( a ) other( b ) !1@span=a").spans)
 
-    part = found.below(position)
+    part = found.below(0)
 
-    assert [node.span.span_id for node in part.nodes][1:] == [call, reward]
+    assert [node.span.attributes["drawn"] for node in part.nodes] == ["one", "a", "!1"]
     assert part.nodes[2].credited == (1,)
-    assert other not in {node.span.span_id for node in part.nodes}
 
 
 @pytest.mark.parametrize("count", [1, 100_000])
@@ -139,11 +119,7 @@ def test_a_deep_chain_has_an_outline(count: int) -> None:
 
 def test_incomplete_attempts_say_so_of_each_call() -> None:
     """What broke off makes no step, and its calls and rewards say why."""
-    forest = Forest()
-    forest.call("a")
-    forest.reward(1.0)
-
-    found = outline(forest.spans, incomplete={("r1", "1")})
+    found = outline(draw("a !1").spans, incomplete={("r1", "1")})
 
     assert {node.left_out for node in found.nodes} == {
         "incomplete: the rollout broke off before its end"

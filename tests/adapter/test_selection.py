@@ -4,7 +4,7 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
-from tests.adapter.forest import SECOND, Forest, rewards
+from tests.adapter.forest import SECOND, draw, rewards
 from tests.formats.made import step
 
 from lightning_otel import TripletAdapter
@@ -119,14 +119,12 @@ def test_what_cannot_be_understood_is_refused(wanted: Any, message: str) -> None
 
 def test_received_spans_may_be_left_out() -> None:
     """A reward that came over the network is as if it had never come."""
-    forest = Forest()
-    forest.call("an answer")
-    forest.make(c.SPAN_ANNOTATION, {c.REWARD_VALUE: 1.0, c.RECEIVED: "otlp:10.0.0.9"})
+    spans = draw(f"answer !1@.{c.RECEIVED}=otlp:10.0.0.9").spans
 
-    trusted = TripletAdapter().adapt(Selection.of({"received": False}).spans(forest.spans))
+    trusted = TripletAdapter().adapt(Selection.of({"received": False}).spans(spans))
 
-    assert rewards(TripletAdapter().adapt(forest.spans)) == {"an answer": 1.0}
-    assert rewards(trusted) == {"an answer": None}
+    assert rewards(TripletAdapter().adapt(spans)) == {"answer": 1.0}
+    assert rewards(trusted) == {"answer": None}
 
 
 def _is_chatty(span: Span) -> bool | None:
@@ -135,32 +133,25 @@ def _is_chatty(span: Span) -> bool | None:
 
 def test_a_call_matcher_decides_before_the_rules_do() -> None:
     """What it refuses is no call, what it claims is one, and None leaves it to the rules."""
-    forest = Forest()
-    forest.call("kept")
-    forest.make("chat", {**forest.spans[0].attributes, "chatty": 1})
-    spans = forest.spans
-    unnamed = {k: v for k, v in spans[0].attributes.items() if k != c.OPERATION}
-    forest.make("my own client", unnamed)
+    mine = f"mine@{c.OPERATION}=null@name=my-client"
+    spans = draw(f"kept other@chatty=1 {mine}").spans
 
-    plain = TripletAdapter().explain(forest.spans).report
-    refused = TripletAdapter(is_call=_is_chatty).explain(forest.spans).report
-    claimed = TripletAdapter(is_call=lambda span: span.name == "my own client" or None)
+    plain = TripletAdapter().explain(spans).report
+    refused = TripletAdapter(is_call=_is_chatty).explain(spans).report
+    claimed = TripletAdapter(is_call=lambda span: "name" in span.attributes or None)
 
     assert (plain.calls, plain.transitions) == (2, 2)
     assert (refused.calls, refused.transitions, refused.dropped) == (1, 1, ())
-    assert claimed.explain(forest.spans).report.transitions == 3
+    assert claimed.explain(spans).report.transitions == 3
 
 
 def test_a_reward_matcher_decides_before_the_rules_do() -> None:
     """What it refuses is no reward; what it claims and has no number is reported."""
-    forest = Forest()
-    forest.call("an answer")
-    forest.reward(0.5)
-    forest.make("work", {"my.score": 3})
+    spans = draw("answer !.5 work@my.score=3( )").spans
 
-    refused = TripletAdapter(is_reward=lambda span: False).explain(forest.spans).report
+    refused = TripletAdapter(is_reward=lambda span: False).explain(spans).report
     claimed = TripletAdapter(is_reward=lambda span: "my.score" in span.attributes or None)
-    report = claimed.explain(forest.spans).report
+    report = claimed.explain(spans).report
 
     assert (refused.rewards, refused.dropped) == (0, ())
     assert (report.rewards, report.rewards_placed) == (2, 1)
