@@ -21,18 +21,9 @@ CUT = "cut: the messages were too large to keep whole"
 NO_OUTPUT = "no output: the model answered nothing"
 UNKNOWN = "unknown convention: it names a model and its tokens, but not what was said as we read it"
 UNREADABLE = "unreadable: the messages are not the JSON they should be"
-
-
-_NO_CALLS: Final = frozenset(
-    {
-        c.CREATE_AGENT,
-        c.EXECUTE_TASK,
-        c.EXECUTE_TOOL,
-        c.INVOKE_AGENT,
-        c.INVOKE_WORKFLOW,
-        c.RETRIEVAL,
-    }
-)
+_NO_CALLS: Final = (
+    c.CREATE_AGENT, c.EXECUTE_TASK, c.EXECUTE_TOOL, c.INVOKE_AGENT, c.INVOKE_WORKFLOW, c.RETRIEVAL,
+)  # fmt: skip
 _HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -43,11 +34,8 @@ def is_call(span: Span) -> bool:
     its calls on the span around them.
     """
     operation = span.attributes.get(c.OPERATION)
-    return (
-        isinstance(operation, str)
-        and operation in c.CALL_OPERATIONS
-        and span.name != c.SPAN_ROLLOUT
-    )
+    is_named = isinstance(operation, str) and operation in c.CALL_OPERATIONS
+    return is_named and span.name != c.SPAN_ROLLOUT
 
 
 def seems_call(span: Span) -> bool:
@@ -55,10 +43,9 @@ def seems_call(span: Span) -> bool:
     attributes = span.attributes
     if c.REQUEST_MODEL not in attributes and c.RESPONSE_MODEL not in attributes:
         return False
-    operation = attributes.get(c.OPERATION)
     return (
         (c.INPUT_TOKENS in attributes or c.OUTPUT_TOKENS in attributes)
-        and not (isinstance(operation, str) and operation in _NO_CALLS)
+        and attributes.get(c.OPERATION) not in _NO_CALLS
         and not is_call(span)
     )
 

@@ -49,18 +49,13 @@ def read_conversation(
 
 def read_spoken(call: Call) -> Conversation:
     """Return a call's conversation without instructions: those differ between agents."""
-    spoken = [each for each in call.observation if not is_instruction(each)]
+    spoken = [each for each in call.observation if each.get("role") not in ("system", "developer")]
     return read_conversation(spoken, call.action)
 
 
 def own_words(messages: Iterable[Message]) -> set[int]:
-    """Hashes of the messages that agents and their tools said."""
+    """Return hashes of the messages that agents and their tools said."""
     return {_message_key(message) for message in messages if is_own(message)}
-
-
-def is_instruction(message: Message) -> bool:
-    """Return whether a message is an agent's instruction."""
-    return message.get("role") in ("system", "developer")
 
 
 def is_own(message: Message) -> bool:
@@ -96,15 +91,16 @@ def _message_key(message: Mapping[str, Any]) -> int:
     except (AttributeError, KeyError, TypeError):
         parts = message.get("parts")
         if isinstance(parts, list):
-            parts = [part for part in parts if not _is_passing(part)]
+            parts = [
+                part
+                for part in parts
+                if not isinstance(part, dict)
+                or not (
+                    (kind := part.get("type")) == "reasoning"
+                    or (kind == "text" and not part.get("content"))
+                )
+            ]
         return _hash_value([message.get("role"), parts], 0)
-
-
-def _is_passing(part: object) -> bool:
-    if not isinstance(part, dict):
-        return False
-    kind = part.get("type")
-    return kind == "reasoning" or (kind == "text" and not part.get("content"))
 
 
 def _hash_value(value: object, depth: int) -> int:

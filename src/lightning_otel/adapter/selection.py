@@ -6,7 +6,7 @@ are asked for.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias, TypedDict, get_args
 
@@ -95,7 +95,9 @@ class Selection:
             )
         return cls(
             agents=() if agents is None else _parse_agents(agents),
-            rollout_ids=None if rollouts is None else _parse_texts(rollouts),
+            rollout_ids=None
+            if rollouts is None
+            else tuple([rollouts] if isinstance(rollouts, str) else rollouts),
             since_ns=None if since is None else instant_ns(since, "since"),
             until_ns=None if until is None else instant_ns(until, "until"),
             **given,
@@ -117,8 +119,8 @@ class Selection:
     @property
     def wants_all(self) -> bool:
         """True if every step of its rollouts is wanted."""
-        kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name in _WHOLE}
-        return replace(_ALL, **kept) == self
+        kept = {name: getattr(self, name) for name in _WHOLE}
+        return Selection(**kept) == self
 
     def wants(self, step: Transition) -> bool:
         """Return whether a transition is wanted, as far as it shows."""
@@ -143,16 +145,12 @@ class Selection:
     def _has_version(self, step: Transition) -> bool:
         wanted = self.resource_version or ""
         named = [step.resource_version, *(f"{k}@{v}" for k, v in step.resources.items())]
-        return any(each is not None and _is_like(each, wanted) for each in named)
+        texts = filter(None, named)
+        return any(each == wanted or fnmatchcase(each, wanted) for each in texts)
 
 
-_WHOLE: Final = frozenset({"rollout_ids", "since_ns", "until_ns", "received"})
+_WHOLE: Final = ("rollout_ids", "since_ns", "until_ns", "received")
 """What tells of rollouts and spans, and not of steps."""
-_ALL: Final = Selection()
-
-
-def _is_like(text: str, pattern: str) -> bool:
-    return text == pattern or fnmatchcase(text, pattern)
 
 
 def _parse_agents(given: str | Iterable[str]) -> tuple[str, ...]:
@@ -161,10 +159,6 @@ def _parse_agents(given: str | Iterable[str]) -> tuple[str, ...]:
     if any(pattern.removeprefix(NOT) in ("", REGEX) for pattern in patterns):
         raise ConfigError(f"agents names {patterns!r}; an empty pattern means nobody")
     return patterns
-
-
-def _parse_texts(given: str | Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def matched(

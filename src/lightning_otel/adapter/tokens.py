@@ -16,51 +16,71 @@ from lightning_otel import conventions as c
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
 
-def _pack_array(typecode: str, values: Iterable[float]) -> str:
-    packed = array(typecode, values)
-    if _IS_BIG_ENDIAN:
-        packed.byteswap()
-    return base64.b64encode(packed.tobytes()).decode("ascii")
+def _pack_array(typecode: str, choices: Iterable[Iterable[float]]) -> str:
+    texts = []
+    for values in choices:
+        packed = array(typecode, values)
+        if _IS_BIG_ENDIAN:
+            packed.byteswap()
+        texts.append(base64.b64encode(packed.tobytes()).decode("ascii"))
+    return ",".join(texts)
 
 
-def _unpack_array(typecode: str, text: str) -> array:  # type: ignore[type-arg]  # int or float by typecode
-    packed = array(typecode)
-    packed.frombytes(binascii.a2b_base64(text, strict_mode=True))
-    if _IS_BIG_ENDIAN:
-        packed.byteswap()
-    return packed
+def _unpack_array(typecode: str, text: str) -> list[Sequence[Any]]:
+    found: list[Sequence[Any]] = []
+    for part in text.split(","):
+        packed = array(typecode)
+        packed.frombytes(binascii.a2b_base64(part, strict_mode=True))
+        if _IS_BIG_ENDIAN:
+            packed.byteswap()
+        found.append(packed)
+    return found
 
 
 def encode_ids(choices: Iterable[Iterable[int]]) -> str:
-    """Token ids of each choice as one text.
+    """Return token ids of each choice as one text.
 
     Raises:
         OverflowError: An id does not fit 32 bits.
         TypeError: An id is not an integer.
     """
-    return ",".join(_pack_array("i", ids) for ids in choices)
-
-
-def sampled_ids(body: Mapping[str, Any], choices: Sequence[object]) -> Sequence[object]:
-    """The token ids of each choice: its own, else what the answer has at its top.
-
-    Source: vLLM's ``token_ids``; Agent Lightning 0.3's ``response_token_ids``, [choices][R].
-
-    Args:
-        body: The answer.
-        choices: What each choice says itself.
-    """
-    top = body.get("response_token_ids")
-    return top if isinstance(top, list) and not any(choices) else choices
+    return _pack_array("i", choices)
 
 
 def decode_ids(text: str) -> list[Sequence[int]]:
-    """Token ids of each choice, [choices][R].
+    """Return token ids of each choice, [choices][R].
 
     Raises:
         ValueError: The text is not base64, or not whole numbers of four bytes.
     """
-    return [_unpack_array("i", part) for part in text.split(",")]
+    return _unpack_array("i", text)
+
+
+def encode_logprobs(choices: Iterable[Iterable[float]]) -> str:
+    """Return log-probabilities of each choice as one text, without loss.
+
+    Raises:
+        TypeError: A value is not a number.
+    """
+    return _pack_array("d", choices)
+
+
+def decode_logprobs(text: str) -> list[Sequence[float]]:
+    """Return log-probabilities of each choice, [choices][R].
+
+    Raises:
+        ValueError: The text is not base64, or not whole numbers of eight bytes.
+    """
+    return _unpack_array("d", text)
+
+
+def sampled_ids(body: Mapping[str, Any], choices: Sequence[object]) -> Sequence[object]:
+    """Return the token ids of each choice: its own, else what the answer has at its top.
+
+    Source: vLLM's ``token_ids``; Agent Lightning 0.3's ``response_token_ids``, [choices][R].
+    """
+    top = body.get("response_token_ids")
+    return top if isinstance(top, list) and not any(choices) else choices
 
 
 def has_negative(ids: Sequence[int]) -> bool:
@@ -74,24 +94,6 @@ def has_negative(ids: Sequence[int]) -> bool:
     return min(ids, default=0) < 0
 
 
-def encode_logprobs(choices: Iterable[Iterable[float]]) -> str:
-    """Log-probabilities of each choice as one text, without loss.
-
-    Raises:
-        TypeError: A value is not a number.
-    """
-    return ",".join(_pack_array("d", values) for values in choices)
-
-
-def decode_logprobs(text: str) -> list[Sequence[float]]:
-    """Log-probabilities of each choice, [choices][R].
-
-    Raises:
-        ValueError: The text is not base64, or not whole numbers of eight bytes.
-    """
-    return [_unpack_array("d", part) for part in text.split(",")]
-
-
 def token_content(
     prompt_ids: object, response_ids: Sequence[object], logprobs: Sequence[object]
 ) -> dict[str, str]:
@@ -103,9 +105,8 @@ def token_content(
         logprobs: Log-probabilities of each choice, [choices][R]; likewise.
     """
     found: dict[str, str] = {}
-    if isinstance(prompt_ids, (list, tuple)) and prompt_ids:
-        add_encoded(found, c.PROMPT_TOKEN_IDS, encode_ids, [prompt_ids])
     for key, encode, choices in (
+        (c.PROMPT_TOKEN_IDS, encode_ids, [prompt_ids]),
         (c.RESPONSE_TOKEN_IDS, encode_ids, response_ids),
         (c.RESPONSE_LOGPROBS, encode_logprobs, logprobs),
     ):
