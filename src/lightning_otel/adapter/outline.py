@@ -62,7 +62,7 @@ class Outline(NamedTuple):
     report: Report
 
     def labels(self) -> list[str]:
-        """A short name of each node's step, as far as it must be told apart; empty for no step."""
+        """Return a short name of each node's step; empty for no step."""
         attempts = len({each.attempt_id for each in self.trajectories})
         agents = len({each.agent for each in self.trajectories})
         return [
@@ -71,7 +71,7 @@ class Outline(NamedTuple):
         ]
 
     def causes(self) -> dict[SpanId, BranchCause]:
-        """For each first step that a trajectory has of its own why it begins there."""
+        """Return why each trajectory begins at the first step that no earlier one has."""
         found: dict[SpanId, BranchCause] = {}
         seen: set[SpanId] = set()
         for path in self.trajectories:
@@ -83,39 +83,29 @@ class Outline(NamedTuple):
         return found
 
     def part(self, is_kept: Sequence[bool]) -> "Outline":
-        """The same with some nodes alone; one whose parent is gone becomes a root.
-
-        Args:
-            is_kept: For each node whether it stays; its steps and the report are as they were.
-        """
-        places: dict[int, int] = {}
+        """Return the same with some nodes alone; one whose parent is gone becomes a root."""
+        kept = [position for position, is_one in enumerate(is_kept) if is_one]
+        places = {position: place for place, position in enumerate(kept)}
         nodes: list[Node] = []
-        for position, node in enumerate(self.nodes):
-            if not is_kept[position]:
-                continue
+        for node in map(self.nodes.__getitem__, kept):
             parent = places.get(node.parent, NO_PARENT)
             depth = 0 if parent == NO_PARENT else nodes[parent].depth + 1
-            places[position] = len(nodes)
-            nodes.append(replace(node, parent=parent, depth=depth))
-        for position, node in enumerate(nodes):
-            if node.credited:
-                kept = tuple(places[target] for target in node.credited if target in places)
-                nodes[position] = replace(node, credited=kept)
+            credited = tuple(places[target] for target in node.credited if target in places)
+            nodes.append(replace(node, parent=parent, depth=depth, credited=credited))
         return self._replace(nodes=nodes)
 
     def below(self, root: int) -> "Outline":
-        """One node with everything below it, and the rewards that were given to what it holds."""
-        inside = [False] * len(self.nodes)
+        """Return one node with everything below it, and the rewards of what it holds."""
+        inside: list[bool] = []
         for position, node in enumerate(self.nodes):
-            is_child = node.parent != NO_PARENT and inside[node.parent]
-            inside[position] = position == root or is_child
+            inside.append(position == root or (node.parent != NO_PARENT and inside[node.parent]))
         return self.part(self.with_rewards(inside))
 
     def with_rewards(self, is_kept: Sequence[bool]) -> list[bool]:
-        """The nodes that are kept, and the rewards that were given to one of them."""
+        """Return the nodes that are kept, and the rewards that were given to one of them."""
         return [
-            is_kept[position] or any(is_kept[target] for target in node.credited)
-            for position, node in enumerate(self.nodes)
+            is_one or any(is_kept[target] for target in node.credited)
+            for is_one, node in zip(is_kept, self.nodes, strict=True)
         ]
 
 

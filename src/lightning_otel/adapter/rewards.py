@@ -52,17 +52,16 @@ def read_reward(span: Span) -> Reward | str | None:
 
 
 def _read_sequence(found: object) -> tuple[float | None, ...] | None:
-    """The numbers of a sequence; None if they cannot be read, or it has none."""
+    """Return the numbers of a sequence; None if they cannot be read, or it has none."""
     try:
         given = json.loads(found) if isinstance(found, str) else found
     except (ValueError, RecursionError):
         return None
     if not isinstance(given, (list, tuple)):
         return None
-    numbers = [number(each) for each in given if each is not None]
-    if not numbers or None in numbers:
-        return None
-    return tuple(None if each is None else number(each) for each in given)
+    numbers = tuple(None if each is None else number(each) for each in given)
+    is_sound = numbers.count(None) == given.count(None) < len(given)
+    return numbers if is_sound else None
 
 
 def link_pairs(attributes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -76,10 +75,7 @@ def link_pairs(attributes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def read_links(attributes: Mapping[str, Any]) -> dict[str, str]:
     """Return a span's links by matched key; the first value of a key counts."""
-    links: dict[str, str] = {}
-    for key, value in link_pairs(attributes):
-        links.setdefault(key, value)
-    return links
+    return dict(reversed(link_pairs(attributes)))
 
 
 def matched_text(value: object) -> str:
