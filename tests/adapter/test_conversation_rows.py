@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.adapter.forest import Forest, call_attributes, draw, said
+from tests.adapter.forest import Forest, call_attributes, conversation, draw, said
 from tests.adapter.forests import forests
 
 from lightning_otel import conventions as c
@@ -21,9 +21,15 @@ def found_in(forest: Forest) -> list[Conversation]:
     return list(conversations(TripletAdapter().adapt(forest.spans)))
 
 
-def texts(conversation: Conversation) -> list[Any]:
+def answer(forest: Forest, given: Any, *messages: Any, **attributes: Any) -> None:
+    """A call that was answered by these messages."""
+    told = {c.OUTPUT_MESSAGES: json.dumps(messages), **attributes}
+    forest.make("chat", {**call_attributes(given, ""), **told})
+
+
+def texts(row: Conversation) -> list[Any]:
     """What each message says."""
-    return [item["content"] for item in conversation.messages]
+    return [item["content"] for item in row.messages]
 
 
 CASES = {
@@ -68,11 +74,9 @@ def test_each_message_stands_once(
 def test_the_choice_that_was_gone_on_with_is_the_answer() -> None:
     """Of several choices the continued one stands in the row, the others beside it."""
     forest = Forest()
-    choices = [{**said("assistant", text), "finish_reason": "stop"} for text in ("x", "y")]
-    several = {c.OUTPUT_MESSAGES: json.dumps(choices)}
-    forest.make("chat", {**call_attributes("one", ""), **several})
-    history = [said("user", "one"), said("assistant", "y"), said("user", "two")]
-    forest.make("chat", {**call_attributes(history, ""), **several})
+    choices = [said("assistant", text) for text in ("x", "y")]
+    answer(forest, "one", *choices)
+    answer(forest, conversation("one", "y", "two"), *choices)
 
     (row,) = found_in(forest)
 
@@ -85,18 +89,11 @@ def test_reasoning_stays_with_the_answer_it_led_to() -> None:
     forest = Forest()
     thought = {"type": "reasoning", "content": "hm"}
     call = {"type": "tool_call", "id": "c", "name": "f", "arguments": {}}
-    answer = {"role": "assistant", "parts": [thought, {"type": "text", "content": "ok"}, call]}
+    thinking = {"role": "assistant", "parts": [thought, {"type": "text", "content": "ok"}, call]}
     tools = [{"type": "function", "name": "f", "parameters": {}}]
-    forest.make(
-        "chat",
-        {
-            **call_attributes("one", ""),
-            c.OUTPUT_MESSAGES: json.dumps([answer]),
-            c.TOOL_DEFINITIONS: json.dumps(tools),
-        },
-    )
+    answer(forest, "one", thinking, **{c.TOOL_DEFINITIONS: json.dumps(tools)})
     result = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "response": "7"}]}
-    repeated = {"role": "assistant", "parts": answer["parts"][1:]}
+    repeated = {"role": "assistant", "parts": thinking["parts"][1:]}
     forest.call("done", [said("user", "one"), repeated, result])
 
     (row,) = found_in(forest)
@@ -129,13 +126,7 @@ def test_every_answer_is_named_once(spans: list[Span], is_discounted: bool) -> N
 def test_an_answer_without_a_role_is_the_assistants() -> None:
     """What a tracer left out of an answer does not make it the user's."""
     forest = Forest()
-    forest.make(
-        "chat",
-        {
-            **call_attributes("one", ""),
-            c.OUTPUT_MESSAGES: json.dumps([{"parts": [{"type": "text", "content": "a"}]}]),
-        },
-    )
+    answer(forest, "one", {"parts": [{"type": "text", "content": "a"}]})
 
     (row,) = found_in(forest)
 

@@ -82,12 +82,15 @@ def test_there_is_a_fixture_for_every_source_and_no_other() -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_source_gives_the_same_transitions(source: str) -> None:
-    """Observations, actions, order, ids, model and reasons are those that ours gives."""
+    """Observations, actions, order, ids, model and reasons are ours, in any order, told twice."""
     ours, _ = adapted(OURS)
 
-    steps, report = adapted(recorded(source))
+    spans = recorded(source)
+
+    steps, report = adapted(spans)
 
     assert len(steps) == 4
+    assert adapted([*reversed(spans), *spans])[0] == steps
     assert [words(step) for step in steps] == [words(step) for step in ours]
     assert report.dropped == ()
 
