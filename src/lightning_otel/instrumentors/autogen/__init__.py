@@ -104,16 +104,7 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         self.wrap(module.ChatAgentContainer, "_log_message", around(note))
 
     def _patch_errors(self, module: ModuleType) -> None:
-        owner = module.SerializableException
-
-        def make(original: Any) -> Any:
-            def from_exception(exc: Any) -> Any:
-                capture.guarded(tracebacks.forget_us, exc)
-                return original.__func__(owner, exc)
-
-            return from_exception
-
-        self.wrap(owner, "from_exception", make)
+        self._leave.append(tracebacks.from_exception(module.SerializableException))
 
     def _patch_mcp(self, module: ModuleType) -> None:
         self._wrap_span(module, "trace_tool_span", runs.take_native)

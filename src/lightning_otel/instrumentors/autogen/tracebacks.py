@@ -4,11 +4,33 @@ The program reads that text. So the frames of our own functions, which the excep
 are taken out of the traceback first.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
+
+from lightning_otel import capture
 
 _OURS: Final = "lightning_otel.instrumentors."
+
+
+def from_exception(owner: Any) -> Callable[[], None]:
+    """Replace ``SerializableException.from_exception``; what is returned puts it back."""
+    original = owner.__dict__["from_exception"]
+
+    @functools.wraps(original.__func__)
+    def without_us(cls: Any, exc: Any) -> Any:
+        capture.guarded(forget_us, exc)
+        return original.__func__(cls, exc)
+
+    replacement = classmethod(without_us)
+    owner.from_exception = replacement
+
+    def leave() -> None:
+        if owner.__dict__["from_exception"] is replacement:
+            owner.from_exception = original
+
+    return leave
 
 
 def forget_us(exc: BaseException) -> None:

@@ -205,7 +205,7 @@ class EventsPlace(StreamPlace):
 def _parent_context(manager: Any) -> Context | None:
     """The context of a new run that is ours to record; None if it is known or not wanted."""
     # Most often its first and only one.
-    ours = (each for each in manager.handlers if getattr(each, "is_lightning_otel", False))
+    ours = (each for each in manager.handlers if getattr(each, "is_lightning_otel", 0) is True)
     handler = next(ours, None)
     if handler is None or runs.find(manager.run_id) is not None:
         return None
