@@ -46,7 +46,6 @@ _NUMBERS = frozenset(
 )
 """Content that holds no words: base64 can look like a secret by chance, and must not be changed."""
 
-_body: ContextVar[Mapping[str, str]] = ContextVar("lightning-otel-body", default=_NO_BODY)
 _attached_here: ContextVar[Context | None] = ContextVar("lightning-otel-attached", default=None)
 
 
@@ -292,11 +291,6 @@ def is_wanted_of_one() -> bool:
     return True
 
 
-def take_body() -> Mapping[str, str]:
-    """The content of the span that is ending on this thread right now."""
-    return _body.get()
-
-
 _LIBRARIES: Final = ("autogen", "litellm", "openinference.", "opentelemetry.instrumentation.")
 """Beginnings of the names under which libraries make spans of models and agents."""
 _MODEL_KEYS: Final = ("gen_ai.", "llm.", "openinference.", "traceloop.")
@@ -320,13 +314,13 @@ def is_of_program(span: Any) -> bool:
 
 
 class Beside:
-    """What is kept with the ids of an ended span, for exporters, and goes into no copy of them.
+    """What is kept with the ids of an ended span, and goes into no copy of them.
 
     The SDK's queues hold the ids as long as the span and no longer.
 
     Attributes:
-        body: The span's content.
-        sink: Where a processor kept the span, if one did.
+        body: The span's content, while it ends, and until it is exported.
+        sink: Where a processor kept the span, for exporters.
     """
 
     def __init__(self) -> None:
@@ -343,8 +337,8 @@ _EXPORTED_ROLLOUT: Final[Mapping[str, Any]] = begin_rollout()
 
 def beside(span: SpanContext) -> Beside:
     """Return what is kept with a span's ids."""
-    found: Beside | None = vars(span).setdefault("lightning_otel", Beside())
-    if found is None:  # of a copy
+    found: Beside | None = vars(span).get("lightning_otel")
+    if found is None:  # not yet, or of a copy
         found = vars(span)["lightning_otel"] = Beside()
     return found
 
@@ -466,13 +460,14 @@ class Operation:
             self.attributes.update(body)
         self.span.set_attributes(valid(self.attributes))
         context = self.span.get_span_context()
-        if process.exporters and context.trace_flags.sampled:  # no other is exported
-            beside(context).body = {**self._process_stamps(), **body}
-        token = _body.set(body)
+        is_exported = process.exporters and context.trace_flags.sampled
+        kept = beside(context)
+        kept.body = {**self._process_stamps(), **body} if is_exported else body
         try:
             self.span.end(end_ns)
         finally:
-            _body.reset(token)
+            if not is_exported:
+                kept.body = _NO_BODY
 
     def _process_stamps(self) -> Mapping[str, str]:
         """Return the stamps for an exporter alone, where no frame gave the span any."""

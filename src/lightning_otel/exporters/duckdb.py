@@ -72,9 +72,10 @@ class FrameSpanProcessor(SpanProcessor):
         sink = _open.pop(ids, None)
         if sink is None:
             return
+        kept = capture.beside(span.context)
         if capture.process.exporters:
-            capture.beside(span.context).sink = sink
-        sink.ended(span, capture.take_body())
+            kept.sink = sink
+        sink.ended(span, kept.body)
         if debugging.is_on:
             debugging.tell_kept(span)
 
