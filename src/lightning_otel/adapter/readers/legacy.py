@@ -72,53 +72,39 @@ def content(span: Span) -> dict[str, Any]:
     attributes = span.attributes
     found: dict[str, Any] = {}
     if c.INPUT_MESSAGES not in attributes and c.OUTPUT_MESSAGES not in attributes:
-        given, answered = _read_flattened(attributes)
-        if not given and not answered:
-            given, answered = _read_events(span)
+        given = [chat.said(_parse_parts(row), role="user") for row in rows(attributes, _PROMPT)]
+        answered = [
+            chat.said(_parse_parts(row), role="assistant", finish_reason=row.get("finish_reason"))
+            for row in rows(attributes, _COMPLETION)
+        ]
+        for event in () if given or answered else tuple(span.events):
+            # The body as JSON in one attribute, or its fields as attributes.
+            held = loaded(event.attributes.get(_EVENT_CONTENT))
+            body = held if isinstance(held, Mapping) else event.attributes
+            if event.name in _EVENTS:
+                given.append(chat.said(body, role=_EVENTS[event.name]))
+            elif event.name == _CHOICE_EVENT:
+                answered += chat.answered([body])
         if given:
             found[c.INPUT_MESSAGES] = chat.dump(given)
         if answered:
             found[c.OUTPUT_MESSAGES] = chat.dump(answered)
             if c.FINISH_REASONS not in attributes:
                 found[c.FINISH_REASONS] = chat.reasons(answered)
-    if c.TOOL_DEFINITIONS not in attributes:
-        for prefix in _FUNCTIONS:
-            if f"{prefix}.0.name" in attributes:
-                found[c.TOOL_DEFINITIONS] = chat.tools(map(_read_tool, rows(attributes, prefix)))
+    prefix = next((each for each in reversed(_FUNCTIONS) if f"{each}.0.name" in attributes), None)
+    if c.TOOL_DEFINITIONS not in attributes and prefix is not None:
+        tools = rows(attributes, prefix)
+        for tool in tools:
+            if (parameters := loaded(tool.get("parameters"))) is not None:
+                tool["parameters"] = parameters
+        found[c.TOOL_DEFINITIONS] = chat.tools(tools)
     return known(found)
 
 
-def _read_flattened(attributes: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    given = [chat.said(_parse_parts(row), role="user") for row in rows(attributes, _PROMPT)]
-    answered = [
-        chat.said(_parse_parts(row), role="assistant", finish_reason=row.get("finish_reason"))
-        for row in rows(attributes, _COMPLETION)
-    ]
-    return given, answered
-
-
 def _parse_parts(row: dict[str, Any]) -> dict[str, Any]:
-    """A message whose list of parts is JSON text, with the list."""
+    """Return a message; its list of parts may be JSON text."""
     text = row.get("content")
     if isinstance(text, str) and text.startswith('[{"type"'):
         parts = loaded(text)
         return {**row, "content": parts} if isinstance(parts, list) else row
     return row
-
-
-def _read_tool(row: dict[str, Any]) -> dict[str, Any]:
-    parameters = loaded(row.get("parameters"))
-    return {**row, "parameters": parameters} if parameters is not None else row
-
-
-def _read_events(span: Span) -> tuple[list[Any], list[Any]]:
-    """Messages told as events: the body as JSON in one attribute, or its fields as attributes."""
-    given, answered = [], []
-    for event in span.events:
-        held = loaded(event.attributes.get(_EVENT_CONTENT))
-        body = held if isinstance(held, Mapping) else event.attributes
-        if event.name in _EVENTS:
-            given.append(chat.said(body, role=_EVENTS[event.name]))
-        elif event.name == _CHOICE_EVENT:
-            answered += chat.answered([body])
-    return given, answered

@@ -122,13 +122,13 @@ def _read_mapping(row: object, key: str) -> Mapping[str, Any]:
 
 
 def _read_answers(attributes: Mapping[str, Any], body: Mapping[str, Any]) -> list[Any]:
-    """The choices; the items of a Responses answer are one, and so is a thought beside a call."""
+    """Return the choices; a Responses answer is one of all its items, with its thought."""
     found = _read_messages(attributes, "llm.output_messages", "assistant")
     if isinstance(body.get("output"), list) and len(found) > 1:
         found = [{**found[0], "parts": [part for item in found for part in item["parts"]]}]
     thought = body.get("thought")
     if len(found) == 1 and isinstance(thought, str) and thought:
-        found = [{**found[0], "parts": [*content_parts(thought), *found[0]["parts"]]}]
+        found[0]["parts"] = [*content_parts(thought), *found[0]["parts"]]
     return found
 
 
@@ -145,19 +145,18 @@ def _read_messages(attributes: Mapping[str, Any], prefix: str, role: str = "user
             ]
             continue
         item.setdefault("content", row.get("thought"))
-        calls = item.get("tool_calls")
-        if isinstance(calls, list):
-            item["tool_calls"] = [_tool_call(_read_mapping(call, "tool_call")) for call in calls]
+        if isinstance(item.get("tool_calls"), list):
+            calls = [_read_mapping(call, "tool_call") for call in item["tool_calls"]]
+            # Of a call without arguments only the name is told.
+            item["tool_calls"] = [
+                {**call, "function": {"arguments": "{}", **_read_mapping(call, "function")}}
+                for call in calls
+            ]
         parts = item.get("contents")
         if isinstance(parts, list) and not item.get("content"):
             item["content"] = [_read_part(_read_mapping(part, "message_content")) for part in parts]
         found.append(chat.said(item, role=role))
     return found
-
-
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call; of one without arguments only the name is told."""
-    return {**call, "function": {"arguments": "{}", **_read_mapping(call, "function")}}
 
 
 def _read_part(part: Mapping[str, Any]) -> dict[str, Any]:
