@@ -88,6 +88,10 @@ CASES: dict[str, tuple[str, str]] = {
         " critic[ d<u:wrong|a:other|u:go ] )",
         "triage start a, billing hand_off b, critic start d",
     ),
+    "nobody takes on an answer that is still under way": (
+        "root( A[ +a<wrong ] B[ b<wrong|a|go ] -a )",
+        "A start a, B start b",
+    ),
     # --- conversations
     "conversations in turns": (
         "a1<hello b1<other a2<hello|a1|more b2<other|b1|more a3<hello|a1|more|a2|end",
