@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -142,12 +141,8 @@ def test_scrub_error_leaves_other_text(text: str) -> None:
 
 @pytest.mark.parametrize("part", ["://", "?a=", "://a", "&", "@", "?a", "://x@"])
 def test_scrub_error_is_linear(part: str) -> None:
-    """No text takes long."""
-    begun = time.perf_counter()
-
-    scrub_error(part * 20_000)
-
-    assert time.perf_counter() - begun < 2
+    """Endless beginnings of addresses are done with at once; else the time limit would end it."""
+    assert scrub_error(part * 200_000)
 
 
 def test_scrub_looks_at_a_text_once() -> None:
