@@ -239,3 +239,15 @@ def test_windows_part_spans_between_instants() -> None:
 
     assert found == [(0, 1), (2, 4), (5, 6), (7, 9)]
     assert none == []
+
+
+def test_parquet_holds_many_short_rows_in_one_group_and_their_order(tmp_path: Path) -> None:
+    """Small groups pack badly."""
+    rows = [{"number": number} for number in range(10_000)]
+    Table(lambda: query_of(rows, {"number": "BIGINT"}), lambda: rows, "rows").to_parquet(
+        tmp_path / "rows.parquet"
+    )
+
+    file = pq.ParquetFile(tmp_path / "rows.parquet")
+    assert file.metadata.num_row_groups == 1
+    assert file.read().to_pylist() == rows

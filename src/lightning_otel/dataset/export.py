@@ -64,14 +64,16 @@ def export(
     """Write the rows of a format; arguments as ``Store.export`` and :func:`rows` take them."""
     reports: list[Report] = []
     reasons: Counter[tuple[str, bool]] = Counter()
-    count = 0
+    count = rollouts = 0
 
     def read() -> Iterator[Adaptation]:
+        nonlocal rollouts
         for each in adaptations():
             yield each
             reports.append(each.report)
+            rollouts += each.report.rollouts
             if progress is not None:
-                progress(sum(report.rollouts for report in reports))
+                progress(rollouts)
 
     def note(left: LeftOut) -> None:
         reasons[left.reason, left.is_row_written] += 1

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _FETCH: Final = 2048
 _LINE_BYTES: Final = 1 << 20
-_ROW_GROUP: Final = 2048
-"""Rows of a Parquet file that are in memory at once; with their bodies these are 10 MB."""
+_ROW_GROUP_BYTES: Final = 32 << 20
+"""Of a Parquet file, in memory at once: few long rows, or many short ones, which pack better."""
 _PAGE: Final = 20
 """Rows that a notebook shows."""
 _COUNTING_S: Final = 5.0
@@ -82,10 +82,11 @@ class Query:
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a zstd Parquet file."""
-        options = f"COMPRESSION zstd, USE_TMP_FILE false, ROW_GROUP_SIZE {_ROW_GROUP}"
+        options = f"COMPRESSION zstd, USE_TMP_FILE false, ROW_GROUP_SIZE_BYTES {_ROW_GROUP_BYTES}"
         copy = f"COPY result TO {quoted(str(path))} (FORMAT parquet, {options})"
-        # Each thread would hold the rows that it read before their turn comes.
+        # Each thread would hold the rows that it read before their turn comes; one keeps the order.
         self._con.con.execute("SET threads = 1")
+        self._con.con.execute("SET preserve_insertion_order = false")
         self.take(lambda relation: relation.query("result", copy))
 
     def count(self) -> int:
