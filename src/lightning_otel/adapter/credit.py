@@ -282,7 +282,6 @@ class _Finished:
             self.add(call)
 
     def add(self, call: int) -> None:
-        """Take a call that ended."""
         self.calls.append(call)
         self._ranks[call] = len(self.calls)
 
@@ -292,7 +291,6 @@ class _Finished:
         return tree.climb(tree.parents[position], lambda n: self.last_within(n) is not None)
 
     def last_within(self, node: int) -> int | None:
-        """The last one in a subtree; of -1 the last of all."""
         if not self.calls:
             return None
         if node == NO_PARENT or self._tree.contains(node, self.calls[-1]):
@@ -304,7 +302,6 @@ class _Finished:
         return self.calls[rank - 1] if rank else None
 
     def list_within(self, node: int) -> list[int]:
-        """Every call in a subtree, ended or not."""
         low, high = _find_interval(self._tree, self.places, node)
         return self._by_place[low:high]
 
@@ -339,7 +336,6 @@ class _Ranks:
         self._greatest = [0] * (2 * len(places))
 
     def put(self, place: int, rank: int) -> None:
-        """Set a place's rank."""
         slot = bisect_left(self._places, place) + len(self._places)
         while slot:
             self._greatest[slot] = max(self._greatest[slot], rank)
