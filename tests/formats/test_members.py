@@ -161,6 +161,27 @@ def test_sft_joins_the_steps_of_a_conversation() -> None:
     assert (row["steps"], row["reward"], row["span_id"], row["rollout_id"]) == (2, 1.0, "s2", "r1")
 
 
+def test_sft_goes_on_where_reasoning_was_not_sent_back() -> None:
+    """An agent that drops the model's reasoning from its history still goes on from it."""
+    first, second = turn(THOUGHT)
+    answer = parts("assistant", called("c1", word="a"), called("c2", word="b"))
+    given = (second.observation[0], answer, *second.observation[2:])
+
+    made = Made("sft", path(first, step("done", observation=given, span_id="s2")))
+
+    assert [row["steps"] for row in made.rows] == [2]
+
+
+def test_sft_begins_anew_where_the_history_was_rewritten() -> None:
+    """A prompt that does not begin with what was said is another row: no answer is lost."""
+    first, second = turn()
+    given = (step("", "b").observation[0], *second.observation[1:])
+    made = Made("sft", path(first, step("two", reward=1.0, observation=given, span_id="s2")))
+
+    assert [row["steps"] for row in made.rows] == [1, 1]
+    assert made.rows[1]["messages"][-1]["content"] == "two"
+
+
 @pytest.mark.parametrize("name", ["sft", "prompt-completion", "kto"])
 def test_media_are_parts_of_the_chat_api(name: str) -> None:
     """Images and sounds, linked or whole, are where the model saw them."""
