@@ -251,7 +251,7 @@ def note_fault() -> None:
         log.log(level, "a span could not be captured; the program goes on", exc_info=True)
 
 
-def guarded(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+def guarded(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
     """The function's result, or None with the fault counted: the fence of everything we hook in."""
     try:
         return function(*args, **kwargs)
@@ -337,9 +337,10 @@ _EXPORTED_ROLLOUT: Final[Mapping[str, Any]] = begin_rollout()
 
 def beside(span: SpanContext) -> Beside:
     """Return what is kept with a span's ids."""
-    found: Beside | None = vars(span).get("lightning_otel")
+    held = getattr(span, "__dict__", {})  # without one, as of another tracer's, nothing is kept
+    found: Beside | None = held.get("lightning_otel")
     if found is None:  # not yet, or of a copy
-        found = vars(span)["lightning_otel"] = Beside()
+        found = held["lightning_otel"] = Beside()
     return found
 
 

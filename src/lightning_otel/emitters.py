@@ -112,12 +112,13 @@ def _target_attributes(
     match: Mapping[str, AttributeValue] | None = None,
 ) -> dict[str, AttributeValue]:
     """Return a reward's links, each a key and the text that the span it judges has there."""
-    matched = {str(key): matched_text(value) for key, value in (match or {}).items()}
-    links = {c.LINK_SPAN_ID: span_id, c.RESPONSE_ID: response_id, **matched}
+    named = ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id))
+    links = [(key, target) for key, target in named if target]
+    links += [(str(key), matched_text(value)) for key, value in (match or {}).items()]
     found: dict[str, AttributeValue] = {c.ROLLOUT_ID: rollout_id} if rollout_id else {}
-    for index, (key, target) in enumerate(filter(lambda link: link[1], links.items())):
+    for index, (key, target) in enumerate(links):
         found[f"{c.LINK_PREFIX}.{index}.key_match"] = key
-        found[f"{c.LINK_PREFIX}.{index}.value_match"] = target or ""
+        found[f"{c.LINK_PREFIX}.{index}.value_match"] = target
     return found
 
 

@@ -185,6 +185,39 @@ def test_splitting_spans_across_segments_and_batches_changes_nothing(
 # --- from the client to the table ----------------------------------------------------------------
 
 
+def test_a_reward_from_another_process_reaches_its_call(
+    store: Store, server: DemoServer, run_python: Any
+) -> None:
+    """An agent records, ends, and a script knows only the response's id: the reward arrives."""
+    client = openai.OpenAI(base_url=server.base_url, api_key="k")
+    with auto_trace(store=store) as recording:
+        replies = [
+            client.chat.completions.create(
+                model="toy", messages=[{"role": "user", "content": f"hello {index}"}]
+            )
+            for index in range(2)
+        ]
+    client.close()
+
+    run_python(
+        """
+        import os, sys
+        os.environ["LIGHTNING_OTEL_STORE"] = sys.argv[1]
+        from lightning_otel import emit_reward
+        assert emit_reward(0.0, response_id=sys.argv[2])
+        """,
+        store.name,
+        replies[0].id,
+    )
+
+    found = store.transitions().rows()
+    assert [(step.response_id, step.reward) for step in found] == [
+        (replies[0].id, 0.0),
+        (replies[1].id, None),
+    ]
+    assert [row["rollout_id"] for row in store.rollouts()] == [recording.rollout_id]
+
+
 def test_a_reward_from_another_recording_reaches_the_rollout_it_names(
     store: Store, server: DemoServer
 ) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _FETCH: Final = 2048
 _LINE_BYTES: Final = 1 << 20
-_ROW_GROUP_BYTES: Final = 32 << 20
+_ROW_GROUP_BYTES: Final = 8 << 20
 """Of a Parquet file, in memory at once: few long rows, or many short ones, which pack better."""
 _PAGE: Final = 20
 """Rows that a notebook shows."""

@@ -1,5 +1,6 @@
 """Switching the instrumentor on and off, and programs that hand LangChain bad things."""
 
+import json
 import time
 from typing import Any
 
@@ -111,6 +112,22 @@ def test_tool_gets_and_gives_bad_values_untouched(name: str, store: Store) -> No
         arguments = span.attributes.get(c.TOOL_ARGUMENTS)
         assert arguments is not None
         assert len(arguments) < 9_000_000
+
+
+def test_tool_that_is_run_with_keywords_of_any_name_is_a_span(store: Store) -> None:
+    """LangChain hands them on to its handlers."""
+
+    @tool
+    def take(value: int) -> int:
+        """Takes a number."""
+        return value
+
+    odd = dict.fromkeys(("key", "given", "attributes", "function", "title", "place"), 1)
+    with auto_trace(store=store) as recording:
+        result = take.run({"value": 7}, **odd)  # type: ignore[arg-type]  # any that are not its own
+
+    (span,) = all_named(recording, "execute_tool take")
+    assert (result, json.loads(span.attributes[c.TOOL_ARGUMENTS])) == (7, {"value": 7})
 
 
 class Counting:

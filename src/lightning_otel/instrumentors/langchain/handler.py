@@ -96,13 +96,14 @@ class Handler:
             capture.guarded(run.fail, error)
 
     def on_tool_start(self, serialized: object, input_str: str, **told: Any) -> None:
-        """Start a tool's run."""
+        """Start a tool's run; keywords of the tool's caller are among those it is told."""
         capture.guarded(self._start_tool, serialized, input_str, **told)
 
     def _start_tool(
         self,
         serialized: object,
         input_str: str,
+        /,
         *,
         inputs: Mapping[str, Any] | None = None,
         tool_call_id: object = None,
@@ -146,6 +147,7 @@ class Handler:
         attributes: runs.Attributes,
         key: str,
         given: object,
+        /,
         *,
         run_id: UUID,
         parent_run_id: UUID | None = None,
