@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 from tests.adapter.forest import Forest, rewards, text_of
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward, operation
+from lightning_otel import Store, auto_trace, capture, emit_action, emit_reward, operation
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Advantage, Composition, TripletAdapter, advantages, credit
 from lightning_otel.dataset import batches as batches_module
@@ -102,8 +102,11 @@ def test_a_late_link_by_attribute_is_looked_for_in_the_rollout_it_names(
     assert store.report().reasons() == {credit.UNKNOWN_TARGET: 1}
 
 
-def test_a_link_by_attribute_outside_a_recording_needs_a_rollout() -> None:
+def test_a_link_by_attribute_outside_a_recording_needs_a_rollout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In which of all rollouts to look would be a guess."""
+    monkeypatch.setattr(capture.process, "frame", None)
     with pytest.raises(ConfigError, match=re.escape("name it: rollout_id=…")):
         emit_reward(1.0, match={"ticket": "a"})
 

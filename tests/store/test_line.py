@@ -403,5 +403,6 @@ def test_span_is_kept_without_its_lock(store: Store, tracer: Tracer) -> None:
         worker = threading.Thread(target=processor.on_start, args=(span,))
         worker.start()
         worker.join(10)
+    processor.shutdown()
 
     assert not worker.is_alive()

@@ -7,6 +7,7 @@ the manifest.
 """
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -132,6 +133,8 @@ class Rewrite:
         self._index_rows()
         self._drop_rows()
         self._place_rows(slice_bytes)
+        # DuckDB 1.5 takes what it holds of a file for another of that name, made soon after.
+        token = secrets.token_hex(4)
         slices = self._con.execute(
             "SELECT slice, list(DISTINCT path), min(start_ns), max(start_ns), "
             "min(number), max(number), count(*) "
@@ -156,7 +159,7 @@ class Rewrite:
             waiting.append((number, spans))
             while self._is_changed and waiting:
                 number, spans = waiting.pop(0)
-                path = self._layout.new / SPILL / f"slice-{number}.parquet"
+                path = self._layout.new / SPILL / f"slice-{token}-{number}.parquet"
                 self._con.execute(
                     f"COPY (SELECT {STORED} FROM ({with_gist(spans, (*COLUMNS, 'position'))}) "
                     f"ORDER BY position) TO {quoted(str(path))} "
