@@ -9,6 +9,7 @@ of its own over files that were read before.
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import harness
@@ -31,6 +32,7 @@ def make(folder: Path, spans: int) -> None:
     for recorder in [Worker(RECORDER, seed=seed, **work) for seed in (1, 2)]:
         recorder.result()
     Worker(RECORDER, part="settle", folder=folder, compact=False).result()
+    time.sleep(1)  # before, readers take the segments, not what they were settled into
 
 
 def read(folder: str, way: str) -> None:
