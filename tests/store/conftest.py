@@ -16,6 +16,7 @@ from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
+from lightning_otel.store import settle
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -241,3 +242,10 @@ def write(layout: Layout) -> Callable[[Iterable[Span]], Path]:
         return writer.paths[0]
 
     return write
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is settled counts from the next look on, and is unlinked by the next settler."""
+    monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2)
+    monkeypatch.setattr(settle, "GRACE_US", 0)

@@ -1,32 +1,22 @@
 """Every span that ended is accounted for: when written, when settled, and ever after."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
-from lightning_otel.store import settle as settle_module
 from lightning_otel.store.counts import CONFLICT, DISK, ENDED, Accounting, account
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
+MakeSpan = Callable[..., Span]
+Write = Callable[..., Path]
 
-@pytest.fixture
-def layout(store: Store) -> Layout:
-    """An empty store's paths."""
-    assert store.layout is not None
-    store.layout.create()
-    return store.layout
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settled at once, gone with the next settling."""
-    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
-    monkeypatch.setattr(settle_module, "GRACE_US", 0)
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 @contextlib.contextmanager
@@ -39,16 +29,8 @@ def _refusing(layout: Layout) -> Iterator[None]:
     (layout.root / "away").rename(layout.live)
 
 
-def _write(layout: Layout, spans: Iterable[Span]) -> None:
-    """Write a sealed segment."""
-    writer = SpanWriter(layout)
-    for span in spans:
-        writer.add(span)
-    writer.seal()
-
-
 def test_accounting_is_the_same_at_every_stage(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan, write: Write
 ) -> None:
     """In an open segment, a sealed one, a data file, and when the segment is forgotten."""
     spans = [make_span() for _ in range(5)]
@@ -61,7 +43,7 @@ def test_accounting_is_the_same_at_every_stage(
     stages.append(store.accounting())
     store.settle()
     stages.append(store.accounting())
-    _write(layout, [spans[2]])
+    write([spans[2]])
     again = store.accounting()
     for _ in range(3):
         store.settle()
@@ -73,11 +55,11 @@ def test_accounting_is_the_same_at_every_stage(
 
 
 def test_accounting_outlives_its_segments(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan, write: Write
 ) -> None:
     """The manifest keeps the sums of segments it does not list any more."""
     for _ in range(5):
-        _write(layout, [make_span()])
+        write([make_span()])
         store.settle()
 
     manifest = layout.read_manifest()
@@ -89,10 +71,10 @@ def test_accounting_outlives_its_segments(
 
 
 def test_accounting_finds_a_file_that_was_taken_out(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan, write: Write
 ) -> None:
     """Its spans are missing, and their number is said."""
-    _write(layout, (make_span() for _ in range(4)))
+    write(make_span() for _ in range(4))
     store.settle()
     next(layout.data.glob("spans-*.parquet")).unlink()
 
@@ -102,10 +84,10 @@ def test_accounting_finds_a_file_that_was_taken_out(
 
 
 def test_accounting_finds_a_line_that_was_taken_out(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan, write: Write
 ) -> None:
     """A sealed segment says how many it had."""
-    _write(layout, (make_span() for _ in range(4)))
+    write(make_span() for _ in range(4))
     (path,) = layout.segments()
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[2:]))
 
@@ -116,7 +98,7 @@ def test_accounting_finds_a_line_that_was_taken_out(
 
 
 def test_accounting_knows_what_this_process_holds(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan
 ) -> None:
     """Spans that wait for the disk are pending, then stored."""
     store.writer()
@@ -147,7 +129,7 @@ def test_accounting_counts_a_killed_process_by_its_lines(
     assert before == store.accounting() == Accounting(1, 1)
 
 
-def test_accounting_in_memory(make_span: Callable[..., Span]) -> None:
+def test_accounting_in_memory(make_span: MakeSpan) -> None:
     """A store without a place counts too."""
     store = Store(":memory:")
     store.add([make_span(), make_span(span_id="")])
@@ -156,9 +138,7 @@ def test_accounting_in_memory(make_span: Callable[..., Span]) -> None:
     assert list(store.accounting_by_process().values()) == [store.accounting()]
 
 
-def test_accounting_of_spans_taken_over(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
-) -> None:
+def test_accounting_of_spans_taken_over(store: Store, layout: Layout, make_span: MakeSpan) -> None:
     """What the disk refuses was never ours, so that its sender may send it again."""
     writer = store.writer()
     writer.take([make_span(attributes={"text": "x" * 700_000}) for _ in range(4)])

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from tests.adapter.test_credit import CASES, LATE, UNLIKE_SQL
 from lightning_otel import Store, TripletAdapter
 from lightning_otel import conventions as c
 from lightning_otel.dataset import batches
-from lightning_otel.store.layout import Layout
-from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Report, Span, Transition
 
 
@@ -102,19 +99,3 @@ def test_the_views_tell_a_late_reward_with_its_rollout(store: Store) -> None:
     assert (reward["link_key"], reward["link_value"]) == (c.RESPONSE_ID, "r1")
     assert (row["spans"], row["traces"], row["rewards"], row["reward"]) == (2, 1, 1, 0.25)
     assert row["end_ns"] < reward["start_ns"]
-
-
-def test_records_step_over_a_torn_line(tmp_path: Path, make_span: Callable[..., Span]) -> None:
-    """A line that another thread has half written is not there yet, and hides no other one."""
-    writer = SpanWriter(Layout(tmp_path / "t.duckdb"))
-    assert writer.layout is not None
-    writer.layout.create()
-    since = writer.position()
-    writer.add(make_span(attributes={c.ROLLOUT_ID: "r1"}))
-    with writer.paths[0].open("ab") as file:
-        file.write(b'{"record":"span","rollout_id":"r1","span_id":"ab')
-
-    records = writer.records(since, "r1")
-
-    assert records is not None
-    assert [record["rollout_id"] for record in records] == ["r1"]

@@ -25,32 +25,19 @@ from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
 from lightning_otel.store import arrivals, journal
-from lightning_otel.store import settle as settle_module
 from lightning_otel.store.layout import DataFile, Layout, Manifest
 from lightning_otel.store.lines import checked_line
 from lightning_otel.store.settle import settle
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
-
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is settled is unlinked by the next settler."""
-    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2)
-    monkeypatch.setattr(settle_module, "GRACE_US", 0)
+MakeSpan = Callable[..., Span]
+Write = Callable[..., Path]
 
 
 def names(spans: Iterable[Span]) -> list[str]:
     """What the spans are called."""
     return [span.name for span in spans]
-
-
-def put(layout: Layout, spans: Iterable[Span]) -> None:
-    """Write spans into a sealed segment of their own."""
-    writer = SpanWriter(layout)
-    for span in spans:
-        writer.add(span)
-    writer.seal()
 
 
 def merge_files(layout: Layout) -> None:
@@ -73,20 +60,20 @@ def merge_files(layout: Layout) -> None:
 
 
 def test_follow_delivers_each_ended_span_once(
-    store: Store, layout: Layout, make_span: Callable[..., Span], at_once: None
+    store: Store, layout: Layout, make_span: MakeSpan, at_once: None, write: Write
 ) -> None:
     """Whole, from segments and files, since a time; not what never ended, nor what comes again."""
     early, first, second, third = (
         make_span(name=name, attributes={"q": "é", c.REWARD_VALUE: 0.5}) for name in "efst"
     )
-    put(layout, [early, first, make_span(name="open", end_ns=None)])
+    write([early, first, make_span(name="open", end_ns=None)])
     settle(layout)
-    put(layout, [second])
+    write([second])
 
     with store.follow("trainer", since_ns=first.start_ns) as follower:
         before = follower.batch()
         settle(layout)
-        put(layout, [third, first, replace(second, name="forged"), replace(early, span_id="e1")])
+        write([third, first, replace(second, name="forged"), replace(early, span_id="e1")])
         after, rest = follower.batch(), follower.batch()
     with store.follow("trainer", since_ns=first.start_ns) as follower:
         again = follower.batch()
@@ -133,10 +120,10 @@ def test_follow_stops_when_told(store: Store, layout: Layout) -> None:
 
 
 def test_follow_counts_what_was_asked_past_as_delivered(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, make_span: MakeSpan, write: Write
 ) -> None:
     """The span in hand when a consumer dies comes again, those before it do not."""
-    put(layout, [make_span(name=name) for name in "abcde"])
+    write([make_span(name=name) for name in "abcde"])
 
     follower = store.follow("trainer")
     left_early = []
@@ -162,10 +149,10 @@ def test_follow_counts_what_was_asked_past_as_delivered(
 
 
 def test_follow_keeps_consumers_apart(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan, write: Write
 ) -> None:
     """Each name has its own position; two cannot follow under one name at a time."""
-    put(layout, [make_span(name=name) for name in "abc"])
+    write([make_span(name=name) for name in "abc"])
 
     with store.follow("one") as one, store.follow("two") as two:
         first, second = names(one.batch(2)), names(two.batch())
@@ -183,9 +170,7 @@ def test_follow_keeps_consumers_apart(
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 
-def test_follow_refuses_what_cannot_be(
-    store: Store, tmp_path: Path, make_span: Callable[..., Span]
-) -> None:
+def test_follow_refuses_what_cannot_be(store: Store, tmp_path: Path, make_span: MakeSpan) -> None:
     """A missing store, a store in memory, a bad name and a damaged position are named."""
     with pytest.raises(StoreMissingError):
         store.follow("trainer")
@@ -205,12 +190,13 @@ def test_follow_refuses_what_cannot_be(
 def test_follow_passes_over_damage(
     store: Store,
     layout: Layout,
-    make_span: Callable[..., Span],
+    make_span: MakeSpan,
     caplog: pytest.LogCaptureFixture,
     at_once: None,
+    write: Write,
 ) -> None:
     """Damage costs no other span, nor what segments hold; half a line is waited for."""
-    put(layout, [make_span(name="settled")])
+    write([make_span(name="settled")])
     settle(layout)
     (file,) = layout.read_manifest().live_files
     (layout.data / file.name).write_bytes(b"PAR1 torn")
@@ -344,7 +330,7 @@ OPERATIONS = ("write", "write more", "rotate", "settle", "merge", "take", "take 
 )
 @given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=25))
 def test_follow_delivers_once_whatever_happens(
-    tmp_path: Path, at_once: None, make_span: Callable[..., Span], operations: list[str]
+    tmp_path: Path, at_once: None, make_span: MakeSpan, operations: list[str]
 ) -> None:
     """Whatever is settled, merged or cut off, each span is committed once and none is left out."""
     folder = tmp_path / "any"
@@ -452,9 +438,10 @@ def test_follow_survives_kills(store: Store, layout: Layout, tmp_path: Path, at_
 def test_follow_reads_little_of_what_it_knows(
     store: Store,
     layout: Layout,
-    make_span: Callable[..., Span],
+    make_span: MakeSpan,
     monkeypatch: pytest.MonkeyPatch,
     at_once: None,
+    write: Write,
 ) -> None:
     """A file whose spans are delivered is looked into once, under whichever name it comes."""
     from lightning_otel.store import sql
@@ -466,7 +453,7 @@ def test_follow_reads_little_of_what_it_knows(
         looked.append(args)
         return real(*args)
 
-    put(layout, [make_span()])
+    write([make_span()])
     settle(layout)
     monkeypatch.setattr(sql, "new_connection", counting)
     with store.follow("trainer") as follower:
@@ -478,9 +465,9 @@ def test_follow_reads_little_of_what_it_knows(
     assert len(looked) == 1
 
 
-def test_position_is_small(store: Store, layout: Layout, make_span: Callable[..., Span]) -> None:
+def test_position_is_small(store: Store, layout: Layout, make_span: MakeSpan, write: Write) -> None:
     """A position grows by some twenty bytes a span."""
-    put(layout, [make_span() for _ in range(5_000)])
+    write([make_span() for _ in range(5_000)])
 
     with store.follow("trainer") as follower:
         while follower.batch(1_000):

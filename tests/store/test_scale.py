@@ -9,41 +9,33 @@ import pytest
 
 from lightning_otel import Store
 from lightning_otel.cli.listing import list_rollouts, list_traces
-from lightning_otel.store import settle as settle_module
 from lightning_otel.store import snapshot
 from lightning_otel.store import spans as spans_module
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.schema import BODY_COLUMNS
-from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
+MakeSpan = Callable[..., Span]
+Write = Callable[..., Path]
 
-def _write(store: Store, spans: list[Span]) -> Path:
-    assert store.layout is not None
-    store.layout.create()
-    writer = SpanWriter(store.layout)
-    for span in spans:
-        writer.add(span)
-    writer.seal()
-    return writer.paths[0]
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 def test_spans_of_a_trace_are_found_in_files_and_segments(
-    store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
+    store: Store, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     """Only what holds the trace is read, and nothing of it is missing or doubled."""
-    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
     wanted = [make_span(trace_id="a" * 32, attributes={"n": n}) for n in range(6)]
-    _write(store, [wanted[0], make_span(), wanted[1]])
+    write([wanted[0], make_span(), wanted[1]])
     store.settle()
-    _write(store, [make_span()])
+    write([make_span()])
     store.settle()
-    _write(store, [wanted[2], make_span()])
+    write([wanted[2], make_span()])
     store.settle()
     # Once more what is settled, as a sender does that heard no answer.
-    path = _write(store, [wanted[2], wanted[3]])
+    path = write([wanted[2], wanted[3]])
     path.write_bytes(path.read_bytes() + b"damaged\n")
-    _write(store, [make_span(), wanted[4], wanted[5]])
+    write([make_span(), wanted[4], wanted[5]])
 
     found = store.spans(trace_id="a" * 32).rows()
     other = store.spans(trace_id="b" * 32).rows()
@@ -54,7 +46,7 @@ def test_spans_of_a_trace_are_found_in_files_and_segments(
 
 
 def test_many_small_segments_read_like_few_large_ones(
-    store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
+    store: Store, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     """They are read in another way, which gives every value alike and steps over damage alike."""
     spans = [
@@ -73,7 +65,7 @@ def test_many_small_segments_read_like_few_large_ones(
         for number in range(8)
     ]  # fmt: skip
     for span in spans:
-        path = _write(store, [span])
+        path = write([span])
     path.write_bytes(b'{"torn\n[]\n{"record": "span"}\n' + path.read_bytes() + b'{"record": "sp')
     query = "SELECT * EXCLUDE (process) FROM spans ORDER BY span_id"
     usual = list(store.sql(query))
@@ -88,26 +80,22 @@ def test_many_small_segments_read_like_few_large_ones(
 
 @pytest.fixture
 def damaged_bodies(
-    store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
+    store: Store, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> Store:
     """A store in whose data file no body can be read any more."""
     monkeypatch.setattr(snapshot, "_SMALL_BYTES", 0)  # of a small store all is read at once
-    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)  # else segments are read
-    _write(
-        store,
-        [
-            make_span(
-                trace_id=f"{number % 5 + 1:032x}",
-                name="chat model",
-                attributes={
-                    "gen_ai.operation.name": "chat",
-                    "gen_ai.agent.name": "planner",
-                    "gen_ai.input.messages": f'[{{"role": "user", "content": "q{number}"}}]',
-                    "gen_ai.output.messages": f'[{{"role": "assistant", "content": "{number}"}}]',
-                },
-            )
-            for number in range(50)
-        ],
+    write(
+        make_span(
+            trace_id=f"{number % 5 + 1:032x}",
+            name="chat model",
+            attributes={
+                "gen_ai.operation.name": "chat",
+                "gen_ai.agent.name": "planner",
+                "gen_ai.input.messages": f'[{{"role": "user", "content": "q{number}"}}]',
+                "gen_ai.output.messages": f'[{{"role": "assistant", "content": "{number}"}}]',
+            },
+        )
+        for number in range(50)
     )
     store.settle()
     assert store.layout is not None

@@ -3,16 +3,21 @@
 import os
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.store import settle, snapshot
+from lightning_otel.store import snapshot
 from lightning_otel.store.schema import NARROW_COLUMNS
-from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
+
+MakeSpan = Callable[..., Span]
+Write = Callable[..., Path]
+
+pytestmark = pytest.mark.usefixtures("at_once")
 
 OTHER = "opentelemetry.instrumentation.langchain"
 QUERIES = (
@@ -21,12 +26,6 @@ QUERIES = (
     f"SELECT {', '.join(NARROW_COLUMNS)}, attributes FROM spans ORDER BY ALL",
     "SELECT count(*) AS n FROM rollouts WHERE status <> 'succeeded'",
 )
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is settled counts from the next look on."""
-    monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
 
 
 def recorded(number: int) -> Iterator[Span]:
@@ -77,29 +76,19 @@ def agree(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         assert large == expected
 
 
-def keep(store: Store, spans: list[Span]) -> None:
-    """Keep spans as a process does that ended."""
-    assert store.layout is not None
-    store.layout.create()
-    writer = SpanWriter(store.layout)
-    for span in spans:
-        writer.add(span)
-    writer.seal()
-
-
 @pytest.mark.parametrize("number", range(2))
 def test_every_way_to_read_gives_the_same_rows(
-    store: Store, number: int, monkeypatch: pytest.MonkeyPatch
+    store: Store, number: int, monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     """Settled, waiting, sent again and packed anew; with rewards that belong elsewhere."""
     spans = list(recorded(number))
     third = len(spans) // 3
 
-    keep(store, spans[:third])
+    write(spans[:third])
     store.settle()
-    keep(store, spans[third : 2 * third])
+    write(spans[third : 2 * third])
     store.settle()
-    keep(store, spans[third - 5 : third + 5])  # once more, as by a sender that heard no answer
+    write(spans[third - 5 : third + 5])  # once more, as by a sender that heard no answer
     store.add(spans[2 * third :])
     agree(store, monkeypatch)
     store.compact()
@@ -111,11 +100,11 @@ def test_every_way_to_read_gives_the_same_rows(
 @pytest.mark.parametrize("query", ["SELECT count(*) AS n, sum(start_ns) FROM spans", "FROM calls"])
 @pytest.mark.parametrize("is_seen", [True, False])
 def test_damaged_file_is_left_out(
-    store: Store, make_span: Callable[..., Span], is_seen: bool, query: str
+    store: Store, make_span: MakeSpan, is_seen: bool, query: str, write: Write
 ) -> None:
     """The rest is read, be the damage seen at a glance or only by who reads the file."""
     for _ in range(2):
-        keep(store, [make_span(attributes={c.OPERATION: c.CHAT}) for _ in range(50)])
+        write([make_span(attributes={c.OPERATION: c.CHAT}) for _ in range(50)])
         store.settle()
     assert store.layout is not None
     for segment in store.layout.segments():  # else its spans are read from there

@@ -20,13 +20,6 @@ from lightning_otel.store.layout import EMPTY_DATA, Layout, now_us
 from lightning_otel.types import Span
 
 
-@pytest.fixture
-def layout(store: Store) -> Layout:
-    """The paths of the store."""
-    assert store.layout is not None
-    return store.layout
-
-
 def test_reading_never_makes_a_store(store: Store, tmp_path: Path) -> None:
     """A missing store is said to be missing, and the disk stays as it was."""
     for read in (

@@ -16,13 +16,6 @@ from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
 
 
-@pytest.fixture
-def layout(store: Store) -> Layout:
-    """The paths of the store."""
-    assert store.layout is not None
-    return store.layout
-
-
 @given(texts=st.lists(st.text(), min_size=1, max_size=30))
 @settings(
     max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

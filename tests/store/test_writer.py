@@ -4,9 +4,8 @@ import fcntl
 import itertools
 import logging
 import os
-import shutil
+import resource
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,16 +22,8 @@ from lightning_otel.store import journal
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.segment import Segment, ask_to_close
-from lightning_otel.store.writer import SpanWriter, writer_for, writer_if_any
+from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    """An empty store's paths."""
-    layout = Layout(tmp_path / "traces.duckdb")
-    layout.create()
-    return layout
 
 
 @pytest.fixture
@@ -71,23 +62,6 @@ def _is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def test_writer_has_the_span_in_the_file_when_it_ends(
-    layout: Layout, writer: SpanWriter, tracer: Tracer
-) -> None:
-    """The start stands there while the span runs, the end as soon as it has one."""
-    span = tracer.start_span("work", attributes={"a": 1})
-    (start,) = _lines(layout)
-    span.end()
-    _, end = _lines(layout)
-
-    assert (start["record"], start["name"], start["end_ns"]) == ("start", "work", None)
-    assert (end["record"], end["name"], end["attributes"]) == ("span", "work", {"a": 1})
-    assert end["end_ns"] >= end["start_ns"] > 0
-    assert start["sequence"] == end["sequence"] == 1
-    assert end["end_sequence"] == 2
-    assert start["process"] == end["process"] == writer.process
 
 
 def test_writer_rotates_a_full_segment(
@@ -139,39 +113,24 @@ def test_writer_does_not_rotate_without_room_for_the_seal(
     assert sorted(_ended(layout)) == ["one", "root"]
 
 
-def test_seal_closes_the_segment_cleanly(
+def test_seal_closes_the_segment_unless_a_span_is_open(
     layout: Layout, writer: SpanWriter, tracer: Tracer
 ) -> None:
-    """A sealed segment says so and is unlocked; the next span opens another one."""
-    tracer.start_span("one").end()
+    """A sealed segment says so and is unlocked; with a span open the process is not at its end."""
+    writer.seal()
+    none_yet = layout.segments()
+    span = tracer.start_span("one")
     writer.seal()
     (first,) = layout.segments()
-    is_locked = _is_locked(first)
+    was_locked = _is_locked(first)
+    span.end()
+    writer.seal()
     tracer.start_span("two").end()
 
-    assert not is_locked
+    assert (none_yet, was_locked, _is_locked(first)) == ([], True, False)
     assert _records(first)[-1] == {"record": "seal", "rotated": False, "counts": {"ended": 1}}
     assert len(layout.segments()) == 2
     assert _ended(layout) == ["one", "two"]
-
-
-def test_seal_waits_for_open_spans(layout: Layout, writer: SpanWriter, tracer: Tracer) -> None:
-    """With a span open the segment stays open, as the process is not at its end."""
-    span = tracer.start_span("open")
-
-    writer.seal()
-    span.end()
-
-    (path,) = layout.segments()
-    assert _is_locked(path)
-    assert [line["record"] for line in _lines(layout)] == ["start", "span"]
-
-
-def test_seal_without_a_segment_makes_none(layout: Layout, writer: SpanWriter) -> None:
-    """Nothing was recorded, so nothing is sealed."""
-    writer.seal()
-
-    assert layout.segments() == []
 
 
 def test_writer_that_is_asked_goes_on_in_a_new_segment(
@@ -204,40 +163,6 @@ def test_writer_that_is_asked_goes_on_in_a_new_segment(
     ended = [f"t{index}.{number}" for index in range(4) for number in range(50)]
     assert sorted(_ended(layout)) == sorted(["root", *ended])
     assert Store(layout.catalogue).accounting().is_balanced
-
-
-def test_writer_makes_a_removed_store_anew(
-    layout: Layout, writer: SpanWriter, tracer: Tracer
-) -> None:
-    """Who removes the store while a program runs gets a new one, with the spans still open."""
-    root = tracer.start_span("root")
-    shutil.rmtree(layout.root)
-
-    tracer.start_span("step").end()
-    root.end()
-
-    assert [(span.name, span.is_incomplete) for span in Store(layout.catalogue).spans()] == [
-        ("root", False),
-        ("step", False),
-    ]
-
-
-def test_writer_never_writes_into_a_descriptor_that_is_not_its_own(
-    tmp_path: Path, run_python: Callable[..., str]
-) -> None:
-    """A program that closes all descriptors, as daemons do, gets no line in its next files."""
-    script = """
-    tracer.start_span("before").end()
-    os.closerange(3, 4096)
-    users = [open(f"{sys.argv[1]}.{number}", "wb") for number in range(50)]
-    tracer.start_span("after").end()
-    writer.seal()
-    print(names(), sum(os.path.getsize(file.name) for file in users))
-    """
-
-    printed = run_python(FORKS + textwrap.dedent(script), tmp_path / "traces.duckdb")
-
-    assert printed.splitlines() == ["['after', 'before'] 0"]
 
 
 def test_writer_leaves_the_file_that_took_its_number(
@@ -295,47 +220,6 @@ def test_writer_survives_a_log_handler_that_makes_spans(
     assert sorted(_ended(layout)) == ["first", "last", "logged"]
 
 
-def test_writer_in_a_signal_handler_during_a_write(
-    tmp_path: Path, run_python: Callable[..., str]
-) -> None:
-    """A handler that ends spans while one is being written neither hangs nor loses any."""
-    script = """
-    import signal, sys
-    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-    from lightning_otel.store import journal, writer as module
-    from lightning_otel.store.layout import Layout
-    journal.ROTATE_BYTES = 20_000
-    layout = Layout(sys.argv[1])
-    layout.create()
-    writer = module.SpanWriter(layout)
-    class Feed(SpanProcessor):
-        def on_start(self, span, parent_context=None):
-            writer.started(span)
-        def on_end(self, span):
-            writer.ended(span, {})
-    provider = TracerProvider()
-    provider.add_span_processor(Feed())
-    tracer = provider.get_tracer("test")
-    handled = 0
-    def handle(number, frame):
-        global handled
-        handled += 1
-        tracer.start_span(f"handled {handled}").end()
-    signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0007)
-    for number in range(3000):
-        tracer.start_span(f"main {number}").end()
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    lines = b"".join(path.read_bytes() for path in layout.segments()).splitlines()
-    names = [line.split(b'"name":"')[1].split(b'"')[0].decode()
-             for line in lines if line.startswith(b'{"record":"span"')]
-    wanted = {f"main {n}" for n in range(3000)} | {f"handled {n + 1}" for n in range(handled)}
-    print(handled > 50, len(names) == len(wanted), set(names) == wanted)
-    """
-
-    assert run_python(script, tmp_path / "traces.duckdb").split() == ["True", "True", "True"]
-
-
 def test_writer_interrupted_at_any_call_keeps_its_sum(writer: SpanWriter, tracer: Tracer) -> None:
     """Ctrl-C raises wherever a function begins or one in C returns: what ended is accounted for."""
     stores = str(Path(journal.__file__).parent)
@@ -369,10 +253,10 @@ def test_writer_interrupted_at_any_call_keeps_its_sum(writer: SpanWriter, tracer
     assert sums[-1].stored > 1
 
 
-FORKS = """
-import os, sys, threading, time
+PROGRAM = """
+import ctypes, os, signal, sys
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from lightning_otel import Store, auto_trace, operation
+from lightning_otel.store import journal
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import writer_for
 writer = writer_for(Layout(sys.argv[1]))
@@ -384,100 +268,140 @@ class Feed(SpanProcessor):
 provider = TracerProvider()
 provider.add_span_processor(Feed())
 tracer = provider.get_tracer("test")
-def names():
-    return sorted(span.name for span in Store(sys.argv[1]).spans())
+"""
+CLOSES_ALL = """
+tracer.start_span("before").end()
+os.closerange(3, 4096)
+users = [open(f"{sys.argv[1]}.{number}", "wb") for number in range(50)]
+tracer.start_span("after").end()
+assert sum(os.path.getsize(file.name) for file in users) == 0
+"""
+FORKS_IN_C = """
+tracer.start_span("before").end()
+child = ctypes.PyDLL(None).fork()
+tracer.start_span("child" if not child else "after").end()
+if not child:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+HANDLES_SIGNALS = """
+journal.ROTATE_BYTES = 20_000
+handled = 0
+def handle(number, frame):
+    global handled
+    handled += 1
+    tracer.start_span(f"handled {handled}").end()
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0007)
+number = 0
+while number < 3000 or handled < 50:
+    number += 1
+    tracer.start_span(f"main {number}").end()
+signal.setitimer(signal.ITIMER_REAL, 0)
 """
 
 
-def test_writer_after_a_fork_has_a_segment_of_its_own(
-    tmp_path: Path, run_python: Callable[..., str]
+@pytest.mark.parametrize("program", [CLOSES_ALL, FORKS_IN_C, HANDLES_SIGNALS])
+def test_writer_in_a_program_that_does_odd_things(
+    layout: Layout, run_python: Callable[..., str], program: str
 ) -> None:
-    """Parent and child write side by side, and the child's death frees nothing of the parent's."""
-    script = """
-    tracer.start_span("before").end()
-    child = os.fork()
-    if not child:
-        tracer.start_span("child").end()
-        os._exit(0)
-    os.waitpid(child, 0)
-    tracer.start_span("after").end()
-    print(names(), len({path.name.split("-")[2] for path in writer.layout.segments()}))
-    done = Store(sys.argv[1]).settle()
-    print(done.segments, done.rows, names())
-    """
+    """One that closes all descriptors, as daemons do; forks in C; ends spans in a handler."""
+    numbers = "print(globals().get('number'), globals().get('handled'), os.getpid())"
 
-    printed = run_python(FORKS + textwrap.dedent(script), tmp_path / "traces.duckdb")
+    number, handled, pid = run_python(PROGRAM + program + numbers, layout.catalogue).split()
 
-    names = "['after', 'before', 'child']"
-    assert printed.splitlines() == [f"{names} 2", f"1 1 {names}"]
+    wanted = ["after", "before"] if program != FORKS_IN_C else ["after", "before", "child"]
+    if program == HANDLES_SIGNALS:
+        wanted = [f"main {n + 1}" for n in range(int(number))]
+        wanted += [f"handled {n + 1}" for n in range(int(handled))]
+    assert sorted(_ended(layout)) == sorted(wanted)
+    processes = {path.name.split("-")[2] for path in layout.segments()}
+    assert pid in processes
+    assert len(processes) == 1 + (program == FORKS_IN_C)
 
 
-def test_writer_after_a_fork_without_pythons_hooks(
-    tmp_path: Path, run_python: Callable[..., str]
-) -> None:
-    """A child forked by C code starts a segment of its own with its first span."""
-    script = """
-    import ctypes, os, sys
-    from lightning_otel.store.layout import Layout
-    from lightning_otel.store.writer import writer_for
-    from lightning_otel.types import Span
-    layout = Layout(sys.argv[1])
-    writer = writer_for(layout)
-    writer.add(Span("1" * 32, "1" * 16, None, "parent", 1, 2))
-    child = ctypes.PyDLL(None).fork()
-    writer.add(Span("2" * 32, f"{os.getpid():016x}", None, "both", 1, 2))
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    print([path.read_bytes().count(b'"record":"span"') for path in layout.segments()])
-    print(len({path.name.split("-")[2] for path in layout.segments()}))
-    """
-
-    assert run_python(script, tmp_path / "traces.duckdb").splitlines() == ["[2, 1]", "2"]
-
-
+@pytest.mark.parametrize("place", ["disk", "memory"])
 @pytest.mark.parametrize("text", ["plain", 'quoted "x" \\ ✓', "rollout-0"])
 def test_records_are_those_since_a_position_that_mention_a_text(
-    layout: Layout, writer: SpanWriter, make_span: Callable[..., Span], text: str
+    layout: Layout, make_span: Callable[..., Span], text: str, place: str
 ) -> None:
-    """What this process wrote is read back without DuckDB, across rotations."""
+    """What this process wrote is read back without DuckDB, across rotations; not half a line."""
+    writer = SpanWriter(layout if place == "disk" else None)
     writer.add(make_span(name="earlier", attributes={"id": text}))
     since = writer.position()
     writer.add(make_span(name="one", attributes={"id": text}))
     writer.seal()
     writer.add(make_span(name="other"))
     writer.add(make_span(name="two", attributes={"id": text}))
+    for path in writer.paths[-1:]:
+        with path.open("ab") as file:
+            file.write(b'{"record":"span","span_id":"ab","id":"' + text.encode())
 
     found = writer.records(since, orjson.dumps(text).decode()[1:-1])
 
-    assert found is not None
-    assert [record["name"] for record in found] == ["one", "two"]
+    assert [record["name"] for record in found or ()] == ["one", "two"]
 
 
-def test_writer_in_memory_keeps_lines(make_span: Callable[..., Span]) -> None:
-    """Without a place the lines stay in the process."""
-    writer = SpanWriter(None)
-    since = writer.position()
-    writer.add(make_span(name="a"))
-    writer.seal()
+@pytest.mark.parametrize("place", ["disk", "memory"])
+def test_take_keeps_all_in_order(store: Store, make_span: Callable[..., Span], place: str) -> None:
+    """Spans that somebody else holds, any number of them."""
+    found = store if place == "disk" else Store(":memory:")
+    found.writer().take(make_span(name=f"s{n}", attributes={"x": "x" * 1000}) for n in range(3000))
 
-    found = writer.records(since, "work")
-
-    assert found == []
-    assert [record["name"] for record in writer.records(since, '"a"') or []] == ["a"]
+    assert [each.name for each in found.spans()] == [f"s{number}" for number in range(3000)]
 
 
-def test_writer_for_is_one_a_store_and_process(tmp_path: Path) -> None:
-    """Whoever writes to a store in a process shares one segment."""
-    layout = Layout(tmp_path / "traces.duckdb")
-    none_yet = writer_if_any(layout)
+def test_take_raises_and_counts_nothing_where_the_disk_refuses(
+    store: Store, make_span: Callable[..., Span]
+) -> None:
+    """Nothing is held in memory, and what is taken again afterwards is stored once."""
+    writer, spans = store.writer(), [make_span(), make_span(attributes={"text": "x" * 10_000})]
+    writer.take(spans[:1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        with pytest.raises(OSError, match=r"space|large"):
+            writer.take(spans[1:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    writer = writer_for(layout)
+    assert writer.lost == 0
+    assert store.spans().rows() == spans[:1]
+    writer.take(spans[1:])
+    assert store.spans().rows() == spans
 
-    assert none_yet is None
-    assert writer_for(Layout(tmp_path / "traces.duckdb")) is writer
-    assert writer_if_any(layout) is writer
-    assert Store(tmp_path / "traces.duckdb").writer() is writer
+
+def test_segment_appears_only_when_it_is_locked(
+    layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No settler can find a segment between its making and its locking."""
+    seen: list[tuple[list[Path], bool]] = []
+    rename = os.rename
+
+    def watch(made: Path, final: Path) -> None:
+        seen.append((layout.segments(), _is_locked(made)))
+        rename(made, final)
+
+    # A patch, because the moment of the rename is the subject.
+    monkeypatch.setattr(os, "rename", watch)
+
+    tracer.start_span("one").end()
+
+    assert seen == [([], True)]
+    assert list(map(_is_locked, layout.segments())) == [True]
+
+
+def test_process_without_a_boot_id_is_the_machines(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere than on Linux the machine's name serves."""
+    # A patch, because this machine has the file.
+    monkeypatch.setattr(Path, "read_text", lambda self: self.with_name("missing").read_bytes())
+
+    names = {SpanWriter(layout).process.split("-")[0] for _ in range(2)}
+
+    assert len(names) == 1
+    assert len(names.pop()) == 8
 
 
 def test_traced_process_imports_no_duckdb(run_python: Callable[..., str]) -> None:
