@@ -11,10 +11,11 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from lightning_otel.store.counts import added
@@ -94,22 +95,15 @@ def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> 
 
 
 def settle_as_elected(layout: Layout, limit: int | None = None) -> Settled:
-    """Pack sealed segments, for whom :func:`settler_elected` has elected.
-
-    Args:
-        layout: The store's paths.
-        limit: How many batches at most; by default all there are.
-    """
-    done = Settled()
+    """Pack sealed segments, for whom :func:`settler_elected` has elected."""
     restore(layout)
     put_missing_aside(layout)
     sweep(layout)
+    segments = rows = files = 0
     for batch in islice(_list_batches(sealed(layout)), limit):
-        rows = _settle_batch(layout, batch)
-        done = Settled(
-            done.segments + len(batch), done.rows + rows, done.files + (1 if rows else 0)
-        )
-    return done
+        made = _settle_batch(layout, batch)
+        segments, rows, files = segments + len(batch), rows + made, files + bool(made)
+    return Settled(segments, rows, files)
 
 
 def sealed(layout: Layout) -> list[Path]:
@@ -132,21 +126,14 @@ def _is_sealed(path: Path, boot: str) -> bool:
         if last.startswith(_SEAL_LINE) and (newline or size <= _TAIL_BYTES):
             return True
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return path.name.startswith(boot) or _is_of_older_boot(path)
+        # A foreign boot is an earlier one of this machine, whose writer surely died, or another
+        # machine's on a shared disk: the writer's start in the name must lie before this boot.
+        began_ns = time.time_ns() - time.monotonic_ns()
+        return path.name.startswith(boot) or int(path.name.split("-")[1]) < began_ns
     except BlockingIOError:
         return False
     finally:
         os.close(descriptor)
-
-
-def _is_of_older_boot(path: Path) -> bool:
-    """Say whether the machine was started again since: only then the writer surely died.
-
-    On a local disk a foreign boot id is an earlier boot of this machine; the writer's start time,
-    which stands in the name, must lie before this boot.
-    """
-    started_ns = path.name.split("-")[1]
-    return int(started_ns) < time.time_ns() - time.monotonic_ns()
 
 
 def _list_batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
@@ -170,51 +157,69 @@ def _settle_batch(layout: Layout, paths: Sequence[Path]) -> int:
         put_lines_aside(layout, path, is_closed=True)
     done: set[str] = set()
     while True:
-        manifest = layout.read_manifest()
         try:
-            file, segments = make_parquet(layout, manifest, paths)
+            file, segments = make_parquet(layout, layout.read_manifest(), paths)
             break
         except duckdb.Error as exc:
             found = recover(exc, layout, is_elected=True)
             if done >= found.keys():
                 raise
             done |= found.keys()
-    if file is not None:
-        os.replace(layout.new / file.name, layout.data / file.name)
-        sync(layout.data)
-    _commit_batch(layout, manifest, file, segments)
+    exchange(layout, (), file, settled=segments)
     return file.rows if file else 0
 
 
-def _commit_batch(
-    layout: Layout, manifest: Manifest, file: DataFile | None, segments: Sequence[SettledSegment]
+def exchange(
+    layout: Layout,
+    old: Sequence[DataFile],
+    file: DataFile | None,
+    counts: Mapping[str, int] = MappingProxyType({}),
+    *,
+    settled: Sequence[SettledSegment] = (),
+    is_readable_anew: bool = True,
 ) -> None:
-    """Have the file count, and its segments cease to."""
-
-    def changed(commit_us: int) -> Manifest:
-        files = (replace(file, added_us=commit_us),) if file else ()
-        settled = (replace(segment, settled_us=commit_us) for segment in segments)
-        return replace(
-            manifest,
-            files=(*manifest.files, *files),
-            segments=(*manifest.segments, *settled),
-        )
-
-    commit(layout, changed)
-
-
-def commit(layout: Layout, changed: Callable[[int], Manifest]) -> None:
-    """Replace the manifest by one that takes effect shortly after.
+    """Have a new file count, where old files and segments cease to in the same instant.
 
     Args:
         layout: The store's paths.
-        changed: The new manifest, for the time given, Unix microseconds, at which it takes effect.
+        old: Files that count.
+        file: The new file, under ``new/``; None if nothing is left.
+        counts: Ended spans that were left out, by reason.
+        settled: Segments whose spans the new file holds.
+        is_readable_anew: Whether the segments that the old files' spans came from may be read again
+            if the new file turns out to be damaged.
     """
-    ahead_us = COMMIT_AHEAD_US
-    is_written = False
+    if file is not None:
+        os.replace(layout.new / file.name, layout.data / file.name)
+        sync(layout.data)
+    names = {each.name for each in old}
+    manifest = layout.read_manifest()
+    # A segment that waits to be taken away is read again if the file of its spans turns out to be
+    # damaged; not if some of them were left out, which would come back by it.
+    name = file.name if file is not None and not counts and is_readable_anew else ""
+    segments = tuple(
+        replace(each, file=name, rows=each.rows if name else 0) if each.file in names else each
+        for each in manifest.segments
+    )
+    ahead_us, is_written = COMMIT_AHEAD_US, False
     while not is_written:
         commit_us = now_us() + ahead_us
-        is_written = layout.write_manifest(changed(commit_us), before_us=commit_us - ahead_us // 2)
+        files = [
+            replace(each, dropped_us=commit_us) if each.name in names else each
+            for each in manifest.files
+        ]
+        if file is not None:
+            places = (i for i, each in enumerate(files) if each.name in names)
+            publication = old[0].publication if old else ""
+            new = replace(file, added_us=commit_us, publication=publication)
+            files.insert(min(places, default=len(files)), new)
+        changed = replace(
+            manifest,
+            files=tuple(files),
+            segments=(*segments, *(replace(each, settled_us=commit_us) for each in settled)),
+            counts=added(manifest.counts, counts),
+        )
+        is_written = layout.write_manifest(changed, before_us=commit_us - ahead_us // 2)
         ahead_us *= 2  # on a slow disk
 
 
@@ -223,58 +228,6 @@ def await_effect(layout: Layout) -> None:
     newest_us = max((file.added_us for file in layout.read_manifest().live_files), default=0)
     while 0 <= (left_us := newest_us - now_us()) <= FURTHEST_AHEAD_US:
         time.sleep(left_us / 1e6 + 0.001)
-
-
-def exchange(
-    layout: Layout,
-    old: Sequence[DataFile],
-    file: DataFile | None,
-    counts: Mapping[str, int],
-    *,
-    is_readable_anew: bool = True,
-) -> None:
-    """Have the new file count where the old ones did; they cease to, in the same instant.
-
-    Args:
-        layout: The store's paths.
-        old: Files that count.
-        file: What became of them, under ``new/``; None if nothing is left.
-        counts: Ended spans that were left out, by reason.
-        is_readable_anew: Whether the segments that the old ones' spans came from may be read again
-            if the new file turns out to be damaged.
-    """
-    if file is not None:
-        os.replace(layout.new / file.name, layout.data / file.name)
-        sync(layout.data)
-    names = {each.name for each in old}
-    manifest = layout.read_manifest()
-
-    def changed(commit_us: int) -> Manifest:
-        files = [
-            replace(each, dropped_us=commit_us) if each.name in names else each
-            for each in manifest.files
-        ]
-        if file is not None:
-            places = (i for i, each in enumerate(files) if each.name in names)
-            place = min(places, default=len(files))
-            new = replace(file, added_us=commit_us, publication=old[0].publication)
-            files.insert(place, new)
-        # A segment that waits to be taken away is read again if the file of its spans turns out
-        # to be damaged; not if some of them were left out, which would come back by it.
-        is_same = file is not None and not counts and is_readable_anew
-        name = file.name if file is not None and is_same else ""
-        segments = tuple(
-            replace(each, file=name, rows=each.rows if name else 0) if each.file in names else each
-            for each in manifest.segments
-        )
-        return replace(
-            manifest,
-            files=tuple(files),
-            segments=segments,
-            counts=added(manifest.counts, counts),
-        )
-
-    commit(layout, changed)
 
 
 def sweep(layout: Layout, *, is_asked: bool = False) -> None:
