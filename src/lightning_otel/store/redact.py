@@ -12,10 +12,10 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
@@ -24,7 +24,7 @@ from lightning_otel.redact import IN_ID, Redactor, Rules
 from lightning_otel.store import settle
 from lightning_otel.store.compact import Progress
 from lightning_otel.store.damage import reading
-from lightning_otel.store.layout import DataFile, Layout, elected_alone, now_us, settler_elected
+from lightning_otel.store.layout import Layout, elected_alone, now_us, settler_elected
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.parquet import SPILL, list_live_files, packing_connection
 from lightning_otel.store.quarantine import read_notes
@@ -38,9 +38,6 @@ from lightning_otel.store.spans import IS_SPAN, SEGMENT_COLUMNS, read_ndjson
 from lightning_otel.store.sql import ROLLOUT, listed, new_connection, quoted
 from lightning_otel.store.writer import writer_if_any
 from lightning_otel.types import Span
-
-if TYPE_CHECKING:
-    pass
 
 RECORDS: Final = "redactions.ndjson"
 _ELECTION_S: Final = 10.0
@@ -177,7 +174,8 @@ class _Work:
         self._close_segments()
         settle_as_elected(layout)
         files = list_live_files(layout, layout.read_manifest())
-        self._begin(files, steps=2)
+        self.done.looked_at = sum(file.rows for file in files)
+        self._total = 2 * self.done.looked_at
         with packing_connection(layout.new / SPILL) as con:
             for file in files:
                 rewrite = Rewrite(
@@ -199,14 +197,10 @@ class _Work:
         """Count what would be changed; nothing is."""
         still_open = _open_segments(self._layout)
         snapshot = Snapshot.take(self._layout).without(path.name for path in still_open)
-        self._begin(snapshot.files, steps=1)
+        self._total = self.done.looked_at = sum(file.rows for file in snapshot.files)
         self._mask_spans(snapshot.spans_sql())
         self._add_found(is_published=False)
         self._end(still_open)
-
-    def _begin(self, files: Sequence[DataFile], steps: int) -> None:
-        self.done.looked_at = sum(file.rows for file in files)
-        self._total = steps * self.done.looked_at
 
     def _end(self, still_open: Sequence[Path]) -> None:
         self.done.open_spans = self._count_open(still_open)
@@ -289,41 +283,34 @@ def _own_segments(layout: Layout) -> list[Path]:
 
 def _wait_for_unlink(layout: Layout, wait_s: float, told: Callable[[float], None] | None) -> bool:
     """Have the files that hold what was masked unlinked, once no reader can want them any more."""
-    until_us = now_us()
-    deadline = time.monotonic() + wait_s
-    while left := max(_leftover_times(layout, until_us), default=0):
-        left_us = left + settle.GRACE_US - now_us()
-        if left_us <= 0:
-            with settler_elected(layout) as is_elected:
-                if is_elected:
-                    settle.sweep(layout, is_asked=True)
-        elif told is not None and time.monotonic() < deadline:
-            told(left_us / 1e6)
+    old, deadline = _list_old_parts(layout), time.monotonic() + wait_s
+    while True:
+        with settler_elected(layout) as is_elected:
+            if is_elected:
+                settle.sweep(layout, is_asked=True)
+        if not old.intersection(_list_old_parts(layout)):
+            return True
         if time.monotonic() >= deadline:
-            return not any(_leftover_times(layout, until_us))
-        time.sleep(min(_FINISH_STEP_S, max(0.01, left_us / 1e6)))
-    return True
+            return False
+        manifest = layout.read_manifest()
+        times = [each.settled_us for each in manifest.segments]
+        times += [file.dropped_us or 0 for file in manifest.files]
+        left_s = (max(times, default=0) + settle.GRACE_US - now_us()) / 1e6
+        if told is not None and left_s > 0:
+            told(left_s)
+        time.sleep(min(_FINISH_STEP_S, max(0.01, left_s)))
 
 
-def _leftover_times(layout: Layout, until_us: int) -> Iterator[int]:
-    """Yield since when each file counts no more that still lies there, Unix microseconds."""
+def _list_old_parts(layout: Layout) -> set[Path]:
+    """Return files and segments that count no more and lie there still."""
     manifest = layout.read_manifest()
-    # A commit counts a little after it was written.
-    late_us = until_us + 10 * settle.COMMIT_AHEAD_US
-    for file in manifest.files:
-        if file.dropped_us is not None and file.dropped_us <= late_us:
-            yield file.dropped_us
-    for segment in manifest.segments:
-        if (layout.live / segment.name).exists() and segment.settled_us <= late_us:
-            yield segment.settled_us
-    listed = {file.name for file in manifest.files} | {note.name for note in read_notes(layout)}
-    for path in layout.data.glob("spans-*.parquet"):
-        try:
-            changed_us = path.stat().st_mtime_ns // 1000
-        except FileNotFoundError:
-            continue
-        if path.name not in listed and changed_us <= until_us:
-            yield changed_us
+    kept = {file.name for file in manifest.live_files}
+    kept.update(note.name for note in read_notes(layout))
+    segments = (layout.live / each.name for each in manifest.segments)
+    return {
+        *(path for path in layout.data.glob("spans-*.parquet") if path.name not in kept),
+        *(path for path in segments if path.exists()),
+    }
 
 
 def _write_record(layout: Layout, record: Mapping[str, Any]) -> None:
