@@ -1,25 +1,46 @@
-"""One run of an agent, a team, a tool or a model as an operation: begun, fed, ended once."""
+"""Runs of agents, teams and tools as operations: begun, fed, ended once.
+
+AutoGen's runtime delivers messages in tasks of its own, in the context it was once started in.
+What it delivers to a team belongs to the run of that team; any other message carries its sender's
+context.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Final
 
 from opentelemetry import context as otel_context
+from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
+from opentelemetry.trace import INVALID_SPAN, ProxyTracerProvider, Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture
+from lightning_otel import call_slot, capture, config
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors import doors
+from lightning_otel.instrumentors.autogen import messages
+from lightning_otel.instrumentors.reading import fields_of
+from lightning_otel.messages.values import text_of
 
-_NATIVE_KEY = otel_context.create_key("lightning-otel-autogen-native-span")
+PROVIDER: Final = "autogen"
 
-PROVIDER = "autogen"
+_TURN_KEY = otel_context.create_key("lightning-otel-autogen-turn")
+"""Where a context has the identity of the agent at work, or the id of the participant to speak."""
+_ENTRY_KEY = otel_context.create_key("lightning-otel-autogen-entry")
+_CARRIED: Final = "_lightning_otel_carried"
+"""Where a message's metadata has the contexts of its sender, who waits for an answer to what is
+sent, and of the first sender: a message that is published starts anew from there."""
+_WITHOUT_SPAN: Final = frozenset({"SequentialRoutedAgent", "ToolAgent"})
+"""Agents of the runtime that are none to a reader: a team's parts, and what runs tools."""
+_RESULT_FIELDS: Final = frozenset({"chat_message", "stop_reason", "finish_reason"})
+"""Fields by which a stream's result, of an agent, a team or a model, is told from other items."""
 
-IsWanted: TypeAlias = Callable[[], bool]
-SpanBlock: TypeAlias = AbstractContextManager[Span]
+_teams: weakref.WeakValueDictionary[str, "Run"] = weakref.WeakValueDictionary()
+"""The run of each team that is running, by the team's id."""
 
 
 class Run(doors.Run):
@@ -28,12 +49,19 @@ class Run(doors.Run):
     Attributes:
         operation: Its span.
         context: The context of each of its steps.
-        is_complete: Whether its last result was seen: a stream left after that was not abandoned.
+        read: Keeps what a result says.
+        is_complete: True once its result was seen: a stream left after that was not abandoned.
     """
 
-    def __init__(self, operation: capture.Operation, context: Context) -> None:
+    def __init__(
+        self,
+        operation: capture.Operation,
+        context: Context,
+        read: Callable[[capture.Operation, Any], None],
+    ) -> None:
         self.operation = operation
         self.context = context
+        self.read = read
         self.is_complete = False
         self._is_left = False
 
@@ -43,11 +71,16 @@ class Run(doors.Run):
         if not self.operation.is_over and capture is not None:
             capture.guarded(self.abandon)
 
+    def saw(self, item: Any) -> None:
+        """Keep a stream's result."""
+        if not _RESULT_FIELDS.isdisjoint(fields_of(item)):
+            self.is_complete = True
+            self.read(self.operation, item)
+
     def returned(self, result: Any) -> None:
-        """End it with the result of a call; a stream has none but its items."""
-        if result is not None:
-            capture.guarded(self.saw, result)
-        self.stop()
+        """End it with the result of a call."""
+        capture.guarded(self.read, self.operation, result)
+        self.operation.stop()
 
     def stop(self) -> None:
         """End it."""
@@ -71,74 +104,260 @@ class Run(doors.Run):
         """End it as left by the program before its end."""
         if not self.is_complete:
             self.operation.attributes[c.ABANDONED] = True
-        self.stop()
+        self.operation.stop()
 
 
-def start(
+class ToolRun(Run):
+    """A run of a tool; the last item of its stream is its result."""
+
+    _last: Any = None
+
+    def saw(self, item: Any) -> None:
+        """Hold what may be the last item."""
+        self._last = item
+
+    def stop(self) -> None:
+        """End it with the last item."""
+        if self._last is not None:
+            capture.guarded(self.read, self.operation, self._last)
+        self.operation.stop()
+
+
+def _start(
     operation: str,
     name: str,
     attributes: Mapping[str, AttributeValue | None],
-    read: Callable[[], Mapping[str, str | None]] = dict,
-    parent: Context | None = None,
-) -> capture.Operation:
-    """The operation of a run; attributes and content that are None are left out.
-
-    Args:
-        operation: What is done, as the conventions name it.
-        name: Who or what does it.
-        attributes: Attributes of its span.
-        read: Reads the content, where it is kept.
-        parent: What it stands in, if that is not what is current.
-    """
+    body: Mapping[str, str | None],
+) -> tuple[capture.Operation, Context]:
+    """Return the operation of a run, and the context within; what is None is left out."""
     known = {c.OPERATION: operation, c.PROVIDER: PROVIDER, **attributes}
-    found = capture.guarded(read) if capture.content_policy().is_kept else None
-    return capture.Operation(
+    started = capture.Operation(
         capture.clean(f"{operation} {name}"),
         SpanKind.INTERNAL,
         {key: value for key, value in known.items() if value is not None},
-        {key: text for key, text in (found or {}).items() if text is not None},
-        parent=parent,
+        {key: text for key, text in body.items() if text is not None},
     )
+    context = started.context
+    if call_slot.open_slot() is not None:
+        # A model call that waits outside to be claimed cannot be from in there.
+        context = call_slot.CallSlot().within(context)
+    return started, context
 
 
-def inside(operation: capture.Operation) -> Context:
-    """The context of what happens within an operation.
-
-    A model call that is waiting outside to be claimed cannot be from in there.
-    """
-    context = operation.context
-    return context if call_slot.open_slot() is None else call_slot.CallSlot().within(context)
-
-
-def with_native(operation: capture.Operation, context: Context) -> Context:
-    """A context in which an operation stands in, once, for the span AutoGen is about to make."""
-    return otel_context.set_value(_NATIVE_KEY, [operation], context)
-
-
-def take_native(*_: Any, **__: Any) -> SpanBlock | None:
-    """Take the replacement of AutoGen's own span here, once; None if AutoGen makes it."""
-    held = otel_context.get_value(_NATIVE_KEY)
-    return nullcontext(held.pop().span) if isinstance(held, list) and held else None
-
-
-def no_span() -> SpanBlock:
+def skip_span(*_: Any, **__: Any) -> AbstractContextManager[Span]:
     """Return the replacement of a span of AutoGen's that is not wanted."""
     return nullcontext(INVALID_SPAN)
 
 
-def instead(is_wanted: IsWanted, block_of: Callable[..., SpanBlock | None]) -> doors.Make:
-    """Return what replaces a function that makes a span of AutoGen's.
+# --- agents ---------------------------------------------------------------------------------------
 
-    Args:
-        is_wanted: Whether spans are wanted here.
-        block_of: Makes ours of the function's arguments; None leaves AutoGen's.
+
+def begin_agent(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
+    """Begin the run of ``BaseChatAgent.run`` or ``run_stream``."""
+    return _begin_agent(args[0], kwargs.get("task"))
+
+
+def begin_turn(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+    """Begin that of ``on_messages`` or its stream, which a team or the program itself calls."""
+    agent, turn = args[0], otel_context.get_value(_TURN_KEY)
+    if turn == id(agent):
+        return None
+    given = doors.named(("messages",), args, kwargs).get("messages")
+    return _begin_agent(agent, given, turn if isinstance(turn, str) else None)
+
+
+def _begin_agent(agent: Any, task: object, agent_id: str | None = None) -> Run:
+    name = agent.name
+    operation, context = _start(
+        c.INVOKE_AGENT,
+        name,
+        {c.AGENT_NAME: name, c.AGENT_DESCRIPTION: agent.description, c.AGENT_ID: agent_id},
+        {c.INPUT_MESSAGES: messages.task_messages(task)},
+    )
+    # By identity alone: a context may outlive the agent, and must not keep it.
+    return Run(operation, otel_context.set_value(_TURN_KEY, id(agent), context), _keep_answer)
+
+
+def _keep_answer(operation: capture.Operation, result: Any) -> None:
+    """Keep an agent's answer, in its response or result, and to whom it hands over."""
+    held = fields_of(result)
+    answer, given = held.get("chat_message"), held.get("messages")
+    if isinstance(given, list) and given:
+        answer = given[-1]
+    if answer is None:
+        return
+    operation.body[c.OUTPUT_MESSAGES] = messages.answer_message(answer)
+    target = messages.text_field(answer, "target")
+    if target is not None and fields_of(answer).get("type") == "HandoffMessage":
+        operation.attributes[c.HANDOFF_TARGET] = target
+
+
+def replace_turn(*_: Any, **__: Any) -> AbstractContextManager[Span] | None:
+    """Return the replacement of AutoGen's own span of an agent's turn in a team."""
+    return skip_span() if isinstance(otel_context.get_value(_TURN_KEY), str) else None
+
+
+def replace_creation(agent_name: str, **kwargs: Any) -> AbstractContextManager[Span]:
+    """Return the replacement of AutoGen's span of an agent's creation.
+
+    Outside a run that would be a trace of its own, of a span that says nothing.
     """
+    if not trace.get_current_span(capture.parent_context()).get_span_context().is_valid:
+        return skip_span()
+    described = {c.AGENT_NAME: agent_name, c.AGENT_DESCRIPTION: kwargs.get("agent_description")}
+    return _end_creation(_start(c.CREATE_AGENT, agent_name, described, {})[0])
 
-    def make(original: Any) -> Any:
-        def block(*args: Any, **kwargs: Any) -> Any:
-            found = capture.guarded(block_of, *args, **kwargs) if is_wanted() else None
-            return original(*args, **kwargs) if found is None else found
 
-        return block
+@contextmanager
+def _end_creation(operation: capture.Operation) -> Iterator[Span]:
+    try:
+        yield operation.span
+    except BaseException as exc:
+        capture.guarded(operation.fail, exc)
+        raise
+    capture.guarded(operation.stop)
 
-    return make
+
+# --- teams ----------------------------------------------------------------------------------------
+
+
+def begin_team(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
+    """Begin the run of ``BaseGroupChat.run_stream``, which ``run`` goes through too."""
+    name, team_id = args[0].name, args[0]._team_id
+    operation, context = _start(
+        c.INVOKE_WORKFLOW,
+        name,
+        {c.WORKFLOW_NAME: name},
+        {c.INPUT_MESSAGES: messages.task_messages(kwargs.get("task"))},
+    )
+    run, running = Run(operation, context, _keep_outcome), _teams.get(team_id)
+    # A team that is running refuses to run again: what it does still belongs to its first run.
+    if running is None or running.operation.is_over:
+        _teams[team_id] = run
+    return run
+
+
+def _keep_outcome(operation: capture.Operation, result: Any) -> None:
+    """Keep a team's last message, and why it stopped."""
+    held = fields_of(result)
+    given, reason = held.get("messages"), held.get("stop_reason")
+    if isinstance(given, list) and given:
+        operation.body[c.OUTPUT_MESSAGES] = messages.answer_message(given[-1])
+    if isinstance(reason, str):
+        operation.body[c.STOP_REASON] = reason
+
+
+def begin_part(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> doors.Within | None:
+    """Deliver a message to a part of a running team in the context of the team's run."""
+    part = args[0]
+    run = _teams.get(part.id.key)
+    if run is None or run.operation.is_over:
+        return None
+    # The run's own, not the current one: a span of AutoGen's messaging may be current there, which
+    # belongs to whatever provider its runtime was built with.
+    held = fields_of(part)
+    turn = str(part.id) if "_agent" in held else None
+    context = otel_context.set_value(_TURN_KEY, turn, run.context)
+    name, frame = held.get("_name"), capture.current_frame(context)
+    if isinstance(name, str) and frame is not None:
+        # Only a manager has a name here: what it asks to lead the team, it asks as an agent.
+        stamps = {**frame.stamps, c.AGENT_NAME: name}
+        context = capture.in_frame(replace(frame, stamps=stamps), context)
+    return doors.Within(context)
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+def begin_tool(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ToolRun:
+    """Begin the run of ``BaseTool.run_json`` or ``BaseStreamTool.run_json_stream``."""
+    given = doors.named(("args", "cancellation_token", "call_id"), args, kwargs)
+    name = messages.text_field(args[0], "_name")
+    return _begin_tool(args[0], name, given.get("args"), given.get("call_id"))
+
+
+def begin_server_tool(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ToolRun:
+    """Begin that of ``McpWorkbench.call_tool``, whose tools are no objects of their own."""
+    given = doors.named(("name", "arguments", "cancellation_token", "call_id"), args, kwargs)
+    return _begin_tool(None, given.get("name"), given.get("arguments"), given.get("call_id"))
+
+
+def _begin_tool(tool: Any, name: object, arguments: object, call_id: object) -> ToolRun:
+    operation, context = _start(
+        c.EXECUTE_TOOL,
+        str(name),
+        {
+            c.TOOL_NAME: name if isinstance(name, str) else None,
+            c.TOOL_DESCRIPTION: messages.text_field(tool, "_description"),
+            c.TOOL_CALL_ID: call_id if isinstance(call_id, str) else None,
+        },
+        {c.TOOL_ARGUMENTS: text_of(arguments)},
+    )
+    return ToolRun(operation, context, functools.partial(_keep_result, tool))
+
+
+def _keep_result(tool: object, operation: capture.Operation, result: Any) -> None:
+    """Keep a tool's result; a workbench gives what its tool raised as a result, too."""
+    # Told to give so much of a whole conversation.
+    is_last_only = fields_of(tool).get("_return_value_as_last_message") is True
+    operation.body[c.TOOL_RESULT] = messages.tool_result(result, is_last_only=is_last_only)
+    if fields_of(result).get("is_error") is True:
+        operation.fail_with("tool_error", "")
+
+
+# --- the runtime ----------------------------------------------------------------------------------
+
+
+def replace_messaging(helper: Any, *_: Any, **__: Any) -> AbstractContextManager[Span] | None:
+    """Return what replaces AutoGen's own spans of messages between agents, about thirty a chat.
+
+    They stand between the team and its agents; left out later, they would leave orphans behind.
+    They are made where AutoGen's switch or a provider of the program's own asks for them.
+    """
+    provider = helper.tracer_provider
+    is_global = provider is trace.get_tracer_provider()
+    if config.has_chosen_autogen_messaging():
+        return None
+    return skip_span() if is_global or isinstance(provider, ProxyTracerProvider) else None
+
+
+def carry_context(metadata: Any) -> None:
+    """Put the current context, and that of the first sender, into a message's metadata."""
+    sender = otel_context.get_current()
+    setattr(metadata, _CARRIED, (sender, _entry_of(sender)))
+
+
+def _entry_of(context: Context) -> Context:
+    entry = otel_context.get_value(_ENTRY_KEY, context)
+    return entry if isinstance(entry, Context) else context
+
+
+def begin_delivery(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_published: bool
+) -> doors.Within | None:
+    """Deliver a message in the context that its sender put into it."""
+    envelope = doors.named(("message_envelope",), args, kwargs).get("message_envelope")
+    carried = getattr(getattr(envelope, "metadata", None), _CARRIED, None)
+    return None if carried is None else doors.Within(carried[is_published])
+
+
+def begin_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+    """Begin an agent's handling of a message, in ``RoutedAgent.on_message_impl``."""
+    agent, message = args[0], doors.named(("message",), args, kwargs).get("message")
+    is_part = any(cls.__name__ in _WITHOUT_SPAN for cls in type(agent).__mro__)
+    if is_part or type(message) not in agent._handlers:
+        return None
+    described = {
+        c.AGENT_NAME: agent.id.type,
+        c.AGENT_ID: str(agent.id),
+        c.AGENT_DESCRIPTION: messages.text_field(agent, "_description"),
+    }
+    body = {c.INPUT_MESSAGES: messages.content_message(message, "user")}
+    operation, context = _start(c.INVOKE_AGENT, agent.id.type, described, body)
+    entry = _entry_of(otel_context.get_current())
+    return Run(operation, otel_context.set_value(_ENTRY_KEY, entry, context), _keep_reply)
+
+
+def _keep_reply(operation: capture.Operation, reply: Any) -> None:
+    if reply is not None:
+        operation.body[c.OUTPUT_MESSAGES] = messages.content_message(reply, "assistant")
