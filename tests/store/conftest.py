@@ -249,3 +249,22 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is settled counts from the next look on, and is unlinked by the next settler."""
     monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2)
     monkeypatch.setattr(settle, "GRACE_US", 0)
+
+
+@pytest.fixture
+def settled(
+    store: Store,
+    layout: Layout,
+    write: Callable[[Iterable[Span]], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[Iterable[Span]], Path]:
+    """A function that has spans settled into a file of their own, in effect; gives the file."""
+    monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
+
+    def settled(spans: Iterable[Span]) -> Path:
+        write(spans)
+        store.settle()
+        settle.await_effect(layout)
+        return layout.data / layout.read_manifest().live_files[-1].name
+
+    return settled

@@ -1,6 +1,9 @@
 """Files are merged, spans dropped as asked for, and nothing else changes, whatever cuts it off."""
 
+import itertools
 import os
+import random
+import string
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -11,42 +14,20 @@ import duckdb
 import pytest
 
 from lightning_otel import Store
+from lightning_otel import conventions as c
 from lightning_otel.errors import NotFoundError, StoreError
-from lightning_otel.store import compact as compact_module
 from lightning_otel.store import rewrite as rewrite_module
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.compact import Expired, compact_some
-from lightning_otel.store.layout import DataFile, Layout, now_us
-from lightning_otel.store.settle import settle, settler_elected
-from lightning_otel.store.writer import SpanWriter
+from lightning_otel.store.layout import DataFile, Layout
+from lightning_otel.store.settle import await_effect, settle, settler_elected
 from lightning_otel.types import Span
 
 MakeSpan = Callable[..., Span]
 Write = Callable[[Iterable[Span]], Path]
 
-Settle = Callable[[Iterable[Span]], None]
+Settled = Callable[[Iterable[Span]], Path]
 HOUR_NS = 3_600_000_000_000
-
-
-@pytest.fixture
-def settled(store: Store, write: Write, monkeypatch: pytest.MonkeyPatch) -> Settle:
-    """A function that has spans settled into a file of their own, in effect at once."""
-    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
-
-    def settled(spans: Iterable[Span]) -> None:
-        write(spans)
-        store.settle()
-        assert store.layout is not None
-        _wait_for_effect(store.layout)
-
-    return settled
-
-
-def _wait_for_effect(layout: Layout) -> None:
-    """Wait until every manifest written so far counts."""
-    manifest = layout.read_manifest()
-    while any(file.added_us >= now_us() for file in manifest.files):
-        time.sleep(0.002)
 
 
 def _live(layout: Layout) -> Sequence[DataFile]:
@@ -57,12 +38,8 @@ def _all(store: Store) -> list[Span]:
     return sorted(store.spans(), key=lambda span: span.span_id)
 
 
-def _names(store: Store) -> set[str]:
-    return {span.name for span in store.spans()}
-
-
 def test_compact_settles_and_merges_and_changes_no_span(
-    store: Store, layout: Layout, settled: Settle, write: Write, make_span: MakeSpan
+    store: Store, layout: Layout, settled: Settled, write: Write, make_span: MakeSpan
 ) -> None:
     """What was in many files is in one and reads the same; a second time there is nothing to do."""
     keep: Sequence[Callable[[Iterable[Span]], object]] = (settled, settled, settled, write)
@@ -78,7 +55,7 @@ def test_compact_settles_and_merges_and_changes_no_span(
     before = _all(store)
 
     done = store.compact()
-    _wait_for_effect(layout)
+    await_effect(layout)
     again = store.compact()
 
     assert (done.segments, done.merged, done.made, done.left) == (1, 4, 1, 0)
@@ -92,7 +69,7 @@ def test_compact_settles_and_merges_and_changes_no_span(
 
 
 def test_compact_orders_rollouts_by_time_and_keeps_their_calls_together(
-    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan
 ) -> None:
     """Interleaved conversations lie one after the other, each in order, in order of their begin."""
     ids = ["f" * 32, "1" * 32, "8" * 32]
@@ -106,12 +83,12 @@ def test_compact_orders_rollouts_by_time_and_keeps_their_calls_together(
 
     path = layout.data / _live(layout)[0].name
     rows = duckdb.sql(f"SELECT trace_id, start_ns FROM '{path}'").fetchall()
-    assert [name for name, _ in rows] == [ids[0]] * 20 + [ids[1]] * 20 + [ids[2]] * 20
-    assert rows == sorted(rows, key=lambda row: (ids.index(row[0]), row[1]))
+    expected = sorted((number % 3, 1_000 + number) for number in range(60))
+    assert rows == [(ids[number], start_ns) for number, start_ns in expected]
 
 
 def test_compact_keeps_the_first_of_two_spans_with_one_id(
-    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan
 ) -> None:
     """The second is left out and counted, as a conflict if it is a different one."""
     first = make_span(name="first", start_ns=1_000, end_ns=2_000)
@@ -125,7 +102,7 @@ def test_compact_keeps_the_first_of_two_spans_with_one_id(
     layout.write_manifest(replace(manifest, files=(*manifest.files, copy)))
 
     done = store.compact()
-    _wait_for_effect(layout)
+    await_effect(layout)
 
     assert done.rejected == {"rejected.conflict": 1, "rejected.duplicate": 2}
     assert [span.name for span in _all(store)] == ["first", "other", "third"]
@@ -155,7 +132,7 @@ def _aged(make_span: MakeSpan, rollout_id: str, hours: float, count: int = 5) ->
 def test_compact_drops_rollouts_by_age_and_id(
     store: Store,
     layout: Layout,
-    settled: Settle,
+    settled: Settled,
     make_span: MakeSpan,
     options: dict[str, Any],
     reason: str,
@@ -172,19 +149,19 @@ def test_compact_drops_rollouts_by_age_and_id(
     foretold = store.compact(**options, is_dry_run=True)
     untouched = len(_all(store))
     done = store.compact(**options)
-    _wait_for_effect(layout)
+    await_effect(layout)
 
     assert foretold.dropped == done.dropped == {reason: Expired(rollouts=2, spans=10)}
     assert (foretold.unlinked, foretold.merged, foretold.made) == (1, 2, 1)
     assert (done.unlinked, done.merged, done.made) == (1, 2, 1)
     assert untouched == 25
-    assert _names(store) == {"old", "older", "young", "long"} - gone
+    assert {span.name for span in store.spans()} == {"old", "older", "young", "long"} - gone
     assert len(_all(store)) == 15
     assert layout.read_manifest().counts == {reason: 10}
 
 
 def test_dropped_rollout_stays_away_when_the_clock_goes_back(
-    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan
 ) -> None:
     """The clock is set back by an hour: to readers all commits lie an hour ahead of it."""
     settled([*_aged(make_span, "a", 3), *_aged(make_span, "b", 2)])
@@ -211,7 +188,7 @@ def test_dropped_rollout_stays_away_when_the_clock_goes_back(
 
 
 def test_compact_drops_the_oldest_rollouts_to_make_room(
-    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan
 ) -> None:
     """The newest stay, the store is as small as asked for, and what went is counted."""
     for hours in range(9, 0, -1):
@@ -219,7 +196,7 @@ def test_compact_drops_the_oldest_rollouts_to_make_room(
     size = sum(file.size_bytes for file in _live(layout))
 
     done = store.compact(max_bytes=size // 2)
-    _wait_for_effect(layout)
+    await_effect(layout)
 
     left = {span.name for span in store.spans()}
     assert left == {f"r{hours}" for hours in range(1, len(left) + 1)}
@@ -230,31 +207,42 @@ def test_compact_drops_the_oldest_rollouts_to_make_room(
 
 
 def test_compact_leaves_open_segments_alone(
-    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan
 ) -> None:
     """A rollout that goes on now is young, and what its process writes stays readable."""
     settled(_aged(make_span, "goes on", 100))
-    writer = SpanWriter(layout)
-    for span in _aged(make_span, "goes on", 0):
-        writer.add(span)
+    store.add(_aged(make_span, "goes on", 0))
 
-    done = store.compact(older_than_s=3600)
-
-    assert done.dropped == {}
+    assert store.compact(older_than_s=3600).dropped == {}
     assert len(_all(store)) == 10
-    writer.seal()
 
 
-def test_compact_refuses_while_another_settles(layout: Layout, monkeypatch: Any) -> None:
-    """Two at once are one: the second waits, then says so."""
-    with settler_elected(layout), pytest.raises(StoreError, match="another process"):
-        compact_module.compact(layout, wait_s=0.05)
+@pytest.mark.parametrize(
+    "change", [Store.compact, Store.repair, lambda store: store.redact(patterns=["x"])]
+)
+def test_two_that_change_the_store_are_one(
+    store: Store,
+    layout: Layout,
+    settled: Settled,
+    make_span: MakeSpan,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Store], object],
+) -> None:
+    """The second waits for the settler of that moment, then says so and changes nothing."""
+    monkeypatch.setattr("lightning_otel.store.layout.ELECTION_S", 0.05)
+    settled([make_span()])
+    before = layout.read_manifest()
+
+    with settler_elected(layout), pytest.raises(StoreError, match="another process settles"):
+        change(store)
+
+    assert layout.read_manifest() == before
 
 
 def test_compact_halves_what_is_too_tangled(
     store: Store,
     layout: Layout,
-    settled: Settle,
+    settled: Settled,
     make_span: MakeSpan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -269,7 +257,7 @@ def test_compact_halves_what_is_too_tangled(
     before = _all(store)
 
     done = store.compact()
-    _wait_for_effect(layout)
+    await_effect(layout)
 
     assert done.merged == 4
     assert 1 < done.made <= 4
@@ -279,7 +267,7 @@ def test_compact_halves_what_is_too_tangled(
 def test_compact_takes_smaller_slices_where_rows_are_too_wide(
     store: Store,
     layout: Layout,
-    settled: Settle,
+    settled: Settled,
     make_span: MakeSpan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -298,7 +286,7 @@ def test_compact_takes_smaller_slices_where_rows_are_too_wide(
 
     monkeypatch.setattr(rewrite_module, "write_file", refuse)
     with_less = store.compact()
-    _wait_for_effect(layout)
+    await_effect(layout)
     settled([make_span()])
     refused.clear()
     not_even_so = store.compact()
@@ -310,7 +298,7 @@ def test_compact_takes_smaller_slices_where_rows_are_too_wide(
 
 
 def test_compact_some_waits_for_enough_small_files(
-    store: Store, layout: Layout, settled: Settle, make_span: MakeSpan
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan
 ) -> None:
     """A few files read well as they are."""
     for _ in range(3):
@@ -326,7 +314,7 @@ def test_compact_some_waits_for_enough_small_files(
 def test_compact_does_not_disturb_a_reader(
     store: Store,
     layout: Layout,
-    settled: Settle,
+    settled: Settled,
     make_span: MakeSpan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -344,48 +332,35 @@ def test_compact_does_not_disturb_a_reader(
     settle(layout)
 
     assert with_grace == 4
-    assert len(first) + len(rest) == 9_000
+    assert len(first) + len(rest) == len(_all(store)) == 9_000
     assert [file.name for file in layout.read_manifest().files] == [
         path.name for path in layout.data.glob("spans-*")
     ]
-    assert len(_all(store)) == 9_000
 
 
 def test_a_conversation_costs_about_its_text(
-    store: Store, layout: Layout, make_span: MakeSpan
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan
 ) -> None:
     """100 turns that send their history each time: 3 × the unique text settled, 1 × compact."""
-    import random
-
     chance = random.Random(7)
-    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 10)))
+    words = ["".join(chance.choices(string.ascii_lowercase, k=chance.randint(2, 10)))
              for _ in range(3_000)]  # fmt: skip
-    writer = SpanWriter(layout)
-    unique, histories = 0, ["", "", "", ""]
-    for turn in range(100):
-        for number in range(4):
-            text = " ".join(chance.choices(words, k=100))
-            unique += len(text)
-            histories[number] += text
-            writer.add(
-                make_span(
-                    trace_id=f"{number + 1:032x}",
-                    start_ns=turn * 1_000 + number,
-                    attributes={"gen_ai.input.messages": histories[number]},
-                )
-            )
-        if turn == 50:
-            writer.seal()
-            store.settle()
-    writer.seal()
-    store.settle()
+    histories = ["", "", "", ""]
+    spans = []
+    for turn, number in itertools.product(range(100), range(4)):
+        histories[number] += " ".join(chance.choices(words, k=100))
+        attributes = {c.INPUT_MESSAGES: histories[number]}
+        ids = {"trace_id": f"{number + 1:032x}", "start_ns": turn * 1_000 + number}
+        spans.append(make_span(**ids, attributes=attributes))
+    unique = sum(map(len, histories))
+    settled(spans[:200])
+    settled(spans[200:])
     before = _all(store)
     settled_bytes = sum(file.size_bytes for file in _live(layout))
 
     store.compact()
-    _wait_for_effect(layout)
+    await_effect(layout)
 
     assert settled_bytes <= 3 * unique
     assert sum(file.size_bytes for file in _live(layout)) <= unique
     assert _all(store) == before
-    assert Path(layout.data / _live(layout)[0].name).exists()

@@ -590,18 +590,3 @@ def test_repair_takes_checksums_not_yet_taken(store: Store, layout: Layout) -> N
 
     found = layout.read_manifest().files
     assert [file.checksum for file in found] == [file.checksum for file in whole]
-
-
-def test_repair_waits_for_no_settler_for_ever(
-    store: Store, layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says so, and changes nothing."""
-    monkeypatch.setattr("lightning_otel.store.repair._WAIT_S", 0.05)
-
-    with (
-        damage.settler_elected(layout),
-        pytest.raises(StoreError, match="another process settles"),
-    ):
-        store.repair()
-
-    assert quarantine.read_notes(layout) == []

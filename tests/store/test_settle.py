@@ -11,8 +11,7 @@ import pytest
 from lightning_otel import Store
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.segment import boot_id
-from lightning_otel.store.settle import Settled, settle, settle_if_worthwhile, settler_elected
+from lightning_otel.store.settle import Settled, settle, settle_if_worthwhile
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
@@ -24,6 +23,7 @@ def test_settle_moves_spans_from_segments_into_files(
     store: Store, layout: Layout, write: Write, make_span: MakeSpan
 ) -> None:
     """The same spans are there before and after, and the segments count no more."""
+    assert store.settle() == Settled()
     spans = [make_span(name=f"s{number}", attributes={"n": number}) for number in range(50)]
     write(spans[:20])
     write(spans[20:])
@@ -35,67 +35,43 @@ def test_settle_moves_spans_from_segments_into_files(
     assert store.spans().rows() == before == spans
     assert len(layout.read_manifest().segments) == 2
     assert store.settle() == Settled()
+    assert len(list(layout.data.glob("spans-*"))) == 1
 
 
 def test_settle_leaves_open_segments_alone(
     store: Store, layout: Layout, make_span: MakeSpan
 ) -> None:
-    """What a live process writes to is not settled, be it this process or another."""
+    """A live process writes to them: only a whole line is a seal, whatever a span holds."""
     writer = SpanWriter(layout)
-    writer.add(make_span())
-
-    while_open = store.settle()
-    writer.seal()
-    after = store.settle()
-
-    assert while_open == Settled()
-    assert after.rows == 1
-
-
-def test_settle_is_not_fooled_by_a_span_that_looks_like_a_seal(
-    store: Store, layout: Layout, make_span: MakeSpan
-) -> None:
-    """Only a whole line is a seal, whatever a span's attributes hold."""
-    writer = SpanWriter(layout)
-    for seal in ({"record": "seal", "rotated": False}, [{"record": "seal"}]):
+    for seal in ("", {"record": "seal", "rotated": False}, [{"record": "seal"}]):
         writer.add(make_span(attributes={"pad": "x" * 500, "value": seal}))
-
         assert store.settle() == Settled()
+
     writer.seal()
 
+    assert store.settle().rows == 3
 
-def test_settle_takes_the_segment_of_a_dead_process(
-    store: Store, layout: Layout, make_span: MakeSpan
+
+@pytest.mark.parametrize(
+    ("is_sealed", "boot", "rows"),
+    [
+        pytest.param(False, "", 1, id="its process is dead"),
+        pytest.param(True, f"deadbeef-{9 * 10**18}", 1, id="sealed on any machine"),
+        pytest.param(False, "deadbeef-1", 1, id="of an earlier boot"),
+        pytest.param(False, f"deadbeef-{9 * 10**18}", 0, id="of another machine, which may live"),
+    ],
+)
+def test_settle_takes_segments_that_nobody_writes_to(
+    store: Store, write: Write, make_span: MakeSpan, is_sealed: bool, boot: str, rows: int
 ) -> None:
-    """A free lock says that the writer is gone, with or without a seal."""
-    writer = SpanWriter(layout)
-    writer.add(make_span())
-    assert writer.segment is not None
-    writer.segment.close()
-
-    assert store.settle().rows == 1
-
-
-@pytest.mark.parametrize(("started_ns", "rows"), [(1, 1), (4_000_000_000_000_000_000, 0)])
-def test_settle_takes_an_unsealed_segment_of_another_boot_only_if_it_is_older(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan, started_ns: int, rows: int
-) -> None:
-    """A foreign boot is an earlier one of this machine, or another machine that may live."""
+    """A seal says so, else a free lock of this boot, else the time of the writer's start."""
     path = write([make_span()])
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    path.rename(path.with_name(f"deadbeef-{started_ns:019d}-1-000000.ndjson"))
+    if not is_sealed:
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    if boot:
+        path.rename(path.with_name(f"{boot}-1-000000.ndjson"))
 
     assert store.settle().rows == rows
-
-
-def test_settle_takes_a_sealed_segment_of_any_boot(
-    store: Store, write: Write, make_span: MakeSpan
-) -> None:
-    """Who sealed a segment is done with it."""
-    path = write([make_span()])
-    path.rename(path.with_name(path.name.replace(boot_id(), "deadbeef")))
-
-    assert store.settle().rows == 1
 
 
 def test_settle_works_in_batches(
@@ -109,20 +85,6 @@ def test_settle_works_in_batches(
     done = store.settle()
 
     assert done == Settled(segments=6, rows=60, files=3)
-
-
-def test_settlers_at_once_are_one(layout: Layout, write: Write, make_span: MakeSpan) -> None:
-    """While one settles another stands back, or waits if it was told to."""
-    write([make_span()])
-
-    with settler_elected(layout) as is_elected:
-        meanwhile = settle(layout)
-        waited = settle(layout, wait_s=0.05)
-    after = settle(layout, wait_s=5)
-
-    assert is_elected
-    assert meanwhile == waited == Settled()
-    assert after.rows == 1
 
 
 def test_settle_if_worthwhile_waits_for_enough(
@@ -144,18 +106,10 @@ def test_settle_if_worthwhile_waits_for_enough(
 
 @pytest.mark.parametrize("fault", [OSError("disk full"), duckdb.IOException("disk full")])
 def test_settle_if_worthwhile_does_not_fail_a_reader(
-    store: Store,
-    layout: Layout,
-    write: Write,
-    make_span: MakeSpan,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    fault: Exception,
-) -> None:
-    """What cannot be settled is read unsettled, with a warning.
-
-    The fault is a patch, because a full disk would stop the test itself.
-    """
+    store: Store, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, fault: Exception,
+) -> None:  # fmt: skip
+    """What cannot be settled is read unsettled; a patch, as a full disk would stop the test."""
     write([make_span()])
     monkeypatch.setattr(settle_module, "WORTHWHILE_SEGMENTS", 1)
 
@@ -163,9 +117,8 @@ def test_settle_if_worthwhile_does_not_fail_a_reader(
         raise fault
 
     monkeypatch.setattr(settle_module, "make_parquet", refuse)
-    spans = store.report().spans
 
-    assert spans == 1
+    assert store.report().spans == 1
     assert "could not be settled: disk full" in caplog.text
 
 
@@ -253,12 +206,6 @@ def test_settle_of_a_full_disk_can_be_repeated(
     printed = run_python(script, tmp_path / "traces.duckdb")
 
     assert printed.splitlines() == ["499", "cannot settle", "499", "499 499"]
-
-
-def test_settle_of_nothing_makes_no_file(store: Store, layout: Layout) -> None:
-    """An empty store stays empty."""
-    assert store.settle() == Settled()
-    assert list(layout.data.glob("spans-*")) == []
 
 
 def test_settle_passes_over_a_segment_that_vanished(

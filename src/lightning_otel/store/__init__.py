@@ -246,9 +246,7 @@ class SpanStore:
             without=tuple(rollout_ids),
         )
         with reading(self.layout, "compact"):
-            return compact(
-                self.layout, retention, is_dry_run=is_dry_run, wait_s=10, progress=progress
-            )
+            return compact(self.layout, retention, is_dry_run=is_dry_run, progress=progress)
 
     def redact(
         self,

@@ -98,11 +98,10 @@ def compact(
     retention: Retention = Retention(),
     *,
     is_dry_run: bool = False,
-    wait_s: float = 0.0,
     progress: Progress | None = None,
 ) -> Compacted:
     """Settle what can be, drop what is not to be kept, and merge the files that are left."""
-    with elected_alone(layout, wait_s):
+    with elected_alone(layout):
         before = store_bytes(layout)
         segments = len(sealed(layout)) if is_dry_run else settle_as_elected(layout).segments
         with packing_connection(layout.new / SPILL) as con:

@@ -47,6 +47,8 @@ _SEGMENT_NAME: Final = re.compile(r"[^-]+-\d+-\d+-\d+\.ndjson")
 """Boot, start of the process in nanoseconds, process id, number."""
 EMPTY_DATA: Final = "_empty.parquet"
 EMPTY_LIVE: Final = "_empty.ndjson"
+ELECTION_S: Final = 10.0
+"""How long what a user asks for waits for a settler to finish."""
 REPAIR: Final = "run: lightning-otel doctor --repair"
 
 
@@ -254,9 +256,9 @@ def settler_elected(layout: Layout, *, wait_s: float = 0.0) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def elected_alone(layout: Layout, wait_s: float) -> Iterator[None]:
-    """A block in which this process alone changes the manifest."""
-    with settler_elected(layout, wait_s=wait_s) as is_elected:
+def elected_alone(layout: Layout, wait_s: float | None = None) -> Iterator[None]:
+    """A block in which this process alone changes the manifest; another one is waited for."""
+    with settler_elected(layout, wait_s=ELECTION_S if wait_s is None else wait_s) as is_elected:
         if not is_elected:
             raise StoreError(
                 f"another process settles or compacts {layout.catalogue}; try again later"

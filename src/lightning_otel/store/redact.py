@@ -40,7 +40,6 @@ from lightning_otel.store.writer import writer_if_any
 from lightning_otel.types import Span
 
 RECORDS: Final = "redactions.ndjson"
-_ELECTION_S: Final = 10.0
 _CLOSING_S: Final = 1.0
 """How long processes that write are waited for until their segments are closed."""
 _CLOSING_STEP_S: Final = 0.02
@@ -116,7 +115,7 @@ def redact(
     prepare(layout)
     work = _Work(layout, rules, scope, progress)
     with reading(layout, "redact"):
-        with elected_alone(layout, _ELECTION_S):
+        with elected_alone(layout):
             if is_dry_run:
                 work.count()
             else:

@@ -21,7 +21,6 @@ from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.settle import await_effect
 from lightning_otel.store.spans import is_one_span, rows_of
 
-_WAIT_S: Final = 10.0
 _HAS_IDS: Final = (
     "regexp_full_match(f.trace_id || f.span_id, '[0-9a-f]+') AND f.start_ns IS NOT NULL"
 )
@@ -33,7 +32,7 @@ def repair(layout: Layout) -> list[Note]:
     Returns:
         What was open or corrupt, as it is now: how many spans came back, and how many are gone.
     """
-    with reading(layout, "repair"), elected_alone(layout, _WAIT_S):
+    with reading(layout, "repair"), elected_alone(layout):
         restore(layout)
         known = {note.name for note in read_notes(layout) if not note.is_open}
         put_damage_aside(layout)
