@@ -23,8 +23,8 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from lightning_otel import LightningSpanProcessor, Store
 from lightning_otel import conventions as c
+from lightning_otel import values as values_module
 from lightning_otel.store import lines as lines_module
-from lightning_otel.store import values as values_module
 from lightning_otel.store.lines import MAX_RECORD_BYTES, line_of
 from lightning_otel.store.schema import BODY_COLUMNS, COLUMNS, record_of_span, span_of
 from lightning_otel.types import Event, Link, Span
@@ -213,7 +213,7 @@ def test_lists_that_share_their_parts_do_not_unfold(
     store: Store, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit is lowered by a patch, because a million items take a second."""
-    monkeypatch.setattr(values_module, "_MAX_ITEMS", 1_000)
+    monkeypatch.setattr(values_module, "_STORED_ITEMS", 1_000)
     shared: list[Any] = [None, None]
     for _ in range(30):
         shared = [shared, shared]

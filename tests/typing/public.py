@@ -6,7 +6,7 @@ from typing import Any, assert_type
 import lightning_otel as lo
 from lightning_otel.algorithms import Batch
 from lightning_otel.testing import captured, failure, scripted_server, tool_call
-from lightning_otel.tracing.operations import Operation
+from lightning_otel.tracing.blocks import Operation
 from lightning_otel.trainer import Fit
 from lightning_otel.types import Call, Reward, Rollout
 

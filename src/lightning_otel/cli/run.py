@@ -78,8 +78,8 @@ def run(
     code is the program's.
     """
     from lightning_otel import tracing
-    from lightning_otel.messages.values import parse_json
     from lightning_otel.store.transforms import add_named, load_transform
+    from lightning_otel.values import parse_json
 
     evaluator = _load_evaluator(reward_evaluator) if reward_evaluator else None
     for name in transforms:
@@ -189,7 +189,7 @@ class _Run:
         assert self._opened.layout is not None
         provider.leave_otlp_to_the_store()
         scope = tracing.Scope(self._options, self._name)
-        recording = self._recording = scope.recording
+        recording = self._recording = scope.opened
         recording.span_processes()
         if config.wants_otlp():
             from lightning_otel.cli.forwarding import start_forwarding

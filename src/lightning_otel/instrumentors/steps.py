@@ -15,7 +15,7 @@ from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import Begin, Run, named
 from lightning_otel.messages import message, text_part
-from lightning_otel.messages.values import text_of
+from lightning_otel.values import text_of
 
 _KEY = otel_context.create_key("lightning-otel-step")
 

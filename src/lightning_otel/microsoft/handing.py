@@ -13,11 +13,11 @@ from lightning_otel.adapter.selection import Selection, Wanted
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.batches import batches
 from lightning_otel.errors import StoreError
-from lightning_otel.messages.values import parse_json
 from lightning_otel.microsoft.calls import as_theirs
 from lightning_otel.microsoft.client import OUR_ATTEMPT, OUR_ROLLOUT, Client
 from lightning_otel.store.engines.otlp import UnsendableError, encoded_span
 from lightning_otel.types import Mode, Span
+from lightning_otel.values import parse_json
 
 FINAL: Final = ("succeeded", "failed", "cancelled")
 UNENDED: Final = "it never ended"

@@ -15,12 +15,12 @@ from lightning_otel.adapter.assembly import INCOMPLETE_ROLLOUT
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import Asked, Keywords
 from lightning_otel.emitters import reward_span
-from lightning_otel.messages.values import parse_json
 from lightning_otel.rewarding.functions import Case, Failure, RewardFunction
 from lightning_otel.rewarding.writing import add_surely, derived_id, identified
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import attribute
 from lightning_otel.types import Mode, Rollout, Span, Trajectory
+from lightning_otel.values import parse_json
 
 __all__ = ["Applied", "Judgement", "apply_rewards"]
 

@@ -10,14 +10,14 @@ import orjson
 
 from lightning_otel import conventions as c
 from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS, Record, record_of
-from lightning_otel.store.values import (
-    dumped,
-    json_of,
-    make_plain,
-    repaired,
-    text_of,
+from lightning_otel.values import (
+    json_text,
+    make_attributes_plain,
+    name_text,
+    repair_text,
     text_or_none,
     time_of,
+    write_json,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def identity_of(span: "ReadableSpan", process: str, sequence: int) -> Record:
         "parent_span_id": f"{parent.span_id:016x}" if parent is not None else None,
         "kind": getattr(span.kind, "_name_", "INTERNAL"),
         "start_ns": time_of(span.start_time),
-        "scope": text_of(scope.name) if scope is not None else "",
+        "scope": name_text(scope.name) if scope is not None else "",
         "process": process,
         "sequence": sequence,
     }
@@ -68,7 +68,7 @@ def start_record(
     return {
         "record": "start",
         **identity,
-        "name": text_of(span.name),
+        "name": name_text(span.name),
         "end_ns": None,
         "status": "UNSET",
         "status_message": "",
@@ -105,7 +105,7 @@ def end_record(
     status = span.status
     attributes = {**stamps, **copied(span.attributes)}
     if span.dropped_attributes or span.dropped_events or span.dropped_links:
-        attributes[c.CUT] = json_of(_dropped_by_sdk(span))
+        attributes[c.CUT] = json_text(_dropped_by_sdk(span))
     return record_of(
         identity,
         name=span.name,
@@ -115,7 +115,7 @@ def end_record(
         attributes=attributes,
         events=[
             {
-                "name": text_of(event.name),
+                "name": name_text(event.name),
                 "time_ns": time_of(event.timestamp),
                 "attributes": copied(event.attributes),
             }
@@ -168,7 +168,7 @@ def line_of(record: Record) -> bytes:
             line = checked_line(orjson.dumps(record, option=orjson.OPT_PASSTHROUGH_SUBCLASS))
             if len(line) <= MAX_RECORD_BYTES:
                 return line
-        except (TypeError, ValueError):  # a text to be repaired, or an integer beyond 64 bits
+        except (TypeError, ValueError):  # a text to be repair_text, or an integer beyond 64 bits
             pass
     return _long_line_of(record)
 
@@ -186,14 +186,14 @@ def _is_simple(attributes: dict[str, Any]) -> bool:
 
 def _long_line_of(record: Record) -> bytes:
     """Return the line of any record: each value made plain, and cut where it is too long."""
-    size = make_plain(record["attributes"])
+    size = make_attributes_plain(record["attributes"])
     for column in BODY_COLUMNS:
         if column in record:
             size += len(record[column])
     for item in (*record.get("events", ()), *record.get("links", ())):
-        size += make_plain(item["attributes"])
+        size += make_attributes_plain(item["attributes"])
     if size <= MAX_RECORD_BYTES:
-        line = checked_line(dumped(record))
+        line = checked_line(write_json(record))
         if len(line) <= MAX_RECORD_BYTES:
             return line
     return _cut_line(record)
@@ -247,10 +247,10 @@ def _cut_line(record: Record) -> bytes:
         if sum([min(length, limit) for length in lengths]) > MAX_RECORD_BYTES:
             continue
         _cut_texts(record, texts, limit)
-        line = checked_line(dumped(record))
+        line = checked_line(write_json(record))
         if len(line) <= MAX_RECORD_BYTES:
             return line
-    return _skeleton_line(repaired(record))
+    return _skeleton_line(repair_text(record))
 
 
 def _list_texts(record: Record) -> list[_Text]:
@@ -267,7 +267,7 @@ def _list_texts(record: Record) -> list[_Text]:
     for prefix, holder in holders.items():
         for key, value in holder.items():
             if isinstance(value, (str, list, dict)):
-                text = value if isinstance(value, str) else json_of(value)
+                text = value if isinstance(value, str) else json_text(value)
                 found.append((holder, key, prefix + key, text))
     return found
 
@@ -288,7 +288,7 @@ def _cut_texts(record: Record, texts: list[_Text], limit: int) -> None:
             length = note.get(name, {}).get("length", len(text))
             note[name] = {"length": length, "kept": limit, "sha256": digest}
     if note:
-        attributes[c.CUT] = json_of(note)
+        attributes[c.CUT] = json_text(note)
 
 
 def _skeleton_line(record: Record) -> bytes:
@@ -300,7 +300,7 @@ def _skeleton_line(record: Record) -> bytes:
     }
     kept: Record = {
         **{column: record.get(column) for column in ("record", *NARROW_COLUMNS)},
-        "attributes": {c.CUT: json_of(note)},
+        "attributes": {c.CUT: json_text(note)},
         "events": [],
         "links": [],
         "otel_resource": orjson.Fragment(resource if len(resource) <= _MAX_RESOURCE else b"{}"),

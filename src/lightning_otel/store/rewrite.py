@@ -33,8 +33,8 @@ from lightning_otel.store.schema import COLUMNS, record_of_span, span_of
 from lightning_otel.store.settle import exchange
 from lightning_otel.store.spans import rows_of
 from lightning_otel.store.sql import ROLLOUT, listed, quoted
-from lightning_otel.store.values import json_of
 from lightning_otel.types import Span
+from lightning_otel.values import json_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -295,7 +295,7 @@ class Rewrite:
             span = span_of(dict(zip(COLUMNS, values, strict=True)))
             changed = self._transform(span)
             if changed is not span:
-                lines.append(json_of({"number": int(position), **record_of_span(changed)}))
+                lines.append(json_text({"number": int(position), **record_of_span(changed)}))
         if not lines:
             return spans
         self._is_changed = True

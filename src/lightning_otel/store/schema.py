@@ -14,8 +14,8 @@ import orjson
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import readers
-from lightning_otel.store.values import text_of, text_or_none, time_of
 from lightning_otel.types import Event, Link, Span
+from lightning_otel.values import name_text, text_or_none, time_of
 
 BODY_COLUMNS: Final = {
     "input_messages": c.INPUT_MESSAGES,
@@ -119,10 +119,10 @@ def record_of(
     record: Record = {
         "record": "span",
         **identity,
-        "name": text_of(name),
+        "name": name_text(name),
         "end_ns": None if end_ns is None else time_of(end_ns),
         "status": status,
-        "status_message": text_of(status_message),
+        "status_message": name_text(status_message),
         "end_sequence": end_sequence,
         "operation": operation,
         "agent": agent,
@@ -205,7 +205,7 @@ def record_of_span(span: Span) -> Record:
         "parent_span_id": span.parent_span_id,
         "kind": span.kind,
         "start_ns": time_of(span.start_ns),
-        "scope": text_of(span.scope),
+        "scope": name_text(span.scope),
         "process": span.process,
         "sequence": span.sequence,
     }

@@ -22,8 +22,8 @@ from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import BODY_COLUMNS, Record, record_of_span, span_of
-from lightning_otel.store.values import make_plain
 from lightning_otel.types import Event, Span
+from lightning_otel.values import make_attributes_plain
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -166,9 +166,9 @@ def transformed(record: Record, transforms: Sequence[Transform]) -> tuple[Record
     Returns:
         What is kept, None if the span was dropped; and whether a transform raised.
     """
-    make_plain(record["attributes"])
+    make_attributes_plain(record["attributes"])
     for item in (*record.get("events", ()), *record.get("links", ())):
-        make_plain(item["attributes"])
+        make_attributes_plain(item["attributes"])
     # The resource of a process is kept as ready JSON.
     record["otel_resource"] = orjson.loads(orjson.dumps(record["otel_resource"]))
     before = span_of({"status_message": "", **dict.fromkeys(BODY_COLUMNS), **record})

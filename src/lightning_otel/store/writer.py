@@ -37,9 +37,9 @@ from lightning_otel.store.transforms import (
     everywhere,
     transformed,
 )
-from lightning_otel.store.values import fragment_of
 from lightning_otel.turns import Turns
 from lightning_otel.types import Span
+from lightning_otel.values import json_fragment
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -253,7 +253,7 @@ class SpanWriter(Journal):
     def _resource_of(self, span: "ReadableSpan") -> orjson.Fragment:
         resource, cached = span.resource, self._resource
         if cached is None or cached[0] is not resource:
-            cached = self._resource = (resource, fragment_of(resource.attributes))
+            cached = self._resource = (resource, json_fragment(resource.attributes))
         return cached[1]
 
 

@@ -19,9 +19,9 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import resources_of, resources_text
 from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.messages import content_parts
-from lightning_otel.messages.values import dump
 from lightning_otel.substitution import Given, pins
 from lightning_otel.types import Prompt, Resource
+from lightning_otel.values import dump
 
 CHAT: Final = "/chat/completions"
 RESPONSES: Final = "/responses"

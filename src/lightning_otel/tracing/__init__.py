@@ -11,9 +11,8 @@ from lightning_otel.adapter.tracking import checked_patterns, resources_text
 from lightning_otel.errors import warn_once
 from lightning_otel.instrumentors.doors import Begin
 from lightning_otel.store.transforms import checked
-from lightning_otel.tracing.blocks import Block, is_function
+from lightning_otel.tracing.blocks import Block, is_function, operation
 from lightning_otel.tracing.carrying import carried
-from lightning_otel.tracing.operations import operation
 from lightning_otel.tracing.recording import Recording
 from lightning_otel.tracing.scope import Options, RewardEvaluator, Scope
 

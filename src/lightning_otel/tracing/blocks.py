@@ -1,38 +1,56 @@
-"""Things that are open while a ``with`` block or a decorated function runs, and end once.
+"""Blocks and decorated functions that begin something and end it once; ``operation`` is one.
 
 A decorated function stays what it was: coroutine function, generator function, its name, signature,
 results and exceptions. The context is current only while the function's own code runs, never across
 a ``yield``; so whoever goes on with a generator is in nobody else's context.
 """
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from opentelemetry import context as otel_context
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind
 
+from lightning_otel import capture
+from lightning_otel import conventions as c
+from lightning_otel.emitters import json_of, span_id_of
 from lightning_otel.instrumentors.doors import Begin, Run, around, around_steps
 
 F = TypeVar("F", bound=Callable[..., Any])
 G = TypeVar("G")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Lifetime(Run, Generic[G]):
-    """Something that has begun and is ended once; later attempts do nothing."""
+    """Something that has begun and is ended once; later attempts do nothing.
 
-    @property
-    def opened(self) -> G:
-        """What a ``with`` block is given."""
-        raise NotImplementedError
+    Attributes:
+        opened: What a ``with`` block is given.
+        inside: The context of what happens in it; None leaves the current one.
+    """
+
+    opened: G
+    inside: Context | None = None
+
+    def active(self) -> AbstractContextManager[None]:
+        """Make its context current for a block."""
+        return contextlib.nullcontext() if self.inside is None else capture.attached(self.inside)
+
+    async def finish(
+        self, exc: BaseException | None = None, result: object = None, *, is_async: bool = True
+    ) -> None:
+        """End it, as failed by an exception or with a result; without ``is_async`` never wait."""
 
     def end(self, exc: BaseException | None = None, result: object = None) -> None:
-        """End it, as failed by an exception or with a result."""
-
-    async def finish(self, exc: BaseException | None = None, result: object = None) -> None:
-        """End it where there may be something to await."""
-        self.end(exc, result)
+        """End it where nothing can be awaited."""
+        with contextlib.suppress(StopIteration):
+            self.finish(exc, result, is_async=False).send(None)
 
     def returned(self, result: Any) -> None:
         """End it with the result of a call."""
@@ -108,14 +126,110 @@ class Block(Generic[G]):
 
     async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         """End; the exception goes on its way."""
-        entered = self._leave()
-        if isinstance(exc, GeneratorExit):  # a coroutine that is being closed cannot await any more
-            entered.end(exc)
-        else:
-            await entered.finish(exc)
+        # A coroutine that is being closed cannot await any more.
+        await self._leave().finish(exc, is_async=not isinstance(exc, GeneratorExit))
 
 
 def each_call(function: Callable[..., Any], begin: Begin) -> Any:
     """Return a function of the same kind, each call or generator of which is a run."""
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     return (around_steps if is_generator else around)(begin)(function)
+
+
+class Operation(Lifetime["Operation"]):
+    """An operation under way.
+
+    Attributes:
+        output: What came of it: set it inside a ``with`` block; of a decorated function it is the
+            result.
+    """
+
+    def __init__(self, name: str, inputs: Mapping[str, object]) -> None:
+        self.output: object = None
+        self._span: capture.Operation | None = None
+        if capture.is_wanted():
+            body = {c.OPERATION_INPUT: json_of(inputs)} if inputs else {}
+            self._span = capture.guarded(
+                capture.Operation, c.SPAN_OPERATION, SpanKind.INTERNAL, {c.OPERATION_NAME: name},
+                body,
+            )  # fmt: skip
+        if self._span is not None:
+            self.inside = self._span.context
+
+    @property
+    def opened(self) -> "Operation":  # type: ignore[override]  # kept, it would be a circle
+        """The operation."""
+        return self
+
+    @property
+    def span_id(self) -> str | None:
+        """Its span, to link rewards to; None outside a recording."""
+        return span_id_of(self._span)
+
+    async def finish(
+        self, exc: BaseException | None = None, result: object = None, *, is_async: bool = True
+    ) -> None:
+        """End the span; later calls do nothing."""
+        if self._span is None:
+            return
+        output = self.output if result is None else result
+        if output is not None:
+            self._span.body[c.OPERATION_OUTPUT] = json_of(output)
+        if exc is None or is_clean(exc):
+            capture.guarded(self._span.stop)
+        else:
+            capture.guarded(self._span.fail, exc)
+
+
+def _argument_reader(
+    function: Callable[..., Any],
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, object]]:
+    """Return what names the arguments of a call; ``self`` and ``cls`` are no inputs."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return lambda args, kwargs: {"args": args, **kwargs}
+    owner = {"self", "cls"} & {next(iter(signature.parameters), "")}
+
+    def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, object]:
+        try:
+            found = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # the call itself is about to say so
+            return {"args": args, **kwargs}
+        return {name: value for name, value in found.items() if name not in owner}
+
+    return read
+
+
+@overload
+def operation(function: Callable[P, T], /) -> Callable[P, T]: ...
+
+
+@overload
+def operation(name: str | None = None, /, **inputs: object) -> Block[Operation]: ...
+
+
+def operation(name: Any = None, /, **inputs: object) -> Any:
+    """Record a piece of work with a beginning and an end, as a context manager or a decorator.
+
+    ``with operation("look-up", top_k=5) as found:`` or ``@operation`` or ``@operation("look-up")``,
+    on functions of every kind. A decorated function's arguments and result are kept as content.
+
+    Args:
+        name: What the work is called; or the function to record, where this is a bare decorator.
+        **inputs: What it works on.
+
+    Returns:
+        A context manager, sync and async, and decorator; or the decorated function.
+    """
+    if is_function(name):
+        return operation(None, **inputs)(name)
+
+    def begin_for(function: Callable[..., Any] | None) -> Begin:
+        called = str(name or getattr(function, "__qualname__", "operation"))
+        if function is None:
+            return lambda args, kwargs: Operation(called, inputs)
+        read = _argument_reader(function)
+        return lambda args, kwargs: Operation(called, {**inputs, **read(args, kwargs)})
+
+    return Block[Operation](begin_for)

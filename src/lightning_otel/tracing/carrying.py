@@ -7,7 +7,7 @@ callbacks that run later are not.
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from opentelemetry import trace
@@ -27,47 +27,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 _prepared_pids: set[int] = set()
 
 
-@dataclass(frozen=True, slots=True)
-class _Luggage:
-    """The context that goes along to another process.
-
-    Attributes:
-        store: The store's path; None if nothing is recorded there.
-        stamps: What is put on every span.
-        parent: The span it goes on in, as W3C trace context.
-        transforms: Names of the functions that spans pass through; one that cannot be found there
-            fails, so that nothing is let out.
-        asks_for_ids: Whether requests ask their server for token ids.
-        applies: Whether requests are made with live resources.
-        standings: Of those, what the rollout was given already; None if nothing yet.
-    """
-
-    store: str | None
-    stamps: Mapping[str, AttributeValue]
-    parent: Mapping[str, str]
-    transforms: tuple[str, ...] = ()
-    asks_for_ids: bool = False
-    applies: bool = False
-    standings: Mapping[str, Any] | None = None
-
-
 class _Carried:
-    """A function with the context it is to run in; pickled it takes along what that says."""
+    """A function with the context it is to run in; pickled it takes along what that says.
+
+    That is what ``_unpack_context`` makes a context of.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._context: Context | None = capture.guarded(capture.parent_context)
         self._pid = os.getpid()
-        self._luggage = None
+        self._packed = None
         if self._context is not None:
-            self._luggage = capture.guarded(_pack_context, self._context)
+            self._packed = capture.guarded(_pack_context, self._context)
         functools.update_wrapper(self, function, updated=())
 
-    def __getstate__(self) -> tuple[Callable[..., Any], _Luggage | None]:
-        return self._function, self._luggage
+    def __getstate__(self) -> tuple[Callable[..., Any], dict[str, Any] | None]:
+        return self._function, self._packed
 
-    def __setstate__(self, state: tuple[Callable[..., Any], _Luggage | None]) -> None:
-        self._function, self._luggage = state
+    def __setstate__(self, state: tuple[Callable[..., Any], dict[str, Any] | None]) -> None:
+        self._function, self._packed = state
         self._context, self._pid = None, 0
         functools.update_wrapper(self, self._function, updated=())
 
@@ -81,7 +60,8 @@ class _Carried:
         context = self._context
         if self._pid != os.getpid():
             # A forked child holds its parent's context, whose writer and spans are the parent's.
-            context = capture.guarded(_unpack_context, self._luggage) if self._luggage else None
+            packed = self._packed
+            context = None if packed is None else capture.guarded(_unpack_context, **packed)
         return None if context is None else Within(context)
 
 
@@ -104,46 +84,64 @@ def carried(function: F) -> F:
     return _Carried(function)  # type: ignore[return-value]  # called as the function is
 
 
-def _pack_context(context: Context) -> _Luggage:
+def _pack_context(context: Context) -> dict[str, Any]:
     parent: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(parent, context)
     frame = capture.current_frame(context)
     if frame is None or frame.sink is None:
-        return _Luggage(None, {}, parent)
+        return {"parent": parent}
     layout = getattr(frame.sink, "layout", None)
-    store = str(layout.catalogue) if layout is not None else Store(":memory:").name
     transforms = frame.sink.transforms if isinstance(frame.sink, TransformingSink) else ()
-    names = tuple(map(name_of, transforms))
-    applies = frame.applied is not None
-    standings = getattr(frame.applied, "standings", None)
-    stamps = dict(frame.stamps)
-    return _Luggage(store, stamps, parent, names, frame.asks_for_ids, applies, standings)
+    return {
+        "parent": parent,
+        "place": str(layout.catalogue) if layout is not None else Store(":memory:").name,
+        "stamps": dict(frame.stamps),
+        "transforms": tuple(map(name_of, transforms)),
+        "asks_for_ids": frame.asks_for_ids,
+        "applies": frame.applied is not None,
+        "standings": getattr(frame.applied, "standings", None),
+    }
 
 
-def _unpack_context(luggage: _Luggage) -> Context:
-    """A context of this process that goes on with what was taken along."""
+def _unpack_context(
+    parent: Mapping[str, str],
+    place: str | None = None,
+    stamps: Mapping[str, AttributeValue] = MappingProxyType({}),
+    transforms: tuple[str, ...] = (),
+    *,
+    asks_for_ids: bool = False,
+    applies: bool = False,
+    standings: Mapping[str, Any] | None = None,
+) -> Context:
+    """Return a context of this process that goes on with what was taken along.
+
+    Args:
+        parent: The span it goes on in, as W3C trace context.
+        place: The store's path; None if nothing is recorded there.
+        stamps: Attributes of every span.
+        transforms: Names of the functions that spans pass through; one that cannot be found here
+            fails, so that nothing is let out.
+        asks_for_ids: Whether requests ask their server for token ids.
+        applies: Whether requests are made with live resources.
+        standings: Of those, what the rollout was given already; None if nothing yet.
+    """
     # From an empty one: what a forked worker's context holds is that of who happened to start it.
-    parent = TraceContextTextMapPropagator().extract(luggage.parent, Context())
-    if luggage.store is None or not config.is_enabled() or provider.is_broken():
-        return parent
-    store = Store(luggage.store)
+    context = TraceContextTextMapPropagator().extract(parent, Context())
+    if place is None or not config.is_enabled() or provider.is_broken():
+        return context
+    store = Store(place)
     if store.layout is None:
         warn_once("nothing is recorded in other processes: the store is in memory; name a path")
-        return parent
+        return context
     provider.ensure_provider()
     if os.getpid() not in _prepared_pids:
         _prepared_pids.add(os.getpid())
         capture.guarded(provider.switch_on)
-    above = parent if trace.get_current_span(parent).get_span_context().is_valid else None
+    above = context if trace.get_current_span(context).get_span_context().is_valid else None
     sink: capture.SpanSink = store.writer()
-    if luggage.transforms:
-        sink = TransformingSink(store.writer(), tuple(map(named_transform, luggage.transforms)))
-    watch = capture.guarded(provider.applied_of, store) if luggage.applies else None
-    frame = capture.Frame(
-        sink,
-        luggage.stamps,
-        above,
-        asks_for_ids=luggage.asks_for_ids,
-        applied=watch.held(luggage.standings) if watch is not None else None,
-    )
-    return capture.in_frame(frame, parent)
+    if transforms:
+        sink = TransformingSink(store.writer(), tuple(map(named_transform, transforms)))
+    watch = capture.guarded(provider.applied_of, store) if applies else None
+    applied = watch.held(standings) if watch is not None else None
+    frame = capture.Frame(sink, stamps, above, asks_for_ids=asks_for_ids, applied=applied)
+    return capture.in_frame(frame, context)

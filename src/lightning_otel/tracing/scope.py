@@ -3,17 +3,14 @@
 Whatever goes wrong in here, the traced program runs on as it would without.
 """
 
-import contextlib
 import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
@@ -78,180 +75,96 @@ class Scope(Lifetime[Recording]):
         """
         self._options = options
         self._root: capture.Operation | None = None
-        self._context: Context | None = None
         self._is_over = False
         self._lost_before: int | None = None
-        self.recording = Recording()
+        self.opened = Recording()
         debugging.take_setting()
         debugging.begin(options.get("debug"))
         if config.is_enabled() and not provider.is_broken():
-            capture.guarded(self._begin_rollout, name, has_root)
-            if self._context is None:
+            capture.guarded(self._begin, name, has_root)
+            if self.inside is None:
                 hush()
         if debugging.is_on:
             capture.guarded(self._tell_begin)
 
-    @property
-    def opened(self) -> Recording:
-        """The recording."""
-        return self.recording
-
-    def _tell_begin(self) -> None:
-        if not self.recording.rollout_id:
-            debugging.tell("missed  nothing is recorded here; see: lightning-otel doctor")
-            return
-        debugging.tell(f"on      {self.recording.rollout_id} → {self.recording.store.name}")
-        provider.tell_instrumentors()
-
-    def _begin_rollout(self, name: str, has_root: bool) -> None:  # noqa: FBT001
+    def _begin(self, name: str, has_root: bool) -> None:  # noqa: FBT001
+        options, around = self._options, capture.current_frame()
+        outer = around or capture.Frame(None, asks_for_ids=capture.asks_for_ids())
         try:
-            outer = capture.current_frame()
-            store = self._find_store(outer)
-            stamps, is_part = self._make_stamps(outer.stamps if outer is not None else {})
-            applied = self._find_applied(outer, store, is_part=is_part)
-            if not config.is_collect_enabled():
-                if applied is None:
-                    return
-                recorded, sink = None, None
-            else:
-                recorded, sink = store, self._make_sink(store, outer, is_part=is_part)
+            store = _find_store(options.get("store"), outer)
+            stamps, is_part = _make_stamps(options, outer.stamps)
+            applied = _find_applied(store, around, named=options.get("apply"), is_part=is_part)
+            sink = self._make_sink(store, outer, is_part=is_part)
+            if sink is None and applied is None:
+                return
             provider.ensure_provider()
         except LightningOtelError as exc:
             warn_once(f"nothing is recorded: {exc}")
             return
         capture.guarded(provider.switch_on)
-        rollout_id, attempt_id = str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID])
-        recording = Recording(recorded, rollout_id, attempt_id, self._options.get("task"))
-        asks_for_ids = self._options.get("enable_retokenization_fix")
-        if asks_for_ids is None:
-            asks_for_ids = capture.asks_for_ids()
-        parent = outer.parent if outer is not None else None
-        frame = capture.Frame(sink, stamps, parent, recording, bool(asks_for_ids), applied)
-        context = capture.in_frame(frame, capture.parent_context())
+        recording = Recording(
+            store if sink is not None else None,
+            str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID]), options.get("task"),
+        )  # fmt: skip
+        asks = options.get("enable_retokenization_fix")
+        asks_for_ids = outer.asks_for_ids if asks is None else bool(asks)
+        frame = capture.Frame(sink, stamps, outer.parent, recording, asks_for_ids, applied)
+        inside = capture.in_frame(frame, capture.parent_context())
         if has_root:
-            with capture.attached(context):
-                self._root = _start_root(name, recording.task)
+            body = {c.TASK: json_of(recording.task)} if recording.task is not None else {}
+            with capture.attached(inside):
+                self._root = capture.Operation(
+                    c.SPAN_ROLLOUT, SpanKind.INTERNAL, {c.OPERATION_NAME: name}, body
+                )
             recording.root_is(self._root.span.get_span_context(), is_part=is_part)
-            context = self._root.context
-        self._context = context
-        self.recording = recording
+            inside = self._root.context
+        self.inside = inside
+        self.opened = recording
 
     def _make_sink(
-        self, store: Store, outer: capture.Frame | None, *, is_part: bool
-    ) -> capture.SpanSink:
-        """The writer, behind the transforms of the enclosing recordings and this one's."""
+        self, store: Store, outer: capture.Frame, *, is_part: bool
+    ) -> capture.SpanSink | None:
+        """Return the writer, behind the transforms of the enclosing recordings and this one's."""
+        if not config.is_collect_enabled():
+            return None
         writer = store.writer()
         if not is_part:
             self._lost_before = writer.lost
-        above = outer.sink if outer is not None else None
-        inherited = above.transforms if isinstance(above, TransformingSink) else ()
+        inherited = outer.sink.transforms if isinstance(outer.sink, TransformingSink) else ()
         transforms = (*inherited, *(self._options.get("transforms") or ()))
         return TransformingSink(writer, transforms) if transforms else writer
 
-    def _find_applied(
-        self, outer: capture.Frame | None, store: Store, *, is_part: bool
-    ) -> capture.Applied | None:
-        """Return what gives requests their resources, if this block, an outer one or all ask.
+    def _tell_begin(self) -> None:
+        recording = self.opened
+        if not recording.rollout_id:
+            debugging.tell("missed  nothing is recorded here; see: lightning-otel doctor")
+            return
+        debugging.tell(f"on      {recording.rollout_id} → {recording.store.name}")
+        provider.tell_instrumentors()
 
-        A rollout is made with one version of each to its end; a part of one with the same.
-        """
-        named, around = self._options.get("apply"), outer.applied if outer is not None else None
-        is_wanted = config.is_apply_enabled() if outer is None else around is not None
-        if not (is_wanted if named is None else named):
-            return None
-        if is_part and around is not None:
-            return around
-        found = capture.guarded(provider.applied_of, store) if named or outer is None else around
-        return found.held() if found is not None else None
-
-    def _find_store(self, outer: capture.Frame | None) -> Store:
-        """Return the store named here, else the enclosing recording's, else the default one."""
-        named = self._options.get("store")
-        if isinstance(named, Store):
-            return named
-        if named is None and outer is not None and isinstance(outer.recording, Recording):
-            return outer.recording.store
-        path = config.store_path() if named is None else os.fspath(named)
-        if path[:1] == "~" or ":" in path:  # a URL, a lake, or ":memory:", anew each time
-            return Store(path)
-        return _store_at(path, os.getcwd() if path[:1] != "/" else "")
-
-    def _make_stamps(
-        self, outer: Mapping[str, AttributeValue]
-    ) -> tuple[dict[str, AttributeValue], bool]:
-        """Return the attributes of every span within, and whether this is a part of a rollout."""
-        named: dict[str, AttributeValue] = {
-            key: capture.clean(str(value))
-            for option, key in _STAMPS.items()
-            if (value := self._options.get(option)) is not None
-        }
-        tracked = self._options.get("track_only")
-        if tracked is not None:
-            named[c.TRACK_ONLY] = [tracked] if isinstance(tracked, str) else list(tracked)
-        resources = self._options.get("resources")
-        if resources is not None:
-            named[c.RESOURCES] = resources_text(resources, outer.get(c.RESOURCES))
-        rollout_id = outer.get(c.ROLLOUT_ID)
-        if rollout_id is not None and named.get(c.ROLLOUT_ID) in (None, rollout_id):
-            return {**outer, **named}, True
-        return {**outer, **capture.begin_rollout(), **named}, False
-
-    def active(self) -> AbstractContextManager[None]:
-        """Makes the rollout's context current for a block."""
-        if self._context is None:
-            return contextlib.nullcontext()
-        return capture.attached(self._context)
-
-    def end(self, exc: BaseException | None = None, result: object = None) -> None:
-        """Apply the reward evaluator and end the root span; later calls do nothing."""
-        if self._take_end(exc, result):
-            with self._ending(exc) as evaluator:
-                reward = evaluator(self.recording)
-                if not inspect.isawaitable(reward):
-                    _keep_reward(reward)
-                    return
-                if inspect.iscoroutine(reward):
-                    reward.close()  # or Python warns that it was never awaited
-                log.warning(
-                    "the reward evaluator is async, but what it judges is not, so it was not "
-                    "applied; make it a plain function, or trace an async function or block"
-                )
-
-    async def finish(self, exc: BaseException | None = None, result: object = None) -> None:
-        """As :meth:`end`, and await a reward evaluator that is async."""
-        if self._take_end(exc, result):
-            with self._ending(exc) as evaluator:
-                reward = evaluator(self.recording)
-                _keep_reward(await reward if inspect.isawaitable(reward) else reward)
-
-    def _take_end(self, exc: BaseException | None, result: object) -> bool:
-        was_over, self._is_over = self._is_over, True
-        self.recording.error = None if is_clean(exc) else exc
-        self.recording.result = result
-        if self._context is None and not was_over:
-            debugging.end(self._options.get("debug"))
-        return not was_over and self._context is not None
-
-    @contextlib.contextmanager
-    def _ending(self, exc: BaseException | None) -> Iterator[RewardEvaluator]:
-        """Let the rollout be judged, and end it, whatever becomes of that.
+    async def finish(
+        self, exc: BaseException | None = None, result: object = None, *, is_async: bool = True
+    ) -> None:
+        """Let the rollout be judged, and end it, whatever becomes of that; later calls do nothing.
 
         No resource is applied meanwhile: a model that judges is not the agent that is tuned.
         """
+        recording, was_over, self._is_over = self.opened, self._is_over, True
+        recording.error, recording.result = None if is_clean(exc) else exc, result
+        if was_over:
+            return
         try:
             evaluator = self._options.get("reward_evaluator")
-            if evaluator is None:
-                yield lambda recording: None
-                return
-            frame, context = capture.current_frame(self._context), self._context
-            if frame is not None and frame.applied is not None:
-                context = capture.in_frame(replace(frame, applied=None), context)
-            with capture.attached(context or Context()):
-                yield evaluator
+            if evaluator is not None and self.inside is not None:
+                frame, inside = capture.current_frame(self.inside), self.inside
+                if frame is not None and frame.applied is not None:
+                    inside = capture.in_frame(replace(frame, applied=None), inside)
+                with capture.attached(inside):
+                    await _judge(recording, evaluator, is_async=is_async)
         except Exception:
             log.warning(
                 "the reward evaluator failed, so %s has no reward from it",
-                self.recording.rollout_id,
+                recording.rollout_id,
                 exc_info=True,
             )
         finally:
@@ -261,8 +174,8 @@ class Scope(Lifetime[Recording]):
                 debugging.end(self._options.get("debug"))
 
     def _end_root(self, exc: BaseException | None) -> None:
-        recording = self.recording
-        if self._lost_before is not None:
+        recording = self.opened
+        if self._lost_before is not None and self.inside is not None:
             lost = recording.store.writer().lost - self._lost_before
             if lost > 0:
                 lost_spans = count_noun(lost, "span")
@@ -277,20 +190,74 @@ class Scope(Lifetime[Recording]):
             capture.guarded(lambda: debugging.tell_report(recording.rollout_id, recording.report()))
 
 
+async def _judge(recording: Recording, evaluator: RewardEvaluator, *, is_async: bool) -> None:
+    """Emit what an evaluator makes of a rollout."""
+    reward = evaluator(recording)
+    if inspect.isawaitable(reward) and not is_async:
+        if inspect.iscoroutine(reward):
+            reward.close()
+        log.warning(
+            "the reward evaluator is async, but what it judges is not, so it was not "
+            "applied; make it a plain function, or trace an async function or block"
+        )
+        return
+    given = await reward if inspect.isawaitable(reward) else reward
+    if isinstance(given, Mapping):
+        emit_reward(given, primary=next(iter(given), None))
+    elif given is not None:
+        emit_reward(given)
+
+
+def _find_applied(
+    store: Store, outer: capture.Frame | None, *, named: bool | None, is_part: bool
+) -> capture.Applied | None:
+    """Return what gives requests their resources, if this block, an outer one or all ask.
+
+    A rollout is made with one version of each to its end; a part of one with the same.
+    """
+    around = outer.applied if outer is not None else None
+    is_wanted = config.is_apply_enabled() if outer is None else around is not None
+    if not (is_wanted if named is None else named):
+        return None
+    if is_part and around is not None:
+        return around
+    found = capture.guarded(provider.applied_of, store) if named or outer is None else around
+    return found.held() if found is not None else None
+
+
+def _find_store(named: Store | str | os.PathLike[str] | None, outer: capture.Frame) -> Store:
+    """Return the store named here, else the enclosing recording's, else the default one."""
+    if isinstance(named, Store):
+        return named
+    if named is None and isinstance(outer.recording, Recording):
+        return outer.recording.store
+    path = config.store_path() if named is None else os.fspath(named)
+    if path[:1] == "~" or ":" in path:  # a URL, a lake, or ":memory:", anew each time
+        return Store(path)
+    return _store_at(path, os.getcwd() if path[:1] != "/" else "")
+
+
 @functools.lru_cache(maxsize=16)
 def _store_at(path: str, folder: str) -> Store:
     """Return the store at a path seen from a folder; to name it takes as long as three spans."""
     return Store(os.path.join(folder, path))
 
 
-def _start_root(name: str, task: object) -> capture.Operation:
-    body = {c.TASK: json_of(task)} if task is not None else {}
-    return capture.Operation(c.SPAN_ROLLOUT, SpanKind.INTERNAL, {c.OPERATION_NAME: name}, body)
-
-
-def _keep_reward(reward: Any) -> None:
-    """Emit what an evaluator made of a rollout."""
-    if isinstance(reward, Mapping):
-        emit_reward(reward, primary=next(iter(reward), None))
-    elif reward is not None:
-        emit_reward(reward)
+def _make_stamps(
+    options: Options, outer: Mapping[str, AttributeValue]
+) -> tuple[dict[str, AttributeValue], bool]:
+    """Return the attributes of every span within, and whether this is a part of a rollout."""
+    named: dict[str, AttributeValue] = {
+        key: capture.clean(str(value))
+        for option, key in _STAMPS.items()
+        if (value := options.get(option)) is not None
+    }
+    tracked, resources = options.get("track_only"), options.get("resources")
+    if tracked is not None:
+        named[c.TRACK_ONLY] = [tracked] if isinstance(tracked, str) else list(tracked)
+    if resources is not None:
+        named[c.RESOURCES] = resources_text(resources, outer.get(c.RESOURCES))
+    rollout_id = outer.get(c.ROLLOUT_ID)
+    if rollout_id is not None and named.get(c.ROLLOUT_ID) in (None, rollout_id):
+        return {**outer, **named}, True
+    return {**outer, **capture.begin_rollout(), **named}, False

@@ -11,7 +11,7 @@ import openai
 import pytest
 from tests.instrumentors.transport import http
 
-from lightning_otel import Store, auto_trace, capture, messages, provider, redact
+from lightning_otel import Store, auto_trace, capture, messages, provider, redact, values
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors import openai as instrumentor
 from lightning_otel.instrumentors import reading
@@ -23,7 +23,7 @@ from lightning_otel.instrumentors.openai import (
     request,
     responses,
 )
-from lightning_otel.messages import media, values
+from lightning_otel.messages import media
 
 ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
 TOOL: Any = {"type": "function", "function": {"name": "calculator", "parameters": {}}}

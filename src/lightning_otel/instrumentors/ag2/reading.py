@@ -14,7 +14,7 @@ from lightning_otel.instrumentors.steps import (
     tool_step,
     workflow_step,
 )
-from lightning_otel.messages.values import text_of
+from lightning_otel.values import text_of
 
 
 def chat(owner: Any, arguments: Arguments) -> Step | None:

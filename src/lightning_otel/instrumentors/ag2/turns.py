@@ -17,7 +17,7 @@ from lightning_otel.instrumentors.doors import around
 from lightning_otel.instrumentors.reading import word
 from lightning_otel.instrumentors.steps import CallStep, agent_step, answered, steps, tool_step
 from lightning_otel.messages import message, text_part, tool_call_part, tool_response_part
-from lightning_otel.messages.values import text_of
+from lightning_otel.values import text_of
 
 
 def wrapped(is_wanted: Any) -> Any:

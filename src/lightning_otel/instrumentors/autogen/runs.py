@@ -24,7 +24,7 @@ from lightning_otel import conventions as c
 from lightning_otel.instrumentors import doors
 from lightning_otel.instrumentors.autogen import messages
 from lightning_otel.instrumentors.reading import fields_of
-from lightning_otel.messages.values import text_of
+from lightning_otel.values import text_of
 
 PROVIDER: Final = "autogen"
 

@@ -16,7 +16,7 @@ from lightning_otel.instrumentors.doors import Run, named
 from lightning_otel.instrumentors.reading import field_of, word
 from lightning_otel.instrumentors.steps import CallStep
 from lightning_otel.messages import message, read_message, text_part, tool_call_part
-from lightning_otel.messages.values import text_of
+from lightning_otel.values import text_of
 
 _BY_OPENAI = "OpenAICompletion"
 """CrewAI's class of the models that go through the ``openai`` client and are seen there."""

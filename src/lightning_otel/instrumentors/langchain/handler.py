@@ -14,7 +14,7 @@ from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.langchain import places, runs
 from lightning_otel.instrumentors.langchain.models import ModelCall, StreamPlace, generations_of
-from lightning_otel.messages.values import text_of
+from lightning_otel.values import text_of
 
 
 class Handler:

@@ -16,7 +16,7 @@ from lightning_otel.messages import (
     tool_call_part,
     tool_response_part,
 )
-from lightning_otel.messages.values import dump
+from lightning_otel.values import dump
 
 _ROLES: Final = {
     "human": "user",

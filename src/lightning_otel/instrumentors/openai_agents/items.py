@@ -14,7 +14,7 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.reading import field_of, token_counts
 from lightning_otel.messages import read_items, text_part
-from lightning_otel.messages.values import dump, text_of
+from lightning_otel.values import dump, text_of
 
 _SETTINGS: Final = {
     "temperature": c.REQUEST_TEMPERATURE,

@@ -18,7 +18,7 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.openai_agents import items, model
-from lightning_otel.messages.values import text_of
+from lightning_otel.values import text_of
 
 SESSION_KEY: Final = otel_context.create_key("lightning-otel-agents-session")
 

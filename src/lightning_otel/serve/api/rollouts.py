@@ -11,7 +11,6 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
-from lightning_otel.messages.values import parse_json
 from lightning_otel.serve.answers import JSON
 from lightning_otel.serve.api.cursors import cursor_of, instant_of, place_of
 from lightning_otel.serve.api.operation import (
@@ -24,6 +23,7 @@ from lightning_otel.serve.api.operation import (
     told,
 )
 from lightning_otel.serve.viewer.page import run
+from lightning_otel.values import parse_json
 
 RecordedStatus = Literal["running", "succeeded", "failed", "incomplete"]
 

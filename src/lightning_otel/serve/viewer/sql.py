@@ -21,7 +21,7 @@ from lightning_otel.errors import LightningOtelError, QueryError, StoreError
 from lightning_otel.markup import csv_cell
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.viewer import page
-from lightning_otel.store.values import plain, repaired
+from lightning_otel.values import make_plain, repair_text
 from lightning_otel.views.sandbox import Answer, Limits, ask
 
 LIMITS: Final = Limits(wall_s=30.0, memory_bytes=1 << 30, rows=200, size_bytes=8 << 20)
@@ -176,7 +176,7 @@ def _cell_text(value: Any) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    return str(value) if isinstance(value, timedelta) else repaired(plain(value))
+    return str(value) if isinstance(value, timedelta) else repair_text(make_plain(value))
 
 
 def _write_csv(answer: Answer) -> Iterator[bytes]:
@@ -200,7 +200,7 @@ def _take_text(file: io.StringIO) -> bytes:
 def _write_jsonl(answer: Answer) -> Iterator[bytes]:
     for row in answer:
         named = dict(zip(answer.columns, map(_json_value, row), strict=True))
-        yield orjson.dumps(repaired(named), option=orjson.OPT_APPEND_NEWLINE)
+        yield orjson.dumps(repair_text(named), option=orjson.OPT_APPEND_NEWLINE)
     _check_whole(answer)
 
 

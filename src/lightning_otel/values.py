@@ -1,0 +1,254 @@
+"""Values of any kind as what JSON knows, without ever calling into the value itself.
+
+A value that raises, sleeps or lies about its class must not hurt the traced program's thread; so
+nothing here asks a value for its ``str``, its attributes or, as ``isinstance`` would, for its
+``__class__``; generators are not drained. Bytes become base64, NaN and infinities their names,
+integers beyond 64 bits their digits, dates and decimals their usual text, sets lists, numpy values
+what they stand for, enumerations their values, dataclasses and pydantic models objects, and
+anything else ``<Class>``.
+"""
+
+import base64
+import dataclasses
+import enum
+import json
+import math
+import sys
+from collections.abc import Callable, Collection, Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
+from itertools import islice
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+
+TEXT_LIMIT: Final = 4 * 1024 * 1024
+"""Characters of the text of one argument or result; the store's own limit is 8 MiB a record."""
+ITEM_LIMIT: Final = 10_000
+"""Items of one argument or result."""
+_STORED_ITEMS: Final = 1 << 20
+"""Items of one value in a store: lists that share their parts can unfold to any number."""
+_MAX_DEPTH: Final = 40
+_TIMES: Final = range(1 << 62)
+"""Nanoseconds until the year 2116: the difference of any two fits 64 bits."""
+_INTEGERS: Final = range(-(1 << 63), 1 << 64)
+_ATOMS: Final = frozenset({int, bool, type(None)})
+_CONTAINERS: Final = (list, tuple, set, frozenset)
+_TEXTS: Final[Mapping[type, Callable[[Any], str]]] = {
+    Decimal: str,
+    datetime: datetime.isoformat,
+    date: date.isoformat,
+    time: time.isoformat,
+    UUID: str,
+}
+
+
+def make_plain(value: Any) -> Any:
+    """Return the value as what JSON knows, bounded in depth and number."""
+    if type(value) in (tuple, list) and _is_plain(value):  # as nearly every list on a span is
+        return list(value)
+    return _Copier(_STORED_ITEMS, None).copy(value)
+
+
+def make_attributes_plain(attributes: dict[str, Any]) -> int:
+    """Replace the values that JSON does not know; return the length of all text."""
+    size = 0
+    for key, value in attributes.items():
+        kind = type(value)
+        if kind is str:
+            size += len(value)
+        elif kind not in _ATOMS and not (kind is float and math.isfinite(value)):
+            attributes[key] = found = make_plain(value)
+            size += len(found) if type(found) is str else 0
+    return size
+
+
+def repair_text(value: Any) -> Any:
+    """Return a plain value without what only shows when it is written.
+
+    Lone surrogates become ``?``, integers beyond 64 bits their digits, keys text.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {
+            repair_text(_key_text(make_plain(key))): repair_text(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [repair_text(item) for item in value]
+    return value if isinstance(value, orjson.Fragment) else make_plain(value)
+
+
+def write_json(value: object) -> bytes:
+    """Return a plain value's JSON, without invalid text."""
+    # To repair a record costs ten times what writing it does, and hardly any needs it.
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError):
+        return orjson.dumps(repair_text(value))
+
+
+def json_text(value: object) -> str:
+    """Return a plain value's JSON as text."""
+    return write_json(value).decode()
+
+
+def json_fragment(attributes: Mapping[str, Any]) -> orjson.Fragment:
+    """Return attributes as ready JSON, for what stands on every span of a process."""
+    return orjson.Fragment(json_text(make_plain(dict(attributes))))
+
+
+def text_or_none(value: Any) -> str | None:
+    """Return the value if it is text: a hot column of another type would lose the whole line."""
+    if value is None or type(value) is str:
+        return value
+    return str.__str__(value) if issubclass(type(value), str) else None
+
+
+def name_text(value: object) -> str:
+    """Return the text form of what should have been text, such as a span's name."""
+    if type(value) is str:
+        return value
+    return "" if value is None else _key_text(make_plain(value))
+
+
+def time_of(value: Any) -> int:
+    """Return a time in nanoseconds; 0 for what is none, as it would lose the whole line."""
+    if type(value) is not int:
+        value = int(value) if type(value) is float and math.isfinite(value) else 0
+    return value if value in _TIMES else 0
+
+
+def text_of(value: Any) -> str:
+    """Return an argument or result as bounded JSON text, and a string as it is."""
+    plain = _Copier(ITEM_LIMIT, TEXT_LIMIT).copy(value)
+    if issubclass(type(value), str):
+        return str(repair_text(plain))
+    return json_text(plain)
+
+
+def dump(value: object, default: Callable[[Any], Any] | None = None) -> str:
+    """Return the JSON text of a value made of JSON; whatever else it holds, as :func:`text_of`.
+
+    Args:
+        value: The value.
+        default: Makes plain what is not JSON, in a value that is to be written whole.
+    """
+    try:
+        # Most messages are plain text in lists of ours: copying these would cost thrice as much.
+        return orjson.dumps(value, default).decode()
+    except (TypeError, ValueError):
+        if default is None:
+            return text_of(value)
+        return json.dumps(value, default=default, skipkeys=True)
+
+
+def parse_json(given: object) -> object:
+    """Return the value of a JSON text; anything else, such as a text of others', as it is."""
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        return given
+
+
+class _Copier:
+    """Copies a value as plain types, of no more items and characters than are left."""
+
+    def __init__(self, items: int, characters: int | None) -> None:
+        self._items = items
+        self._characters = sys.maxsize if characters is None else characters
+        self._has_bytes = characters is None
+
+    def copy(self, value: Any, within: tuple[int, ...] = ()) -> Any:
+        """Return a copy of a value that stands within containers of these ids."""
+        kind = type(value)
+        if kind in _TEXTS:
+            return _TEXTS[kind](value)
+        if value is None or kind is bool:
+            return value
+        if issubclass(kind, str):
+            # By the built-in's own methods, here and below: a subclass may have overridden them.
+            text = str.__getitem__(value, slice(max(self._characters, 0)))
+            self._characters -= len(text)
+            return text
+        if issubclass(kind, int):
+            number = int.__index__(value)
+            return number if number in _INTEGERS else _shorten_digits(number)
+        if issubclass(kind, float):
+            return float.__float__(value) if math.isfinite(value) else _name_of(value)
+        if issubclass(kind, (bytes, bytearray, memoryview)) and self._has_bytes:
+            return base64.b64encode(bytes(value)).decode("ascii")
+        if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
+            too_many = f"<{kind.__name__} of too many items>"
+            return too_many if value.size > self._items else self.copy(value.tolist(), within)
+        if issubclass(kind, enum.Enum):
+            return self.copy(_read_field(value, "_value_"), within)
+        return self._copy_items(value, kind, within)
+
+    def _copy_items(self, value: Any, kind: Any, within: tuple[int, ...]) -> Any:
+        base: Any = next((each for each in _CONTAINERS if issubclass(kind, each)), None)
+        fields = _fields_of(value, kind) if base is None else ()
+        if fields is None:
+            return f"<{kind.__name__}>"
+        if id(value) in within:
+            return f"<{kind.__name__} inside itself>"
+        if len(within) >= _MAX_DEPTH:
+            return f"<{kind.__name__} nested too deep>"
+        taken: Any = list(islice(base.__iter__(value) if base else fields, self._items))
+        self._items -= len(taken)
+        left = (base.__len__(value) if base else len(fields)) - len(taken)
+        if left and not taken:
+            return f"<{kind.__name__} of too many items>"
+        inner, more = (*within, id(value)), f"<{left:,} more items>"
+        if base is None:
+            found = {_key_text(self.copy(key)): self.copy(item, inner) for key, item in taken}
+            return {**found, "…": more} if left else found
+        if not _is_plain(taken) or type(taken[0]) is str:
+            taken = [self.copy(item, inner) for item in taken]
+        return [*taken, more] if left else taken
+
+
+def _fields_of(value: Any, kind: Any) -> Collection[tuple[Any, Any]] | None:
+    """Return the items of a dict, or the fields of a dataclass or model; None if it is neither."""
+    if issubclass(kind, dict):
+        return dict.items(value)
+    if _has_name(kind, "__dataclass_fields__"):
+        return [(each.name, _read_field(value, each.name)) for each in dataclasses.fields(kind)]
+    held = _read_field(value, "__dict__") if _has_name(kind, "__pydantic_fields__") else None
+    return dict.items(held) if isinstance(held, dict) else None
+
+
+def _has_name(kind: type, name: str) -> bool:
+    # A metaclass may answer getattr as it likes.
+    return any(name in vars(base) for base in kind.__mro__)
+
+
+def _read_field(value: Any, name: str) -> Any:
+    # Past the class's own __getattribute__ and properties, which may do anything.
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return None
+
+
+def _is_plain(items: list[Any] | tuple[Any, ...]) -> bool:
+    """Return whether all items are of one JSON type; quick, since token ids may be many."""
+    kinds = set(map(type, items))
+    if kinds == {int}:
+        return min(items) in _INTEGERS and max(items) in _INTEGERS
+    return kinds == {str} or (kinds == {float} and all(map(math.isfinite, items)))
+
+
+def _key_text(plain: object) -> str:
+    return plain if type(plain) is str else json_text(plain)
+
+
+def _shorten_digits(number: int) -> str:
+    # Python refuses to print integers of more than 4,300 digits in decimal.
+    return str(number) if number.bit_length() < 10_000 else hex(number)
+
+
+def _name_of(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
