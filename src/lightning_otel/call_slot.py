@@ -1,7 +1,8 @@
-"""The slot that makes one call of a framework's and a client's view of a request.
+"""A framework's and a client's view of one request as one call.
 
 The framework knows which agent asks, and opens the call; the client knows what goes over the wire,
-and fills it. Neither knows the other: between them stands a slot, in the context.
+takes the call over instead of starting a second span, and ends it. Neither knows the other: the
+call travels in the context in which the framework runs its model.
 """
 
 from collections.abc import Mapping
@@ -13,46 +14,29 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
 
-_SLOT_KEY = otel_context.create_key("lightning-otel-call-slot")
+_CALL_KEY = otel_context.create_key("lightning-otel-call")
 
 
-class CallSlot:
-    """A framework's call, while its model's client may be sending the request.
+def offer_call(operation: capture.Operation | None, context: Context | None = None) -> Context:
+    """Return a context in which a framework's call can be claimed, or none with None.
 
-    The framework puts it into the context it runs the model in. A client's instrumentor claims the
-    call instead of starting a second span: structure from the framework, payload from the client.
-    Whoever claimed it ends it; what the framework says of its end later does nothing.
-
-    Attributes:
-        operation: The call; None before it started and once it was claimed.
-        owner: The framework's own object of it.
+    Whoever claimed a call may offer it again to a client of its own.
     """
-
-    __slots__ = ("operation", "owner")
-
-    def __init__(self, operation: capture.Operation | None = None) -> None:
-        self.operation = operation
-        self.owner: object = None
-
-    def within(self, context: Context | None = None) -> Context:
-        """A context in which the call can be claimed."""
-        return otel_context.set_value(_SLOT_KEY, self, context)
+    if operation is not None:
+        operation.is_claimed = False
+    return otel_context.set_value(_CALL_KEY, operation, context)
 
 
-def open_slot() -> CallSlot | None:
-    """The slot of the current context, for the framework to fill once its call starts."""
-    slot = otel_context.get_current().get(_SLOT_KEY)
-    return slot if isinstance(slot, CallSlot) else None
+def current_call() -> capture.Operation | None:
+    """Return the framework's innermost call, claimed or not; None if there is none."""
+    found = otel_context.get_current().get(_CALL_KEY)
+    return found if isinstance(found, capture.Operation) else None
 
 
-def claim_call() -> capture.Operation | None:
-    """The framework's call that is now being requested, given away once; None if there is none."""
-    slot = open_slot()
-    if slot is None or slot.operation is None or slot.operation.is_over:
-        return None
-    operation, slot.operation = slot.operation, None
-    operation.is_claimed = True
-    return operation
+def unclaimed_call() -> capture.Operation | None:
+    """Return the framework's innermost call if it still waits for its client."""
+    call = current_call()
+    return None if call is None or call.is_claimed or call.is_over else call
 
 
 def start_call(
@@ -65,12 +49,11 @@ def start_call(
 
     The arguments are those of an ``Operation``; a claimed call keeps its own place.
     """
-    operation = claim_call()
+    name, operation = capture.clean(name), unclaimed_call()
     if operation is None:
-        return capture.Operation(
-            capture.clean(name), SpanKind.CLIENT, attributes, body, parent=parent
-        )
-    operation.span.update_name(capture.clean(name))
+        return capture.Operation(name, SpanKind.CLIENT, attributes, body, parent=parent)
+    operation.is_claimed = True
+    operation.span.update_name(name)
     operation.attributes.update(attributes)
     operation.body.update(body or {})
     return operation

@@ -10,6 +10,24 @@ from lightning_otel import conventions as c
 _NO_FIELDS: Final[Mapping[str, Any]] = {}
 _GIVEN: Final = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
 _MADE: Final = ("completion_tokens_details", "output_tokens_details", "output_token_details")
+_NUMBER: Final = (int, float)
+_SETTINGS: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
+    "temperature": (c.REQUEST_TEMPERATURE, _NUMBER),
+    "top_p": (c.REQUEST_TOP_P, _NUMBER),
+    "top_k": (c.REQUEST_TOP_K, int),
+    "min_p": (c.REQUEST_MIN_P, _NUMBER),
+    "repetition_penalty": (c.REQUEST_REPETITION_PENALTY, _NUMBER),
+    "max_tokens": (c.REQUEST_MAX_TOKENS, int),
+    "max_completion_tokens": (c.REQUEST_MAX_TOKENS, int),
+    "max_output_tokens": (c.REQUEST_MAX_TOKENS, int),
+    "frequency_penalty": (c.REQUEST_FREQUENCY_PENALTY, _NUMBER),
+    "presence_penalty": (c.REQUEST_PRESENCE_PENALTY, _NUMBER),
+    "seed": (c.REQUEST_SEED, int),
+    "reasoning_effort": (c.REQUEST_REASONING_LEVEL, str),
+    "previous_response_id": (c.REQUEST_PREVIOUS_RESPONSE, str),
+    "dimensions": (c.EMBEDDING_DIMENSIONS, int),
+}
+"""By name of a request's field its attribute and type."""
 _COUNTS: Final = (
     (c.INPUT_TOKENS, ("prompt_tokens", "input_tokens"), None),
     (c.OUTPUT_TOKENS, ("completion_tokens", "output_tokens"), None),
@@ -36,6 +54,23 @@ def field_of(value: Any, name: str) -> Any:
 def word(value: Any) -> str | None:
     """The value if it is a text of more than blanks, without those around it."""
     return (str.strip(value) or None) if issubclass(type(value), str) else None
+
+
+def read_settings(fields: Mapping[str, Any]) -> dict[str, AttributeValue]:
+    """Return sampling parameters and the like, where they have the type the conventions name."""
+    found: dict[str, AttributeValue] = {}
+    for name, value in fields.items():
+        if name not in _SETTINGS:
+            continue
+        key, kind = _SETTINGS[name]
+        if isinstance(value, kind) and not isinstance(value, bool):
+            found[key] = float(value) if kind == _NUMBER else value  # type: ignore[arg-type, assignment]  # checked by kind
+    stop = fields.get("stop")
+    if isinstance(stop, str):
+        found[c.REQUEST_STOP] = [stop]
+    elif isinstance(stop, list) and all(isinstance(item, str) for item in stop):
+        found[c.REQUEST_STOP] = list(stop)
+    return found
 
 
 def token_counts(counts: object, *, is_zero_known: bool = True) -> dict[str, AttributeValue]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from opentelemetry import context as otel_context
+from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
@@ -76,27 +77,57 @@ class Step(Run):
         self.operation.fail(exc)
 
 
-class CallStep(Run):
-    """A call of a model, for whichever client sends its request to claim.
+class ModelCall(Run):
+    """A call of a model, offered to whichever client sends its request.
 
     Attributes:
-        context: What the request is sent in.
+        operation: Its span.
+        context: The context in which the request is sent.
     """
 
-    def __init__(self, operation: capture.Operation, ended: Ended) -> None:
-        self._operation = operation
-        self._ended = ended
-        self.context = call_slot.CallSlot(operation).within()
+    def __init__(
+        self,
+        operation: str,
+        model: str | None,
+        attributes: Mapping[str, AttributeValue],
+        parent: Context | None = None,
+    ) -> None:
+        """Start the span.
+
+        Args:
+            operation: The operation's name in the conventions.
+            model: The model's name, for the title.
+            attributes: Attributes of the span.
+            parent: The context it stands in.
+        """
+        title = capture.clean(operation if model is None else f"{operation} {model}")
+        known = {c.OPERATION: operation, **attributes}
+        self.operation = capture.Operation(title, SpanKind.CLIENT, known, parent=parent)
+        self.context = call_slot.offer_call(self.operation, self.operation.context)
+
+    def fill(self, answer: Any) -> None:
+        """Put on the operation what the framework knows; no client has claimed the call."""
 
     def returned(self, result: Any) -> None:
-        """End it with its answer; a claimed one is its client's to end."""
-        if not self._operation.is_over:
-            capture.guarded(self._ended, self._operation, result)
-        self._operation.stop()
+        """End it with its answer."""
+        self.end(result)
 
     def fail(self, exc: BaseException) -> None:
-        """End it with what was raised."""
-        self._operation.fail(exc)
+        """End it with what was raised; a generator that is closed was left early."""
+        self.end(None, exc)
+
+    def end(self, answer: Any, exc: BaseException | None = None) -> None:
+        """End the span, unless that is a client's to do."""
+        operation = self.operation
+        if operation.is_claimed or operation.is_over:
+            return
+        capture.guarded(self.fill, answer)
+        if exc is not None and not isinstance(exc, GeneratorExit):
+            operation.fail(exc)
+            return
+        if exc is not None:
+            operation.attributes[c.ABANDONED] = True
+        operation.stop()
 
 
 def steps(

@@ -81,9 +81,7 @@ def substituted(applied: capture.Applied, client: Any, options: Any) -> Substitu
 
 def _acting_agent(stamps: Mapping[str, Any]) -> str | None:
     """Return the acting agent: of the framework or the recording, else of the nearest span."""
-    slot = call_slot.open_slot()
-    context = capture.parent_context()
-    nearest = slot.operation if slot is not None else None
+    context, nearest = capture.parent_context(), call_slot.unclaimed_call()
     if nearest is None:
         named = stamps.get(c.AGENT_NAME, _agent_on(trace.get_current_span(context)))
         nearest = capture.operation_of(context)

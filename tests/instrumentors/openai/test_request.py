@@ -232,7 +232,7 @@ def test_request_takes_over_the_call_a_framework_began(
     """Structure from the framework, payload from the client, one span for one request."""
     with auto_trace(store=store) as recording:
         call = capture.Operation("their name", SpanKind.CLIENT, {c.AGENT_NAME: "planner"})
-        with capture.attached(call_slot.CallSlot(call).within()):
+        with capture.attached(call_slot.offer_call(call)):
             for _ in range(2):
                 client.chat.completions.create(
                     model="toy", messages=[{"role": "user", "content": "hello"}]

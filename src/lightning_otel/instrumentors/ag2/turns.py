@@ -9,13 +9,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from opentelemetry.trace import SpanKind
-
 from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import around
 from lightning_otel.instrumentors.reading import word
-from lightning_otel.instrumentors.steps import CallStep, agent_step, answered, steps, tool_step
+from lightning_otel.instrumentors.steps import ModelCall, agent_step, answered, steps, tool_step
 from lightning_otel.messages import message, text_part, tool_call_part, tool_response_part
 from lightning_otel.values import text_of
 
@@ -102,9 +100,14 @@ def _keep_result(operation: capture.Operation, result: Any) -> None:
         operation.fail(error)
 
 
-def _begin_call(args: tuple[Any, ...], _: Any) -> CallStep:
-    operation = capture.Operation(c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT})
-    return CallStep(operation, functools.partial(_fill_call, args[0]))
+class _Call(ModelCall):
+    def __init__(self, events: Any) -> None:
+        super().__init__(c.CHAT, None, {})
+        self._events = events
+
+    def fill(self, answer: Any) -> None:
+        if answer is not None:
+            _fill_call(self._events, self.operation, answer)
 
 
 async def _call_next(given: Any, call_next: Any, context: Any) -> Any:
@@ -112,7 +115,7 @@ async def _call_next(given: Any, call_next: Any, context: Any) -> Any:
 
 
 _execute = around(steps((), _execute_tool, _keep_result))(_call_next)
-_ask = around(_begin_call)(_call_next)
+_ask = around(lambda args, _: _Call(args[0]))(_call_next)
 
 
 def _fill_call(events: Any, operation: capture.Operation, response: Any) -> None:

@@ -119,7 +119,7 @@ def begin_call(
         parent=outside,
     )
     # Only the slot and not the span: a second request beneath it stands beside the first.
-    return ModelRun(operation, call_slot.CallSlot(operation).within(outside))
+    return ModelRun(operation, call_slot.offer_call(operation, outside))
 
 
 def _is_seen_below(client: object) -> bool:

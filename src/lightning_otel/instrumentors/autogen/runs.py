@@ -138,9 +138,9 @@ def _start(
         {key: text for key, text in body.items() if text is not None},
     )
     context = started.context
-    if call_slot.open_slot() is not None:
+    if call_slot.current_call() is not None:
         # A model call that waits outside to be claimed cannot be from in there.
-        context = call_slot.CallSlot().within(context)
+        context = call_slot.offer_call(None, context)
     return started, context
 
 

@@ -7,14 +7,13 @@ client sends the request; where none of those we know does, it is told by what C
 from collections.abc import Mapping
 from typing import Any
 
-from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture
+from lightning_otel import call_slot
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import Run, named
 from lightning_otel.instrumentors.reading import field_of, word
-from lightning_otel.instrumentors.steps import CallStep
+from lightning_otel.instrumentors.steps import ModelCall
 from lightning_otel.messages import message, read_message, text_part, tool_call_part
 from lightning_otel.values import text_of
 
@@ -38,21 +37,21 @@ def methods_of(model: Any) -> list[tuple[type, str]]:
 
 def begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     """Begin a call, unless it is made by that of a subclass."""
-    held = call_slot.open_slot()
-    if held is not None and held.operation is not None:
+    if call_slot.unclaimed_call() is not None:
         return None
     model, messages = args[0], named(("messages",), args, kwargs).get("messages")
-    attributes: dict[str, AttributeValue] = {c.OPERATION: c.CHAT}
-    for key, value in ((c.REQUEST_MODEL, model.model), (c.PROVIDER, model.provider)):
-        if word(value):
-            attributes[key] = value
-    name = capture.clean(f"{c.CHAT} {model.model}")
-    body = {c.INPUT_MESSAGES: text_of(_read_messages(messages))}
-    return CallStep(capture.Operation(name, SpanKind.CLIENT, attributes, body), _end_call)
+    known = ((c.REQUEST_MODEL, model.model), (c.PROVIDER, model.provider))
+    attributes: dict[str, AttributeValue] = {key: value for key, value in known if word(value)}
+    call = _Call(c.CHAT, str(model.model), attributes)
+    call.operation.body[c.INPUT_MESSAGES] = text_of(_read_messages(messages))
+    return call
 
 
-def _end_call(operation: capture.Operation, result: Any) -> None:
-    operation.body[c.OUTPUT_MESSAGES] = text_of([message("assistant", _read_answer(result))])
+class _Call(ModelCall):
+    def fill(self, answer: Any) -> None:
+        if answer is not None:
+            said = text_of([message("assistant", _read_answer(answer))])
+            self.operation.body[c.OUTPUT_MESSAGES] = said
 
 
 def _read_messages(given: Any) -> list[dict[str, Any]]:

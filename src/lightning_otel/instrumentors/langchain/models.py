@@ -82,7 +82,7 @@ class ModelCall(Run):
         self.operation = capture.Operation(
             capture.clean(f"{operation_name} {name}"), SpanKind.CLIENT, attributes, parent=parent
         )
-        self.context = call_slot.CallSlot(self.operation).within(self.operation.context)
+        self.context = call_slot.offer_call(self.operation, self.operation.context)
         self.run_id = run_id
         self._given = given
         self._metadata = metadata

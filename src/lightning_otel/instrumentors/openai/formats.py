@@ -18,7 +18,7 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import conventions as c
 from lightning_otel import messages, values
 from lightning_otel.adapter.tokens import add_encoded, encode_ids, sampled_ids, token_content
-from lightning_otel.instrumentors.reading import token_counts
+from lightning_otel.instrumentors.reading import read_settings, token_counts
 from lightning_otel.messages import called_part, flat_tools, message, object_of, objects
 from lightning_otel.messages.media import text_part
 from lightning_otel.redact import Scrubbed, scrub
@@ -26,23 +26,6 @@ from lightning_otel.redact import Scrubbed, scrub
 Json: TypeAlias = Mapping[str, Any]
 Attributes: TypeAlias = dict[str, AttributeValue]
 
-_NUMBER: Final = (int, float)
-_SCALARS: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
-    "temperature": (c.REQUEST_TEMPERATURE, _NUMBER),
-    "top_p": (c.REQUEST_TOP_P, _NUMBER),
-    "top_k": (c.REQUEST_TOP_K, int),
-    "min_p": (c.REQUEST_MIN_P, _NUMBER),
-    "repetition_penalty": (c.REQUEST_REPETITION_PENALTY, _NUMBER),
-    "max_tokens": (c.REQUEST_MAX_TOKENS, int),
-    "max_completion_tokens": (c.REQUEST_MAX_TOKENS, int),
-    "max_output_tokens": (c.REQUEST_MAX_TOKENS, int),
-    "frequency_penalty": (c.REQUEST_FREQUENCY_PENALTY, _NUMBER),
-    "presence_penalty": (c.REQUEST_PRESENCE_PENALTY, _NUMBER),
-    "seed": (c.REQUEST_SEED, int),
-    "reasoning_effort": (c.REQUEST_REASONING_LEVEL, str),
-    "previous_response_id": (c.REQUEST_PREVIOUS_RESPONSE, str),
-    "dimensions": (c.EMBEDDING_DIMENSIONS, int),
-}
 _RESPONSE: Final[Mapping[str, str]] = {
     "id": c.RESPONSE_ID,
     "model": c.RESPONSE_MODEL,
@@ -102,17 +85,7 @@ class Chat:
     def request_attributes(self, body: Json) -> Attributes:
         """Sampling parameters and the like, where they have the type the conventions name."""
         found: Attributes = {c.OPENAI_API: self.api} if self.api else {}
-        for name, value in body.items():
-            if name not in _SCALARS:
-                continue
-            key, kind = _SCALARS[name]
-            if isinstance(value, kind) and not isinstance(value, bool):
-                found[key] = float(value) if kind == _NUMBER else value  # type: ignore[arg-type, assignment]  # checked by kind
-        stop = body.get("stop")
-        if isinstance(stop, str):
-            found[c.REQUEST_STOP] = [stop]
-        elif isinstance(stop, list) and all(isinstance(item, str) for item in stop):
-            found[c.REQUEST_STOP] = list(stop)
+        found.update(read_settings(body))
         choices = body.get("n")
         if isinstance(choices, int) and choices != 1:
             found[c.REQUEST_CHOICES] = choices

@@ -13,10 +13,10 @@ from typing import Any
 
 from opentelemetry import context as otel_context
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel.instrumentors.doors import Make, Run, Within, around, named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.openai_agents import model
+from lightning_otel.instrumentors.openai_agents.model import ModelCall
 from lightning_otel.instrumentors.openai_agents.spans import SESSION_KEY, SdkSpans
 from lightning_otel.instrumentors.patching import subclasses_of
 
@@ -133,5 +133,8 @@ def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     return Within(otel_context.set_value(SESSION_KEY, known))
 
 
-def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> model.ModelCall | None:
-    return model.ModelCall.begin(args[0], args[1:], kwargs, _spans.conversation())
+def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
+    """Begin a call; None where a model only hands on what was asked of it."""
+    if call_slot.unclaimed_call() is not None:
+        return None
+    return ModelCall(args[0], args[1:], kwargs, _spans.conversation())

@@ -1,21 +1,29 @@
-"""One request of the SDK to a model: opened here, filled and ended by the client that sends it.
+"""The SDK's requests to models: opened here, filled and ended by the client that sends them.
 
-Where no client says that the request is its own (a model that does not use ``openai``, or speaks
-over a websocket) the call says what the SDK knows of it.
+Where no client says that a request is its own (a model that does not use ``openai``, or speaks
+over a websocket) the call says what the SDK knows of it. Requests and answers come as items of the
+Responses API or as chat messages, as plain objects or the client's own classes; whatever they are,
+only plain copies of them are read.
 """
 
+import contextlib
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from opentelemetry import context as otel_context
-from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture
+from lightning_otel import capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.doors import Run
-from lightning_otel.instrumentors.openai_agents import items
-from lightning_otel.instrumentors.openai_agents.items import Reading
+from lightning_otel.instrumentors import steps
+from lightning_otel.instrumentors.reading import (
+    field_of,
+    fields_of,
+    read_settings,
+    token_counts,
+)
+from lightning_otel.messages import read_items, text_part
+from lightning_otel.values import dump, text_of
 
 _PARAMETERS: Final = (
     "system_instructions",
@@ -27,132 +35,128 @@ _PARAMETERS: Final = (
 )
 """Of ``get_response`` and ``stream_response``, in order."""
 _FINAL: Final = ("response.completed", "response.incomplete", "response.failed")
+_PLACEHOLDER_ID: Final = "__fake_id__"
+"""The SDK's id for answers that have none."""
 
 
-class CallOperation(capture.Operation):
-    """A call that a client may claim.
-
-    Attributes:
-        slot: Where the client finds it.
-    """
-
-    __slots__ = ("slot",)
+class ModelCall(steps.ModelCall):
+    """A model's ``get_response`` or ``stream_response`` under way."""
 
     def __init__(
-        self,
-        name: str,
-        kind: SpanKind,
-        attributes: Mapping[str, AttributeValue],
-        parent: otel_context.Context | None = None,
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], conversation: str | None
     ) -> None:
-        super().__init__(capture.clean(name), kind, attributes, parent=parent)
-        self.slot = call_slot.CallSlot(self)
-
-    def take(self, reading: Reading | None) -> None:
-        """Put what was read of the call on it."""
-        attributes, content = reading or ({}, {})
-        self.attributes.update(attributes)
-        if capture.content_policy().is_kept:
-            self.body.update(content)
-        name = attributes.get(c.REQUEST_MODEL)
-        if isinstance(name, str):
-            self.span.update_name(capture.clean(f"{c.CHAT} {name}"))
-
-
-def current_call() -> "ModelCall | None":
-    """The call of the model that is running here."""
-    slot = call_slot.open_slot()
-    call = slot.owner if slot is not None else None
-    return call if isinstance(call, ModelCall) and not call.is_over else None
-
-
-class ModelCall(Run):
-    """A model's ``get_response`` or ``stream_response`` under way.
-
-    Attributes:
-        context: The context the model runs in.
-        data: What the SDK's span of the call knows, if there is one.
-        is_over: Whether the model is done.
-    """
-
-    def __init__(
-        self,
-        request: Mapping[str, Any],
-        name: str | None,
-        conversation: str | None,
-        parent: otel_context.Context,
-    ) -> None:
-        attributes: dict[str, AttributeValue] = {c.OPERATION: c.CHAT}
-        if name is not None:
-            attributes[c.REQUEST_MODEL] = name
-        if conversation is not None:
-            attributes[c.CONVERSATION_ID] = conversation
-        title = f"{c.CHAT} {name}" if name is not None else c.CHAT
-        self._operation = CallOperation(title, SpanKind.CLIENT, attributes, parent)
-        self._operation.slot.owner = self
-        self._request = request
-        self._response: Any = None
-        self._has_answered = False
-        self.parent = parent
-        self.context = self._operation.slot.within(self._operation.context)
-        self.data: Any = None
-        self.is_over = False
-
-    @classmethod
-    def begin(
-        cls, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], conversation: str | None
-    ) -> "ModelCall | None":
-        """Begin the call; None where a model only hands on what was asked of it."""
-        outer = current_call()
-        if outer is not None and not outer.is_claimed:
-            return None
-        request = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
         name = getattr(model, "model", None)
-        # A model that asks several others, one after the other, makes calls beside each other.
-        parent = outer.parent if outer is not None else capture.parent_context()
-        return cls(request, str(name) if isinstance(name, str) else None, conversation, parent)
-
-    @property
-    def is_claimed(self) -> bool:
-        """True if a client is sending the request."""
-        return self._operation.is_claimed
+        name = name if isinstance(name, str) else None
+        known = ((c.REQUEST_MODEL, name), (c.CONVERSATION_ID, conversation))
+        super().__init__(c.CHAT, name, {key: value for key, value in known if value is not None})
+        self._request = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
+        self._response: Any = None
 
     def saw(self, item: Any) -> None:
         """Note an event of a stream: the closing one holds the whole answer."""
         if getattr(item, "type", None) in _FINAL:
             self._response = item.response
-            self._has_answered = True
-
-    def returned(self, result: Any) -> None:
-        """End the call with its answer."""
-        self._response = result
-        self._end(None)
 
     def stop(self) -> None:
         """End the call of a stream that is over, or was left early."""
-        if not self._has_answered and not self.is_claimed:
-            self._operation.attributes[c.ABANDONED] = True
-        self._end(None)
+        self.end(self._response, GeneratorExit() if self._response is None else None)
 
     def fail(self, exc: BaseException) -> None:
         """End the call with what the program is about to see, or as that of a stream left early."""
         if isinstance(exc, GeneratorExit):
             self.stop()
         else:
-            self._end(exc)
+            self.end(self._response, exc)
 
-    def _end(self, exc: BaseException | None) -> None:
-        self.is_over = True
-        operation = self._operation
-        if not operation.is_claimed:
-            operation.slot.operation = None
-            operation.take(capture.guarded(items.of_request, self._request))
-            operation.take(capture.guarded(items.of_span, self.data))
-            operation.take(capture.guarded(items.of_response, self._response))
-            if exc is None:
-                operation.stop()
-            else:
-                operation.fail(exc)
-        # The context and the slot hold this call: apart, all are freed at once.
-        operation.slot = call_slot.CallSlot()
-        self.context, self._request, self._response, self.data = self.parent, {}, None, None
+    def fill(self, answer: Any) -> None:
+        """Put on the span what the SDK knows, as far as its own span has not said it."""
+        operation = self.operation
+        attributes, content = capture.guarded(_read_request, self._request) or ({}, {})
+        operation.attributes = {**attributes, **operation.attributes}
+        operation.body = {**content, **operation.body}
+        add_facts(operation, capture.guarded(_read_response, answer))
+
+
+Facts = tuple[dict[str, AttributeValue], dict[str, str]]
+"""Attributes, and the content to keep beside the span."""
+
+
+def add_facts(operation: capture.Operation, facts: Facts | None) -> None:
+    """Put what was read of a call on it."""
+    attributes, content = facts or ({}, {})
+    operation.attributes.update(attributes)
+    operation.body.update(content)
+    name = attributes.get(c.REQUEST_MODEL)
+    if isinstance(name, str):
+        operation.span.update_name(capture.clean(f"{c.CHAT} {name}"))
+
+
+def read_span(data: object) -> Facts:
+    """Read a call from the SDK's own span, as far as it was filled."""
+    answer, said = _read_response(getattr(data, "response", None))
+    attributes, content = _read_response(data, c.REQUEST_MODEL)
+    if (given := getattr(data, "input", None)) is not None:
+        content[c.INPUT_MESSAGES] = dump(_read_messages(given, "user"))
+    return {**answer, **attributes}, {**said, **content}
+
+
+def _read_request(request: Mapping[str, Any]) -> Facts:
+    content = {c.INPUT_MESSAGES: dump(_read_messages(request.get("input"), "user"))}
+    instructions = request.get("system_instructions")
+    if isinstance(instructions, str) and instructions:
+        content[c.SYSTEM_INSTRUCTIONS] = dump([text_part(instructions)])
+    held = (request.get("tools"), request.get("handoffs"))
+    tools = [tool for each in held if isinstance(each, (list, tuple)) for tool in each]
+    if tools:
+        content[c.TOOL_DEFINITIONS] = dump([_read_tool(tool) for tool in tools])
+    return read_settings(fields_of(request.get("model_settings"))), content
+
+
+def _read_response(response: object, model_key: str = c.RESPONSE_MODEL) -> Facts:
+    """Read a model's answer: the SDK's ``ModelResponse``, or the API's own response object."""
+    if response is None:
+        return {}, {}
+    attributes = token_counts(_copy_plain(field_of(response, "usage")), is_zero_known=False)
+    given = [field_of(response, name) for name in ("response_id", "id")]
+    named = [text for text in given if isinstance(text, str) and text != _PLACEHOLDER_ID]
+    if named:
+        attributes[c.RESPONSE_ID] = named[0]
+    if isinstance(model := field_of(response, "model"), str):
+        attributes[model_key] = model
+    messages = _read_messages(field_of(response, "output"), "assistant")
+    if not messages:
+        return attributes, {}
+    called = any(part.get("type") == "tool_call" for part in messages[-1]["parts"])
+    messages[-1]["finish_reason"] = reason = "tool_calls" if called else "stop"
+    return {**attributes, c.FINISH_REASONS: [reason]}, {c.OUTPUT_MESSAGES: dump(messages)}
+
+
+def _read_messages(given: object, role: str) -> list[dict[str, Any]]:
+    """Return items as messages; what one turn of the model made is one message."""
+    items = [text_of(given)] if isinstance(given, str) else _copy_plain(given)
+    return read_items(items if isinstance(items, list) else (), role)
+
+
+def _read_tool(tool: object) -> dict[str, Any]:
+    """Return a function tool, or a handoff, in the conventions' flat form."""
+    found: dict[str, Any] = {"type": "function"}
+    for key, names in (
+        ("name", ("tool_name", "name")),
+        ("description", ("tool_description", "description")),
+        ("parameters", ("input_json_schema", "params_json_schema")),
+    ):
+        values = (field_of(tool, name) for name in names)
+        value = next((each for each in values if isinstance(each, (str, dict))), None)
+        if value is not None:
+            found[key] = _copy_plain(value)
+    return found
+
+
+def _copy_plain(value: object) -> Any:
+    """Return a bounded copy of plain types only; text stays text."""
+    if value is None or isinstance(value, str):
+        return value
+    with contextlib.suppress(ValueError):
+        # Not orjson, which makes a great integer a float.
+        return json.loads(text_of(value))
+    return None

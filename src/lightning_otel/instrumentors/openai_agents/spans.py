@@ -15,15 +15,16 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.openai_agents import items, model
+from lightning_otel.instrumentors.openai_agents import model
+from lightning_otel.instrumentors.steps import ModelCall
 from lightning_otel.values import text_of
 
 SESSION_KEY: Final = otel_context.create_key("lightning-otel-agents-session")
 
 _MODEL_KINDS: Final = ("generation", "response")
-_ENCLOSING: Final = ("agent", "function", "guardrail", "handoff", *_MODEL_KINDS)
+_ENCLOSING: Final = ("agent", "function", "guardrail", "handoff")
 """Spans of functions that await all they do: what runs in them can have their context, too."""
 _MASK: Final = "Agent run"
 """Under this name the SDK hides the spans around a run whose tracing is disabled."""
@@ -36,49 +37,32 @@ class Node:
     """A span or trace of the SDK that is under way.
 
     Attributes:
-        parent: What it stands in.
+        parent: The node it stands in.
+        kind: The kind of a span.
         conversation: The conversation it belongs to.
-        operation: What it stands for; None if it is passed over, and once it is over.
+        operation: Its operation; None if it is passed over, and once it is over.
         deferred: Begins the operation once something stands in it.
         error: An error the SDK noted on a span that keeps none.
-        is_tool: Whether it is a tool at work.
+        attached: Its context, current until its end if that comes where its start came.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_attached",
-        "_handled",
-        "conversation",
-        "deferred",
-        "error",
-        "is_tool",
-        "operation",
-        "parent",
-    )
-
-    def __init__(self, parent: "Node | None", conversation: str | None) -> None:
+    def __init__(self, parent: "Node | None", group_id: object = None, kind: str = "") -> None:
+        session_id = otel_context.get_value(SESSION_KEY)
+        found = next((each for each in (group_id, session_id) if isinstance(each, str)), None)
         self.parent = parent
-        self.conversation = conversation
+        self.kind = kind
+        self.conversation = found
         self.operation: capture.Operation | None = None
         self.deferred: Callable[[], capture.Operation] | None = None
         self.error: object = None
-        self.is_tool = False
-        self._attached: capture.attached | None = None
+        self.attached: capture.attached | None = None
         # What is being handled where a run begins is not what the run fails with.
         self._handled = sys.exception()
 
     def attach(self, context: otel_context.Context) -> None:
-        """Make the context current until :meth:`end`, if that comes where this came."""
-        self._attached = capture.attached(context)
-        self._attached.__enter__()
-
-    def end(self) -> capture.Operation | None:
-        """Put back the context from before; gives the operation that is to be ended, once."""
-        attached, self._attached = self._attached, None
-        if attached is not None:
-            attached.__exit__(None, None, None)
-        operation, self.operation, self.deferred = self.operation, None, None
-        return operation
+        """Make a context current until its end."""
+        self.attached = capture.attached(context)
+        self.attached.__enter__()
 
     def failure(self) -> BaseException | None:
         """The exception that is on its way through the span."""
@@ -93,7 +77,7 @@ class Node:
                 begin, node.deferred = node.deferred, None
                 node.operation = begin()
             # A call is not what the next request of the same model stands in.
-            if node.operation is not None and not isinstance(node.operation, model.CallOperation):
+            if node.operation is not None and node.kind not in _MODEL_KINDS:
                 return node.operation
             node = node.parent
         return None
@@ -133,41 +117,39 @@ class SdkSpans:
 
     def start(self, span: Any, *, is_current: bool) -> None:
         """Begin what a span stands for, in what the SDK says it stands in."""
-        if span in self._nodes or _is_mask(span):
+        data, has_id = span.span_data, span.span_id != _NO_ID
+        is_mask = not has_id and getattr(data, "name", None) == _MASK
+        if span in self._nodes or is_mask:
             return
         current = self._current_node()
-        known = self._by_id.get(span.parent_id or span.trace_id) if span.span_id != _NO_ID else None
-        parent = known or current
-        node = Node(parent, parent.conversation if parent else _session_id())
-        data = span.span_data
-        kind = data.type
+        parent = self._by_id.get(span.parent_id or span.trace_id) if has_id else None
+        parent = parent or current
+        node = Node(parent, kind=data.type)
+        if parent is not None:
+            node.conversation = parent.conversation
         context = None
         if parent is not None and parent is not current:
             around = parent.enclosing()
             context = around.within(otel_context.get_current()) if around is not None else None
-        if kind in _MODEL_KINDS:
-            call = model.current_call()
-            if call is not None:
-                call.data = data
+        if node.kind in _MODEL_KINDS:
+            call = call_slot.current_call()
+            if call is not None and not call.is_over:
+                node.operation = call  # which ends by itself
             elif is_current:
-                # By itself, unless a client says that the call is its own.
-                opened_call = model.CallOperation(
-                    c.CHAT, SpanKind.CLIENT, {c.OPERATION: c.CHAT}, parent=context
-                )
-                node.operation = opened_call
-                node.attach(opened_call.slot.within(opened_call.context))
-        elif (opened := _describe_start(data)) is not None:
-            name, attributes = opened
-            node.is_tool = kind == "function"
+                opened = ModelCall(c.CHAT, None, {}, context)
+                node.operation = opened.operation
+                node.attach(opened.context)
+        elif (described := _describe_start(data)) is not None:
+            name, attributes = described
             if node.conversation is not None:
                 attributes[c.CONVERSATION_ID] = node.conversation
             node.operation = capture.Operation(
                 capture.clean(name), SpanKind.INTERNAL, attributes, parent=context
             )
-            if is_current and kind in _ENCLOSING:
+            if is_current and node.kind in _ENCLOSING:
                 node.attach(node.operation.context)
         self._nodes[span] = node
-        if span.span_id != _NO_ID:
+        if has_id:
             self._by_id[span.span_id] = node
 
     def start_trace(self, trace: Any) -> None:
@@ -177,24 +159,24 @@ class SdkSpans:
         name, group_id = self._names.get(trace) or (trace.name, getattr(trace, "group_id", None))
         if name == _NO_ID:
             return
-        node = Node(self._current_node(), group_id if isinstance(group_id, str) else _session_id())
+        node = Node(self._current_node(), group_id)
         attributes: Attributes = {c.OPERATION: c.INVOKE_WORKFLOW, c.WORKFLOW_NAME: _read_text(name)}
         if node.conversation is not None:
             attributes[c.CONVERSATION_ID] = node.conversation
-        title = capture.clean(f"{c.INVOKE_WORKFLOW} {_read_text(name)}")
+        begin = functools.partial(
+            capture.Operation,
+            capture.clean(f"{c.INVOKE_WORKFLOW} {_read_text(name)}"),
+            SpanKind.INTERNAL,
+            attributes,
+            start_ns=time.time_ns(),
+            parent=capture.parent_context(),
+        )
         if trace.trace_id != _NO_ID:
-            node.operation = capture.Operation(title, SpanKind.INTERNAL, attributes)
+            node.operation = begin()
             self._by_id[trace.trace_id] = node
         else:
             # Of a streamed run whose tracing is disabled the SDK makes two, and leaves one empty.
-            node.deferred = functools.partial(
-                capture.Operation,
-                title,
-                SpanKind.INTERNAL,
-                attributes,
-                start_ns=time.time_ns(),
-                parent=capture.parent_context(),
-            )
+            node.deferred = begin
         self._nodes[trace] = node
 
     def finish(self, span: Any, /, *_: Any, **__: Any) -> None:
@@ -202,13 +184,17 @@ class SdkSpans:
         node = self._nodes.get(span)
         if node is None:
             return
-        operation = node.end()
-        if operation is None:
-            return
+        attached, node.attached = node.attached, None
+        if attached is not None:
+            attached.__exit__(None, None, None)
+        operation, node.operation, node.deferred = node.operation, None, None
+        if operation is None or operation.is_claimed:
+            return  # the client's to end: it may still be reading the answer
         data = getattr(span, "span_data", None)
         if data is not None:
             capture.guarded(_fill_operation, operation, data)
-        _end_operation(operation, node.failure(), node.error or getattr(span, "error", None))
+        if node.kind not in _MODEL_KINDS or attached is not None:
+            _end_operation(operation, node.failure(), node.error or getattr(span, "error", None))
 
     def note_error(self, span: Any, error: object) -> None:
         """Keep what the SDK says of a span that forgets it."""
@@ -227,27 +213,18 @@ class SdkSpans:
         """Note the id of the call that the tool under way answers."""
         node = self._current_node()
         call_id = context.tool_call_id
-        if node is not None and node.is_tool and isinstance(call_id, str):
+        if node is not None and node.kind == "function" and isinstance(call_id, str):
             operation = node.enclosing()
             if operation is not None:
                 operation.attributes.setdefault(c.TOOL_CALL_ID, call_id)
-
-
-def _is_mask(span: Any) -> bool:
-    return span.span_id == _NO_ID and getattr(span.span_data, "name", None) == _MASK
 
 
 def _read_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _session_id() -> str | None:
-    found = otel_context.get_value(SESSION_KEY)
-    return found if isinstance(found, str) else None
-
-
 def _describe_start(data: Any) -> tuple[str, Attributes] | None:
-    """Name and attributes of what a span stands for; None if it adds nothing of its own."""
+    """Return name and attributes of a span's operation; None if the span adds nothing."""
     name = _read_text(getattr(data, "name", None))
     kinds: Mapping[str, tuple[str, Attributes]] = {
         "agent": (
@@ -267,9 +244,8 @@ def _describe_start(data: Any) -> tuple[str, Attributes] | None:
 def _fill_operation(operation: capture.Operation, data: Any) -> None:
     """Put what a span knows at its end on its operation."""
     kind = data.type
-    if isinstance(operation, model.CallOperation):
-        if not operation.is_claimed:
-            operation.take(items.of_span(data))
+    if kind in _MODEL_KINDS:
+        model.add_facts(operation, model.read_span(data))
     elif kind == "function":
         for key, value in ((c.TOOL_ARGUMENTS, data.input), (c.TOOL_RESULT, data.output)):
             if value is not None:
@@ -284,10 +260,6 @@ def _fill_operation(operation: capture.Operation, data: Any) -> None:
 
 
 def _end_operation(operation: capture.Operation, exc: BaseException | None, error: object) -> None:
-    if isinstance(operation, model.CallOperation):
-        if operation.is_claimed:
-            return  # the client's to end: it may still be reading the answer
-        operation.slot.operation = None  # held by it: apart, both are freed at once
     if exc is not None:
         operation.fail(exc)
     elif isinstance(error, Mapping):
