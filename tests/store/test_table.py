@@ -20,7 +20,6 @@ from lightning_otel.store.table import (
     Query,
     Table,
     query_of,
-    windows,
 )
 from lightning_otel.types import Span
 
@@ -227,18 +226,6 @@ def test_views_of_are_those_a_query_names(query: str, named: set[str], store: St
 
     assert {name for (name,) in views} == {"spans", *named}
     assert store.sql(query).rows() is not None
-
-
-def test_windows_part_spans_between_instants() -> None:
-    """All of one instant stay together; the windows hold all and do not overlap."""
-    with new_connection() as con:
-        con.execute("CREATE TABLE starts AS SELECT i // 10 AS start_ns FROM range(95) r(i)")
-
-        found = windows(Query(con, "SELECT start_ns FROM starts"), 25)
-        none = windows(Query(con, "SELECT start_ns FROM starts WHERE false"), 25)
-
-    assert found == [(0, 1), (2, 4), (5, 6), (7, 9)]
-    assert none == []
 
 
 def test_parquet_holds_many_short_rows_in_one_group_and_their_order(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def left_out_file(path: str | None) -> "Iterator[Callable[[LeftOut], None] | Non
     if path is None:
         yield None
         return
-    from lightning_otel.store.table import private_file
+    from lightning_otel.store.layout import private_file
 
     with private_file(path) as made, made.open("w", encoding="utf-8") as file:
 

@@ -152,7 +152,7 @@ def write_picture(found: Outline, path: str) -> None:
     Raises:
         ConfigError: No file can be made there.
     """
-    from lightning_otel.store.table import private_file
+    from lightning_otel.store.layout import private_file
 
     drawn = picture(found)
     if path == "-":

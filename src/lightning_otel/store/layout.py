@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -297,6 +298,29 @@ def write_private(path: Path, content: bytes, *, is_synced: bool = False) -> Non
         raise
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A file to write that stands at the path once the block has ended well, else nothing does.
+
+    Until then nobody else can read it; after that only those who could read what stood there.
+    """
+    final = Path(os.path.realpath(path))
+    made = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        rights = stat.S_IMODE(final.stat().st_mode) if final.exists() else 0o600
+        write_private(made, b"")
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot write {path}: {exc.strerror or exc}; name a writable place"
+        ) from exc
+    try:
+        yield made
+        made.chmod(rights)
+        made.replace(final)
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def _add_private(path: Path, content: bytes) -> None:

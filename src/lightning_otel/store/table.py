@@ -10,25 +10,22 @@ import itertools
 import json
 import os
 import re
-import stat
 import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import orjson
 
 from lightning_otel import markup
 from lightning_otel.errors import (
-    ConfigError,
     NotInstalledError,
     QueryError,
     StoreDamagedError,
 )
-from lightning_otel.store.layout import write_private
+from lightning_otel.store.layout import private_file
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.sql import new_connection, quoted, struct_sql
@@ -91,29 +88,17 @@ class Query:
 
     def count(self) -> int:
         """Count the rows."""
-        return self.take(lambda found: int(found.aggregate("count(*)").fetchall()[0][0]))
+        return self.take(_count_rows)
 
     def head(self, count: int) -> list[dict[str, Any]]:
         """Return the first rows, each a dict of columns; only these are sorted or read whole."""
-
-        def get(found: "duckdb.DuckDBPyRelation") -> list[dict[str, Any]]:
-            columns = _zoned_as_text(found.types)
-            rows = (found.project(columns) if columns else found).limit(count).fetchall()
-            return [dict(zip(found.columns, row, strict=True)) for row in rows]
-
-        return self.take(get)
+        return self.take(lambda found: _rows_of(found.limit(count)))
 
     def page(self, order: str, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
         """Return some rows in an order, which is no user's text, and how many there are in all."""
-        part = f"SELECT * FROM paged ORDER BY {order} LIMIT {int(limit)} OFFSET {int(offset)}"
-
-        def get(relation: "duckdb.DuckDBPyRelation") -> tuple[list[dict[str, Any]], int]:
-            found = relation.query("paged", part)
-            assert found is not None  # it is a SELECT
-            rows = [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
-            return rows, int(relation.aggregate("count(*)").fetchall()[0][0])
-
-        return self.take(get)
+        return self.take(
+            lambda found: (_rows_of(found.order(order).limit(limit, offset)), _count_rows(found))
+        )
 
     def dicts(self) -> Iterator[dict[str, Any]]:
         """Yield each row as a dict of columns, fetched a few thousand at a time."""
@@ -244,31 +229,17 @@ class Table(Generic[T]):
         return self._query().dicts()
 
     def df(self) -> Any:
-        """A pandas data frame.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
+        """A pandas data frame; ConfigError where pandas is not installed."""
         _import_optional("pandas")
         return self._query().take(lambda relation: relation.df())
 
     def pl(self) -> Any:
-        """A polars data frame.
-
-        Raises:
-            ConfigError: polars is not installed.
-        """
-        polars = _import_optional("polars")
-        return polars.DataFrame(self)
+        """A polars data frame; ConfigError where polars is not installed."""
+        return _import_optional("polars").DataFrame(self)
 
     def arrow(self) -> Any:
-        """A pyarrow table.
-
-        Raises:
-            ConfigError: pyarrow is not installed.
-        """
-        pyarrow = _import_optional("pyarrow")
-        return pyarrow.table(self)
+        """A pyarrow table; ConfigError where pyarrow is not installed."""
+        return _import_optional("pyarrow").table(self)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a zstd Parquet file, the user's alone unless a shared one stands there.
@@ -361,29 +332,6 @@ class Transitions(Table[Transition]):
         self._report = report
 
 
-@contextlib.contextmanager
-def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file to write that stands at the path once the block has ended well, else nothing does.
-
-    Until then nobody else can read it; after that only those who could read what stood there.
-    """
-    final = Path(os.path.realpath(path))
-    made = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        rights = stat.S_IMODE(final.stat().st_mode) if final.exists() else 0o600
-        write_private(made, b"")
-    except OSError as exc:
-        raise ConfigError(
-            f"cannot write {path}: {exc.strerror or exc}; name a writable place"
-        ) from exc
-    try:
-        yield made
-        made.chmod(rights)
-        made.replace(final)
-    finally:
-        made.unlink(missing_ok=True)
-
-
 def query_of(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Query:
     """Return Python rows as a query over a temporary file, which goes with it."""
     file = tempfile.NamedTemporaryFile(suffix=".ndjson")  # noqa: SIM115  # closed with the query
@@ -414,6 +362,16 @@ def write_rows(
     return f"read_json({quoted(file.name)}, {options})"
 
 
+def _rows_of(found: "duckdb.DuckDBPyRelation") -> list[dict[str, Any]]:
+    columns = _zoned_as_text(found.types)
+    rows = (found.project(columns) if columns else found).fetchall()
+    return [dict(zip(found.columns, row, strict=True)) for row in rows]
+
+
+def _count_rows(found: "duckdb.DuckDBPyRelation") -> int:
+    return int(found.aggregate("count(*)").fetchall()[0][0])
+
+
 def _zoned_as_text(kinds: Iterable[object]) -> str:
     """List every column of a SELECT, times with a zone as text; empty if there is none.
 
@@ -428,22 +386,6 @@ def _zoned_as_text(kinds: Iterable[object]) -> str:
         f"CAST(#{place} AS {kind.replace(_ZONED, 'VARCHAR')})" if _ZONED in kind else f"#{place}"
         for place, kind in enumerate(found, 1)
     )
-
-
-def windows(starts: Query, spans: int) -> list[tuple[int, int]]:
-    """Times, first and last, between which about so many spans begin; together they hold all."""
-    parted = (
-        "SELECT min(start_ns), max(start_ns) FROM (SELECT start_ns, "
-        f"(sum(spans) OVER (ORDER BY start_ns) - 1) // {spans} AS part "
-        "FROM (SELECT start_ns, count(*) AS spans FROM chosen GROUP BY start_ns)) "
-        "GROUP BY part ORDER BY part"
-    )
-
-    def get(relation: "duckdb.DuckDBPyRelation") -> list[tuple[int, int]]:
-        found = relation.query("chosen", parted)
-        return found.fetchall() if found is not None else []
-
-    return starts.take(get)
 
 
 def line(row: Mapping[str, Any]) -> bytes:

@@ -21,7 +21,6 @@ from lightning_otel.store.engines.remote import fetched_columns
 from lightning_otel.store.source import MemorySource, Selection, SpanSource
 from lightning_otel.store.spans import SAME_SPAN_NS
 from lightning_otel.store.sql import quoted
-from lightning_otel.store.table import Query, windows
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -30,6 +29,12 @@ if TYPE_CHECKING:
 SCHEMES: Final = ("clickhouse", "clickhouses", "clickhouse+chdb")
 LOAD_SPANS: Final = 20_000
 """Spans written at once: what is being loaded lies in the memory of both sides."""
+_WINDOWS: Final = """
+SELECT min(start_ns), max(start_ns) FROM (
+  SELECT start_ns, (sum(spans) OVER (ORDER BY start_ns) - 1) // ? AS part
+  FROM (SELECT start_ns, count(*) AS spans FROM spans GROUP BY start_ns)
+) GROUP BY part ORDER BY part"""
+"""Times, first and last, between which about so many spans begin; together they hold all."""
 _PORTS: Final = {"clickhouse": 8123, "clickhouses": 8443}
 _OPTIONS: Final = frozenset({"table", "database"})
 _READING: Final = {
@@ -117,11 +122,8 @@ class ClickHouse:
             for macro in collector.MACROS:
                 con.execute(macro)
             path = Path(folder) / "spans.parquet"
-            starts = Query(con.cursor(), "SELECT start_ns FROM spans")
-            return sum(
-                self._load_spans(con, since, until, path)
-                for since, until in windows(starts, LOAD_SPANS)
-            )
+            windows = con.execute(_WINDOWS, [LOAD_SPANS]).fetchall()
+            return sum(self._load_spans(con, since, until, path) for since, until in windows)
 
     def _load_spans(
         self, con: "duckdb.DuckDBPyConnection", since_ns: int, until_ns: int, path: Path
