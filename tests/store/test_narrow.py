@@ -5,6 +5,7 @@ import random
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import orjson
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.adapter.forest import Forest, reward_attributes, said, token_attributes
+from tests.adapter.forest import draw, reward_attributes, said
 from tests.adapter.forests import forests
 
 from lightning_otel import Store, TripletAdapter
@@ -26,144 +27,85 @@ from lightning_otel.store import settle
 from lightning_otel.store.gist import GIST
 from lightning_otel.store.parquet import describe_file
 from lightning_otel.store.sql import quoted
-from lightning_otel.types import Message, Report, Span, Transition
+from lightning_otel.types import Report, Span, Transition
+
+PARTS = {
+    "call": '{"type":"tool_call","id":"1","name":"f","arguments":{"a":[1]}}',
+    "thought": '{"type":"reasoning","content":"hm"},{"type":"text","content":"so"}',
+    "system": '{"type":"text","content":"You are an \\"assistant\\" ü"}',
+    "found": '{"type":"tool_call_response","id":"x","response":"found"}',
+    "listed": '{"type":"tool_call_response","id":"x","response":{"messages":'
+    '[{"role":"assistant","parts":[]}],"n":3}}',
+}
+"""What stands for a text of a drawing."""
+REWARDS = [
+    "!0",
+    "!.5",
+    "!1",
+    "!a=.5,b=2",
+    "!.5@id=answer1",
+    "!1@agentlightning.reward.0.value=much",
+]
+ODD: list[dict[str, Any]] = [
+    {c.ABANDONED: True},
+    {c.TRACK_ONLY: ["planner"]},
+    {c.OUTPUT_MESSAGES: '[{"role":"assistant","parts":[{"type":"text"'},
+    {
+        c.OUTPUT_MESSAGES: orjson.dumps(
+            [said("assistant", "one"), said("assistant", "two")]
+        ).decode()
+    },
+    {c.INPUT_MESSAGES: None},
+    {c.OPERATION: c.EMBEDDINGS},
+    {c.RESPONSE_ID: None},
+    {c.RESPONSE_ID: "r1-1"},
+    {c.RECEIVED: "otlp:127.0.0.1"},
+    {c.SYSTEM_INSTRUCTIONS: '[{"type":"text","content":"be brief"}]'},
+    {c.PROMPT_TOKEN_IDS: "damaged"},
+    reward_attributes(0.3),
+]
 
 
-class Agent:
-    """Random work of agents as our own instrumentors tell of it, mostly call after call."""
+def work(number: int, oddness: float) -> list[Span]:
+    """A random rollout as our own instrumentors tell of it, mostly call after call."""
+    chance = random.Random(number)
+    words, calls = [f"{c.SPAN_ROLLOUT}("], 0
 
-    def __init__(self, number: int, oddness: float) -> None:
-        self._random = random.Random(number)
-        self._oddness = oddness
-        self._number = number
-        self._calls = 0
-        self.forest = Forest(
-            rollout_id=f"r{number}", trace_id=f"{number + 1:032x}", process=f"p{number:03}"
-        )
+    def may(share: float) -> bool:
+        return chance.random() < oddness * share
 
-    def _may(self, chance: float = 1.0) -> bool:
-        return self._random.random() < self._oddness * chance
-
-    def work(self) -> list[Span]:
-        """The spans of a rollout."""
-        with self.forest.inside(c.SPAN_ROLLOUT):
-            for _ in range(self._random.randint(1, 2)):
-                if self._random.random() < 0.3:
-                    self._converse(self._random.choice(["planner", "writer"]))
-                else:
-                    with self.forest.agent(self._random.choice(["planner", "writer"])):
-                        self._converse(None)
-                if self._random.random() < 0.7:
-                    self._reward()
-        return [
-            replace(span, scope=c.SCOPE) if not self._may(0.02) else span
-            for span in self.forest.spans
-        ]
-
-    def _converse(self, agent: str | None) -> None:
-        history: list[Message] = [said("system", 'You are an "assistant"'), said("user", "go ü")]
-        if self._may(0.2):
-            history.append(said("assistant", "as an example"))
-            history.append(said("user", "like that"))
-        for _ in range(self._random.randint(1, 4)):
-            answer = self._call(history, agent)
-            if self._may(0.2):
-                history = history[: self._random.randint(1, len(history))]
-            elif self._random.random() < 0.9:
-                history = [*history, answer, self._tool()]
-            if self._may(0.3):
-                self._reward()
-
-    def _tool(self) -> Message:
-        opened = self.forest.open("execute_tool search", {c.OPERATION: c.EXECUTE_TOOL})
-        beside = self.forest.open("work") if self._random.random() < 0.3 else None
-        if self._may(0.2):
-            self._call([said("user", "inside a tool")], None, parent=opened)
-        self.forest.close(opened)
-        if beside:
-            self.forest.close(beside)
-        response = {
-            "messages": [{"role": "assistant", "parts": []}],
-            "n": self._random.randint(0, 9),
-        }
-        part = {"type": "tool_call_response", "id": "x", "response": response}
-        return {
-            "role": "tool",
-            "parts": [part if self._may(0.3) else {**part, "response": "found"}],
-        }
-
-    def _answer(self) -> Message:
-        if self._random.random() < 0.5:
-            part = {
-                "type": "tool_call",
-                "id": f"{self._calls}",
-                "name": "f",
-                "arguments": {"a": [1]},
-            }
-            return {"role": "assistant", "parts": [part]}
-        text = "again" if self._may(0.3) else f"answer {self._calls}"
-        if self._may(0.2):
-            thought = {"type": "reasoning", "content": "hm"}
-            return {"role": "assistant", "parts": [thought, {"type": "text", "content": text}]}
-        return said("assistant", text)
-
-    def _call(self, history: list[Message], agent: str | None, **extra: Any) -> Message:
-        self._calls += 1
-        answer = self._answer()
-        told = [{**answer, "finish_reason": "stop"}]
-        if self._may(0.1):
-            told.append(said("assistant", "another choice"))
-        attributes: dict[str, Any] = {
-            c.OPERATION: c.CHAT,
-            c.INPUT_MESSAGES: orjson.dumps(history).decode(),
-            c.OUTPUT_MESSAGES: orjson.dumps(told if not self._may(0.1) else [answer]).decode(),
-            c.RESPONSE_ID: f"reply-{self._number}-{0 if self._may(0.1) else self._calls}",
-            c.REQUEST_MODEL: "m",
-            c.FINISH_REASONS: ["stop"],
-            c.OUTPUT_TOKENS: 3,
-        }
-        odd: list[dict[str, Any]] = [
-            {c.ABANDONED: True},
-            {c.TRACK_ONLY: ["planner"]},
-            {c.OUTPUT_MESSAGES: '[{"role":"assistant","parts":[{"type":"text"'},
-            {c.INPUT_MESSAGES: None},
-            {c.OPERATION: c.EMBEDDINGS},
-            {c.RESPONSE_ID: None},
-            {c.RECEIVED: "otlp:127.0.0.1"},
-            {c.SYSTEM_INSTRUCTIONS: f'[{{"type":"text","content":"{self._calls}"}}]'},
-            reward_attributes(0.3),
-        ]
-        if self._may(0.3):
-            attributes |= self._random.choice(odd)
-        if self._random.random() < 0.3:
-            attributes |= token_attributes([1, 2], [3, 4], [-0.5, -0.25])
-            if self._may(0.3):
-                attributes[c.PROMPT_TOKEN_IDS] = "damaged"
-        if agent:
-            attributes[c.AGENT_NAME] = agent
+    for _ in range(chance.randint(1, 2)):
+        agent, is_block = chance.choice(["planner", "writer"]), chance.random() < 0.7
+        own = "" if is_block else f"@{c.AGENT_NAME}={agent}"
+        words.append(f"{agent}[" if is_block else "work(")
+        history = ["s:system", "u:go", *(["a:so", "u:on"] if may(0.2) else [])]
+        for _ in range(chance.randint(1, 4)):
+            calls += 1
+            answer = chance.choice(["call", "thought", "again", f"answer{calls}"])
+            flags = "@exact" * (chance.random() < 0.3) + "@error" * may(0.1)
+            talk = f"{own}@as=n{calls}@id=r{number}-{calls}{flags}<{'|'.join(history)}"
+            inside = [f"n{calls}/{chance.choice(['!.1', 'within<u:x'])}"] * may(0.2)
+            words += [f"+{answer}{talk}", *inside, f"-n{calls}"[: 99 * (not may(0.03))]]
+            if may(0.2):
+                history = history[: chance.randint(1, len(history))]
+            elif chance.random() < 0.9:
+                history += [f"a:{answer}", f"t:{'listed' if may(0.3) else 'found'}"]
+                words += ["tool(", *["beside<u:x"] * may(0.2), ")"]
+            words += [chance.choice([*REWARDS, "do:act"])] * may(0.3)
+        words.append("]" if is_block else ")")
+        words += [chance.choice(REWARDS if may(1) else REWARDS[:3])] * (chance.random() < 0.7)
+    ids = {"rollout_id": f"r{number}", "trace_id": f"{number + 1:032x}", "process": f"p{number:03}"}
+    found = []
+    for span in draw(" ".join([*words, ")"]).replace("@id=ID", f"@id=r{number}-1"), **ids).spans:
+        attributes = dict(span.attributes)
+        if c.INPUT_MESSAGES in attributes:
+            for key, (name, part) in product((c.INPUT_MESSAGES, c.OUTPUT_MESSAGES), PARTS.items()):
+                text = f'{{"type":"text","content":"{name}"}}'
+                attributes[key] = attributes[key].replace(text, part)
+            attributes |= chance.choice(ODD) if may(0.3) else {}
         attributes = {key: value for key, value in attributes.items() if value is not None}
-        status = {"status": "ERROR"} if self._may(0.1) else {}
-        opened = self.forest.open("chat m", attributes, **extra, **status)
-        if self._may(0.1):
-            self._call(history, agent)
-        if self._may(0.1):
-            self.forest.make(c.SPAN_ANNOTATION, reward_attributes(0.1), parent=opened)
-        if not self._may(0.03):
-            self.forest.close(opened)
-        return answer
-
-    def _reward(self) -> None:
-        value = self._random.choice([0.0, 0.5, 1])
-        if self._may(0.3):
-            self.forest.reward(("a", value), ("b", 2.0))
-        elif self._may(0.3):
-            self.forest.reward(value, response_id=f"reply-{self._number}-1")
-        elif self._may(0.1):
-            self.forest.make(c.SPAN_ANNOTATION, {c.REWARD_VALUE: "much"})
-        elif self._may(0.1):
-            self.forest.make(c.SPAN_ACTION, {c.OBJECT_LITERAL: "act"})
-        else:
-            self.forest.reward(value)
+        found.append(replace(span, attributes=attributes, scope="" if may(0.02) else c.SCOPE))
+    return found
 
 
 def _rows(steps: list[Transition]) -> Counter[str]:
@@ -178,7 +120,8 @@ def _funnel(report: Report) -> Report:
     )
 
 
-def _same(store: Store, **options: Any) -> None:
+def assert_same(store: Store, **options: Any) -> None:
+    """Check that rows, tables and funnels without bodies are those with them."""
     whole = store.transitions(**options)
     thin = store.transitions(**options, bodies=False)
 
@@ -221,14 +164,14 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize("oddness", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("received", [True, False])
-def test_transitions_without_bodies_are_the_same(
+def test_transitions_without_bodies_are_theassert_same(
     store: Store, oddness: float, received: bool, taken: Counter[str]
 ) -> None:
     """Rows, branches, rewards and funnel are those of the general way, whichever way they took."""
     for number in range(60):
-        store.add(Agent(number, oddness).work())
+        store.add(work(number, oddness))
 
-    _same(store, received=received)
+    assert_same(store, received=received)
 
     # Each rollout is adapted twice with its bodies and three times without.
     passes = Counter({way: count / 60 for way, count in taken.items()})
@@ -279,7 +222,7 @@ def test_transitions_come_from_files_of_all_kinds(
 ) -> None:
     """Rollouts that lie in files with their gist, without, with another one, and in segments."""
     monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
-    spans = [Agent(number, 0.1).work() for number in range(12)]
+    spans = [work(number, 0.1) for number in range(12)]
     parts = len(changes) + 1
     for number, change in enumerate([*changes, None]):
         for own in spans:
@@ -290,7 +233,7 @@ def test_transitions_come_from_files_of_all_kinds(
             if change:
                 _rewrite(store, name, change)
 
-    _same(store)
+    assert_same(store)
 
     if not {_EMPTY, _OTHERWISE} & {*changes}:
         assert taken["linear"] > 12
@@ -303,14 +246,14 @@ def test_transitions_come_from_files_of_all_kinds(
 def test_tables_without_bodies_hold_what_is_wanted(store: Store, wanted: dict[str, Any]) -> None:
     """What is selected by its steps is selected in tables too."""
     for number in range(12):
-        store.add(Agent(number, 0.1).work())
+        store.add(work(number, 0.1))
 
-    _same(store, **wanted)
+    assert_same(store, **wanted)
 
 
 @settings(max_examples=10, deadline=None, phases=[Phase.generate])  # each makes a store
 @given(st.lists(forests, min_size=1, max_size=3))
-def test_transitions_of_any_forest_without_bodies_are_the_same(
+def test_transitions_of_any_forest_without_bodies_are_theassert_same(
     tmp_path_factory: pytest.TempPathFactory, found: list[list[Span]]
 ) -> None:
     """So are those of whatever broken tracers leave behind."""
@@ -318,13 +261,13 @@ def test_transitions_of_any_forest_without_bodies_are_the_same(
     for number, spans in enumerate(found):
         store.add(replace(s, trace_id=f"{number}{s.trace_id[1:]}", scope=c.SCOPE) for s in spans)
 
-    _same(store, include_incomplete=True)
+    assert_same(store, include_incomplete=True)
 
 
 def test_batches_do_not_matter(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rollouts that are read a few at a time come out as those that are read at once."""
     for number in range(20):
-        store.add(Agent(number, 0.1).work())
+        store.add(work(number, 0.1))
     at_once = list(map(repr, store.transitions(bodies=False)))
     monkeypatch.setattr(linear, "_PLAN", linear._PLAN.replace(str(linear.ROWS), "30"))
 
@@ -336,7 +279,7 @@ def test_no_folder_is_left_behind(
 ) -> None:
     """What spills to the disk is gone with whoever read it, also of a pass that was broken off."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    store.add(Agent(1, 0.0).work())
+    store.add(work(1, 0.0))
     table = store.transitions(bodies=False)
 
     next(iter(table))

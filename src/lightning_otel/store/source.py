@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -10,7 +10,7 @@ from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogu
 from lightning_otel.store.damage import exclude_damage
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.gist import GIST, ODD, with_gist
-from lightning_otel.store.layout import MEMORY, SCHEMA_VERSION, DataFile, Layout, now_us
+from lightning_otel.store.layout import MEMORY, DataFile, Layout, now_us
 from lightning_otel.store.live import living
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.rebuild import mend_manifest
@@ -246,39 +246,25 @@ def define_views(
 
 
 def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot, live: str) -> None:
-    """Define the view of narrow columns and the gist; hold that of spans whose file lacks it."""
-    layout = snapshot.layout
-    told = () if snapshot.is_small else _files_with_gist(con, snapshot)
-    others = replace(snapshot, files=tuple(each for each in snapshot.files if each not in told))
-    lacking = f"({others.spans_sql()})"
-    if snapshot.is_small:
-        lacking = "reading.spans"
-    elif live:
-        columns = ", ".join(COLUMNS)
-        lacking = f"(SELECT {columns} FROM {rows_of(layout, others.files)} UNION ALL FROM {live})"
-    _hold_rows(con, "lacking", with_gist(lacking, NARROW_COLUMNS), layout, told)
-    parts = ["FROM reading.lacking"]
-    if told:
-        paths = listed(layout.data / file.name for file in told)
-        gist = ", ".join((*NARROW_COLUMNS, *GIST))
-        # A gist that is empty, for whatever reason, tells nothing.
+    """Define the view of narrow columns and the gist, which segments have not."""
+    layout, files = snapshot.layout, () if snapshot.is_small else snapshot.files
+    source = "reading.spans" if snapshot.is_small else live
+    if not source and snapshot.segments:
+        source = f"({snapshot.live_sql()})"
+    parts = []
+    if source:
+        _hold_rows(con, "gist", with_gist(source, NARROW_COLUMNS), layout, files)
+        parts.append("FROM reading.gist")
+    if files:
+        # A file of an early version has no gist; an empty one, for whatever reason, tells nothing.
+        none = ", ".join(f"NULL::{kind} AS {name}" for name, kind in GIST.items())
+        paths = listed(layout.data / file.name for file in files)
         parts.append(
-            f"SELECT * REPLACE (coalesce(gist_kind, {ODD})::TINYINT AS gist_kind) "
-            f"FROM (SELECT {gist} FROM read_parquet({paths}))"
+            f"SELECT {', '.join(NARROW_COLUMNS)}, coalesce(gist_kind, {ODD})::TINYINT AS gist_kind,"
+            f" gist_before, gist_after, gist_facts FROM (FROM read_parquet({paths}, "
+            f"union_by_name=true) UNION ALL BY NAME (SELECT {none} LIMIT 0))"
         )
     con.execute(f"CREATE OR REPLACE VIEW {NARROW} AS {' UNION ALL '.join(parts)}")
-
-
-def _files_with_gist(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> tuple[DataFile, ...]:
-    files = [file for file in snapshot.files if file.schema >= SCHEMA_VERSION]
-    if not files:
-        return ()
-    paths = listed(snapshot.layout.data / file.name for file in files)
-    rows = con.execute(
-        f"SELECT parse_filename(file_name) FROM parquet_schema({paths}) WHERE name = 'gist_facts'"
-    ).fetchall()
-    names = {name for (name,) in rows}
-    return tuple(file for file in files if file.name in names)
 
 
 def _is_wide(names: Collection[str], columns: Collection[str] | None) -> bool:
