@@ -29,8 +29,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 def client_of(store: Store) -> Any:
     """The client of a store's engine."""
-    engine = store.source.engine  # type: ignore[attr-defined]  # a RemoteSource
-    return engine._client
+    return store.source._client  # type: ignore[attr-defined]  # ClickHouse
 
 
 def collected(store: Store, spans: list[Span]) -> None:
@@ -39,7 +38,7 @@ def collected(store: Store, spans: list[Span]) -> None:
     rows = ", ".join(map(_row, spans))
     client_of(store).command(
         "INSERT INTO "
-        f"{store.source.engine._table} (Timestamp, TraceId, SpanId, ParentSpanId, TraceState, "  # type: ignore[attr-defined]  # as above
+        f"{store.source._table} (Timestamp, TraceId, SpanId, ParentSpanId, TraceState, "  # type: ignore[attr-defined]  # as above
         "SpanName, SpanKind, ServiceName, ResourceAttributes, ScopeName, ScopeVersion, "
         "SpanAttributes, Duration, StatusCode, StatusMessage, Events.Timestamp, Events.Name, "
         f"Events.Attributes, Links.TraceId, Links.SpanId, Links.TraceState, Links.Attributes) "
@@ -229,5 +228,5 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _table(store: Store) -> str:
-    found: str = store.source.engine._table  # type: ignore[attr-defined]  # a RemoteSource
+    found: str = store.source._table  # type: ignore[attr-defined]  # ClickHouse
     return found

@@ -65,5 +65,5 @@ def test_times_are_utc_where_they_name_no_zone() -> None:
     source = source_of("http://h:1?since=2026-01-01&until=2026-01-01T01:00:00.000001%2B01:00")
 
     assert isinstance(source, RemoteSource)
-    assert source._window.since_ns == 1_767_225_600 * 10**9
-    assert source._window.until_ns == 1_767_225_600 * 10**9 + 1000
+    assert source.window.since_ns == 1_767_225_600 * 10**9
+    assert source.window.until_ns == 1_767_225_600 * 10**9 + 1000

@@ -1,10 +1,11 @@
 """Sources of spans: the protocol of engines, and the local files as the first of them."""
 
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
 from lightning_otel.store.damage import exclude_damage
@@ -26,6 +27,8 @@ from lightning_otel.types import Span
 if TYPE_CHECKING:
     import duckdb
 
+    Con = duckdb.DuckDBPyConnection
+
 REWARD_ATTRIBUTES: Final = "reward_attributes"
 """Stands for ``attributes`` of spans that are a reward and nothing else; empty on the others."""
 INDEX_COLUMNS: Final = (*NARROW_COLUMNS, REWARD_ATTRIBUTES)
@@ -37,6 +40,9 @@ _HELD_BYTES: Final = 32 << 20
 """Segments up to this size are parsed once for a connection, whatever is read of them."""
 _SUMMARY_COLUMNS: Final = frozenset({*INDEX_COLUMNS, "attributes"})
 
+Names = Collection[str]
+Asked = tuple[str, Sequence[object]]
+"""A query, empty if several will be put, and what stands for its question marks."""
 SpanName = tuple[str, str]
 """Trace and span id."""
 
@@ -106,19 +112,16 @@ def projection(columns: Collection[str]) -> str:
     return ", ".join(chosen)
 
 
-class SpanSource(Protocol):
-    """An engine that holds spans."""
+class SpanSource(ABC):
+    """An engine that holds spans.
 
-    @property
-    def name(self) -> str:
-        """The store's name as a person wrote it, without a password."""
+    Attributes:
+        name: The store's name as a person wrote it, without a password.
+        layout: Its paths, where it keeps files on this machine.
+    """
 
-    @property
-    def layout(self) -> Layout | None:
-        """Its paths, where it keeps files on this machine."""
-
-    def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
-        """The selected spans, read on a connection of this source, by default a new one."""
+    name: str
+    layout: Layout | None = None
 
     def connect(
         self,
@@ -137,58 +140,59 @@ class SpanSource(Protocol):
             query: The one query that will be put, if it is one: it tells the views and columns.
             parameters: What stands for its question marks.
         """
+        con = self._open()
+        names = views_of(con, query) if query is not None else names
+        return self._read(con, names, columns, (query or "", parameters))
+
+    def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
+        """Return the selected spans, read on a connection of this source, by default a new one."""
+        return Query(con or self.connect(("spans",)), *selection.query())
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans that are complete already, durably when this returns."""
+        writer = self.writer()
+        for span in spans:
+            writer.add(span)
 
+    @abstractmethod
     def writer(self) -> SpanWriter:
-        """This process's writer into the engine."""
+        """Return this process's writer into the engine."""
+
+    @abstractmethod
+    def _open(self) -> "Con":
+        """Return a connection on which ``spans`` can be defined, or is."""
+
+    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Asked) -> Reader:
+        """Define the views, as :meth:`connect` has them, where ``spans`` stands already."""
+        define_derived(con, names)
+        return Reader(con)
 
 
-class LocalSource:
+class LocalSource(SpanSource):
     """A catalogue with its segments and Parquet files on this machine's disk."""
+
+    layout: Layout
 
     def __init__(self, layout: Layout) -> None:
         """Name the files."""
         self.layout = layout
         self.name = str(layout.catalogue)
 
-    def connect(
-        self,
-        names: Collection[str] = NAMES,
-        columns: Collection[str] | None = None,
-        *,
-        query: str | None = None,
-        parameters: Sequence[object] = (),
-    ) -> Reader:
-        """Return an in-memory DuckDB over the files."""
-        prepare(self.layout)
-        con = new_connection()
-        names = views_of(con, query) if query is not None else names
+    def writer(self) -> SpanWriter:
+        """Return this process's writer of the store, made if it is not there."""
+        return writer_for(self.layout)
 
+    def _open(self) -> "Con":
+        prepare(self.layout)
+        return new_connection()
+
+    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Asked) -> Reader:
         def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
             if snapshot.is_small:
                 con.execute("SET threads = 1")
             define_views(con, snapshot, names, columns)
 
         return Reader(con, self.layout, define)
-
-    def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
-        """Return the selected spans."""
-        return Query(con or self.connect(("spans",)), *selection.query())
-
-    def add(self, spans: Iterable[Span]) -> None:
-        """Keep complete spans in this process's segment."""
-        _add_spans(self.writer(), spans)
-
-    def writer(self) -> SpanWriter:
-        """This process's writer of the store, made if it is not there."""
-        return writer_for(self.layout)
-
-
-def _add_spans(writer: SpanWriter, spans: Iterable[Span]) -> None:
-    for span in spans:
-        writer.add(span)
 
 
 def prepare(layout: Layout) -> None:
@@ -319,41 +323,26 @@ def rollout_rewards(source: SpanSource) -> dict[str, float]:
     return {row["rollout_id"]: row["reward"] for row in rows if row["reward"] is not None}
 
 
-class MemorySource:
+class MemorySource(SpanSource):
     """Spans kept in this process and gone with it, for tests and short looks."""
 
     def __init__(self) -> None:
-        self.layout = None
         self.name = MEMORY
         self._writer = SpanWriter(None)
 
-    def connect(
-        self,
-        names: Collection[str] = NAMES,
-        columns: Collection[str] | None = None,
-        *,
-        query: str | None = None,
-        parameters: Sequence[object] = (),
-    ) -> Reader:
-        """Return an in-memory DuckDB with the spans recorded so far."""
+    def writer(self) -> SpanWriter:
+        """Return the writer that all recordings into this source share."""
+        return self._writer
+
+    def _open(self) -> "Con":
         con = new_connection()
         with tempfile.NamedTemporaryFile(suffix=".ndjson") as file:
             size = file.write(b"".join(self._writer.lines))
             file.flush()
             spans = live_query([Path(file.name)], live_bytes=size)
             con.execute(f"CREATE TABLE spans AS {spans}")
-        names = views_of(con, query) if query is not None else names
+        return con
+
+    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Asked) -> Reader:
         define_derived(con, names, (self._writer.process,))
         return Reader(con)
-
-    def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
-        """The selected spans."""
-        return Query(con or self.connect(("spans",)), *selection.query())
-
-    def add(self, spans: Iterable[Span]) -> None:
-        """Keep complete spans in this process's memory."""
-        _add_spans(self._writer, spans)
-
-    def writer(self) -> SpanWriter:
-        """The writer all recordings into this source share."""
-        return self._writer

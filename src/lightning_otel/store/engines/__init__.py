@@ -30,7 +30,6 @@ def source_of(given: str, *, data: str | None = None) -> SpanSource:
     if "://" not in given:
         return LocalSource(Layout(given))
     from lightning_otel.store.engines import clickhouse, http
-    from lightning_otel.store.engines.remote import RemoteSource
 
     scheme = given.partition("://")[0].lower()
     if scheme not in (*clickhouse.SCHEMES, *http.SCHEMES):
@@ -41,6 +40,6 @@ def source_of(given: str, *, data: str | None = None) -> SpanSource:
     bounds = {name: instant_ns(value, name, zone=UTC) for name, value in options if name in _BOUNDS}
     rest = urlencode([option for option in options if option[0] not in _BOUNDS])
     url = urlunsplit(parts._replace(query=rest))
-    engine = http.Server(url) if scheme in http.SCHEMES else clickhouse.ClickHouse(url)
-    window = Selection(since_ns=bounds.get("since"), until_ns=bounds.get("until"))
-    return RemoteSource(engine, window)
+    source = http.Server(url) if scheme in http.SCHEMES else clickhouse.ClickHouse(url)
+    source.window = Selection(since_ns=bounds.get("since"), until_ns=bounds.get("until"))
+    return source

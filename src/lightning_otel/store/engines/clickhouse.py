@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from lightning_otel.errors import ConfigError, NotInstalledError, StoreError
 from lightning_otel.store.engines import collector
-from lightning_otel.store.engines.remote import fetched_columns
+from lightning_otel.store.engines.remote import RemoteSource, fetched_columns
 from lightning_otel.store.source import MemorySource, Selection, SpanSource
 from lightning_otel.store.spans import SAME_SPAN_NS
 from lightning_otel.store.sql import quoted
@@ -47,8 +47,8 @@ _WRITING: Final = {"max_partitions_per_insert_block": 0}
 """Spans of a year lie in 365 partitions."""
 
 
-class ClickHouse:
-    """The engine: one table, read with one view."""
+class ClickHouse(RemoteSource):
+    """One table, read with one view."""
 
     def __init__(self, url: str) -> None:
         """Name a table, as in the module's description; nothing is opened yet."""
@@ -88,7 +88,7 @@ class ClickHouse:
         self._table = f"{self._database}.{_quote_name(table)}"
         self._times = f"{self._database}.{_quote_name(table + '_trace_id_ts')}"
 
-    def fetch(self, selection: Selection, path: Path) -> None:
+    def send(self, selection: Selection, path: Path) -> None:
         """Write the selected spans to a Parquet file."""
         if not fetched_columns(selection.columns):
             raise ConfigError("a selection without columns selects nothing; name some")
@@ -136,7 +136,7 @@ class ClickHouse:
             until_ns=until_ns + SAME_SPAN_NS,
             columns=("trace_id", "span_id"),
         )
-        self.fetch(there, path)
+        self.send(there, path)
         con.execute(f"CREATE OR REPLACE TEMP TABLE there AS FROM read_parquet({quoted(str(path))})")
         rows = f"(SELECT * FROM spans ANTI JOIN there USING (trace_id, span_id) WHERE {within})"
         ((count,),) = con.execute(

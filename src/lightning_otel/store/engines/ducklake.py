@@ -6,7 +6,7 @@ lake needs the ones installed beside DuckDB (extra ``lake``), or those a user in
 
 import importlib.util
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,15 +17,12 @@ from lightning_otel.store.engines.remote import timed
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout
 from lightning_otel.store.parquet import row_of
-from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.source import Selection
+from lightning_otel.store.source import Selection, SpanSource
 from lightning_otel.store.spans import is_one_span
 from lightning_otel.store.sql import keep_quiet, quoted
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import NAMES, define_derived, views_of
 from lightning_otel.store.writer import SpanWriter, writer_for
-from lightning_otel.types import Span
 
 if TYPE_CHECKING:
     import duckdb
@@ -55,28 +52,17 @@ SELECT DISTINCT later.line FROM doubtful AS later JOIN doubtful AS earlier
   ON {is_one_span("earlier", "later")} AND earlier.line < later.line"""
 
 
-class DuckLakeSource:
+class DuckLakeSource(SpanSource):
     """Spans that any number of machines published into one lake."""
-
-    layout = None
 
     def __init__(self, address: LakeAddress) -> None:
         self.address = address
         self.name = address.name
         self.local = Layout(address.local or config.DEFAULT_STORE)
 
-    def connect(
-        self,
-        names: Collection[str] = NAMES,
-        columns: Collection[str] | None = None,
-        *,
-        query: str | None = None,
-        parameters: Sequence[object] = (),
-    ) -> Reader:
-        """Return an in-memory DuckDB in which the lake is attached, read-only, as ``lake``."""
-        con = self._open_view()
-        define_derived(con, views_of(con, query) if query is not None else names)
-        return Reader(con)
+    def writer(self) -> SpanWriter:
+        """Return this process's writer into the local store, from which spans are published."""
+        return writer_for(self.local)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """Return the selected spans; files that hold none of them are not read."""
@@ -87,11 +73,11 @@ class DuckLakeSource:
         # The condition is said again as literals, by which DuckLake leaves out files.
         bounded = f"SELECT * FROM main.spans WHERE {traces} AND {times}"
         if con is None:
-            con = self._open_view(traces)
+            con = self._open(traces)
         return Query(con, f"WITH spans AS NOT MATERIALIZED ({bounded}) {text}", values)
 
-    def _open_view(self, where: str = "true") -> "duckdb.DuckDBPyConnection":
-        """Return a connection with the view ``spans``; the condition is one of whole traces."""
+    def _open(self, where: str = "true") -> "duckdb.DuckDBPyConnection":
+        """Attach the lake as ``lake``, to be read; the condition is one of whole traces."""
         with telling(self.address):
             con = attached(self.address, application=_READER, is_read_only=True)
             rows = con.execute(
@@ -122,16 +108,6 @@ class DuckLakeSource:
                 "ANTI JOIN reading.later USING (line)"
             )
             return con
-
-    def add(self, spans: Iterable[Span]) -> None:
-        """Keep spans in this machine's local store; the next publication takes them along."""
-        writer = self.writer()
-        for span in spans:
-            writer.add(span)
-
-    def writer(self) -> SpanWriter:
-        """Return this process's writer into the local store, from which they are published."""
-        return writer_for(self.local)
 
 
 def attached(

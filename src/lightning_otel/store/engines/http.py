@@ -20,6 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.engines.otlp import UnsendableError, request_of
+from lightning_otel.store.engines.remote import RemoteSource
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Span
 
@@ -43,8 +44,8 @@ _HINTS: Final = {
 }
 
 
-class Server:
-    """The engine: a served store."""
+class Server(RemoteSource):
+    """A served store."""
 
     def __init__(self, url: str) -> None:
         """Name a server, as in the module's description; nothing is opened yet."""
@@ -64,7 +65,7 @@ class Server:
         self._token = urllib.parse.unquote(parts.password or parts.username or "")
         self.name = f"{parts.scheme}://{self._host}{self._path}"
 
-    def fetch(self, selection: Selection, path: Path) -> None:
+    def send(self, selection: Selection, path: Path) -> None:
         """Write the selected spans to a Parquet file."""
         names = [each.name for each in fields(Selection) if each.name != "also"]
         selection = replace(selection, columns=list(selection.columns))

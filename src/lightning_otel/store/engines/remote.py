@@ -7,35 +7,39 @@ a call, a reward or a transition is.
 
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
-from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
+from lightning_otel.store.source import REWARD_ATTRIBUTES, Asked, Names, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT, new_connection, quoted
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import NAMES, define_derived, views_of
 from lightning_otel.store.writer import SpanWriter
-from lightning_otel.types import Span
 
 if TYPE_CHECKING:
     import duckdb
 
+    from lightning_otel.store.source import Con
+
 _EMPTY: Final = "CREATE TABLE spans (" + ", ".join(f"{n} {k}" for n, k in COLUMNS.items()) + ")"
 
 
-class Engine(Protocol):
-    """Holds spans, and sends those selected."""
+class RemoteSource(SpanSource):
+    """The spans of an engine, as much of them as is asked for.
 
-    @property
-    def name(self) -> str:
-        """The address, without a password."""
+    Attributes:
+        window: Times that are never looked beyond.
+    """
 
-    def fetch(self, selection: Selection, path: Path) -> None:
+    window = Selection()
+
+    @abstractmethod
+    def send(self, selection: Selection, path: Path) -> None:
         """Write the selected spans to a Parquet file, each once, in any order.
 
         Args:
@@ -43,54 +47,17 @@ class Engine(Protocol):
             path: The file.
 
         Raises:
-            StoreError: It cannot be reached, or refuses.
+            StoreError: The engine cannot be reached, or refuses.
         """
-
-    def add(self, spans: Iterable[Span]) -> None:
-        """Keep spans, durably when this returns; raises as :meth:`fetch` does."""
-
-
-class RemoteSource:
-    """The spans of an engine, as much of them as is asked for."""
-
-    def __init__(self, engine: Engine, window: Selection) -> None:
-        """Name a source; nothing is opened yet, and never looked beyond the times of the window."""
-        self.layout = None
-        self.engine = engine
-        self.name = engine.name
-        self._window = window
-
-    def connect(
-        self,
-        names: Collection[str] = NAMES,
-        columns: Collection[str] | None = None,
-        *,
-        query: str | None = None,
-        parameters: Sequence[object] = (),
-    ) -> Reader:
-        """Return an in-memory DuckDB into which the columns asked for were fetched."""
-        con = new_connection()
-        names = views_of(con, query) if query is not None else names
-        con.execute(_EMPTY)
-        define_derived(con, names)
-        if columns is None:
-            columns = _columns_of(con, query, parameters) if query is not None else tuple(COLUMNS)
-        self._load_selection(con, Selection(columns=columns))
-        return Reader(con)
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """Return the selected spans; a connection tells when the rollouts wanted took place."""
-        own = new_connection()
-        own.execute(_EMPTY)
+        own = self._open()
         for part in (replace(selection, also=None), selection.also):
             if part is not None:
                 self._load_selection(own, timed(part, con))
         ordered = Selection(is_ordered=selection.is_ordered, columns=selection.columns)
         return Query(own, *ordered.query())
-
-    def add(self, spans: Iterable[Span]) -> None:
-        """Have the engine keep spans."""
-        self.engine.add(spans)
 
     def writer(self) -> SpanWriter:
         """Refuse: there is none."""
@@ -99,11 +66,23 @@ class RemoteSource:
             "record into a local path and send the spans on by OTLP"
         )
 
+    def _open(self) -> "duckdb.DuckDBPyConnection":
+        con = new_connection()
+        con.execute(_EMPTY)
+        return con
+
+    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Asked) -> Reader:
+        reader = super()._read(con, names, columns, asked)
+        if columns is None:
+            columns = _columns_of(con, *asked) if asked[0] else tuple(COLUMNS)
+        self._load_selection(con, Selection(columns=columns))
+        return reader
+
     def _load_selection(self, con: "duckdb.DuckDBPyConnection", selection: Selection) -> None:
         """Fetch the spans into the table, in their columns."""
         import duckdb
 
-        both = (selection, self._window)
+        both = (selection, self.window)
         since = [each.since_ns for each in both if each.since_ns is not None]
         until = [each.until_ns for each in both if each.until_ns is not None]
         selection = replace(
@@ -115,7 +94,7 @@ class RemoteSource:
         names = ", ".join(fetched_columns(selection.columns))
         with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
             path = Path(folder, "spans.parquet")
-            self.engine.fetch(selection, path)
+            self.send(selection, path)
             try:
                 # A Parquet file that breaks off has no footer, and is never read as a shorter one.
                 con.execute(
