@@ -438,7 +438,7 @@ def test_imported_later_it_is_watched_and_before_that_left_alone(
         timeout_s=110,
     )
 
-    assert found.strip().endswith(driver.outline)
+    assert driver.outline in found  # a library may print more as it ends
 
 
 @pytest.mark.parametrize("name", ["__init__", "stop", "fail"])

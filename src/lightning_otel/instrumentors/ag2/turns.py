@@ -6,54 +6,55 @@ the spans, and knows nothing of the client's span for the same request.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import around
 from lightning_otel.instrumentors.reading import word
-from lightning_otel.instrumentors.steps import ModelCall, agent_step, answered, steps, tool_step
+from lightning_otel.instrumentors.steps import (
+    ModelCall,
+    Step,
+    agent_step,
+    answered,
+    steps,
+    tool_step,
+)
 from lightning_otel.messages import message, text_part, tool_call_part, tool_response_part
 from lightning_otel.values import text_of
 
 
-def wrapped(is_wanted: Any) -> Any:
+def make_scope(is_wanted: Any) -> Any:
     """Return the replacement of an agent's ``_turn_scope``, through which each turn goes."""
 
     def make(original: Any) -> Any:
         def _turn_scope(self: Any, event: Any, **kwargs: Any) -> Any:
             if not capture.guarded(is_wanted):
                 return original(self, event, **kwargs)
-            given = kwargs.get("additional_middleware", ())
-            kwargs["additional_middleware"] = (*given, _Middleware)
-            return _Scope(original(self, event, **kwargs), self, event)
+            others = kwargs.get("additional_middleware", ())
+            kwargs["additional_middleware"] = (*others, _Middleware)
+            return _open_scope(original(self, event, **kwargs), self, event)
 
         return _turn_scope
 
     return make
 
 
-class _Scope:
-    """A turn's scope, whose turn is a step of the agent."""
-
-    def __init__(self, scope: Any, agent: Any, event: Any) -> None:
-        self._scope, self._agent, self._event = scope, agent, event
-
-    async def __aenter__(self) -> Any:
-        drive = await self._scope.__aenter__()
-        begin = steps((), lambda agent, _: _record_turn(agent, self._event), _keep_reply)
+@asynccontextmanager
+async def _open_scope(scope: Any, agent: Any, event: Any) -> AsyncIterator[Any]:
+    """Open a turn's scope, whose turn is a step of the agent."""
+    async with scope as drive:
 
         async def turn(_: Any) -> Any:
             return await drive()
 
-        return functools.partial(around(begin)(turn), self._agent)
-
-    async def __aexit__(self, *exc: Any) -> Any:
-        return await self._scope.__aexit__(*exc)
+        begin = steps((), lambda agent, _: _begin_turn(agent, event), _keep_reply)
+        yield functools.partial(around(begin)(turn), agent)
 
 
-def _record_turn(agent: Any, event: Any) -> Any:
+def _begin_turn(agent: Any, event: Any) -> Step | None:
     asked = _join_values(getattr(event, "parts", None))
     # Not the agent itself: a turn within its own turn is one of its own.
     return agent_step(object(), word(getattr(agent, "name", None)) or "agent", asked)
@@ -64,37 +65,38 @@ def _keep_reply(operation: capture.Operation, reply: Any) -> None:
 
 
 class _Middleware:
-    """One turn's middleware: made by AG2, called around each tool and each model call."""
+    """One turn's middleware: made by AG2, called around each tool and each model call.
+
+    The turn itself is seen where its scope is opened, around all other middleware.
+    """
 
     def __init__(self, event: Any, context: Any) -> None:
         self.initial_event, self.context = event, context
 
     async def on_turn(self, call_next: Any, event: Any, context: Any) -> Any:
-        """Nothing: the turn is seen where its scope is opened, around all other middleware."""
+        """Pass a turn through."""
         return await call_next(event, context)
 
-    async def on_human_input(self, call_next: Any, event: Any, context: Any) -> Any:
-        """Nothing."""
-        return await call_next(event, context)
+    on_human_input = on_turn
 
     async def on_tool_execution(self, call_next: Any, event: Any, context: Any) -> Any:
-        """A tool is a step."""
+        """Make a tool a step."""
         return await _execute(event, call_next, context)
 
     async def on_llm_call(self, call_next: Any, events: Any, context: Any) -> Any:
-        """A model call stands ready for whichever client sends the request."""
+        """Hold a model call ready for whichever client sends the request."""
         return await _ask(events, call_next, context)
 
 
-def _execute_tool(event: Any, arguments: Any) -> Any:
+def _begin_tool(event: Any, _: Any) -> Step | None:
     name = word(event.name) or "tool"
     return tool_step(object(), name, event.arguments, call_id=word(event.id), agent=None)
 
 
 def _keep_result(operation: capture.Operation, result: Any) -> None:
-    said = _join_values(getattr(getattr(result, "result", None), "parts", None))
-    if said is not None:
-        operation.body[c.TOOL_RESULT] = said
+    text = _join_values(getattr(getattr(result, "result", None), "parts", None))
+    if text is not None:
+        operation.body[c.TOOL_RESULT] = text
     error = getattr(result, "error", None)
     if isinstance(error, BaseException):
         operation.fail(error)
@@ -114,7 +116,7 @@ async def _call_next(given: Any, call_next: Any, context: Any) -> Any:
     return await call_next(given, context)
 
 
-_execute = around(steps((), _execute_tool, _keep_result))(_call_next)
+_execute = around(steps((), _begin_tool, _keep_result))(_call_next)
 _ask = around(lambda args, _: _Call(args[0]))(_call_next)
 
 

@@ -18,7 +18,7 @@ from lightning_otel.adapter.tokens import encode_logprobs
 from lightning_otel.instrumentors.autogen import messages, runs
 from lightning_otel.instrumentors.doors import named
 from lightning_otel.instrumentors.patching import MARK
-from lightning_otel.instrumentors.reading import fields_of, token_counts
+from lightning_otel.instrumentors.reading import fields_of, read_settings, token_counts
 
 _OPENAI_CLIENT: Final = "BaseOpenAIChatCompletionClient"
 _DELEGATES: Final = frozenset(
@@ -36,12 +36,6 @@ _PROVIDERS: Final = {
     "llama_cpp": "llama_cpp",
 }
 _MODEL_FIELDS: Final = ("_model", "model", "_model_name", "model_name", "_model_id")
-_NUMBERS: Final = {
-    "temperature": c.REQUEST_TEMPERATURE,
-    "top_p": c.REQUEST_TOP_P,
-    "max_tokens": c.REQUEST_MAX_TOKENS,
-    "seed": c.REQUEST_SEED,
-}
 
 
 def is_delegate(cls: type) -> bool:
@@ -142,10 +136,7 @@ def _read_request(client: object, kwargs: Mapping[str, Any]) -> dict[str, Attrib
     if wanted is not None and wanted is not False:
         found[c.OUTPUT_TYPE] = "json"
     extra = kwargs.get("extra_create_args")
-    if isinstance(extra, dict):
-        numbers = {key: extra.get(name) for name, key in _NUMBERS.items()}
-        found |= {key: value for key, value in numbers.items() if isinstance(value, int | float)}
-    return found
+    return found | read_settings(extra) if isinstance(extra, dict) else found
 
 
 def _read_model(client: object) -> str | None:

@@ -1,19 +1,40 @@
-"""CrewAI's crews, flows, tasks, agents and tools as spans, by its few methods of execution.
+"""CrewAI's crews, flows, tasks, agents, tools and models as spans, by its methods of execution.
 
 Its event bus runs handlers on other threads, too late to give a context to what follows; and its
-own telemetry, a provider of its own, is none of our business. Model calls are left to the layer
-that sends them, where that is the ``openai`` client or LiteLLM.
+own telemetry, a provider of its own, is none of our business.
 """
 
+import asyncio
+import inspect
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
-from lightning_otel import capture
-from lightning_otel.instrumentors.crewai import models, reading
-from lightning_otel.instrumentors.doors import Begin, Run
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel import call_slot, capture
+from lightning_otel import conventions as c
+from lightning_otel.instrumentors.doors import Begin, Run, named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.steps import steps
+from lightning_otel.instrumentors.reading import field_of, word
+from lightning_otel.instrumentors.steps import (
+    Arguments,
+    ModelCall,
+    Step,
+    agent_step,
+    answered,
+    given,
+    steps,
+    tool_step,
+    workflow_step,
+)
+from lightning_otel.messages import message, read_message, text_part, tool_call_part
+from lightning_otel.values import text_of
+
+_NAME_LIMIT: Final = 60
+"""Characters of a task's description, where it has no name."""
+_BY_OPENAI: Final = "OpenAICompletion"
+"""CrewAI's class of the models that go through the ``openai`` client and are seen there."""
 
 
 class CrewAIInstrumentor(LibraryInstrumentor):
@@ -23,64 +44,190 @@ class CrewAIInstrumentor(LibraryInstrumentor):
 
     def patches(self) -> Mapping[str, Patch]:
         """The modules of what is executed."""
+        inputs = ("inputs",)
+        crew, flow = (steps(inputs, begin, _keep_output) for begin in (_begin_crew, _begin_flow))
+        task = steps((), _begin_task, _keep_output)
+        call = steps(("tool_call",), _begin_tool_call, _keep_call_result)
+        tool = steps(("input",), _begin_tool, _keep_tool_result)
+        alone = self._with_model(steps(("messages",), _begin_alone, _keep_output))
+        called = "execute_single_native_tool_call"
         return {
-            "crewai.crew": self._patch_crew,
-            "crewai.flow.runtime": self._patch_flow,
-            "crewai.task": self._patch_task,
+            "crewai.crew": self._patch("Crew", crew, "kickoff", "akickoff"),
+            "crewai.flow.runtime": self._patch("Flow", flow, "kickoff_async"),
+            "crewai.task": self._patch("Task", task, "_execute_core", "_aexecute_core"),
             "crewai.agent.core": self._patch_agent,
-            "crewai.lite_agent": self._patch_lite_agent,
-            "crewai.agents.agent_executor": self._patch_executor,
-            "crewai.agents.step_executor": self._patch_step_executor,
-            "crewai.tools.structured_tool": self._patch_tool,
+            "crewai.lite_agent": self._patch("LiteAgent", alone, "kickoff"),
+            "crewai.agents.agent_executor": self._patch("AgentExecutor", call, f"_{called}"),
+            "crewai.agents.step_executor": self._patch(None, call, called),
+            "crewai.tools.structured_tool": self._patch(
+                "CrewStructuredTool", tool, "invoke", "ainvoke"
+            ),
         }
 
-    def _patch_crew(self, module: ModuleType) -> None:
-        begin = steps(("inputs",), reading.crew, reading.output)
-        self.wrap_calls(module.Crew, begin, "kickoff", "akickoff")
+    def _patch(self, owner: str | None, begin: Begin, *names: str) -> Patch:
+        def patch(module: ModuleType) -> None:
+            self.wrap_calls(module if owner is None else getattr(module, owner), begin, *names)
 
-    def _patch_flow(self, module: ModuleType) -> None:
-        begin = steps(("inputs",), reading.flow, reading.output)
-        self.wrap_calls(module.Flow, begin, "kickoff_async")
-
-    def _patch_task(self, module: ModuleType) -> None:
-        begin = steps((), reading.task, reading.output)
-        self.wrap_calls(module.Task, begin, "_execute_core", "_aexecute_core")
+        return patch
 
     def _patch_agent(self, module: ModuleType) -> None:
-        begin = steps(("task",), reading.agent, reading.output)
-        self.wrap_calls(module.Agent, self._seen(begin), "execute_task", "aexecute_task")
-        for name, alone in (
-            ("kickoff", reading.agent_alone),
-            ("kickoff_async", reading.agent_alone_async),
+        for names, parameter, begin in (
+            (("execute_task", "aexecute_task"), "task", _begin_agent),
+            (("kickoff",), "messages", _begin_alone_here),
+            (("kickoff_async",), "messages", _begin_alone),
         ):
-            begin = steps(("messages",), alone, reading.output)
-            self.wrap_calls(module.Agent, self._seen(begin), name)
+            step = steps((parameter,), begin, _keep_output)
+            self.wrap_calls(module.Agent, self._with_model(step), *names)
 
-    def _seen(self, begin: Begin) -> Begin:
-        """The same beginning of an agent's step, with its model's class made known first."""
+    def _with_model(self, begin: Begin) -> Begin:
+        """Begin an agent's step, with the class of its model wrapped before."""
 
-        def begin_seen(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+        def begin_agent(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
             capture.guarded(self._wrap_model, getattr(args[0], "llm", None))
             return begin(args, kwargs)
 
-        return begin_seen
+        return begin_agent
 
     def _wrap_model(self, model: Any) -> None:
-        for cls, name in models.methods_of(model):
-            self.wrap_calls(cls, models.begin_call, name)
+        """Wrap the call methods of a model's class, unless ``openai`` sends its requests.
 
-    def _patch_lite_agent(self, module: ModuleType) -> None:
-        begin = steps(("messages",), reading.agent_alone_async, reading.output)
-        self.wrap_calls(module.LiteAgent, self._seen(begin), "kickoff")
+        Such a call stands ready for whichever client sends the request; where none of those we know
+        does, it is told by what CrewAI was given.
+        """
+        classes = [cls for cls in type(model).__mro__ if cls.__name__ != "BaseLLM"]
+        if all(cls.__name__ != _BY_OPENAI for cls in classes):
+            for cls in classes:
+                self.wrap_calls(cls, _begin_call, *({"call", "acall"} & vars(cls).keys()))
 
-    def _patch_executor(self, module: ModuleType) -> None:
-        begin = steps(("tool_call",), reading.tool_call, reading.tool_call_result)
-        self.wrap_calls(module.AgentExecutor, begin, "_execute_single_native_tool_call")
 
-    def _patch_step_executor(self, module: ModuleType) -> None:
-        begin = steps((), reading.planned_tool_call, reading.tool_call_result)
-        self.wrap_calls(module, begin, "execute_single_native_tool_call")
+def _begin_crew(owner: Any, arguments: Arguments, name: str = "crew") -> Step | None:
+    """Begin a crew; a crew that streams calls itself again, not streaming, on a thread."""
+    if owner.stream or arguments.get("from_checkpoint") is not None:
+        return None
+    inputs = arguments.get("inputs")
+    asked = None if inputs is None else text_of(inputs)
+    return workflow_step(owner, word(owner.name) or name, asked)
 
-    def _patch_tool(self, module: ModuleType) -> None:
-        begin = steps(("input",), reading.tool, reading.tool_result)
-        self.wrap_calls(module.CrewStructuredTool, begin, "invoke", "ainvoke")
+
+def _begin_flow(owner: Any, arguments: Arguments) -> Step | None:
+    """Begin a program's flow; CrewAI's own flows, such as every agent's loop, are none."""
+    kind = type(owner)
+    is_internal = kind.__module__.partition(".")[0] == "crewai"
+    return None if is_internal else _begin_crew(owner, arguments, kind.__name__)
+
+
+def _begin_task(owner: Any, _: Arguments) -> Step | None:
+    """Begin a task, within which its agent acts, again where a guardrail asks for it."""
+    description = word(owner.description)
+    name = word(owner.name) or description or "task"
+    attributes = {c.OPERATION: c.EXECUTE_TASK, c.WORKFLOW_STEP: capture.clean(name)}
+    shown = name if len(name) <= _NAME_LIMIT else f"{name[:_NAME_LIMIT]}…"
+    return Step.begin(owner, f"{c.EXECUTE_TASK} {shown}", attributes, given(description))
+
+
+def _begin_agent(owner: Any, arguments: Arguments) -> Step | None:
+    """Begin an agent at a task; tried again after an error it is still the same step."""
+    asked = word(getattr(arguments.get("task"), "description", None))
+    return agent_step(owner, _role_of(owner) or "agent", asked)
+
+
+def _begin_alone(owner: Any, arguments: Arguments) -> Step | None:
+    """Begin an agent without a crew."""
+    if arguments.get("from_checkpoint") is not None:
+        return None
+    return agent_step(owner, _role_of(owner) or "agent", text_of(arguments.get("messages")))
+
+
+def _begin_alone_here(owner: Any, arguments: Arguments) -> Step | None:
+    """Begin an agent without a crew, except in an event loop, where it only makes a coroutine."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _begin_alone(owner, arguments)
+    return None
+
+
+def _keep_output(operation: capture.Operation, result: Any) -> None:
+    """Keep a crew's, flow's, task's or agent's result: its text where it has one."""
+    if inspect.isawaitable(result):
+        return
+    raw = getattr(result, "raw", None)
+    operation.body.update(answered(raw if isinstance(raw, str) else text_of(result)))
+
+
+def _begin_tool_call(owner: Any, arguments: Arguments) -> Step | None:
+    """Begin a tool that a model called by its API; at a step of a plan the call has no owner."""
+    call = arguments.get("tool_call", owner)
+    agent = arguments.get("agent", getattr(owner, "agent", None))
+    call_id, name, asked = _read_call(call)
+    if name is None:
+        return None
+    return tool_step(call, name, asked, call_id=call_id, agent=_role_of(agent))
+
+
+def _read_call(call: Any) -> tuple[str | None, str | None, Any]:
+    """Return the id, the tool and the arguments of a model's call, of any vendor's form."""
+    function = field_of(call, "function")
+    name = word(field_of(function, "name")) or word(field_of(call, "name"))
+    asked = field_of(function, "arguments")
+    return word(field_of(call, "id")), name, field_of(call, "input") if asked is None else asked
+
+
+def _keep_call_result(operation: capture.Operation, result: Any) -> None:
+    """Keep what a model is told of a tool; that it failed, if it did."""
+    _keep_tool_result(operation, field_of(result, "result"))
+    failure = field_of(result, "tool_failure")
+    if failure is not None:
+        reason = field_of(failure, "reason")
+        kind = word(field_of(failure, "code")) or word(getattr(reason, "value", reason))
+        operation.fail_with(kind or "tool_error", word(field_of(failure, "message")) or "")
+
+
+def _begin_tool(owner: Any, arguments: Arguments) -> Step | None:
+    """Begin a tool that a model asked for in plain words."""
+    name = word(owner.name) or "tool"
+    return tool_step(owner, name, arguments.get("input"), call_id=None, agent=None)
+
+
+def _keep_tool_result(operation: capture.Operation, result: Any) -> None:
+    operation.body[c.TOOL_RESULT] = text_of(result)
+
+
+def _role_of(agent: Any) -> str | None:
+    return word(getattr(agent, "role", None))
+
+
+def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
+    """Begin a call of a model, unless it is made by that of a subclass."""
+    if call_slot.unclaimed_call() is not None:
+        return None
+    model, messages = args[0], named(("messages",), args, kwargs).get("messages")
+    known = ((c.REQUEST_MODEL, model.model), (c.PROVIDER, model.provider))
+    attributes: dict[str, AttributeValue] = {key: value for key, value in known if word(value)}
+    call = _Call(c.CHAT, str(model.model), attributes)
+    call.operation.body[c.INPUT_MESSAGES] = text_of(_read_messages(messages))
+    return call
+
+
+def _read_messages(asked: Any) -> list[dict[str, Any]]:
+    if isinstance(asked, str):
+        return [message("user", [text_part(asked)])]
+    found = []
+    for item in asked if type(asked) is list else ():
+        if isinstance(item, dict):
+            content = item.get("content")
+            text = None if content is None else text_of(content)
+            found.append(read_message({**item, "content": text}))
+    return found
+
+
+class _Call(ModelCall):
+    def fill(self, answer: Any) -> None:
+        """Keep a model's answer: calls of tools, or words."""
+        if type(answer) is list:
+            parts = [tool_call_part(*_read_call(call)) for call in answer]
+        elif answer is not None:
+            parts = [text_part(text_of(answer))]
+        else:
+            return
+        self.operation.body[c.OUTPUT_MESSAGES] = text_of([message("assistant", parts)])
