@@ -8,15 +8,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import openai
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
 from lightning_otel import Store, instrument, uninstrument
 from lightning_otel import conventions as c
@@ -140,14 +136,6 @@ SCRIPTS: dict[str, tuple[str, dict[str, str], str | None, list[str]]] = {
             lo.emit_message("hello")
         assert exporter.get_finished_spans()[0].attributes[c.MESSAGE_BODY] == "hello"
         """, {"LIGHTNING_OTEL_EXPORT_CONTENT": "1"}, "", [ROOT, SAID],
-    ),
-    "without a provider one of the SDK's is set": (
-        """
-        with lo.auto_trace():
-            pass
-        from opentelemetry.sdk.trace import TracerProvider
-        assert isinstance(trace.get_tracer_provider(), TracerProvider)
-        """, {}, "", [ROOT],
     ),
     "what the user's provider does not sample is not recorded": (
         """
@@ -344,96 +332,6 @@ def test_pre_instrument_keeps_every_span_once(
     assert sorted(span.name for span in ended) == sorted(["outer", c.SPAN_ROLLOUT, c.SPAN_MESSAGE])
     assert {span.attributes.get(c.MESSAGE_BODY) for span in ended} == {None, "said"}
     assert "".join(segments).count('"record":"span"') == 3
-
-
-def test_opentelemetry_instrument_records_an_unchanged_program(
-    process: Process, server: DemoServer
-) -> None:
-    """The third way in: the entry points alone make a program's calls spans in the store."""
-    (process.folder / "app.py").write_text(
-        textwrap.dedent(
-            f"""
-            import os, openai
-            client = openai.OpenAI(base_url={server.base_url!r}, api_key="none")
-            client.chat.completions.create(
-                model="toy", messages=[{{"role": "user", "content": "hi"}}]
-            )
-            os._exit(0)
-            """
-        )
-    )
-    command = str(Path(sys.executable).with_name("opentelemetry-instrument"))
-
-    subprocess.run(
-        [command, "--traces_exporter", "duckdb", sys.executable, "app.py"],
-        cwd=process.folder,
-        env={**os.environ, "LIGHTNING_OTEL_STORE": process.store.name},
-        timeout=50,
-        check=True,
-    )
-
-    (call,) = process.spans()
-    assert call.attributes[c.RESPONSE_ID] == server.log[0].response_id
-    assert '"hi"' in call.attributes[c.INPUT_MESSAGES]
-
-
-class Collector(ThreadingHTTPServer):
-    """Speaks the Collector's side of OTLP over HTTP."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.spans: list[WireSpan] = []
-
-    @property
-    def url(self) -> str:
-        """What to name as the endpoint."""
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        """Take a batch."""
-        body = self.rfile.read(int(self.headers["content-length"]))
-        assert isinstance(self.server, Collector)
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            for scope in resource.scope_spans:
-                self.server.spans.extend(scope.spans)
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    """A Collector on loopback."""
-    with Collector() as running:
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
-
-
-def test_own_provider_serves_the_users_otlp_endpoint_too(
-    process: Process, collector: Collector
-) -> None:
-    """Spans also go where the environment says, without what was said in them."""
-    done = process.run(
-        """
-        provider.pre_instrument()
-        with lo.auto_trace():
-            lo.emit_message("secret")
-        """,
-        OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
-        OTEL_TRACES_EXPORTER="duckdb,otlp",
-    )
-
-    names = sorted(span.name for span in collector.spans)
-    assert done.stderr == ""
-    assert names == sorted([c.SPAN_ROLLOUT, c.SPAN_MESSAGE])
-    assert b"secret" not in b"".join(span.SerializeToString() for span in collector.spans)
 
 
 INHERIT = """

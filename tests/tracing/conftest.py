@@ -1,13 +1,52 @@
-"""What the tests of ``tracing`` share: reading a recording, and a clean slate of warnings."""
+"""What the tests of ``tracing`` share: ways to be traced, reading a recording, warnings so far."""
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
 from lightning_otel import conventions as c
 from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
+
+KINDS = ["with", "async with", "plain", "coroutine", "generator", "async generator"]
+
+
+def run_in(kind: str, traced: Any, body: Callable[[], Any]) -> None:
+    """Run a body in a traced block, or as a traced function of a kind, to its end."""
+
+    async def coroutine() -> Any:
+        await asyncio.sleep(0)
+        return body()
+
+    def generator() -> Iterator[int]:
+        yield 1
+        return body()
+
+    async def async_generator() -> AsyncIterator[int]:
+        yield 1
+        body()
+
+    async def exhaust() -> None:
+        async for _ in traced(async_generator)():
+            pass
+
+    async def within() -> None:
+        async with traced:
+            body()
+
+    if kind == "with":
+        with traced:
+            body()
+    elif kind == "plain":
+        traced(body)()
+    elif kind == "generator":
+        list(traced(generator)())
+    else:
+        ways = {"coroutine": lambda: traced(coroutine)(), "async with": within}
+        asyncio.run(ways.get(kind, exhaust)())
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Decorated functions of every kind stay what they were, and leave no context behind."""
+"""Blocks and decorated functions of every kind stay what they were, and leave no context behind."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import contextvars
 import functools
 import gc
 import inspect
+import json
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
@@ -14,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+from tests.tracing.conftest import KINDS, run_in
 
-from lightning_otel import Store, auto_trace, emit_message, operation
+from lightning_otel import Store, auto_trace, emit_message, emit_reward, operation
 from lightning_otel import conventions as c
 from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 
-RootOf = Callable[[Recording], Span]
 Steps = list[tuple[str, Any]]
 
 MEMORY = Store(":memory:")
@@ -53,13 +54,11 @@ FUNCTIONS = [plain, coroutine, generator, async_generator]
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("decorate", [auto_trace, auto_trace(store=MEMORY), operation])
 def test_decorated_function_looks_like_itself(function: Any, decorate: Any) -> None:
-    """Name, documentation, signature and kind are those of the function."""
+    """Name, documentation, signature and kind are its own, and so is the error of a wrong call."""
     traced = decorate(function)
 
-    assert traced.__name__ == function.__name__
-    assert traced.__qualname__ == function.__qualname__
-    assert traced.__doc__ == function.__doc__
-    assert traced.__module__ == function.__module__
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        assert getattr(traced, name) == getattr(function, name)
     assert traced.__wrapped__ is function
     assert inspect.signature(traced) == inspect.signature(function)
     for is_kind in (
@@ -69,106 +68,79 @@ def test_decorated_function_looks_like_itself(function: Any, decorate: Any) -> N
         inspect.isasyncgenfunction,
     ):
         assert is_kind(traced) == is_kind(function)
+    with pytest.raises(TypeError, match=f"{function.__name__}\\(\\) missing 1 required"):
+        asyncio.run(transcript_of_call(traced))
 
 
-class Agent:
-    """An agent whose methods are of every kind."""
-
-    def __init__(self) -> None:
-        self.name = "calc"
-
-    @auto_trace(store=MEMORY)
-    def plain(self, number: int) -> tuple[str, int]:
-        """A method."""
-        return self.name, number
-
-    @auto_trace(store=MEMORY)
-    async def coroutine(self, number: int) -> tuple[str, int]:
-        """An async method."""
-        return self.name, number
-
-    @auto_trace(store=MEMORY)
-    def generator(self, number: int) -> Generator[tuple[str, int], None, None]:
-        """A generator method."""
-        yield self.name, number
-
-    @auto_trace(store=MEMORY)
-    async def async_generator(self, number: int) -> AsyncGenerator[tuple[str, int], None]:
-        """An async generator method."""
-        yield self.name, number
-
-    @auto_trace(store=MEMORY)
-    @staticmethod
-    def static(number: int) -> tuple[str, int]:
-        """A static method, decorated from outside."""
-        return "static", number
-
-    @auto_trace(store=MEMORY)
-    @classmethod
-    def of_class(cls, number: int) -> tuple[str, int]:
-        """A class method, decorated from outside."""
-        return cls.__name__, number
-
-    @staticmethod
-    @auto_trace(store=MEMORY)
-    def static_inside(number: int) -> tuple[str, int]:
-        """A static method, decorated inside."""
-        return "static", number
+async def transcript_of_call(function: Any) -> None:
+    """Call a function of any kind without arguments, and run what it gives."""
+    found = function()
+    if inspect.iscoroutine(found):
+        await found
+    await anext(found) if inspect.isasyncgen(found) else next(found)
 
 
 def test_methods_of_every_kind_are_bound_as_before() -> None:
     """Methods get their object, class methods their class, static methods neither."""
+    decorate = auto_trace(store=MEMORY)
+
+    class Agent:
+        name = "calc"
+
+        @decorate
+        def plain(self, number: int) -> tuple[str, int]:
+            return self.name, number
+
+        @decorate
+        async def coroutine(self, number: int) -> tuple[str, int]:
+            return self.name, number
+
+        @decorate
+        def generator(self, number: int) -> Generator[tuple[str, int], None, None]:
+            yield self.name, number
+
+        @decorate
+        @staticmethod
+        def static(number: int) -> tuple[str, int]:
+            return "static", number
+
+        @decorate
+        @classmethod
+        def of_class(cls, number: int) -> tuple[str, int]:
+            return cls.__name__, number
+
+        @staticmethod
+        @decorate
+        def static_inside(number: int) -> tuple[str, int]:
+            return "static", number
+
     agent = Agent()
 
-    async def collect() -> list[tuple[str, int]]:
-        return [await agent.coroutine(2), *[item async for item in agent.async_generator(4)]]
-
-    found = [agent.plain(1), *asyncio.run(collect()), *agent.generator(3)]
-
-    assert found == [("calc", 1), ("calc", 2), ("calc", 4), ("calc", 3)]
+    assert [agent.plain(1), asyncio.run(agent.coroutine(2)), *agent.generator(3)] == [
+        ("calc", 1), ("calc", 2), ("calc", 3),
+    ]  # fmt: skip
     assert agent.static(5) == Agent.static(5) == ("static", 5)
     assert agent.of_class(6) == Agent.of_class(6) == ("Agent", 6)
     assert agent.static_inside(7) == ("static", 7)
 
 
-class Doubler:
-    """An object that is called like a coroutine function."""
-
-    async def __call__(self, number: int) -> int:
-        """Twice the number."""
-        await asyncio.sleep(0)
-        emit_message("inside")
-        return number * 2
+async def double(number: int) -> int:
+    """Twice the number."""
+    await asyncio.sleep(0)
+    emit_message("inside")
+    return number * 2
 
 
-@pytest.mark.parametrize("function", [Doubler(), functools.partial(Doubler().__call__)])
-def test_coroutine_function_in_disguise_is_recorded_until_it_is_done(
-    function: Any, store: Store
-) -> None:
-    """A partial function or object that gives a coroutine is recorded while that runs."""
+def test_coroutine_function_in_disguise_is_recorded_until_it_is_done(store: Store) -> None:
+    """What gives a coroutine, such as a partial function, is recorded while that runs."""
+    function: Any = functools.partial(lambda number: double(number))
+
     result = asyncio.run(auto_trace(function, store=store, name="disguised")(21))
 
     root, message = store.spans().rows()
     assert result == 42
     assert message.parent_span_id == root.span_id
     assert (root.end_ns or 0) > (message.end_ns or 0) > 0
-
-
-def test_wrong_arguments_raise_the_functions_own_error(store: Store) -> None:
-    """A call that does not fit the signature says so in the function's name."""
-
-    def run(traced: Any) -> None:
-        found = traced()
-        if inspect.iscoroutine(found):
-            asyncio.run(found)
-        elif inspect.isasyncgen(found):
-            asyncio.run(anext(found))
-        else:
-            next(found)
-
-    for function in FUNCTIONS:
-        with pytest.raises(TypeError, match=f"{function.__name__}\\(\\) missing 1 required"):
-            run(auto_trace(function, store=store))
 
 
 class StubbornError(Exception):
@@ -380,7 +352,7 @@ def test_async_generator_closed_by_another_task_leaves_no_trace(
 
     assert is_same
     assert caplog.records == []
-    assert all(not span.is_incomplete for span in MEMORY.spans())
+    assert [span for span in MEMORY.spans() if span.is_incomplete] == []
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -398,33 +370,7 @@ def test_async_generator_left_to_the_garbage_collector_ends_its_rollout(
     asyncio.run(main())
 
     assert caplog.records == []
-    assert all(not span.is_incomplete for span in MEMORY.spans())
-
-
-def test_closed_coroutine_leaves_the_context_of_whoever_closes_it(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A coroutine dropped while it waits is closed elsewhere, and changes nothing there."""
-
-    @auto_trace(store=store)
-    async def wait() -> None:
-        await asyncio.sleep(30)
-
-    async def main() -> Any:
-        coroutine = wait()
-        waiting = coroutine.send(None)
-        return coroutine, waiting
-
-    coroutine, _ = asyncio.run(main())
-    with auto_trace(store=store) as recording:
-        before = otel_context.get_current()
-        coroutine.close()
-        is_same = otel_context.get_current() is before
-        emit_message("after")
-
-    assert is_same
-    assert recording.spans()[-1].parent_span_id == recording.span_id
-    assert caplog.records == []
+    assert [span for span in MEMORY.spans() if span.is_incomplete] == []
 
 
 class PayloadError(Exception):
@@ -534,3 +480,124 @@ def test_yield_within_an_operation_block_ends_clean(store: Store) -> None:
     assert first.attributes[c.OPERATION_OUTPUT] == '"done"'
     assert second.end_ns is not None
     assert parents(recording, "between") == [recording.span_id]
+
+
+def operations(recording: Recording) -> list[Span]:
+    """The operations of a recording, in order."""
+    return [span for span in recording.spans() if span.name == c.SPAN_OPERATION]
+
+
+def test_operation_block_keeps_inputs_and_output(store: Store) -> None:
+    """A block is one span with Agent Lightning's keys, the parent of what happens inside."""
+    with auto_trace(store=store) as recording:
+        with operation("retrieve", top_k=5) as found:
+            emit_message("searching")
+            found.output = ["a", "b"]
+        emit_reward(0.5, span_id=found.span_id)
+
+    (span,) = operations(recording)
+    message, reward = recording.spans()[2:]
+    assert span.name == "agentlightning.operation"
+    assert span.attributes["agentlightning.operation.name"] == "retrieve"
+    assert span.attributes["agentlightning.operation.input"] == '{"top_k": 5}'
+    assert span.attributes["agentlightning.operation.output"] == '["a", "b"]'
+    assert (span.status, span.is_incomplete) == ("UNSET", False)
+    assert message.parent_span_id == span.span_id == found.span_id
+    assert reward.attributes[f"{c.LINK_PREFIX}.0.value_match"] == span.span_id
+
+
+class Tool:
+    """Has methods."""
+
+    @operation
+    def use(self, text: str) -> str:
+        """Give it back."""
+        return text
+
+    @operation
+    @classmethod
+    def make(cls, size: int) -> int:
+        """Give it back."""
+        return size
+
+
+class Awkward:
+    """An object that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text for this")
+
+
+@operation
+def same(value: Any, *rest: str, **options: int) -> Any:
+    """Give it back."""
+    return value
+
+
+@operation
+def count(to: int) -> Generator[int, None, str]:
+    """Count."""
+    yield from range(to)
+    return "counted"
+
+
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+DECORATED: list[tuple[Callable[[], Any], str, Any, Any]] = [
+    (lambda: same("a", "b", size=3), "same",
+     {"value": "a", "rest": ["b"], "options": {"size": 3}}, "a"),
+    (lambda: asyncio.run(operation("search", engine="toy")(double)(2)), "search",
+     {"engine": "toy", "number": 2}, 4),
+    (lambda: list(count(2)), "count", {"to": 2}, "counted"),
+    (lambda: Tool().use("x"), "Tool.use", {"text": "x"}, "x"),
+    (lambda: Tool.make(3), "Tool.make", {"size": 3}, 3),
+    (lambda: operation("largest")(max)(3, 4), "largest", {"args": [3, 4]}, 4),
+    *[(lambda empty=empty: same(empty), "same", {"value": empty}, empty)
+      for empty in (0, "", False, [], {}, 0.0)],
+    (lambda: same({1}), "same", {"value": "{1}"}, "{1}"),
+    (lambda: same(CIRCLE), "same", "{'value': [[...]]}", "[[...]]"),
+    (lambda: same({(1, 2): 3}), "same", "{'value': {(1, 2): 3}}", "{(1, 2): 3}"),
+    (lambda: same(Awkward()), "same", "<dict>", "<Awkward>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "name", "inputs", "output"), DECORATED)
+def test_decorated_function_keeps_arguments_and_result(
+    call: Callable[[], Any], name: str, inputs: Any, output: Any, store: Store
+) -> None:
+    """By name; ``self`` and ``cls`` are no inputs, and what JSON cannot hold costs only itself."""
+    with auto_trace(store=store) as recording:
+        call()
+
+    (span,) = operations(recording)
+    assert span.attributes[c.OPERATION_NAME] == name
+    assert json.loads(span.attributes[c.OPERATION_INPUT]) == inputs
+    assert json.loads(span.attributes[c.OPERATION_OUTPUT]) == output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operation_records_an_exception_once_and_lets_it_through(kind: str, store: Store) -> None:
+    """The span fails with the exception's name and text; the very exception goes on."""
+    exc = LookupError("nothing found")
+
+    def fail() -> None:
+        raise exc
+
+    with auto_trace(store=store) as recording, pytest.raises(LookupError) as caught:
+        run_in(kind, operation("find"), fail)
+
+    (span,) = operations(recording)
+    assert caught.value is exc
+    assert (span.status, span.status_message) == ("ERROR", "nothing found")
+    assert span.attributes[c.ERROR_TYPE] == "LookupError"
+    assert span.events == ()
+    assert recording.spans()[0].status == "UNSET"
+
+
+def test_operation_outside_a_recording_only_runs(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a recording blocks and functions run as they are, and nothing is said."""
+    with operation("free") as free:
+        free.output = same(4)
+
+    assert (free.output, free.span_id, caplog.records) == (4, None, [])
+    assert not Store().layout.exists()  # type: ignore[union-attr]  # the default store is local

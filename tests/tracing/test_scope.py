@@ -2,12 +2,12 @@
 
 import asyncio
 import shutil
-import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tracing.conftest import KINDS, run_in
 
 from lightning_otel import Store, auto_trace, capture, context, emit_message, emit_reward
 from lightning_otel import conventions as c
@@ -17,57 +17,11 @@ from lightning_otel.types import Span
 RootOf = Callable[[Recording], Span]
 Warnings = Callable[[], list[str]]
 
-
-def raise_in(kind: str, exc: BaseException, options: Any) -> None:
-    """Let an exception out of a traced block or function of the given kind."""
-
-    @auto_trace(**options)
-    def plain() -> None:
-        raise exc
-
-    @auto_trace(**options)
-    async def coroutine() -> None:
-        await asyncio.sleep(0)
-        raise exc
-
-    @auto_trace(**options)
-    def generator() -> Iterator[int]:
-        yield 1
-        raise exc
-
-    @auto_trace(**options)
-    async def async_generator() -> AsyncIterator[int]:
-        yield 1
-        raise exc
-
-    async def exhaust() -> None:
-        async for _ in async_generator():
-            pass
-
-    async def within() -> None:
-        async with auto_trace(**options):
-            raise exc
-
-    if kind == "with":
-        with auto_trace(**options):
-            raise exc
-    elif kind == "plain":
-        plain()
-    elif kind == "generator":
-        list(generator())
-    else:
-        asyncio.run({"coroutine": coroutine, "async with": within}.get(kind, exhaust)())
-
-
-KINDS = ["with", "async with", "plain", "coroutine", "generator", "async generator"]
 CLEAN: list[BaseException] = [SystemExit(), SystemExit(0), GeneratorExit()]
 FAILED: list[BaseException] = [
-    KeyError("no such tool"),
-    SystemExit(3),
-    SystemExit("goodbye"),
-    KeyboardInterrupt(),
+    KeyError("no such tool"), SystemExit(3), SystemExit("goodbye"), KeyboardInterrupt(),
     asyncio.CancelledError(),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,8 +38,11 @@ def test_exception_passes_through_and_marks_the_root_as_failed(
         recordings.append(recording)
         return -1.0 if recording.error is exc else 1.0
 
+    def fail() -> None:
+        raise exc
+
     with pytest.raises(type(exc)) as caught:
-        raise_in(kind, exc, {"store": store, "reward_evaluator": judge})
+        run_in(kind, auto_trace(store=store, reward_evaluator=judge), fail)
 
     (recording,) = recordings
     root = root_of(recording)
@@ -101,11 +58,9 @@ def test_exception_passes_through_and_marks_the_root_as_failed(
 @pytest.mark.parametrize(
     ("reward", "named"),
     [
-        (0.5, {"primary": 0.5}),
         (True, {"primary": 1.0}),
         (-3, {"primary": -3.0}),
         ({"ok": 1, "short": 0.4}, {"ok": 1.0, "short": 0.4}),
-        ({"only": 0.25}, {"only": 0.25}),
     ],
     ids=repr,
 )
@@ -113,40 +68,28 @@ def test_exception_passes_through_and_marks_the_root_as_failed(
 def test_reward_evaluator_gives_the_rollout_a_reward(
     function: Any, reward: Any, named: dict[str, float], store: Store
 ) -> None:
-    """A number is the primary reward; of named numbers the first is."""
-    with function(store=store, reward_evaluator=lambda recording: reward) as recording:
-        emit_message("worked")
-
-    span = recording.spans()[-1]
-    values = {
-        span.attributes[f"{c.REWARD_PREFIX}.{i}.name"]: span.attributes[
-            f"{c.REWARD_PREFIX}.{i}.value"
-        ]
-        for i in range(len(named))
-    }
-    assert list(values.items()) == list(named.items())
-    assert span.parent_span_id == (recording.span_id or None)
-
-
-def test_reward_evaluator_sees_what_was_recorded_and_the_result(store: Store) -> None:
-    """The evaluator is applied once, to a recording with its spans, task and result."""
+    """It sees all that was recorded; a number is the primary reward, of named numbers the first."""
     seen: list[Any] = []
 
-    def judge(recording: Recording) -> float:
-        seen.append(
-            (recording.task, recording.result, recording.error, len(recording.spans())),
-        )
-        return 1.0 if recording.result == recording.task else 0.0
+    def judge(recording: Recording) -> Any:
+        seen.append((recording.task, recording.result, recording.error))
+        seen.append(recording.spans()[-1].attributes[c.MESSAGE_BODY])
+        return reward
 
-    @auto_trace(store=store, task=4, reward_evaluator=judge)
+    @function(store=store, task=4, reward_evaluator=judge)
     def answer() -> int:
-        emit_message("thinking")
+        emit_message("worked")
         return 4
 
     answer()
 
-    assert seen == [(4, 4, None, 2)]
-    assert [row["reward"] for row in store.rollouts()] == [1.0]
+    span = store.spans().rows()[-1]
+    told = (span.attributes.get(f"{c.REWARD_PREFIX}.{n // 2}.{('name', 'value')[n % 2]}")
+            for n in range(2 * len(named)))  # fmt: skip
+    held = list(zip(told, told, strict=True))
+    assert seen == [(4, 4, None), "worked"]
+    assert held == list(named.items())
+    assert (span.parent_span_id is None) == (function is context)
 
 
 def fails(recording: Recording) -> float:
@@ -159,28 +102,19 @@ def fails(recording: Recording) -> float:
     [fails]
     + [lambda _, given=given: given for given in ("good", {}, {"a": "b"}, ["a"], float("nan"))],
 )
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
 def test_reward_evaluator_that_fails_or_gives_rubbish_costs_only_its_reward(
-    evaluator: Any,
-    is_async: bool,
-    store: Store,
-    warnings_in: Warnings,
-    caplog: pytest.LogCaptureFixture,
+    evaluator: Any, kind: str, store: Store, warnings_in: Warnings, caplog: Any
 ) -> None:
     """Each such rollout is named, with the evaluator's own exception; the program goes on."""
+    results: list[str] = []
 
-    @auto_trace(store=store, reward_evaluator=evaluator)
-    def plain() -> str:
-        return "answer"
-
-    @auto_trace(store=store, reward_evaluator=evaluator)
-    async def coroutine() -> str:
-        return "answer"
-
-    results = [asyncio.run(coroutine()) if is_async else plain() for _ in range(2)]
+    for _ in range(2):
+        traced = auto_trace(store=store, reward_evaluator=evaluator)
+        run_in(kind, traced, lambda: results.append("ran"))
 
     roots = store.spans().rows()
-    assert results == ["answer", "answer"]
+    assert results == ["ran", "ran"]
     assert [root.is_incomplete for root in roots] == [False, False]
     assert all(root.rollout_id in said for root, said in zip(roots, warnings_in(), strict=True))
     assert evaluator is not fails or "in the evaluator" in caplog.text
@@ -210,85 +144,56 @@ async def judge_later(recording: Recording) -> float:
     return 0.75
 
 
-def test_async_reward_evaluator_is_awaited_for_async_functions_and_blocks(store: Store) -> None:
-    """Where something can await it, be a stream left early, it is awaited inside the rollout."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_async_reward_evaluator_is_awaited_where_something_can_await(
+    kind: str, store: Store, warnings_in: Warnings
+) -> None:
+    """Inside the rollout; where nothing can, there is one clear warning and no reward."""
+    run_in(kind, auto_trace(store=store, reward_evaluator=judge_later), lambda: None)
+
+    (row,) = store.rollouts()
+    if kind in ("with", "plain", "generator"):
+        (warning,) = warnings_in()
+        assert "is async" in warning
+        assert (row["reward"], row["spans"]) == (None, 1)
+    else:
+        assert (row["reward"], row["spans"], row["status"]) == (0.75, 3, "succeeded")
+
+
+def test_async_reward_evaluator_of_what_is_left_early(store: Store, warnings_in: Warnings) -> None:
+    """A stream awaits it as it is closed; a coroutine that is closed may await no more."""
     traced = auto_trace(store=store, reward_evaluator=judge_later)
 
-    @traced
-    async def coroutine() -> None:
-        pass
+    class Forever:
+        def __await__(self) -> Generator[None, None, None]:
+            yield
 
     @traced
     async def stream() -> AsyncGenerator[int, None]:
         yield 1
         yield 2
 
-    async def main() -> None:
-        await coroutine()
-        async with traced:
-            pass
-        async for _ in stream():
-            pass
+    @traced
+    async def wait() -> None:
+        await Forever()
+
+    async def leave() -> None:
         left = stream()
         await anext(left)
         await left.aclose()
 
-    asyncio.run(main())
-
-    rows = [(row["reward"], row["spans"], row["status"]) for row in store.rollouts()]
-    assert rows == [(0.75, 3, "succeeded")] * 4
-
-
-@pytest.mark.parametrize("kind", ["with", "plain", "generator"])
-def test_async_reward_evaluator_is_refused_where_nothing_can_await(
-    kind: str, store: Store, warnings_in: Warnings
-) -> None:
-    """A plain function cannot await its evaluator: one clear warning, no reward, no leftover."""
-
-    def answers() -> Iterator[int]:
-        yield 1
-
-    traced = auto_trace(store=store, reward_evaluator=judge_later)
-
-    if kind == "with":
-        with traced:
-            pass
-    elif kind == "plain":
-        traced(len)("four")
-    else:
-        list(traced(answers)())
-
-    (warning,) = warnings_in()
-    assert "async" in warning
-    assert len(store.spans().rows()) == 1
-
-
-def test_closed_coroutine_does_not_await_its_reward_evaluator(
-    store: Store, warnings_in: Warnings
-) -> None:
-    """A coroutine that is closed while it waits ends at once: Python lets it await no more."""
-
-    class Forever:
-        def __await__(self) -> Generator[None, None, None]:
-            yield
-
-    @auto_trace(store=store, reward_evaluator=judge_later)
-    async def wait() -> None:
-        await Forever()
-
+    asyncio.run(leave())
     coroutine = wait()
     coroutine.send(None)
     coroutine.close()
 
-    (root,) = store.spans().rows()
-    assert root.status == "UNSET"
-    assert not root.is_incomplete
+    rows = [(row["reward"], row["status"]) for row in store.rollouts()]
+    assert sorted(rows, key=str) == [(0.75, "succeeded"), (None, "succeeded")]
     assert len(warnings_in()) == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("LIGHTNING_OTEL", "0"), ("LIGHTNING_OTEL", "off"), ("OTEL_SDK_DISABLED", "true")],
+    ("name", "value"), [("LIGHTNING_OTEL", "off"), ("OTEL_SDK_DISABLED", "true")]
 )
 def test_switched_off_records_nothing_and_makes_no_store(
     name: str,
@@ -313,10 +218,8 @@ def test_switched_off_records_nothing_and_makes_no_store(
         emit_reward(1.0, rollout_id="later")
 
     assert result == 42
-    assert recording.spans() == []
-    assert recording.trajectories() == []
-    assert recording.report().spans == 0
-    assert recording.rollout_id == ""
+    assert recording.spans() == recording.trajectories() == []
+    assert (recording.report().spans, recording.rollout_id) == (0, "")
     assert repr(recording) == "<Recording of nothing>"
     assert (judged, warnings_in(), list(tmp_path.iterdir())) == ([], [], [])
 
@@ -377,11 +280,9 @@ def test_fault_of_ours_never_reaches_the_program(
 
     monkeypatch.setattr("lightning_otel.provider.ensure_provider", broken)
 
-    with auto_trace(store=store) as recording:
-        result = sys.getsizeof("still running")
-    with auto_trace(store=store):
-        pass
+    for _ in range(2):
+        with auto_trace(store=store) as recording:
+            pass
 
-    assert result > 0
     assert recording.spans() == []
     assert len(warnings_in()) == 1

@@ -118,8 +118,13 @@ def _around_async(begin: Begin, original: Any) -> Any:
         run = capture.guarded(begin, args, kwargs)
         if run is None:
             return await original(*args, **kwargs)
-        work = _await_run(run, original(*args, **kwargs))
-        del run  # as above
+        try:
+            work = _await_run(run, original(*args, **kwargs))
+        except TypeError as exc:  # the arguments do not fit
+            capture.guarded(run.fail, exc)
+            raise
+        finally:
+            del run  # as above
         return await work
 
     return function
