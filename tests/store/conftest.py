@@ -231,8 +231,11 @@ def layout(store: Store) -> Layout:
 
 
 @pytest.fixture
-def write(layout: Layout) -> Callable[[Iterable[Span]], Path]:
+def write(store: Store) -> Callable[[Iterable[Span]], Path]:
     """A function that writes spans into a sealed segment of their own."""
+    layout = store.layout
+    assert layout is not None
+    layout.create()
 
     def write(spans: Iterable[Span]) -> Path:
         writer = SpanWriter(layout)
@@ -253,12 +256,11 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def settled(
-    store: Store,
-    layout: Layout,
-    write: Callable[[Iterable[Span]], Path],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, write: Callable[[Iterable[Span]], Path], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Iterable[Span]], Path]:
     """A function that has spans settled into a file of their own, in effect; gives the file."""
+    layout = store.layout
+    assert layout is not None
     monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
 
     def settled(spans: Iterable[Span]) -> Path:

@@ -2,8 +2,8 @@
 
 import logging
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from lightning_otel.store.layout import EMPTY_DATA, Layout, Manifest
 from lightning_otel.types import Span
 
 MakeSpan = Callable[..., Span]
+Settled = Callable[[Iterable[Span]], Path]
+Write = Settled
 Bytes = Callable[[bytes], bytes | None]
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -34,39 +36,27 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 SPANS = 400
 
 
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Manifests take effect when they are written."""
-    monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
-
-
 @pytest.fixture
-def layout(store: Store, make_span: MakeSpan) -> Layout:
-    """The paths of a store of two data files with 400 spans each."""
+def layout(store: Store, settled: Settled, make_span: MakeSpan) -> Layout:
+    """The paths of a store of two data files with 400 spans each, and no segments."""
     for batch in range(2):
-        _write(store, make_span, batch)
-        store.settle()
+        settled(_spans(make_span, batch))
     return _drop_segments(store)
 
 
-def _write(store: Store, make_span: MakeSpan, batch: int, count: int = SPANS) -> None:
-    store.add(
-        make_span(
+def _spans(make_span: MakeSpan, batch: int, count: int = SPANS) -> Iterator[Span]:
+    for number in range(count):
+        yield make_span(
             trace_id=f"{batch + 1:032x}",
             span_id=f"{batch + 1:08x}{number:08x}",
             attributes={c.ROLLOUT_ID: f"r{batch}", "text": f"{number * 7919:0300x}"},
         )
-        for number in range(count)
-    )
-    store.writer().seal()
 
 
 def _drop_segments(store: Store) -> Layout:
-    """Wait until readers take the data files, no longer the segments, and take those away."""
+    """Take the segments away, as the settler does."""
     assert store.layout is not None
     layout, manifest = store.layout, store.layout.read_manifest()
-    last_us = max(file.added_us for file in manifest.files)
-    time.sleep(max(0.0, last_us / 1e6 - time.time()) + 0.01)
     layout.write_manifest(Manifest(manifest.files))
     for path in layout.segments():
         path.unlink()
@@ -138,23 +128,26 @@ def test_every_reader_goes_on_without_the_damaged_file(
 
 
 def test_damage_that_shows_in_a_query_is_put_aside_then(store: Store, layout: Layout) -> None:
-    """Where the file was whole before, the query is asked again without it."""
+    """Where the file was whole before, the query is asked again without it.
+
+    A user's own mistake stays one, though a file is damaged too.
+    """
     store.connect()
     path = _damage(layout, "beginning overwritten", is_unnoticed=True)
 
+    for query in ("SELECT * FROM nowhere", "SELECT 'x'::INTEGER", "SELECT error('mine')"):
+        with pytest.raises(QueryError):
+            store.sql(query).rows()
     assert len(store.spans().rows()) == SPANS
     assert _is_put_aside(layout, path)
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_what_segments_hold_is_read_and_settled_again(
-    store: Store, make_span: MakeSpan, is_gone: bool
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan, is_gone: bool
 ) -> None:
     """A file damaged or lost soon after it was made costs nothing: its segments are still there."""
-    _write(store, make_span, 0)
-    store.settle()
-    layout = store.layout
-    assert layout is not None
+    settled(_spans(make_span, 2))
     path = _damage(layout, "footer overwritten")
     if is_gone:
         path.unlink()
@@ -163,8 +156,8 @@ def test_what_segments_hold_is_read_and_settled_again(
     again = store.settle()
     _drop_segments(store)
 
-    assert before == (0 if is_gone else SPANS)
-    assert again.rows == len(store.spans().rows()) == SPANS
+    assert before == (2 if is_gone else 3) * SPANS
+    assert (again.rows, len(store.spans().rows())) == (SPANS, 3 * SPANS)
     assert count_missing_spans(layout) == {}
     assert not quarantine.read_notes(layout)[0].is_open
 
@@ -190,16 +183,13 @@ def test_missing_file_is_told_of_and_welcome_back(
 
 
 def test_settling_beside_a_damaged_file_puts_it_aside(
-    store: Store, layout: Layout, make_span: MakeSpan
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan
 ) -> None:
     """A settler that must look into it does without, and the segment's spans are settled."""
     path = _damage(layout, "cut off", is_unnoticed=True)
-    store.add([make_span(span_id="f" * 16, attributes={c.ROLLOUT_ID: "new"})])
-    store.writer().seal()
 
-    done = store.settle()
+    settled([make_span(span_id="f" * 16, attributes={c.ROLLOUT_ID: "new"})])
 
-    assert done.rows == 1
     assert _is_put_aside(layout, path)
     assert len(store.spans().rows()) == SPANS + 1
 
@@ -272,53 +262,34 @@ def test_catalogue_and_the_file_without_rows_are_written_anew(store: Store, layo
     assert con.sql("SELECT count(*) FROM spans").fetchall() == [(2 * SPANS,)]
 
 
-def test_a_wrong_query_is_not_blamed_on_a_damaged_file(store: Store, layout: Layout) -> None:
-    """A user's own mistake stays one, though a file is damaged too."""
-    _damage(layout, "a value flipped")
-
-    for query in ("SELECT * FROM nowhere", "SELECT 'x'::INTEGER", "SELECT error('mine')"):
-        with pytest.raises(QueryError):
-            store.sql(query).rows()
-
-
-@pytest.mark.parametrize(("filler", "ending"), [(b"y", b"\n"), (b"\0", b"")])
+@pytest.mark.parametrize("ending", [b"\n", b""])
 def test_overlong_line_is_put_aside_and_the_rest_read(
-    store: Store, layout: Layout, make_span: MakeSpan, filler: bytes, ending: bytes
+    store: Store, layout: Layout, make_span: MakeSpan, ending: bytes
 ) -> None:
-    """A line of 40 MB would abort every query; it is kept, counted and stepped over."""
-    _write(store, make_span, 2)
+    """A line of 40 MB would abort every query; it is kept, counted and stepped over.
+
+    It is overwritten where it stands, so that what its process appends after it is read.
+    """
+    store.add(_spans(make_span, 2, 10))
     (segment,) = layout.segments()
-    line = b'{"record":"span","name":"' + filler * (40 << 20) + ending
+    line = b'{"record":"span","name":"' + (b"y" if ending else b"\0") * (40 << 20) + ending
     with segment.open("ab") as file:
         file.write(line)
         file.write(b'{"record":"count","lost":3}\n' if ending else b"")
 
-    before = len(store.spans().rows())
+    found = [len(store.spans().rows())]
+    if ending:
+        store.add([make_span()])
+        found.append(len(store.spans().rows()))
+    store.writer().seal()
     settled = store.settle()
-    (entry,) = layout.read_manifest().segments
+    entry = layout.read_manifest().segments[-1]
 
-    assert (before, settled.rows) == (3 * SPANS, SPANS)
+    assert found == [2 * SPANS + 10, 2 * SPANS + 11][: len(found)]
+    assert settled.rows == 9 + len(found)
     assert (entry.damaged, entry.counts.get("dropped.disk", 0)) == (1, 3 if ending else 0)
     kept = next(layout.quarantine.glob("*.lines"))
     assert kept.read_bytes() == line.removesuffix(b"\n") + b"\n"
-
-
-def test_overlong_line_in_a_segment_that_grows_does_not_stop_its_writer(
-    store: Store, make_span: MakeSpan
-) -> None:
-    """The line is overwritten where it stands: what is appended after it is read."""
-    store.add([make_span()])
-    layout = store.layout
-    assert layout is not None
-    (segment,) = layout.segments()
-    with segment.open("ab") as file:
-        file.write(b"x" * (40 << 20) + b"\n")
-
-    first = len(store.spans().rows())
-    store.add([make_span()])
-
-    assert first == 1
-    assert len(store.spans().rows()) == 2
 
 
 MANIFESTS: dict[str, Bytes] = {
@@ -351,46 +322,40 @@ def _ids(store: Store) -> list[str]:
 def test_manifest_is_written_anew(
     store: Store,
     layout: Layout,
+    write: Write,
     make_span: MakeSpan,
     how: str,
     also_copy: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """From its copy, else from the data files; each span is there once, then and later."""
-    _write(store, make_span, 2, 10)
+    """From its copy, else from the data files; each span is there once, then and later.
+
+    A process that writes before any reader came makes no empty manifest in its place.
+    """
+    write(_spans(make_span, 2, 10))
     before = _ids(store)
     _damage_manifest(layout, how, also_copy=also_copy)
+    write([make_span(trace_id="f" * 32)])
 
     with caplog.at_level(logging.WARNING):
         found = _ids(store)
     store.settle()
 
-    assert found == before == _ids(store)
-    assert len(before) == 2 * SPANS + 10
-    assert sum(file.rows for file in layout.read_manifest().live_files) == len(before)
+    assert _ids(store) == found
+    assert len(found) == len(before) + 1 == 2 * SPANS + 11
+    assert sum(file.rows for file in layout.read_manifest().live_files) == len(found)
     assert "written anew from " + ("the data files" if also_copy else "its copy") in caplog.text
     assert [note.noun for note in quarantine.read_notes(layout)] == ["manifest"]
 
 
-def test_process_that_writes_does_not_disown_settled_spans(
-    store: Store, layout: Layout, make_span: MakeSpan
-) -> None:
-    """It comes before any reader, and makes no empty manifest in place of one that is gone."""
-    _damage_manifest(layout)
-
-    _write(store, make_span, 2, 5)
-
-    assert not layout.manifest_path.exists()
-    assert len(_ids(store)) == 2 * SPANS + 5
-
-
 @pytest.mark.parametrize("how", ["settled", "dropped", "masked"])
-def test_footers_tell_what_a_file_stands_for(store: Store, make_span: MakeSpan, how: str) -> None:
+def test_footers_tell_what_a_file_stands_for(
+    store: Store, settled: Settled, make_span: MakeSpan, how: str
+) -> None:
     """What was taken out of files does not come back with the old ones, nor are spans doubled."""
     for batch in range(3):
-        store.add([make_span(attributes={c.ROLLOUT_ID: "some"})])
-        _write(store, make_span, batch)
-        store.settle()
+        some = make_span(attributes={c.ROLLOUT_ID: "some"})
+        settled([some, *_spans(make_span, batch)])
     layout = store.layout
     assert layout is not None
     if how == "dropped":
@@ -514,43 +479,13 @@ def test_manifest_that_the_system_refuses_is_not_called_damaged(
     assert count_missing_spans(layout) == {}
 
 
-def _change_version(path: Path) -> None:
-    """Flip a bit of the footer that DuckDB does not look at."""
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"DuckDB version", b"duckDB version"))
-
-
-def test_whole_row_groups_come_back(store: Store, make_span: MakeSpan) -> None:
-    """Of thirteen row groups one is damaged: the spans of all others are there again, once."""
-    _write(store, make_span, 0, 50_000)
-    store.settle()
-    layout = _drop_segments(store)
-    (path,) = _data_files(layout)
-    before = path.stat()
-    with path.open("r+b") as file:
-        file.seek(before.st_size // 10)
-        file.write(b"\xff" * 64)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-    (note,) = store.repair()
-    (found,) = store.sql("SELECT count(*) AS n, count(DISTINCT span_id) AS d FROM spans")
-
-    assert note.why.startswith("the checksum of bytes")
-    assert found == {"n": note.recovered, "d": note.recovered}
-    assert (note.recovered + note.gone, note.missing) == (50_000, 0)
-    assert 0 < note.gone <= 2 * 4096  # a checksum's block may hold an end and a beginning
-    assert count_missing_spans(layout) == {}
-    assert store.repair() == []
-    assert (layout.quarantine / path.name).exists()
-
-
 @pytest.mark.parametrize("is_note_damaged", [False, True])
 def test_spans_that_stand_elsewhere_do_not_come_back_twice(
     store: Store, layout: Layout, make_span: MakeSpan, is_note_damaged: bool
 ) -> None:
     """A bit in a footer that DuckDB still reads costs no span; those given anew are left out."""
     path = _data_files(layout)[1]
-    _change_version(path)
+    path.write_bytes(path.read_bytes().replace(b"DuckDB version", b"duckDB version"))
     assert len(store.spans().rows()) == SPANS
     if is_note_damaged:
         (layout.quarantine / f"{path.name}.json").write_bytes(b"rubbish")
@@ -564,29 +499,22 @@ def test_spans_that_stand_elsewhere_do_not_come_back_twice(
     assert len(_ids(store)) == len(set(_ids(store))) == 2 * SPANS
 
 
-@pytest.mark.parametrize("size", [0, 100, None])
-def test_file_without_footer_is_given_up(store: Store, layout: Layout, size: int | None) -> None:
-    """Nothing in it can be found any more, nor in one that is gone: its spans are counted."""
-    path = _data_files(layout)[-1]
-    if size is None:
-        path.unlink()
+@pytest.mark.parametrize("how", ["emptied", "cut off", "gone"])
+def test_file_without_footer_is_given_up(store: Store, layout: Layout, how: str) -> None:
+    """Nothing in it can be found any more, nor in one that is gone: its spans are counted.
+
+    The other file, which an older version made, gets the checksum that it lacks.
+    """
+    whole, damaged = layout.read_manifest().files
+    layout.write_manifest(Manifest((replace(whole, checksum=""), damaged)))
+    if how == "gone":
+        (layout.data / damaged.name).unlink()
     else:
-        os.truncate(path, size)
+        _damage(layout, how)
 
     (note,) = store.repair()
 
     assert (note.recovered, note.gone) == (0, SPANS)
     assert len(store.spans().rows()) == SPANS
     assert count_missing_spans(layout) == {}
-
-
-def test_repair_takes_checksums_not_yet_taken(store: Store, layout: Layout) -> None:
-    """As of files that an older version made."""
-    whole = layout.read_manifest().files
-    old = (type(f)(f.name, 0, f.rows, f.size_bytes, 1, f.max_start_ns) for f in whole)
-    layout.write_manifest(Manifest(tuple(old)))
-
-    assert store.repair() == []
-
-    found = layout.read_manifest().files
-    assert [file.checksum for file in found] == [file.checksum for file in whole]
+    assert layout.read_manifest().files == (whole,)
