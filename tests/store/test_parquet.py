@@ -14,7 +14,7 @@ from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.store import journal
 from lightning_otel.store.gist import GIST
-from lightning_otel.store.layout import Layout, SettledSegment
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.writer import SpanWriter
@@ -22,10 +22,6 @@ from lightning_otel.types import Event, Link, Span
 
 MakeSpan = Callable[..., Span]
 Write = Callable[[Iterable[Span]], Path]
-
-
-def _of(layout: Layout) -> dict[str, SettledSegment]:
-    return {segment.name: segment for segment in layout.read_manifest().segments}
 
 
 def _add_lines(path: Path, lines: bytes) -> None:
@@ -37,10 +33,7 @@ def _add_lines(path: Path, lines: bytes) -> None:
 def test_file_is_private_sorted_and_in_small_row_groups(
     store: Store, layout: Layout, write: Write
 ) -> None:
-    """Traces lie as they began, each by agent and start, 20,480 rows to a group.
-
-    So growing histories compress, and a window of time is a range of rows.
-    """
+    """Traces lie as they began, each by agent and start: a window of time is a range of rows."""
     write(
         Span(
             f"{number % 7 + 1:032x}",
@@ -65,9 +58,9 @@ def test_file_is_private_sorted_and_in_small_row_groups(
     assert file.metadata.metadata[b"schema"] == b"1"
     assert file.schema_arrow.names == [*COLUMNS, *GIST]
     rows = file.read(columns=["trace_id", "agent", "start_ns"]).to_pylist()
-    began: dict[str, int] = {}
+    began = {row["trace_id"]: row["start_ns"] for row in rows}
     for row in rows:
-        began[row["trace_id"]] = min(row["start_ns"], began.get(row["trace_id"], 2_000_000))
+        began[row["trace_id"]] = min(row["start_ns"], began[row["trace_id"]])
     keys = [(began[row["trace_id"]], *row.values()) for row in rows]
     assert keys == sorted(keys)
     (listed,) = layout.read_manifest().files
@@ -114,18 +107,23 @@ def test_file_holds_every_part_of_a_span(store: Store, write: Write, make_span: 
 def test_of_spans_with_one_id_the_first_wins_and_the_others_are_counted(
     store: Store, write: Write, make_span: MakeSpan, name: str, reason: str
 ) -> None:
-    """In one batch or in two, before and after settling; a different one is a conflict."""
+    """In one batch or in two, before and after settling; a different one is a conflict.
+
+    Segments whose spans are all there already are done without a file.
+    """
     first = make_span(name="first", start_ns=5, end_ns=6)
     second = replace(first, name=name)
     write([first, second])
     write([second])
-    live = store.spans().rows()
-    store.settle()
+    found = [store.spans().rows()]
+    done = [store.settle()]
     write([second])
-    mixed = store.spans().rows()
-    store.settle()
+    found.append(store.spans().rows())
+    done.append(store.settle())
+    found.append(store.spans().rows())
 
-    assert live == mixed == store.spans().rows() == [first]
+    assert found == [[first]] * 3
+    assert [(each.segments, each.rows, each.files) for each in done] == [(2, 1, 1), (1, 0, 0)]
     assert store.accounting().rejected == {reason: 3}
 
 
@@ -157,8 +155,8 @@ def test_lines_that_do_not_parse_are_stepped_over_and_counted(
     store.settle()
 
     assert live == [span.name for span in store.spans()] == ["before", "after"]
-    assert _of(layout)[path.name].damaged == len(damage) + 1
-    assert _of(layout)[other.name].damaged == 0
+    told = {each.name: each.damaged for each in layout.read_manifest().segments}
+    assert told == {path.name: len(damage) + 1, other.name: 0}
     kept = b"".join(path.read_bytes() for path in layout.quarantine.glob("*.lines"))
     assert sorted(kept.splitlines()) == sorted([*damage, b'{"record":"span","tr'])
 
@@ -214,7 +212,7 @@ def test_a_span_open_across_segments_is_one_span(
 
 
 def test_losses_noted_by_writers_are_added_up(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan
+    store: Store, write: Write, make_span: MakeSpan
 ) -> None:
     """What a writer could not keep stays known when its segment is gone."""
     path = write([make_span()])
@@ -223,21 +221,6 @@ def test_losses_noted_by_writers_are_added_up(
     store.settle()
 
     assert store.accounting().dropped == {"disk": 7}
-
-
-def test_a_batch_of_nothing_new_makes_no_file(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan
-) -> None:
-    """Segments whose spans are all there already are done without a file."""
-    span = make_span()
-    write([span])
-    store.settle()
-    write([span])
-
-    done = store.settle()
-
-    assert (done.segments, done.rows, done.files) == (1, 0, 0)
-    assert len(layout.read_manifest().files) == 1
 
 
 def test_large_records_are_settled_in_little_memory(

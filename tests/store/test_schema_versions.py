@@ -1,7 +1,6 @@
 """Files of an older schema beside those of ours: what they lack is rebuilt, or empty."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.store import settle
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout, Manifest
 from lightning_otel.store.parquet import describe_file
 from lightning_otel.store.sql import quoted
-from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
 LACKING = (
@@ -37,32 +34,23 @@ ATTRIBUTES: dict[str, Any] = {
 
 
 @pytest.fixture
-def layout(store: Store, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch) -> Layout:
+def layout(
+    store: Store, settled: Callable[[Iterable[Span]], Path], make_span: Callable[..., Span]
+) -> Layout:
     """A store of one old file with a call and a reward, and a new one with the same of today."""
-    monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
     layout = store.layout
     assert layout is not None
     for rollout in ("old", "new"):
-        _write(store, make_span, rollout)
-        store.settle()
-    old, new = layout.read_manifest().live_files
-    aged = _aged(layout.data / old.name)
-    entry = describe_file(duckdb.connect(), aged, 0)
+        call = make_span(attributes={**ATTRIBUTES, c.ROLLOUT_ID: rollout})
+        judged = {c.ROLLOUT_ID: rollout, c.REWARD_VALUE: 0.5}
+        reward = make_span(trace_id=call.trace_id, name=c.SPAN_ANNOTATION, attributes=judged)
+        new = settled([call, reward])
+    old = _aged(layout.data / layout.read_manifest().live_files[0].name)
+    entry = describe_file(duckdb.connect(), old, 0)
     for path in layout.segments():
         path.unlink()
-    layout.write_manifest(Manifest((entry, new)))
+    layout.write_manifest(Manifest((entry, describe_file(duckdb.connect(), new))))
     return layout
-
-
-def _write(store: Store, make_span: Callable[..., Span], rollout: str) -> None:
-    assert store.layout is not None
-    store.layout.create()
-    writer = SpanWriter(store.layout)
-    call = make_span(attributes={**ATTRIBUTES, c.ROLLOUT_ID: rollout})
-    writer.add(call)
-    judged = {c.ROLLOUT_ID: rollout, c.REWARD_VALUE: 0.5}
-    writer.add(make_span(trace_id=call.trace_id, name=c.SPAN_ANNOTATION, attributes=judged))
-    writer.seal()
 
 
 def _aged(path: Path) -> Path:
@@ -115,17 +103,16 @@ def test_old_spans_become_transitions_as_new_ones_do(store: Store, layout: Layou
 
 
 def test_settling_beside_an_old_file_keeps_each_span_once(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store,
+    layout: Layout,
+    settled: Callable[[Iterable[Span]], Path],
+    make_span: Callable[..., Span],
 ) -> None:
     """A span that the old file holds is not settled a second time."""
     old = next(iter(store.spans(rollout_id="old")))
-    writer = SpanWriter(layout)
-    writer.add(replace(old))
-    writer.add(make_span(start_ns=old.start_ns + 5))
-    writer.seal()
 
-    done = store.settle()
+    settled([old, make_span(start_ns=old.start_ns + 5)])
 
-    assert done.rows == 1
     assert len(store.spans().rows()) == 5
-    assert layout.read_manifest().live_files[-1].schema == SCHEMA_VERSION
+    made = layout.read_manifest().live_files[-1]
+    assert (made.schema, made.rows) == (SCHEMA_VERSION, 1)

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -12,40 +13,22 @@ from lightning_otel.store import upkeep as upkeep_module
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.settle import WORTHWHILE_SEGMENTS, settler_elected
 from lightning_otel.store.upkeep import Keeper, keep_in_order
-from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
-
-@pytest.fixture
-def layout(store: Store, monkeypatch: pytest.MonkeyPatch) -> Layout:
-    """The paths of a store that exists, with settled spans in effect at once."""
-    assert store.layout is not None
-    store.layout.create()
-    monkeypatch.setattr(settle_module, "COMMIT_AHEAD_US", 2_000)
-    return store.layout
-
-
-@pytest.fixture
-def write(layout: Layout, make_span: Callable[..., Span]) -> Callable[[int], None]:
-    """A function that writes a number of sealed segments, a span in each."""
-
-    def write(count: int) -> None:
-        for _ in range(count):
-            writer = SpanWriter(layout)
-            writer.add(make_span(start_ns=time.time_ns(), end_ns=time.time_ns()))
-            writer.seal()
-
-    return write
+pytestmark = pytest.mark.usefixtures("at_once")
+MakeSpan = Callable[..., Span]
+Write = Callable[[Iterable[Span]], Path]
 
 
 def test_keeper_settles_what_is_worthwhile_a_batch_at_a_time(
-    layout: Layout, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A little waits while more comes; much is settled, unless another settler is at it."""
     keeper = Keeper(layout)
-    write(WORTHWHILE_SEGMENTS - 1)
+    for _ in range(WORTHWHILE_SEGMENTS - 1):
+        write([make_span()])
     done = [keeper.look()]
-    write(1)
+    write([make_span()])
     with settler_elected(layout):
         done.append(keeper.look())
     monkeypatch.setattr(settle_module, "BATCH_BYTES", 1)
@@ -60,14 +43,15 @@ def test_keeper_settles_what_is_worthwhile_a_batch_at_a_time(
 def test_keeper_holds_the_size_and_says_what_went(
     store: Store,
     layout: Layout,
-    write: Callable[[int], None],
+    settled: Callable[[Iterable[Span]], Path],
+    make_span: MakeSpan,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Above it the oldest rollouts go, counted and with a warning; other files stay as they are."""
+    monkeypatch.setattr(settle_module, "GRACE_US", 60_000_000)
     for _ in range(3):
-        write(1)
-        store.settle()
+        settled([make_span()])
     files = layout.read_manifest().live_files
     size = sum(file.size_bytes for file in files)
 
@@ -76,7 +60,7 @@ def test_keeper_holds_the_size_and_says_what_went(
     below = layout.read_manifest().live_files
     monkeypatch.setenv(config.MAX_SIZE.name, f"{size - 1}B")
     Keeper(layout).look()
-    time.sleep(0.01)
+    settle_module.await_effect(layout)
 
     left = layout.read_manifest().live_files
     assert below == files
@@ -88,12 +72,12 @@ def test_keeper_holds_the_size_and_says_what_went(
 
 
 def test_store_is_kept_in_order_beside_others(
-    store: Store, layout: Layout, write: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits is settled when all is quiet, and no thread is left; no store is made for it."""
     monkeypatch.setattr(upkeep_module, "IDLE_S", 0.1)
     nowhere = Layout(layout.root.parent / "other.duckdb")
-    write(2)
+    write([make_span(), make_span()])
 
     with keep_in_order(nowhere, period_s=0.01), keep_in_order(layout, period_s=0.01):
         deadline = time.monotonic() + 20
