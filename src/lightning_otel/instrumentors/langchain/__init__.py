@@ -5,20 +5,38 @@ may be the program's are replaced, so that what happens there stands where it be
 calls and cancelled runs end whatever the handlers are told. ``langchain_core`` is never imported.
 """
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry import context as otel_context
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.doors import around, around_steps
-from lightning_otel.instrumentors.langchain import models, places, runs
+from lightning_otel.instrumentors.doors import Make, around, around_steps
+from lightning_otel.instrumentors.langchain import models, runs
 from lightning_otel.instrumentors.langchain.handler import Handler
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+
+_MODELS: Final = "langchain_core.language_models"
+_METHODS: Final[tuple[Any, ...]] = (
+    (f"{_MODELS}.chat_models", "BaseChatModel", around(models.begin_chat),
+     "_generate_with_cache", "_agenerate_with_cache"),
+    (f"{_MODELS}.chat_models", "BaseChatModel", around_steps(models.begin_stream(c.CHAT)),
+     "stream", "astream"),
+    (f"{_MODELS}.chat_models", "BaseChatModel", around_steps(models.begin_events),
+     "_iter_v2_events", "_aiter_v2_events"),
+    (f"{_MODELS}.llms", "BaseLLM", around(models.begin_completion),
+     "_generate_helper", "_agenerate_helper"),
+    (f"{_MODELS}.llms", "BaseLLM", around_steps(models.begin_stream(c.TEXT_COMPLETION)),
+     "stream", "astream"),
+    ("langchain_core.tools.base", "BaseTool", around(runs.begin_place), "run", "arun"),
+    ("langchain_core.retrievers", "BaseRetriever", around(runs.begin_place), "invoke", "ainvoke"),
+)  # fmt: skip
+"""Module, class, replacement and the methods that it stands for."""
 
 
 class LangChainInstrumentor(LibraryInstrumentor):
@@ -40,14 +58,11 @@ class LangChainInstrumentor(LibraryInstrumentor):
 
     def patches(self) -> Mapping[str, Patch]:
         """The modules of what is replaced."""
-        return {
+        methods = {name: functools.partial(self._patch_methods, name) for name, *_ in _METHODS}
+        return methods | {
             "langchain_core.callbacks.base": self._patch_managers,
             "langchain_core.runnables.config": self._patch_config,
             "langgraph._internal._runnable": self._patch_graph_config,
-            "langchain_core.language_models.chat_models": self._patch_chat_models,
-            "langchain_core.language_models.llms": self._patch_completion_models,
-            "langchain_core.tools.base": self._patch_tools,
-            "langchain_core.retrievers": self._patch_retrievers,
         }
 
     def is_wanted(self) -> bool:
@@ -76,16 +91,21 @@ class LangChainInstrumentor(LibraryInstrumentor):
         if any(held() is not None for held in self._handlers):
             super()._instrument()
 
-    def _replace(self, owner: Any, replacements: Mapping[str, Callable[[Any], Any]]) -> None:
-        for name, make in replacements.items():
+    def _replace(self, owner: Any, make: Make, *names: str) -> None:
+        for name in names:
             # Some are LangChain's own affair: a release without one loses no more than that one.
             if name in vars(owner):
                 capture.guarded(self.wrap, owner, name, make)
 
+    def _patch_methods(self, at: str, module: ModuleType) -> None:
+        for home, owner, make, *names in _METHODS:
+            if home == at:
+                self._replace(getattr(module, owner), make, *names)
+
     def _patch_managers(self, module: ModuleType) -> None:
         if self._everywhere is None:
             self._everywhere = make_handler(self.is_wanted)
-        self._replace(module.BaseCallbackManager, {"__init__": self._with_handler})
+        self._replace(module.BaseCallbackManager, self._with_handler, "__init__")
 
     def _with_handler(self, original: Any) -> Any:
         handler = self._everywhere
@@ -119,7 +139,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
             manager.inheritable_handlers = [handler, *inheritable]
 
     def _patch_config(self, module: ModuleType) -> None:
-        self._replace(module, {"_set_config_context": _within_run})
+        self._replace(module, _within_run, "_set_config_context")
         config_variable = module.var_child_runnable_config
 
         def innermost() -> capture.Operation | None:
@@ -132,39 +152,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
         capture.process.frameworks = {**capture.process.frameworks, self._innermost: None}
 
     def _patch_graph_config(self, module: ModuleType) -> None:
-        self._replace(module, {"_set_config_context": _within_run})
-
-    def _patch_chat_models(self, module: ModuleType) -> None:
-        chat, stream = around(models.begin_chat), around_steps(models.begin_stream(c.CHAT))
-        events = around_steps(models.EventsPlace)
-        replacements = {
-            "_generate_with_cache": chat,
-            "_agenerate_with_cache": chat,
-            "stream": stream,
-            "astream": stream,
-            "_iter_v2_events": events,
-            "_aiter_v2_events": events,
-        }
-        self._replace(module.BaseChatModel, replacements)
-
-    def _patch_completion_models(self, module: ModuleType) -> None:
-        complete = around(models.begin_completion)
-        stream = around_steps(models.begin_stream(c.TEXT_COMPLETION))
-        replacements = {
-            "_generate_helper": complete,
-            "_agenerate_helper": complete,
-            "stream": stream,
-            "astream": stream,
-        }
-        self._replace(module.BaseLLM, replacements)
-
-    def _patch_tools(self, module: ModuleType) -> None:
-        place = around(places.begin_place)
-        self._replace(module.BaseTool, {"run": place, "arun": place})
-
-    def _patch_retrievers(self, module: ModuleType) -> None:
-        place = around(places.begin_place)
-        self._replace(module.BaseRetriever, {"invoke": place, "ainvoke": place})
+        self._replace(module, _within_run, "_set_config_context")
 
 
 def make_handler(is_wanted: Callable[[], bool]) -> Handler:

@@ -4,17 +4,45 @@ The handler is run inline and attaches nothing that outlives the block around it
 mirror LangChain's; the class that LangChain gets is made of it once LangChain is there.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from opentelemetry.trace import SpanKind
+from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.langchain import places, runs
-from lightning_otel.instrumentors.langchain.models import ModelCall, StreamPlace, generations_of
+from lightning_otel.instrumentors.langchain import runs
+from lightning_otel.instrumentors.langchain.models import conversation_of
 from lightning_otel.values import text_of
+
+_TRIVIAL: Final = re.compile(
+    r"Runnable[A-Z]|Channel(Write|Read)<|_write$|__start__$|<lambda>$|(model|tools)_to_(model|tools)$"
+)
+_WITHOUT_CALLS: Final = frozenset({"prompt", "parser"})
+_GRAPHS: Final = {
+    "langgraph": c.INVOKE_WORKFLOW,
+    "langchain_create_agent": c.INVOKE_AGENT,
+}
+"""What LangGraph and ``create_agent`` say of themselves in a run's metadata, and what each is."""
+_UNNAMED: Final = "LangGraph"
+"""What a graph is called that was given no name."""
+_FIRST_NODES: Final = frozenset({"agent", "model"})
+"""The first node of ``create_react_agent`` and of ``create_agent``."""
+_AGENT_NODES: Final = _FIRST_NODES | {
+    "tools",
+    "pre_model_hook",
+    "post_model_hook",
+    "generate_structured_response",
+}
+"""All their nodes, save those of middleware."""
+_NODE_TAG: Final = "graph:step:"
+_HIDDEN_TAG: Final = "langsmith:hidden"
+_NAME_KEYS: Final = {c.INVOKE_AGENT: c.AGENT_NAME, c.INVOKE_WORKFLOW: c.WORKFLOW_NAME}
+
+Attributes = dict[str, AttributeValue]
 
 
 class Handler:
@@ -76,24 +104,57 @@ class Handler:
         name: str | None = None,
         **_: Any,
     ) -> None:
+        """Start a run, with a span if it is worth one.
+
+        Worth one are graphs, their nodes, and chains that are named or that stand in no other; the
+        steps that LangChain makes of an expression are not.
+        """
         parent, is_wanted = self.parent(parent_run_id)
-        if is_wanted:
-            name = name or _serialized_name(serialized) or "chain"
-            is_outermost = parent_run_id is None
-            told = runs.Told(name, run_type, tags or (), metadata or {}, is_outermost)
-            runs.add(run_id, runs.start_chain(told, parent))
+        if not is_wanted:
+            return
+        name = title = name or _serialized_name(serialized) or "chain"
+        tags, metadata = tags or (), metadata or {}
+        is_outermost = parent_run_id is None
+        run = runs.Run(name, runs.context_in(parent))
+        run.agent, run.integration = metadata.get("lc_agent_name"), metadata.get("ls_integration")
+        attributes: Attributes = {}
+        if any(tag.startswith(_NODE_TAG) for tag in tags):
+            title = str(metadata.get("langgraph_node") or name)
+            # In a graph that is no agent itself it is the nodes that act.
+            if parent is not None and _acts_itself(parent, title):
+                attributes[c.AGENT_NAME] = title
+        elif parent is not None or is_outermost:  # else its metadata may be inherited
+            run.graph = _graph_of(run, parent)
+        if run.graph is not None:
+            if run.graph == c.INVOKE_AGENT:
+                title = str(run.agent or name)
+            attributes = {c.OPERATION: run.graph, _NAME_KEYS[run.graph]: title}
+            title = f"{run.graph} {title}"
+        elif (
+            run_type in _WITHOUT_CALLS
+            or _HIDDEN_TAG in tags
+            or (not is_outermost and _TRIVIAL.match(name) is not None)
+        ):
+            title = ""
+        if title:
+            run.operation = capture.Operation(
+                capture.clean(title),
+                SpanKind.INTERNAL,
+                {**attributes, **conversation_of(metadata)},
+                parent=run.context,
+            )
+            run.context = run.operation.context
+        runs.add(run_id, run)
 
     def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
         """End it."""
-        run = runs.take(run_id)
-        if run is not None:
-            capture.guarded(run.stop)
+        runs.end(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """End it with what it raised."""
-        run = runs.take(run_id)
-        if run is not None:
-            capture.guarded(run.fail, error)
+        runs.end(run_id, error)
+
+    on_tool_error = on_retriever_error = on_chain_error
 
     def on_tool_start(self, serialized: object, input_str: str, **told: Any) -> None:
         """Start a tool's run; keywords of the tool's caller are among those it is told."""
@@ -111,9 +172,9 @@ class Handler:
         **told: Any,
     ) -> None:
         tool = _serialized_name(serialized) or name or "tool"
-        attributes: runs.Attributes = {c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: tool}
-        place = places.current_place()
-        if tool_call_id is None and place is not None and place.run_id is None:
+        attributes: Attributes = {c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: tool}
+        place = runs.current_place()
+        if tool_call_id is None and place is not None:
             tool_call_id = place.tool_call_id
         if isinstance(tool_call_id, str):
             attributes[c.TOOL_CALL_ID] = tool_call_id
@@ -125,26 +186,22 @@ class Handler:
         """End it with its result."""
         _end_operation(run_id, c.TOOL_RESULT, output)
 
-    on_tool_error = on_chain_error
-
     def on_retriever_start(
         self, serialized: object, query: str, *, name: str | None = None, **told: Any
     ) -> None:
         """Start a retriever's run."""
         title = f"{c.RETRIEVAL} {name or _serialized_name(serialized) or 'retriever'}"
-        attributes: runs.Attributes = {c.OPERATION: c.RETRIEVAL}
+        attributes: Attributes = {c.OPERATION: c.RETRIEVAL}
         capture.guarded(self._start_operation, title, attributes, c.RETRIEVAL_QUERY, query, **told)
 
     def on_retriever_end(self, documents: object, *, run_id: UUID, **_: Any) -> None:
         """End it with what it found."""
         _end_operation(run_id, c.RETRIEVAL_DOCUMENTS, documents)
 
-    on_retriever_error = on_chain_error
-
     def _start_operation(
         self,
         name: str,
-        attributes: runs.Attributes,
+        attributes: Attributes,
         key: str,
         given: object,
         /,
@@ -163,8 +220,8 @@ class Handler:
         if parent is not None:
             run.agent, run.integration = parent.agent, parent.integration
         runs.add(run_id, run)
-        place = places.current_place()
-        if place is not None and place.run_id is None:
+        place = runs.current_place()
+        if place is not None:
             place.take(run_id, run.context)
         _keep_value(operation, key, given)
 
@@ -178,13 +235,13 @@ class Handler:
 
     def on_llm_start(self, serialized: object, prompts: Sequence[Any], **told: Any) -> None:
         """Start a completion model's stream."""
-        place = places.current_place()
-        if isinstance(place, StreamPlace) and place.run_id is None:
+        place = runs.current_place()
+        if place is not None and place.begin_stream is not None:
             capture.guarded(self._start_stream, place, prompts, **told)
 
     def _start_stream(
         self,
-        place: StreamPlace,
+        place: runs.Place,
         given: Sequence[Any],
         *,
         run_id: UUID,
@@ -194,34 +251,55 @@ class Handler:
     ) -> None:
         parent, is_wanted = self.parent(parent_run_id)
         if is_wanted:
-            place.start(run_id, runs.context_in(parent), given, metadata or {})
+            call = place.begin_stream(
+                run_id=run_id,
+                parent=runs.context_in(parent),
+                given=given,
+                metadata=metadata or {},
+                is_stream=True,
+            )
+            place.take(run_id, call.context)
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **_: Any) -> None:
         """End a stream with its whole answer."""
-        call = _call_of(run_id)
-        if call is not None:
-            capture.guarded(call.finish, generations_of(response))
+        self.on_llm_error(None, run_id=run_id, response=response)
 
     def on_llm_error(
-        self, error: BaseException, *, run_id: UUID, response: Any = None, **_: Any
+        self, error: BaseException | None, *, run_id: UUID, response: Any = None, **_: Any
     ) -> None:
         """End a stream with what ended it, and what was said until then."""
-        call = _call_of(run_id)
-        if call is not None:
-            capture.guarded(call.finish, generations_of(response), exc=error)
+        run = runs.find(run_id)
+        if run is not None and run.call is not None:
+            capture.guarded(run.call.end, response, error)
 
 
-def _call_of(run_id: UUID) -> ModelCall | None:
-    """The call of a stream that is to end; other calls end where they are made."""
-    place = places.current_place()
-    if isinstance(place, StreamPlace) and place.run_id == run_id:
-        return place.call
-    run = runs.find(run_id)
-    if run is None or run.call is None:
-        return None
-    runs.take(run_id)
-    call: ModelCall = run.call
-    return call
+def _graph_of(run: runs.Run, parent: runs.Run | None) -> str | None:
+    """Return the graph's operation of a run; inherited metadata does not count."""
+    if run.agent is not None and (
+        parent is None or parent.agent != run.agent or run.name == run.agent
+    ):
+        return c.INVOKE_AGENT
+    if parent is None or parent.integration != run.integration:
+        return _GRAPHS.get(run.integration) if isinstance(run.integration, str) else None
+    return None
+
+
+def _acts_itself(run: runs.Run, node: str) -> bool:
+    """Return whether a node of a run acts under its own name, and not as the run's agent.
+
+    The first node makes a run a graph, whatever it seemed to be until then. A graph that has a
+    name, and of whose nodes the first is the one that prebuilt agents begin with, is an agent:
+    only LangChain's newest ``create_agent`` says so itself.
+    """
+    if run.is_first and run.operation is not None and run.graph != c.INVOKE_AGENT:
+        run.is_guessed = node in _FIRST_NODES and run.name != _UNNAMED
+        graph = c.INVOKE_AGENT if run.is_guessed else c.INVOKE_WORKFLOW
+        if graph != run.graph:
+            run.graph = graph
+            run.operation.span.update_name(capture.clean(f"{graph} {run.name}"))
+            run.operation.attributes.update({c.OPERATION: graph, _NAME_KEYS[graph]: run.name})
+    run.is_first = False
+    return run.graph != c.INVOKE_AGENT or (run.is_guessed and node not in _AGENT_NODES)
 
 
 def _serialized_name(serialized: object) -> str | None:
@@ -231,14 +309,13 @@ def _serialized_name(serialized: object) -> str | None:
 
 def _end_operation(run_id: UUID, key: str, value: Any) -> None:
     """End the run of a tool or a retriever with its result."""
-    run = runs.take(run_id)
-    if run is None or run.operation is None:
-        return
-    capture.guarded(_keep_value, run.operation, key, value)
-    if key == c.TOOL_RESULT and getattr(value, "status", None) == "error":
-        # The tool's own words to the model, which may be anyone's: they stay in the body.
-        capture.guarded(run.operation.fail_with, "tool_error", "")
-    capture.guarded(run.stop)
+    run = runs.find(run_id)
+    if run is not None and run.operation is not None:
+        capture.guarded(_keep_value, run.operation, key, value)
+        if key == c.TOOL_RESULT and getattr(value, "status", None) == "error":
+            # The tool's own words to the model, which may be anyone's: they stay in the body.
+            capture.guarded(run.operation.fail_with, "tool_error", "")
+    runs.end(run_id)
 
 
 def _keep_value(operation: capture.Operation, key: str, value: Any) -> None:

@@ -10,10 +10,11 @@ from lightning_otel.instrumentors.reading import fields_of
 from lightning_otel.messages import (
     flat_tools,
     message,
+    objects,
     part_of,
+    read_message,
     reasoning_part,
     text_part,
-    tool_call_part,
     tool_response_part,
 )
 from lightning_otel.values import dump
@@ -26,7 +27,7 @@ _ROLES: Final = {
     "function": "tool",
 }
 _NO_FIELDS: Final[Mapping[str, Any]] = {}
-_REASONINGS: Final = {"reasoning": "reasoning", "thinking": "thinking"}
+_REASONINGS: Final = ("reasoning", "thinking")
 _CALLS: Final = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call"})
 """Blocks that say again what the message's list of tool calls says."""
 
@@ -41,17 +42,28 @@ def answers_text(generations: Iterable[Any]) -> str:
     return dump([_read_answer(generation) for generation in generations])
 
 
-def _read_message(item: Any) -> dict[str, Any]:
+def _read_message(item: Any, **extra: Any) -> dict[str, Any]:
     if isinstance(item, str):
         return message("user", [text_part(item)])
     held = fields_of(item)
     role, content = _role_of(held), held.get("content")
     if role == "user" and content and type(content) is str and not held.get("name"):
         # Most messages of a long history are this plain, and each is read anew with every call.
-        return {"role": role, "parts": [{"type": "text", "content": content}]}
+        return {"role": role, "parts": [text_part(content)]}
     if role == "tool":
         return message(role, [tool_response_part(held.get("tool_call_id"), content)])
-    return message(role, _read_parts(held), name=held.get("name"))
+    if isinstance(content, list):
+        content = [part for block in content if (part := _read_block(block)) is not None]
+    more = held.get("additional_kwargs")
+    calls = objects(held.get("tool_calls")) + objects(held.get("invalid_tool_calls"))
+    spoken = {
+        "role": role,
+        "content": content,
+        "name": held.get("name"),
+        "tool_calls": [{**call, "arguments": call.get("args")} for call in calls],
+        "reasoning_content": more.get("reasoning_content") if isinstance(more, dict) else None,
+    }
+    return read_message(spoken, **extra)
 
 
 def _role_of(held: Mapping[str, Any]) -> str:
@@ -68,12 +80,11 @@ def _role_of(held: Mapping[str, Any]) -> str:
 
 
 def _read_answer(generation: Any) -> dict[str, Any]:
-    reason = finish_reason(generation)
-    held = fields_of(getattr(generation, "message", None))
-    if not held:
-        text = getattr(generation, "text", "")
-        return message("assistant", [text_part(text)] if text else [], finish_reason=reason)
-    return message(_role_of(held), _read_parts(held), finish_reason=reason)
+    reason, answer = finish_reason(generation), getattr(generation, "message", None)
+    if fields_of(answer):
+        return _read_message(answer, finish_reason=reason)
+    text = getattr(generation, "text", "")
+    return message("assistant", [text_part(text)] if text else [], finish_reason=reason)
 
 
 def finish_reason(generation: Any) -> str | None:
@@ -93,36 +104,16 @@ def response_metadata(answer: Any) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else _NO_FIELDS
 
 
-def _read_parts(held: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Reasoning, content and tool calls of a message, in that order."""
-    parts: list[dict[str, Any]] = []
-    extra, content = held.get("additional_kwargs"), held.get("content")
-    reasoning = extra.get("reasoning_content") if isinstance(extra, dict) else None
-    if isinstance(reasoning, str) and reasoning:
-        parts.append(reasoning_part(reasoning))
-    if isinstance(content, str):
-        if content:
-            parts.append(text_part(content))
-    elif isinstance(content, list):
-        parts += [part for block in content if (part := _read_part(block)) is not None]
-    for name in ("tool_calls", "invalid_tool_calls"):
-        calls = held.get(name)
-        for call in calls if isinstance(calls, list) else ():
-            parts.append(tool_call_part(call.get("id"), call.get("name"), call.get("args")))
-    return parts
-
-
-def _read_part(block: object) -> dict[str, Any] | None:
+def _read_block(block: object) -> dict[str, Any] | None:
+    """Return a block of a message's content as a part; None if it repeats a tool call."""
     if isinstance(block, str):
         return text_part(block)
     if not isinstance(block, dict):
         return {"type": type(block).__name__}
     kind = block.get("type")
     if kind in _REASONINGS:
-        return reasoning_part(str(block.get(_REASONINGS[kind], "")))
-    if kind in _CALLS:
-        return None
-    return part_of(block)
+        return reasoning_part(str(block.get(kind, "")))
+    return None if kind in _CALLS else part_of(block)
 
 
 def tools_text(tools: object) -> str | None:

@@ -5,21 +5,22 @@ and ends here, whatever handlers are told. Where a client's instrumentor takes t
 there is to say; else the call is filled with what LangChain's own objects tell.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
 
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind
+from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture
+from lightning_otel import capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.doors import Begin, Run, named
+from lightning_otel.instrumentors import steps
+from lightning_otel.instrumentors.doors import Begin, named
 from lightning_otel.instrumentors.langchain import messages as read
 from lightning_otel.instrumentors.langchain import runs
-from lightning_otel.instrumentors.langchain.places import Place, current_place
-from lightning_otel.instrumentors.reading import token_counts
+from lightning_otel.instrumentors.reading import read_settings, token_counts
 
 _PROVIDERS: Final = {
     "azure": "azure.ai.openai",
@@ -35,253 +36,84 @@ _OWN_ID: Final = ("lc_run-", "run-")
 """How the ids begin that LangChain gives to answers without one."""
 
 
-class ModelCall(Run):
-    """One call of a model, which is also the run of the method that asks it.
-
-    Attributes:
-        operation: Its span.
-        context: Where the request is to be sent: in it, the call can be claimed.
-        run_id: LangChain's run that it serves.
-    """
-
-    __slots__ = ("_given", "_metadata", "_tools", "context", "operation", "run_id")
+class ModelCall(steps.ModelCall):
+    """One call of a model, which is also the run of the method that asks it."""
 
     def __init__(
         self,
         model: Any,
-        operation_name: str,
+        operation: str,
+        tools: object,
+        *,
         run_id: UUID,
         parent: Context,
         given: Sequence[Any],
         metadata: Mapping[str, Any],
-        tools: object = None,
+        is_stream: bool = False,
     ) -> None:
         """Start the span.
 
         Args:
             model: LangChain's model.
-            operation_name: What is asked of it.
+            operation: The operation that is asked of it.
+            tools: The tools it was given.
             run_id: LangChain's run.
             parent: The context the call stands in.
             given: Its messages, or texts. They are read at the end, and only if nobody else has:
                 to write a long history twice would cost more than all the rest.
-            metadata: What LangChain knows of the model.
-            tools: The tools it was given.
+            metadata: LangChain's facts of the model.
+            is_stream: Whether the answer comes in pieces, and its end is told by the run.
         """
-        name = metadata.get("ls_model_name")
-        provider = metadata.get("ls_provider")
-        attributes: runs.Attributes = {c.OPERATION: operation_name}
+        name, provider = metadata.get("ls_model_name"), metadata.get("ls_provider")
+        attributes = conversation_of(metadata)
         if isinstance(provider, str):
             attributes[c.PROVIDER] = _PROVIDERS.get(provider, provider)
         if isinstance(name, str):
             attributes[c.REQUEST_MODEL] = name
-        else:
-            name = type(model).__name__
-        if "thread_id" in metadata:
-            attributes.update(runs.conversation_of(metadata))
-        self.operation = capture.Operation(
-            capture.clean(f"{operation_name} {name}"), SpanKind.CLIENT, attributes, parent=parent
-        )
-        self.context = call_slot.offer_call(self.operation, self.operation.context)
-        self.run_id = run_id
-        self._given = given
-        self._metadata = metadata
-        self._tools = tools
+        title = name if isinstance(name, str) else type(model).__name__
+        super().__init__(operation, title, attributes, parent)
+        self._run_id, self._given, self._metadata, self._tools = run_id, given, metadata, tools
+        run = runs.Run("", self.context)
+        if is_stream:
+            self.operation.attributes[c.REQUEST_STREAM] = True
+            run.call = self
+        runs.add(run_id, run)
 
-    def returned(self, result: Any) -> None:
-        """End it with the answer; of several prompts, with the answers to all."""
-        runs.take(self.run_id)
-        found = result.generations
-        if found and isinstance(found[0], list):
-            found = [item for choices in found for item in choices]
-        self.finish(found, result.llm_output)
+    def end(self, answer: Any, exc: BaseException | None = None) -> None:
+        """End it with LangChain's result, if it has one; to be interrupted is no error."""
+        runs.take(self._run_id)
+        is_left = exc is None or isinstance(exc, GeneratorExit)
+        super().end(answer, exc if is_left or not runs.is_control_flow(exc) else None)  # type: ignore[arg-type]  # not None then
 
-    def fail(self, exc: BaseException) -> None:
-        """End it with what was raised."""
-        runs.take(self.run_id)
-        self.finish((), exc=exc)
-
-    def finish(
-        self,
-        generations: Iterable[Any],
-        model_output: object = None,
-        exc: BaseException | None = None,
-    ) -> None:
-        """End the span with what was said, unless the client that sends the request ends it."""
-        operation = self.operation
-        if operation.is_claimed or operation.is_over:
-            return
-        capture.guarded(self._fill_answer, generations, model_output)
-        if exc is not None and not runs.is_control_flow(exc):
-            operation.fail(exc)
-            return
-        if isinstance(exc, GeneratorExit):
-            operation.attributes[c.ABANDONED] = True
-        operation.stop()
-
-    def _fill_answer(self, generations: Iterable[Any], model_output: object) -> None:
-        choices = list(generations)
-        attributes = self.operation.attributes
-        attributes.update(_read_sampling(self._metadata))
-        attributes.update(_answer_attributes(choices, model_output))
+    def fill(self, answer: Any) -> None:
+        """Put on the span what LangChain knows; of several prompts, the answers to all."""
+        choices = getattr(answer, "generations", None) or []
+        if choices and isinstance(choices[0], list):
+            choices = [choice for each in choices for choice in each]
+        attributes, body = self.operation.attributes, self.operation.body
+        told = {key[3:]: value for key, value in self._metadata.items() if key[:3] == "ls_"}
+        attributes.update(read_settings(told))
+        attributes.update(_read_answer(choices, getattr(answer, "llm_output", None)))
         if capture.content_policy().is_kept:
-            body = self.operation.body
             body[c.INPUT_MESSAGES] = read.messages_text(self._given)
             if choices:
                 body[c.OUTPUT_MESSAGES] = read.answers_text(choices)
-            if self._tools:
-                tools = read.tools_text(self._tools)
-                if tools is not None:
-                    body[c.TOOL_DEFINITIONS] = tools
+            tools = read.tools_text(self._tools)
+            if tools is not None:
+                body[c.TOOL_DEFINITIONS] = tools
 
 
-class StreamPlace(Place):
-    """The place of a model's stream, entered for each of its steps.
-
-    Attributes:
-        call: Its call; None before it started.
-    """
-
-    __slots__ = ("_model", "_operation_name", "_tools", "call")
-
-    def __init__(self, model: Any, operation_name: str, tools: object) -> None:
-        super().__init__()
-        self.call: ModelCall | None = None
-        self._model = model
-        self._operation_name = operation_name
-        self._tools = tools
-
-    def start(
-        self, run_id: UUID, parent: Context, given: Sequence[Any], metadata: Mapping[str, Any]
-    ) -> None:
-        """Start the call's span."""
-        asked = self._model, self._operation_name
-        self.call = call = ModelCall(*asked, run_id, parent, given, metadata, self._tools)
-        call.operation.attributes[c.REQUEST_STREAM] = True
-        self.take(run_id, call.context)
-
-    def over(self, exc: BaseException | None = None) -> None:
-        """End it if LangChain has not said that it ended."""
-        if self.call is not None:
-            self.call.finish((), exc=exc or GeneratorExit())
+def conversation_of(metadata: Mapping[str, Any]) -> dict[str, AttributeValue]:
+    """The thread's id as the conversation's; one of the program's own class is not asked."""
+    thread_id = metadata.get("thread_id")
+    if thread_id is None:
+        return {}
+    is_plain = type(thread_id) in (str, int, UUID)
+    return {c.CONVERSATION_ID: str(thread_id) if is_plain else f"<{type(thread_id).__name__}>"}
 
 
-class EventsPlace(StreamPlace):
-    """The place of one answer's events, which LangChain adds up itself.
-
-    That is ``BaseChatModel._iter_v2_events``, which is given the run as its call's methods are.
-    """
-
-    __slots__ = ("_answer", "_given", "_manager")
-
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        super().__init__(args[0], c.CHAT, kwargs.get("tools"))
-        self._manager = kwargs.get("run_manager")
-        self._answer = kwargs.get("stream")
-        self._given = named(("messages",), args, kwargs)["messages"]
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        if self._manager is not None:
-            manager, self._manager = self._manager, None
-            capture.guarded(self._begin, manager)
-
-    def _begin(self, manager: Any) -> None:
-        parent = _parent_context(manager)
-        if parent is not None:
-            self.start(manager.run_id, parent, self._given, manager.metadata)
-            # Its end may be told where its last step is not taken, and the place never left.
-            runs.add(manager.run_id, runs.Run("", parent, None, call=self.call))
-
-    def over(self, exc: BaseException | None = None) -> None:
-        """End the call with the whole answer, if it is whole."""
-        runs.take(self.run_id)
-        message = getattr(self._answer, "output_message", None)
-        if message is not None and self.call is not None:
-            self.call.finish([SimpleNamespace(message=message)])
-        super().over(exc)
-
-
-def _parent_context(manager: Any) -> Context | None:
-    """The context of a new run that is ours to record; None if it is known or not wanted."""
-    # Most often its first and only one.
-    ours = (each for each in manager.handlers if getattr(each, "is_lightning_otel", 0) is True)
-    handler = next(ours, None)
-    if handler is None or runs.find(manager.run_id) is not None:
-        return None
-    parent, is_wanted = handler.parent(manager.parent_run_id)
-    return runs.context_in(parent) if is_wanted else None
-
-
-def _begin_call(
-    model: Any, operation_name: str, manager: Any, given: Sequence[Any], tools: object
-) -> ModelCall | None:
-    """The call of a run that is ours to record, and that nothing around it records already."""
-    place = current_place()
-    if isinstance(place, StreamPlace) and place.run_id == manager.run_id:
-        # A model that has no stream: LangChain asks it once, and gives the answer as one piece.
-        if place.call is not None:
-            place.call.operation.attributes.pop(c.REQUEST_STREAM, None)
-        return None
-    parent = _parent_context(manager)
-    if parent is None:
-        return None
-    asked = model, operation_name, manager.run_id, parent
-    call = ModelCall(*asked, given, manager.metadata, tools)
-    runs.add(manager.run_id, runs.Run("", call.context, None))
-    return call
-
-
-def begin_chat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
-    """Begin the call of ``BaseChatModel._generate_with_cache``."""
-    given = named(("messages", "stop", "run_manager"), args, kwargs)
-    manager = given.get("run_manager")
-    if manager is None:
-        return None
-    return _begin_call(args[0], c.CHAT, manager, given["messages"], kwargs.get("tools"))
-
-
-def begin_completion(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
-    """Begin that of ``BaseLLM._generate_helper``: one request, each of its prompts a run."""
-    given = named(("prompts", "stop", "run_managers"), args, kwargs)
-    managers = given.get("run_managers")
-    if not managers:
-        return None
-    return _begin_call(args[0], c.TEXT_COMPLETION, managers[0], given["prompts"], None)
-
-
-def begin_stream(operation_name: str) -> Begin:
-    """Return what begins the place of a model's stream."""
-
-    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StreamPlace:
-        return StreamPlace(args[0], operation_name, kwargs.get("tools"))
-
-    return begin
-
-
-def generations_of(response: Any) -> list[Any]:
-    """The choices that an answer to one prompt consists of."""
-    found = getattr(response, "generations", None)
-    choices = found[0] if isinstance(found, list) and found else []
-    return choices if isinstance(choices, list) else []
-
-
-def _read_sampling(metadata: Mapping[str, Any]) -> runs.Attributes:
-    """Return the sampling parameters, as far as LangChain knows them."""
-    found: runs.Attributes = {}
-    temperature, limit = metadata.get("ls_temperature"), metadata.get("ls_max_tokens")
-    stop = metadata.get("ls_stop")
-    if isinstance(temperature, (int, float)):
-        found[c.REQUEST_TEMPERATURE] = float(temperature)
-    if isinstance(limit, int):
-        found[c.REQUEST_MAX_TOKENS] = limit
-    if isinstance(stop, list) and all(isinstance(item, str) for item in stop):
-        found[c.REQUEST_STOP] = list(stop)
-    return found
-
-
-def _answer_attributes(choices: Sequence[Any], model_output: object) -> runs.Attributes:
-    found: runs.Attributes = {}
+def _read_answer(choices: Sequence[Any], model_output: object) -> dict[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {}
     if not choices:
         return found
     reasons = [reason for choice in choices if (reason := read.finish_reason(choice)) is not None]
@@ -298,3 +130,91 @@ def _answer_attributes(choices: Sequence[Any], model_output: object) -> runs.Att
         found[c.RESPONSE_MODEL] = model
     found.update(token_counts(getattr(answer, "usage_metadata", None) or told.get("token_usage")))
     return found
+
+
+def begin_stream(operation: str) -> Begin:
+    """Return what begins the place of a model's stream."""
+
+    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> runs.Place:
+        place = runs.Place()
+        place.begin_stream = functools.partial(ModelCall, args[0], operation, kwargs.get("tools"))
+        return place
+
+    return begin
+
+
+class _EventsPlace(runs.Place):
+    """The place of one answer's events, which LangChain adds up itself."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def over(self, exc: BaseException | None = None) -> None:
+        """End the call with the whole answer, if it is whole."""
+        message, run = getattr(self._answer, "output_message", None), runs.find(self.run_id)
+        if message is not None and run is not None and run.call is not None:
+            run.call.end(SimpleNamespace(generations=[SimpleNamespace(message=message)]))
+        super().over(exc)
+
+
+def begin_events(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> runs.Place | None:
+    """Begin the place of ``BaseChatModel._iter_v2_events``, and its call."""
+    given = named(("messages",), args, kwargs)["messages"]
+    call = _begin_call(args[0], c.CHAT, kwargs.get("run_manager"), given, kwargs, is_stream=True)
+    if call is None:
+        return None
+    place = _EventsPlace(kwargs.get("stream"))
+    place.take(kwargs["run_manager"].run_id, call.context)
+    return place
+
+
+def begin_chat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
+    """Begin the call of ``BaseChatModel._generate_with_cache``."""
+    given = named(("messages", "stop", "run_manager"), args, kwargs)
+    return _begin_call(args[0], c.CHAT, given.get("run_manager"), given["messages"], kwargs)
+
+
+def begin_completion(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
+    """Begin that of ``BaseLLM._generate_helper``: one request, each of its prompts a run."""
+    given = named(("prompts", "stop", "run_managers"), args, kwargs)
+    manager, *_ = given.get("run_managers") or (None,)
+    return _begin_call(args[0], c.TEXT_COMPLETION, manager, given["prompts"], {})
+
+
+def _begin_call(
+    model: Any,
+    operation: str,
+    manager: Any,
+    given: Sequence[Any],
+    options: Mapping[str, Any],
+    *,
+    is_stream: bool = False,
+) -> ModelCall | None:
+    """Begin the call of a run that is ours to record, and that nothing around it records."""
+    if manager is None:
+        return None
+    known = runs.find(manager.run_id)
+    if known is not None:
+        if known.call is not None:
+            # A model that has no stream: LangChain asks it once, and gives the answer as one piece.
+            known.call.operation.attributes.pop(c.REQUEST_STREAM, None)
+        return None
+    # Most often the first handler, and the only one.
+    ours = (each for each in manager.handlers if getattr(each, "is_lightning_otel", 0) is True)
+    handler = next(ours, None)
+    if handler is None:
+        return None
+    parent, is_wanted = handler.parent(manager.parent_run_id)
+    if not is_wanted:
+        return None
+    return ModelCall(
+        model,
+        operation,
+        options.get("tools"),
+        run_id=manager.run_id,
+        parent=runs.context_in(parent),
+        given=given,
+        metadata=manager.metadata,
+        is_stream=is_stream,
+    )

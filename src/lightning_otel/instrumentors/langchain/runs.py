@@ -2,127 +2,64 @@
 
 Parentage comes from LangChain's run ids alone; the context at hand only decides whether a span of
 the program's own stands between two runs.
+
+LangChain tells a handler that a run starts, and not always that it ended: a cancelled tool, a
+retriever that was interrupted. And it runs tools, retrievers and streams in the context they were
+called in. A :class:`Place` is around that code; the handler puts the run into it once it starts.
 """
 
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any, Final
 from uuid import UUID
 
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind
-from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
-from lightning_otel import conventions as c
+from lightning_otel.instrumentors import doors, steps
 
 OPEN_LIMIT: Final = 10_000
 """Open runs that are kept. A run may never be told to end, as where a handler of the program's
 raises when it starts; the oldest is then given up."""
-
-_TRIVIAL: Final = re.compile(
-    r"Runnable[A-Z]|Channel(Write|Read)<|_write$|__start__$|<lambda>$|(model|tools)_to_(model|tools)$"
-)
-_WITHOUT_CALLS: Final = frozenset({"prompt", "parser"})
-_GRAPHS: Final = {
-    "langgraph": c.INVOKE_WORKFLOW,
-    "langchain_create_agent": c.INVOKE_AGENT,
-}
-"""What LangGraph and ``create_agent`` say of themselves in a run's metadata, and what each is."""
-_UNNAMED: Final = "LangGraph"
-"""What a graph is called that was given no name."""
-_FIRST_NODES: Final = frozenset({"agent", "model"})
-"""The first node of ``create_react_agent`` and of ``create_agent``."""
-_AGENT_NODES: Final = _FIRST_NODES | {
-    "tools",
-    "pre_model_hook",
-    "post_model_hook",
-    "generate_structured_response",
-}
-"""All their nodes, save those of middleware."""
-_NODE_TAG: Final = "graph:step:"
-_HIDDEN_TAG: Final = "langsmith:hidden"
-_NAME_KEYS: Final = {c.INVOKE_AGENT: c.AGENT_NAME, c.INVOKE_WORKFLOW: c.WORKFLOW_NAME}
-_NO_METADATA: Final[Mapping[str, Any]] = {}
-
-Attributes = dict[str, AttributeValue]
 
 
 class Run:
     """One open run of LangChain's.
 
     Attributes:
-        name: What LangChain calls it.
+        name: LangChain's name of it.
         context: The context of what happens within it.
         operation: Its own span; None if it has none, and what happens in it is its parent's.
         graph: The operation it is as a graph, such as ``invoke_agent``; None if it is no graph.
         agent: The agent's name that LangChain gives to everything within this run.
-        integration: What made the run, as LangChain's metadata say.
-        call: The call of a model whose end LangChain tells by its run only.
+        integration: LangChain's name of what made the run.
+        call: The streamed call of a model, whose end LangChain tells by its run.
+        is_first: Whether no node of it has begun.
+        is_guessed: Whether it was taken for an agent by the name of its first node.
     """
 
-    __slots__ = (
-        "_is_first",
-        "_is_guessed",
-        "agent",
-        "call",
-        "context",
-        "graph",
-        "integration",
-        "name",
-        "operation",
-    )
-
     def __init__(
-        self,
-        name: str,
-        context: Context,
-        operation: capture.Operation | None,
-        metadata: Mapping[str, Any] = _NO_METADATA,
-        graph: str | None = None,
-        call: Any = None,
+        self, name: str, context: Context, operation: capture.Operation | None = None
     ) -> None:
         self.name = name
-        self.call = call
-        self._is_first = True
-        self._is_guessed = False
         self.context = context
         self.operation = operation
-        self.graph = graph
-        self.agent = metadata.get("lc_agent_name")
-        self.integration = metadata.get("ls_integration")
+        self.graph: str | None = None
+        self.agent: Any = None
+        self.integration: Any = None
+        self.call: steps.ModelCall | None = None
+        self.is_first = True
+        self.is_guessed = False
 
-    def acts_as(self, node: str) -> str | None:
-        """The agent's name that a node of this run's acts under; None if it is the run's own.
-
-        The first node makes a run a graph, whatever it seemed to be until then. A graph that has a
-        name, and of whose nodes the first is the one that prebuilt agents begin with, is an agent:
-        only LangChain's newest ``create_agent`` says so itself.
-        """
-        if self._is_first and self.operation is not None and self.graph != c.INVOKE_AGENT:
-            is_agent = node in _FIRST_NODES and self.name != _UNNAMED
-            graph = c.INVOKE_AGENT if is_agent else c.INVOKE_WORKFLOW
-            self._is_guessed = is_agent
-            if graph != self.graph:
-                self.graph = graph
-                self.operation.span.update_name(capture.clean(f"{graph} {self.name}"))
-                self.operation.attributes.update(_graph_attributes(graph, self.name))
-        self._is_first = False
-        if self.graph == c.INVOKE_AGENT and not (self._is_guessed and node not in _AGENT_NODES):
-            return None
-        return node
-
-    def stop(self) -> None:
-        """End its span, if it has one."""
-        if self.operation is not None:
-            self.operation.stop()
-
-    def fail(self, exc: BaseException) -> None:
-        """End its span with what ended the run."""
-        if self.operation is None:
+    def end(self, exc: BaseException | None = None) -> None:
+        """End its span, if it has one; a call that nobody has ended before was left."""
+        if self.call is not None:
+            self.call.end(None, exc or GeneratorExit())
+        elif self.operation is None:
             return
-        if is_control_flow(exc):
+        elif exc is None or is_control_flow(exc):
             self.operation.stop()
         else:
             self.operation.fail(exc)
@@ -140,14 +77,19 @@ def add(run_id: UUID, run: Run) -> None:
     """Keep a run until it is taken."""
     _open[run_id] = run
     if len(_open) > OPEN_LIMIT:
-        given_up = take(next(iter(_open)))
-        if given_up is not None:
-            given_up.stop()
+        end(next(iter(_open)))
 
 
 def take(run_id: Any) -> Run | None:
     """The open run of an id, which is open no more."""
     return _open.pop(run_id, None)
+
+
+def end(run_id: Any, exc: BaseException | None = None) -> None:
+    """End the open run of an id, if there is one."""
+    run = take(run_id)
+    if run is not None:
+        capture.guarded(run.end, exc)
 
 
 def open_count() -> int:
@@ -173,84 +115,70 @@ def is_control_flow(exc: BaseException) -> bool:
     )
 
 
-class Told(NamedTuple):
-    """The data of a chain that starts."""
-
-    name: str
-    run_type: str | None
-    tags: Sequence[str]
-    metadata: Mapping[str, Any]
-    is_outermost: bool
-    """Whether it has no parent at all, known to us or not."""
+_here: ContextVar["Place | None"] = ContextVar("lightning-otel-langchain-place", default=None)
 
 
-def start_chain(told: Told, parent: Run | None) -> Run:
-    """Start the run of a chain, graph or node, with a span if it is worth one.
+def current_place() -> "Place | None":
+    """The innermost place that the code at hand runs in, if no run takes place there yet."""
+    place = _here.get()
+    return place if place is not None and place.run_id is None else None
 
-    Worth one are graphs, their nodes, and chains that are named or that stand in no other; the
-    steps that LangChain makes of an expression are not.
+
+class Place(doors.Run, AbstractContextManager[None]):
+    """Code around one run, in one block or, around a generator, in a block for each step.
+
+    Attributes:
+        run_id: The run that takes place here; None before it started.
+        tool_call_id: The call that a tool was given, which older LangChain tells no handler.
+        begin_stream: Begins the call of a model's stream, if that is what takes place here.
     """
-    context = context_in(parent)
-    graph = None
-    attributes: Attributes = {}
-    name = told.name
-    if _is_node(told.tags):
-        name = str(told.metadata.get("langgraph_node") or name)
-        # In a graph that is no agent itself it is the nodes that act.
-        acting = None if parent is None else parent.acts_as(name)
-        if acting is not None:
-            attributes[c.AGENT_NAME] = acting
-    else:
-        graph = _graph_of(told, parent)
-        if graph == c.INVOKE_AGENT:
-            name = str(told.metadata.get("lc_agent_name") or name)
-        if graph is not None:
-            attributes = _graph_attributes(graph, name)
-            name = f"{graph} {name}"
-    if graph is None and _is_trivial(told):
-        return Run(told.name, context, None, told.metadata)
-    if "thread_id" in told.metadata:
-        attributes.update(conversation_of(told.metadata))
-    operation = capture.Operation(
-        capture.clean(name), SpanKind.INTERNAL, attributes, parent=context
-    )
-    return Run(told.name, operation.context, operation, told.metadata, graph)
+
+    begin_stream: Any = None
+
+    def __init__(self, tool_call_id: object = None) -> None:
+        self.run_id: UUID | None = None
+        self.tool_call_id = tool_call_id
+        self._context: Context | None = None
+
+    def take(self, run_id: UUID, context: Context) -> None:
+        """Let a run take place here: what follows, in this block and later ones, is within it."""
+        self.run_id, self._context = run_id, context
+        if _here.get() is self:
+            # Undone with the block, which puts back what was current before it.
+            otel_context.attach(context)
+
+    def __enter__(self) -> None:
+        self._mark = _here.set(self)
+        self._token = otel_context.attach(self._context or otel_context.get_current())
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            _here.reset(self._mark)
+        except ValueError:  # left in another context than it was entered in: nothing to undo there
+            return
+        otel_context.detach(self._token)
+
+    def active(self) -> "Place":
+        """Return itself: the block in which the run takes place."""
+        return self
+
+    def returned(self, result: Any) -> None:
+        """End the run as the method has."""
+        self.over()
+
+    def fail(self, exc: BaseException) -> None:
+        """End the run with what was raised."""
+        self.over(exc)
+
+    def stop(self) -> None:
+        """End the run as the generator has."""
+        self.over()
+
+    def over(self, exc: BaseException | None = None) -> None:
+        """End the run that took place here, if nobody has said so yet."""
+        end(self.run_id, exc)
 
 
-def _is_node(tags: Sequence[str]) -> bool:
-    return bool(tags) and any(tag.startswith(_NODE_TAG) for tag in tags)
-
-
-def conversation_of(metadata: Mapping[str, Any]) -> Attributes:
-    """The thread's id as the conversation's."""
-    thread_id = metadata.get("thread_id")
-    return {} if thread_id is None else {c.CONVERSATION_ID: _plain_id(thread_id)}
-
-
-def _plain_id(thread_id: object) -> str:
-    # An id of the program's own class is not asked what it says.
-    known = (str, int, UUID)
-    return str(thread_id) if type(thread_id) in known else f"<{type(thread_id).__name__}>"
-
-
-def _graph_of(told: Told, parent: Run | None) -> str | None:
-    """Return the graph's operation of a run; inherited metadata does not count."""
-    if parent is None and not told.is_outermost:
-        return None
-    agent = told.metadata.get("lc_agent_name")
-    if agent is not None and (parent is None or parent.agent != agent or told.name == agent):
-        return c.INVOKE_AGENT
-    integration = told.metadata.get("ls_integration")
-    if isinstance(integration, str) and (parent is None or parent.integration != integration):
-        return _GRAPHS.get(integration)
-    return None
-
-
-def _graph_attributes(graph: str, name: str) -> Attributes:
-    return {c.OPERATION: graph, _NAME_KEYS[graph]: name}
-
-
-def _is_trivial(told: Told) -> bool:
-    if told.run_type in _WITHOUT_CALLS or _HIDDEN_TAG in told.tags:
-        return True
-    return not told.is_outermost and _TRIVIAL.match(told.name) is not None
+def begin_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Place:
+    """Begin the place of a tool or a retriever."""
+    return Place(kwargs.get("tool_call_id"))
