@@ -6,8 +6,9 @@ refuses any other attempt, which is then the general adapter's; a test compares 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, islice, repeat
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
@@ -25,7 +26,7 @@ from lightning_otel.adapter.exactness import (
 from lightning_otel.adapter.quick import maker
 from lightning_otel.adapter.rewards import ALREADY_REWARDED, NO_CALL_BEFORE, read_reward
 from lightning_otel.adapter.tracking import is_tracked, one_version, resources_of
-from lightning_otel.types import CaptureLevel, Dropped, Report, Reward, Span, Transition
+from lightning_otel.types import Call, CaptureLevel, Dropped, Report, Reward, Span, Transition
 
 _TOKENS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
 CALL_KEYS: Final = (
@@ -53,6 +54,8 @@ tokens, and the id of the response; its own id, start and end, and counts of tok
 (_SPOT, _START, _END, _PARENT, _AGENT, _KIND, _FACTS, _BEFORE, _AFTER, _HAS_TOKENS, _RESPONSE,
  _ID) = range(12)  # fmt: skip
 _NOTHING: Final[Mapping[str, float]] = {}
+_NO_SPAN: Final = Span("", "", None, "", 0, 0)
+_NO_BODIES: Final = Call(_NO_SPAN, "", (), ())
 
 
 class TokenFacts(NamedTuple):
@@ -127,6 +130,7 @@ def _make_attributes(keys: tuple[str, ...], facts: str) -> dict[str, Any]:
     return {key: value for key, value in pairs if value is not None}
 
 
+@lru_cache(maxsize=4096)
 def _read_call(agent: str, facts: str, tokens: TokenFacts | None) -> CallFacts | None:
     """Read what a call says; None if the general adapter must look closer."""
     attributes = _make_attributes(CALL_KEYS, facts)
@@ -147,6 +151,7 @@ def _read_call(agent: str, facts: str, tokens: TokenFacts | None) -> CallFacts |
     )
 
 
+@lru_cache(maxsize=4096)
 def _read_rewards(facts: str) -> Mapping[str, float] | None:
     """Read the named rewards of a span; None if the general adapter must look closer."""
     attributes = _make_attributes(REWARD_KEYS, facts)
@@ -158,16 +163,17 @@ class Walk:
     """The walk over many attempts, one after the other.
 
     Attributes:
-        steps: The transitions of all linear attempts.
+        steps: The transitions of all linear attempts, those of one agent in one attempt together.
+        rollouts: The rollout of each of these attempts.
     """
 
     def __init__(self, tokens: Mapping[int, TokenFacts]) -> None:
         """Take what is known of the calls that have tokens, by the number of their rows."""
         self.steps: list[Step] = []
+        self.rollouts: list[str] = []
         self.tokens = tokens
-        self.read_call, self.read_rewards = cache(_read_call), cache(_read_rewards)
         self._named: dict[tuple[tuple[str, float], ...], Mapping[str, float]] = {}
-        self._rollouts = self._spans = self._judged = 0
+        self._spans = self._judged = 0
         self._dropped: list[Dropped] = []
 
     def add(self, attempt: Sequence[str], rows: Sequence[Row]) -> bool:
@@ -177,17 +183,18 @@ class Walk:
             attempt: Ids of its rollout, of itself and of its trace.
             rows: All its spans in order of their start, each ended, of one process.
         """
-        walk = _AttemptWalk(self, rows)
+        walk = _AttemptWalk(self.tokens, rows)
         if not walk.is_linear():
             return False
-        last = {own[-1] for own in walk.own.values()}
-        for position, call, step in walk.calls:
-            row, named = rows[position], walk.rewards.get(position, _NOTHING)
-            named = self._named.setdefault(tuple(named.items()), named)
-            self.steps.append(
-                Step(attempt, row[_SPOT], step, position in last, call, named, row[_RESPONSE:])
-            )
-        self._rollouts += 1
+        for own in walk.own.values():
+            for step, position in enumerate(own):
+                row, named = rows[position], walk.rewards.get(position, _NOTHING)
+                named = self._named.setdefault(tuple(named.items()), named)
+                is_last, call = position == own[-1], walk.calls[position]
+                self.steps.append(
+                    Step(attempt, row[_SPOT], step, is_last, call, named, row[_RESPONSE:])
+                )
+        self.rollouts.append(attempt[0])
         self._spans += len(rows)
         self._judged += walk.judged
         self._dropped += (
@@ -208,7 +215,7 @@ class Walk:
         steps = len(self.steps)
         return Report(
             spans=self._spans,
-            rollouts=self._rollouts,
+            rollouts=len(self.rollouts),
             calls=steps,
             transitions=steps,
             exact=steps - inexact.total(),
@@ -220,33 +227,42 @@ class Walk:
             notes=notes,
         )
 
-    def transitions(self) -> Iterable[Transition]:
-        """Make the transitions."""
+    def transitions(self, calls: Sequence[Call] = ()) -> Iterator[Transition]:
+        """Make the transitions.
+
+        Args:
+            calls: The call of each step, for its bodies; without, the transitions have none.
+        """
         make: Callable[..., Transition] = maker(Transition)
-        for (rollout, attempt, trace), _, step, done, call, named, rest in self.steps:
+        bodies: Iterable[Call] = calls or repeat(_NO_BODIES)
+        following: Iterable[Call] = chain(islice(calls, 1, None), repeat(_NO_BODIES))
+        for (attempt, _, step, done, call, named, rest), own, after in zip(
+            self.steps, bodies, following, strict=False
+        ):
             response, span, start, end, given, made = rest
             # By position, in the order of the fields: names would cost half as much again.
             yield make(
-                rollout, attempt, call.agent, step, (), (), next(iter(named.values()), None),
-                None if done else (), done, dict(named), False, (), (), (), (), call.capture,
-                call.resource_version, call.model, response, call.finish_reason, trace, span,
-                start, end, given, made, dict(call.resources), dict(call.sampling), "", None, 1.0,
-                call.mode, call.inexact,
+                attempt[0], attempt[1], call.agent, step, own.observation, own.action,
+                next(iter(named.values()), None), None if done else after.observation, done,
+                dict(named), False, own.tools, own.prompt_ids, own.response_ids, own.logprobs,
+                call.capture, call.resource_version, call.model, response, call.finish_reason,
+                attempt[2], span, start, end, given, made, dict(call.resources),
+                dict(call.sampling), "", None, 1.0, call.mode, call.inexact,
             )  # fmt: skip
 
 
 class _AttemptWalk:
     """The state of the walk over an attempt; positions name spans."""
 
-    def __init__(self, facts: Walk, rows: Sequence[Row]) -> None:
-        self.facts, self.rows = facts, rows
+    def __init__(self, tokens: Mapping[int, TokenFacts], rows: Sequence[Row]) -> None:
+        self.tokens, self.rows = tokens, rows
         self.parents: list[int] = []
         self.agents: list[str] = []
         self.tools: list[tuple[str, ...]] = []
         self.path: list[int] = []
         self.latest: dict[str, int] = {}
         self.own: dict[str, list[int]] = {}
-        self.calls: list[tuple[int, CallFacts, int]] = []
+        self.calls: dict[int, CallFacts] = {}
         self.responses: set[str] = set()
         self.rewards: dict[int, dict[str, float]] = {}
         self.dropped: list[tuple[int, str]] = []
@@ -300,10 +316,10 @@ class _AttemptWalk:
         # request, or a server that repeats its ids.
         if agent in self.tools[position] or row[_RESPONSE] in self.responses:
             return False
-        tokens = self.facts.tokens.get(row[_SPOT]) if row[_HAS_TOKENS] else None
+        tokens = self.tokens.get(row[_SPOT]) if row[_HAS_TOKENS] else None
         if tokens is None and row[_HAS_TOKENS]:
             return False
-        call = self.facts.read_call(agent, row[_FACTS], tokens)
+        call = _read_call(agent, row[_FACTS], tokens)
         if call is None:
             return False
         if own:
@@ -314,14 +330,14 @@ class _AttemptWalk:
             if not (is_anew if row[_BEFORE] is None else is_continued):
                 return False
         self.responses.add(row[_RESPONSE])
-        self.calls.append((position, call, len(own)))
+        self.calls[position] = call
         own.append(position)
         self.latest[agent] = self.latest[_ALL] = position
         return True
 
     def _add_reward(self, position: int) -> bool:
         """Credit a reward to the latest call before it, or to none; False if it is not so plain."""
-        named, above = self.facts.read_rewards(self.rows[position][_FACTS]), self.parents[position]
+        named, above = _read_rewards(self.rows[position][_FACTS]), self.parents[position]
         if named is None or (above >= 0 and self.rows[above][_KIND] in (CALL, REWARD)):
             return False
         self.judged += 1

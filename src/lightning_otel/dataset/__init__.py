@@ -283,10 +283,13 @@ class Store(SpanStore):
     def _read_parts(self, asked: Asked, *, bodies: bool) -> "Iterator[Part]":
         """Each transition once with its branch, and the report, of some rollouts at a time."""
         from lightning_otel.dataset import linear
+        from lightning_otel.store.snapshot import Snapshot
 
-        if not bodies and (layout := self._linear_layout(asked)) is not None:
+        layout = self._linear_layout(asked)
+        # To plan a walk over a small store costs more than it saves, unless bodies stay unread.
+        if layout is not None and not (bodies and Snapshot.take(layout).is_small):
             rest = partial(self._adapt_named, asked)
-            return linear.parts(self.source, layout, asked.wanted, rest)
+            return linear.parts(self.source, layout, asked.wanted, rest, bodies=bodies)
         return map(partial(linear.part_of, bodies=bodies), self._adapt(asked))
 
     def _adapt_named(self, asked: Asked, names: Sequence[str]) -> Iterator[Adaptation]:

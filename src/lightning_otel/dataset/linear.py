@@ -1,9 +1,10 @@
-"""Transitions without bodies: a linear walk over narrow columns, some rollouts at a time.
+"""Transitions by a linear walk over narrow columns, to which bodies are joined last, if at all.
 
 What is not linear, the general adapter reads whole and adapts afterwards; both give the same.
 """
 
 import atexit
+import math
 import os
 import shutil
 import tempfile
@@ -20,23 +21,26 @@ import orjson
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter
+from lightning_otel.adapter.calls import read_call
 from lightning_otel.adapter.linear import CALL, OTHER, TOOL, Step, TokenFacts, Walk, check_tokens
 from lightning_otel.adapter.quick import unswept
 from lightning_otel.adapter.selection import Selection
-from lightning_otel.dataset.batches import clauses, hold_moved
+from lightning_otel.dataset.batches import BATCH_SPANS, TOKENS_A_SPAN, clauses, hold_moved
 from lightning_otel.formats.format import distinct
 from lightning_otel.formats.transition_rows import NARROW_COLUMNS, row
 from lightning_otel.store.gist import GIST, KIND, ODD, RECEIVED, REWARD, TOKENS
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.reader import Reader
+from lightning_otel.store.schema import BODY_COLUMNS
 from lightning_otel.store.source import SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
 from lightning_otel.store.table import Query, write_rows
 from lightning_otel.store.views import NARROW
-from lightning_otel.types import Report, Transition
+from lightning_otel.types import Call, Report, Span, Transition
 
 ROWS: Final = 200_000
 """Spans whose narrow rows are in memory at once."""
+ROWS_WITH_BODIES: Final = 20000
 MEMORY: Final = "512MB"
 """Of DuckDB's, before it spills to the disk."""
 THREADS: Final = 4
@@ -44,7 +48,7 @@ _FETCH: Final = 2048
 
 _PLAN: Final = f"""
 CREATE OR REPLACE TABLE plan AS
-SELECT *, (sum(spans) OVER (ORDER BY low, rollout) - 1) // {ROWS} AS batch,
+SELECT *, (sum(spans) OVER (ORDER BY low, rollout) - 1) // {{rows}} AS batch,
   row_number() OVER (ORDER BY low, rollout) AS number
 FROM (
   SELECT {ROLLOUT} AS rollout, count(*) AS spans, min(start_ns) AS low, max(start_ns) AS high
@@ -95,6 +99,10 @@ SELECT spot, facts, sampled.output_tokens, prompt_token_ids, response_token_ids,
 FROM spans JOIN sampled ON sampled.trace_id = spans.trace_id AND sampled.span_id = spans.span_id
   AND sampled.start_ns = spans.start_ns
 WHERE spans.start_ns BETWEEN ? AND ?"""
+_SAID: Final = f"""
+SELECT trace_id, span_id, start_ns, {", ".join(BODY_COLUMNS)} FROM spans
+WHERE start_ns BETWEEN ? AND ? AND trace_id IN (SELECT unnest(?::VARCHAR[]))
+  AND input_messages IS NOT NULL"""
 _PUT: Final = """
 INSERT INTO {table} SELECT {values} FROM made JOIN chosen ON chosen.rowid = spot
   JOIN sound USING (number) JOIN part USING (number) JOIN said USING (place)
@@ -111,7 +119,7 @@ _VALUES: Final[Mapping[str, str]] = {
     "advantage": "NULL",
     "weight": "1.0",
 }
-_SAID: Final = (
+_TOLD: Final = (
     "agent", "resource_version", "mode", "model", "finish_reason", "capture", "inexact",
 )  # fmt: skip
 
@@ -157,7 +165,7 @@ def query(
         adapt: Adapts what is not linear.
         keep: Is given the funnel.
     """
-    work = _Pass(source, layout, wanted)
+    work = _Pass(source, layout, wanted, bodies=False)
     kinds = ", ".join(f'"{name}" {kind}' for name, kind in NARROW_COLUMNS.items())
     work.con.execute(f"CREATE OR REPLACE TABLE held ({kinds})")
     report = Report()
@@ -176,9 +184,11 @@ def query(
     return found
 
 
-def parts(source: SpanSource, layout: Layout, wanted: Selection, adapt: Adapt) -> Iterator[Part]:
-    """The transitions a group of rollouts at a time; arguments as :func:`query` takes them."""
-    work = _Pass(source, layout, wanted)
+def parts(
+    source: SpanSource, layout: Layout, wanted: Selection, adapt: Adapt, *, bodies: bool
+) -> Iterator[Part]:
+    """Yield transitions a group of rollouts at a time; arguments as :func:`query` takes them."""
+    work = _Pass(source, layout, wanted, bodies=bodies)
     try:
         yield from work.parts(adapt)
     finally:
@@ -214,10 +224,12 @@ class _Pass:
         folder: The folder that it spills to.
     """
 
-    def __init__(self, source: SpanSource, layout: Layout, wanted: Selection) -> None:
+    def __init__(
+        self, source: SpanSource, layout: Layout, wanted: Selection, *, bodies: bool
+    ) -> None:
         """Plan it: the table ``plan`` has every rollout and its batch."""
         self.folder = Path(tempfile.mkdtemp(prefix="lightning-otel-"))
-        self._wanted = wanted
+        self._wanted, self._bodies = wanted, bodies
         con = self.con = source.connect(("spans", NARROW))
         con.execute("SET enable_external_file_cache = false")
         # DuckDB makes the folder when it needs it, and takes it away when it is closed.
@@ -244,12 +256,13 @@ class _Pass:
         where, having, values = clauses(con, self._wanted)
         is_moved = con.execute("FROM moved LIMIT 1").fetchall()
         moved = "ANTI JOIN moved USING (trace_id, span_id)" if is_moved else ""
-        con.execute(_PLAN.format(moved=moved, where=where, having=having), values)
+        rows = ROWS_WITH_BODIES if self._bodies else ROWS
+        con.execute(_PLAN.format(rows=rows, moved=moved, where=where, having=having), values)
         con.execute(_APART)
 
     def parts(self, adapt: Adapt) -> Iterator[Part]:
         """The parts, each as soon as it is known; what is not linear at last."""
-        con = self.con
+        con, bodies = self.con, self._bodies
         left: list[str] = []
         batches = con.execute(
             "SELECT batch, min(low), max(high) FROM plan GROUP BY 1 ORDER BY 1"
@@ -258,25 +271,55 @@ class _Pass:
             con.execute(_PART, [batch])
             con.execute(_CHOSEN, [low, high])
             con.execute(_SOUND.format(received=self._wanted.received))
-            walk, linear = self._walk_batch()
-            put = partial(_append_rows, con, walk)
-            yield Part(zip(walk.transitions(), repeat(0)), walk.report(), put)
-            names = con.execute("SELECT number, rollout FROM part ORDER BY number").fetchall()
-            left += [name for number, name in names if number not in linear]
+            walks, others = self._walk_batch()
+            left += others
+            for walk in walks:
+                calls = _read_calls(con, walk) if bodies else ()
+                if calls is None:
+                    left += walk.rollouts
+                    continue
+                put = None if bodies else partial(_append_rows, con, walk)
+                yield Part(zip(walk.transitions(calls), repeat(0)), walk.report(), put)
         for found in adapt(left) if left else ():
-            yield part_of(found, bodies=False)
+            yield part_of(found, bodies=bodies)
 
     @unswept()
-    def _walk_batch(self) -> tuple[Walk, set[int]]:
-        """Walk over the batch; return the numbers of the attempts that are linear, too."""
-        con = self.con
-        walk = Walk(_check_tokens(con))
+    def _walk_batch(self) -> tuple[list[Walk], list[str]]:
+        """Walk over the batch, so many spans at a time; return the rollouts left over, too."""
+        con, most = self.con, BATCH_SPANS if self._bodies else math.inf
+        tokens = _check_tokens(con)
+        walks, size, linear = [Walk(tokens)], 0, set()
         attempts = con.execute(_ATTEMPTS).fetchall()
         rows = _fetch_rows(con, _READ)
-        linear = {
-            number for number, count, *ids in attempts if walk.add(ids, list(islice(rows, count)))
-        }
-        return walk, linear
+        for number, count, *ids in attempts:
+            own = list(islice(rows, count))
+            weight = count + sum(sum(filter(None, row[-2:])) for row in own) // TOKENS_A_SPAN
+            if size + weight > most and walks[-1].steps:
+                walks.append(Walk(tokens))
+                size = 0
+            size += weight
+            if walks[-1].add(ids, own):
+                linear.add(number)
+        names = con.execute("SELECT number, rollout FROM part ORDER BY number").fetchall()
+        return walks, [name for number, name in names if number not in linear]
+
+
+def _read_calls(con: Reader, walk: Walk) -> list[Call] | None:
+    """Read the call of each step; None if the general adapter must look closer at one."""
+    names = [(step.attempt[2], *step.rest[1:3]) for step in walk.steps]
+    starts = [start_ns for _, _, start_ns in names] or [0]
+    asked = [min(starts), max(starts), list({trace_id for trace_id, _, _ in names})]
+    rows = con.answered(lambda: list(_fetch_rows(con, _SAID, asked)))
+    keys = tuple(BODY_COLUMNS.values())
+    said = {row[:3]: dict(zip(keys, row[3:], strict=True)) for row in rows}
+    found: list[Call] = []
+    for trace_id, span_id, start_ns in names:
+        attributes = said.get((trace_id, span_id, start_ns), {})
+        call = read_call(Span(trace_id, span_id, None, "", 0, 0, attributes=attributes), "")
+        if not isinstance(call, Call):
+            return None
+        found.append(call)
+    return found
 
 
 def _fetch_rows(
@@ -328,7 +371,7 @@ def _append_rows(con: Reader, walk: Walk, table: str) -> None:
         con,
         "said",
         place=("BIGINT", range(len(said))),
-        **{name: ("VARCHAR", map(attrgetter(name), calls)) for name in _SAID},
+        **{name: ("VARCHAR", map(attrgetter(name), calls)) for name in _TOLD},
         resources=("VARCHAR", (_dump_json(call.resources) for call in calls)),
         sampling=("VARCHAR", (_dump_json(call.sampling) for call in calls)),
         rewards=("VARCHAR", map(_dump_json, rewards)),
