@@ -391,13 +391,12 @@ class Operation:
         if parent is None:
             parent = parent_context()
         frame = current_frame(parent)
-        if frame is not None and frame.stamps:
-            # On spans of ours, so that other exporters' readers can tell rollouts apart, too.
-            attributes = {**frame.stamps, **attributes}
+        # On spans of ours, so that other exporters' readers can tell rollouts apart, too.
+        given = {**frame.stamps, **attributes} if frame is not None else {**attributes}
         if process.tracer is None:
             process.tracer = trace.get_tracer(c.SCOPE)
         self.span = process.tracer.start_span(
-            name, parent, kind=kind, attributes=valid(attributes), start_time=start_ns
+            name, parent, kind=kind, attributes=_repair_texts(given), start_time=start_ns
         )
         self.outer = operation_of(parent)
         self.parent = parent
@@ -459,7 +458,7 @@ class Operation:
             body = {k: v if k in _NUMBERS else scrub(v) for k, v in self.body.items()}
         if process.content.is_exported:
             self.attributes.update(body)
-        self.span.set_attributes(valid(self.attributes))
+        self.span.set_attributes(_repair_texts(self.attributes))
         context = self.span.get_span_context()
         is_exported = process.exporters and context.trace_flags.sampled
         kept = beside(context)
@@ -496,16 +495,15 @@ def clean(text: str) -> str:
     return str(_valid_text(text[:_MESSAGE_LIMIT]))
 
 
-def valid(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
-    """Attributes without the lone surrogates that text may hold."""
-    found = dict(attributes)
+def _repair_texts(attributes: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """Return the attributes, now without the lone surrogates that text may hold."""
     for key, value in attributes.items():
         if type(value) is str:
             if not value.isascii():
-                found[key] = _valid_text(value)
+                attributes[key] = _valid_text(value)
         elif type(value) is list:
-            found[key] = [_valid_text(item) for item in value]
-    return found
+            attributes[key] = [_valid_text(item) for item in value]
+    return attributes
 
 
 def _valid_text(value: Any) -> Any:

@@ -7,7 +7,6 @@ on untraced, with one warning.
 import functools
 import logging
 import os
-import secrets
 import sys
 import threading
 from collections.abc import Iterable, Mapping
@@ -73,11 +72,11 @@ class _Ids:
 
     def generate_span_id(self) -> int:
         """Any of 64 bits but nought, which stands for none."""
-        return secrets.randbits(64) or self.generate_span_id()
+        return int.from_bytes(os.urandom(8)) or self.generate_span_id()
 
     def generate_trace_id(self) -> int:
         """Any of 128 bits but nought."""
-        return secrets.randbits(128) or self.generate_trace_id()
+        return int.from_bytes(os.urandom(16)) or self.generate_trace_id()
 
     def is_trace_id_random(self) -> bool:
         """Return whether samplers may draw by trace ids."""
@@ -333,7 +332,7 @@ def applied_of(store: Any) -> capture.Applied | None:
     Args:
         store: The store; ``LIGHTNING_OTEL_STATE`` goes before it.
     """
-    from lightning_otel.substitution.watching import Reader, watch_of
+    from lightning_otel.substitution.watching import watch_of
 
     layout = store.local.layout
     place = config.named_state() or (str(layout.catalogue) if layout is not None else None)
@@ -345,7 +344,7 @@ def applied_of(store: Any) -> capture.Applied | None:
         )
         return None
 
-    def open_reader() -> Reader:
+    def open_reader() -> Any:
         # Imports SQLAlchemy: in the background, and only where something is to be applied.
         from lightning_otel.resources import Resources
         from lightning_otel.state import State

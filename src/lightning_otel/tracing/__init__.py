@@ -59,8 +59,11 @@ class Traced(Block[Recording]):
 
     def __del__(self) -> None:
         """Warn, once, of a block that was made and never entered: it recorded nothing."""
-        for verb in getattr(self, "_unused", ()) if config.is_enabled() else ():
-            warn_once(f"{verb}() was never entered, so it recorded nothing; write: with {verb}():")
+        for verb in getattr(self, "_unused", ()):
+            if config.is_enabled():
+                warn_once(
+                    f"{verb}() was never entered, so it recorded nothing; write: with {verb}():"
+                )
 
 
 def _spells_out_options(function: F) -> F:

@@ -89,7 +89,7 @@ class Scope(Lifetime[Recording]):
 
     def _begin(self, name: str, has_root: bool) -> None:  # noqa: FBT001
         options, around = self._options, capture.current_frame()
-        outer = around or capture.Frame(None, asks_for_ids=capture.asks_for_ids())
+        outer = around or capture.Frame(None)
         try:
             store = _find_store(options.get("store"), outer)
             stamps, is_part = _make_stamps(options, outer.stamps)
@@ -107,7 +107,7 @@ class Scope(Lifetime[Recording]):
             str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID]), options.get("task"),
         )  # fmt: skip
         asks = options.get("enable_retokenization_fix")
-        asks_for_ids = outer.asks_for_ids if asks is None else bool(asks)
+        asks_for_ids = capture.asks_for_ids() if asks is None else bool(asks)
         frame = capture.Frame(sink, stamps, outer.parent, recording, asks_for_ids, applied)
         inside = capture.in_frame(frame, capture.parent_context())
         if has_root:
