@@ -232,7 +232,7 @@ def test_canary_gets_its_share(resources: Resources, weight: float) -> None:
 
 def test_canary_share_is_even_over_tenths(resources: Resources) -> None:
     """Chi-square: keys fall evenly on tenths of the range, and independently for two names."""
-    from lightning_otel.substitution.assigning import _share_of
+    from lightning_otel.substitution import _share_of
 
     count = 5000
     for name in ("p", "q"):

@@ -19,7 +19,7 @@ from lightning_otel.algorithms.gradients import GradientAlgorithm, Rows
 from lightning_otel.algorithms.groups import NO_DIFFERENCE
 from lightning_otel.algorithms.sampling import FILLED, fault_of
 from lightning_otel.errors import ConfigError, TrainingError
-from lightning_otel.substitution.assigning import Standing
+from lightning_otel.substitution import Standing
 from lightning_otel.types import CaptureLevel, TrainingRow, Trajectory, Transition
 
 STALE: Final = "stale: sampled by weights more than max_staleness versions old"

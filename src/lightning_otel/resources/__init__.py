@@ -21,8 +21,7 @@ import sqlalchemy as sa
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import bodies, tables
 from lightning_otel.resources.tables import Withdrawal
-from lightning_otel.substitution import watching
-from lightning_otel.substitution.assigning import CANARY, LIVE, Standing, assigned, stamps
+from lightning_otel.substitution import CANARY, LIVE, Standing, assigned, stamps, watching
 from lightning_otel.types import Resource, ResourceKind
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from lightning_otel.errors import ChangedError, ConfigError, NotFoundError
 from lightning_otel.state import METADATA
-from lightning_otel.substitution.assigning import CANARY, LIVE, Standing
+from lightning_otel.substitution import CANARY, LIVE, Standing
 from lightning_otel.types import Resource
 
 if TYPE_CHECKING:

@@ -1,57 +1,92 @@
-"""Substitution of assigned resources into an unchanged agent's requests.
+"""Assignment of resource versions to requests: pure, so that all processes and threads agree.
 
-Two resources are substituted, by these names: the prompt ``system_prompt``, with its examples, and
-the endpoint ``endpoint``, with its model, sampling and address. Others are for agents that take
-``(task, resources)``. The formats of requests are the instrumentors' business.
+Two resources are substituted into an unchanged agent's requests, by these names: the prompt
+``system_prompt``, with its examples, and the endpoint ``endpoint``, with its model, sampling and
+address. Others are for agents that take ``(task, resources)``.
 """
 
+import hashlib
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from lightning_otel.types import Resource
 
 SYSTEM_PROMPT: Final = "system_prompt"
 ENDPOINT: Final = "endpoint"
 SUBSTITUTED: Final = (SYSTEM_PROMPT, ENDPOINT)
+LIVE: Final = "live"
+CANARY: Final = "canary"
 
 
-class Given(NamedTuple):
-    """The assigned values of one request.
+class Standing(NamedTuple):
+    """The assignable versions of one resource.
 
     Attributes:
-        prompt: The system prompt; None leaves the agent's.
-        endpoint: The model; None likewise.
+        live: What is given; None leaves it to the agent.
+        canary: What a share is given instead.
+        weight: That share, 0 to 1.
     """
 
-    prompt: Resource | None
-    endpoint: Resource | None
+    live: Resource | None = None
+    canary: Resource | None = None
+    weight: float = 0.0
 
-    @classmethod
-    def of(cls, resources: Mapping[str, Any]) -> "Given":
-        """Collect the assigned resources that can be substituted."""
-        prompt, endpoint = resources.get(SYSTEM_PROMPT), resources.get(ENDPOINT)
-        return cls(
-            prompt if prompt is not None and prompt.kind == "prompt" else None,
-            endpoint if endpoint is not None and endpoint.kind == "endpoint" else None,
-        )
+    def choose(self, key: str) -> Resource | None:
+        """Return the version that a key is given, the same wherever and whenever it is asked.
+
+        Each canary draws anew, so that it is not always the same keys that try what is new; with a
+        larger weight all that had it keep it.
+        """
+        if self.canary is not None and _share_of(f"{self.canary}\0{key}") < self.weight:
+            return self.canary
+        return self.live
 
 
-def pins(named: Mapping[str, str], agent: str | None) -> tuple[dict[str, int], frozenset[str]]:
-    """Return the pinned versions, and the names that are not ours.
+def _share_of(text: str) -> float:
+    """Return a number from 0 to 1 that a text always has, spread evenly over texts."""
+    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64
+
+
+def assigned(
+    standings: Mapping[str, Standing],
+    key: str,
+    agent: str | None,
+    pinned: Mapping[str, Resource],
+) -> dict[str, Resource]:
+    """Return the version of each resource that a key is given, by name.
 
     Args:
-        named: Versions by name, as ``resources=`` of the recording says for the agent.
-        agent: Who acts.
-
-    Returns:
-        Versions by name, and the names whose version is no number: the agent has its own.
+        standings: What may be assigned, by name.
+        key: What the choice sticks to, such as a rollout's id.
+        agent: Who acts; what is named ``agent/name`` is its ``name``.
+        pinned: What is given whatever stands, by name.
     """
-    own = {name: f"{agent}/{name}" for name in SUBSTITUTED} if agent else {}
-    held = {
-        name: version
-        for name, version in named.items()
-        if name in SUBSTITUTED or name in own.values()
-    }
-    numbers = {name: int(text) for name, text in held.items() if text.isdecimal()}
-    foreign = {name.rpartition("/")[2] for name in held.keys() - numbers.keys()}
-    return numbers, frozenset(foreign)
+    found = {name: given for name in standings if (given := standings[name].choose(key))}
+    found.update(pinned)
+    own = f"{agent}/" if agent else None
+    if own is not None:
+        # What is pinned by its plain name was pinned for whoever acts.
+        for name in [name for name in found if name.startswith(own)]:
+            plain = name.removeprefix(own)
+            if name in pinned or plain not in pinned:
+                found[plain] = found[name]
+    return found
+
+
+def stamps(resources: Mapping[str, Resource]) -> dict[str, dict[str, str]]:
+    """Return versions as ``context(resources=…)`` takes them: each resource's, by agent.
+
+    What was assigned to whoever acts is stamped on every span; what is another agent's, on those of
+    that agent.
+
+    Args:
+        resources: What was assigned, by name.
+    """
+    found: dict[str, dict[str, str]] = {}
+    own = {resource.name for name, resource in resources.items() if name != resource.name}
+    for resource in resources.values():
+        agent = resource.name.rpartition("/")[0] if resource.name not in own else ""
+        found.setdefault(agent or "*", {})[resource.name] = str(resource.version)
+    # The first pattern that names a resource counts.
+    return {agent: found[agent] for agent in sorted(found, key=lambda agent: agent == "*")}

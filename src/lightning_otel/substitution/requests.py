@@ -19,7 +19,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import resources_of, resources_text
 from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.messages import content_parts
-from lightning_otel.substitution import Given, pins
+from lightning_otel.substitution import ENDPOINT, SUBSTITUTED, SYSTEM_PROMPT
 from lightning_otel.types import Prompt, Resource
 from lightning_otel.values import dump
 
@@ -62,14 +62,18 @@ def substituted(applied: capture.Applied, client: Any, options: Any) -> Substitu
     frame = capture.current_frame()
     stamps: Mapping[str, Any] = frame.stamps if frame is not None else {}
     agent = _acting_agent(stamps)
-    named = resources_of(agent or "", stamps.get(c.RESOURCES))
-    pinned, foreign = pins(named, agent)
+    pinned, foreign = _find_pins(resources_of(agent or "", stamps.get(c.RESOURCES)), agent)
     found = applied.given(_canary_key(stamps), agent, pinned)
-    given = Given.of({name: found[name] for name in found if name not in foreign})
-    if given.prompt is None and given.endpoint is None:
+    prompt, endpoint = (
+        given if given is not None and name not in foreign and given.kind == kind else None
+        for name, kind in ((SYSTEM_PROMPT, "prompt"), (ENDPOINT, "endpoint"))
+        for given in [found.get(name)]
+    )
+    if prompt is None and endpoint is None:
         return None
     try:
-        made, used = _make_options(given, client, options, path, getattr(frame, "recording", None))
+        task = getattr(getattr(frame, "recording", None), "task", None)
+        made, used = _make_options(prompt, endpoint, client, options, path, task)
     except ConfigError as exc:
         warn_once(f"a request is sent as the agent wrote it: {exc}")
         return None
@@ -105,25 +109,40 @@ def _canary_key(stamps: Mapping[str, Any]) -> str:
     return format(trace.get_current_span().get_span_context().trace_id, "032x")
 
 
+def _find_pins(
+    named: Mapping[str, str], agent: str | None
+) -> tuple[dict[str, int], frozenset[str]]:
+    """Return the pinned versions, and names whose version is no number: the agent has its own."""
+    own = {f"{agent}/{name}" for name in SUBSTITUTED} if agent else set()
+    held = {name: text for name, text in named.items() if name in own.union(SUBSTITUTED)}
+    numbers = {name: int(text) for name, text in held.items() if text.isdecimal()}
+    return numbers, frozenset(name.rpartition("/")[2] for name in held.keys() - numbers.keys())
+
+
 def _make_options(
-    given: Given, client: Any, options: Any, path: str, recording: object
+    prompt: Resource | None,
+    endpoint: Resource | None,
+    client: Any,
+    options: Any,
+    path: str,
+    task: object,
 ) -> tuple[Any, list[Resource]]:
-    """The options of the request, and what of the given they were made with."""
+    """Return the options of the request, and what of the given they were made with."""
     is_responses = path.endswith(RESPONSES)
     body = {**options.json_data, **(options.extra_json or {})}
     changes: dict[str, Any] = {}
     used: list[Resource] = []
     made = copy.copy(options)
-    if given.prompt is not None and (is_responses or path.endswith(CHAT)):
+    if prompt is not None and (is_responses or path.endswith(CHAT)):
         instruct = _instructed_responses if is_responses else _instructed_chat
-        changes.update(instruct(given.prompt.prompt, body, getattr(recording, "task", None)))
-        used.append(given.prompt)
-    if given.endpoint is not None:
-        changes.update(_sampling_of(given.endpoint.body, body, path))
-        url = given.endpoint.body.get("base_url")
+        changes.update(instruct(prompt.prompt, body, task))
+        used.append(prompt)
+    if endpoint is not None:
+        changes.update(_sampling_of(endpoint.body, body, path))
+        url = endpoint.body.get("base_url")
         if isinstance(url, str):
             _change_server(made, client, url)
-        used.append(given.endpoint)
+        used.append(endpoint)
     made.json_data = {**options.json_data, **changes}
     if options.extra_json:
         # What stands there goes before the rest of the body.

@@ -9,14 +9,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 
 from lightning_otel import capture
 from lightning_otel.errors import LightningOtelError, warn_once
-from lightning_otel.substitution.assigning import Standing, assigned
+from lightning_otel.substitution import Standing, assigned
 from lightning_otel.types import Resource
 
 FRESH_S: Final = 1.0
@@ -31,7 +31,6 @@ FIRST_S: Final = 2.0
 CATCH_UP_S: Final = 0.2
 """How long a request may wait after a pause."""
 
-
 _changed = {"s": -math.inf}
 
 
@@ -41,34 +40,27 @@ def note_change() -> None:
 
 
 def changed_s() -> float:
-    """The monotonic time of the latest change that this process made, seconds."""
+    """Return the monotonic time of the latest change that this process made, seconds."""
     return _changed["s"]
-
-
-class Reader(Protocol):
-    """Reads the state; as :class:`Resources` does."""
-
-    def standings(self) -> Mapping[str, Standing]:
-        """Return the assignable versions by name."""
-
-    def get(self, name: str, version: int | str) -> Resource:
-        """One version."""
 
 
 class Watch:
     """The assignable versions in this process, kept fresh while asked for."""
 
-    def __init__(self, open_reader: Callable[[], Reader]) -> None:
+    def __init__(self, open_reader: Callable[[], Any]) -> None:
         """Name what reads; it is opened, and what it needs is imported, in the background.
 
         Args:
-            open_reader: Opens it.
+            open_reader: Opens it; a reader has ``standings()`` and ``get(name, version)``, as
+                :class:`Resources` has.
         """
         self._open = open_reader
-        self._reader: Reader | None = None
+        self._reader: Any = None
         self._standings: Mapping[str, Standing] = {}
-        self._read_s = self._begun_s = self._tried_s = self._asked_s = -math.inf
+        # When what was read last was asked for and came, and when a reading began and ended.
+        self._asked_s = self._read_s = self._begun_s = self._tried_s = -math.inf
         self._pinned: dict[tuple[str, int], Resource | None] = {}
+        self._pinned_s = -math.inf
         # Set while nothing is being read.
         self._done = threading.Event()
         self._is_reading = False
@@ -98,45 +90,36 @@ class Watch:
             pinned: Versions by name that are given whatever is live.
             fixed: Keeps what a rollout may be assigned, once that was read.
         """
-        pins = pinned.items()
-        if not self._pinned.keys() >= pins:
-            # A request that is held to a version would else be made with what the agent wrote,
-            # and what it earned be taken for what the version earns.
+        pins = list(pinned.items())
+        if not self._pinned.keys() >= set(pins):
             for pin in pins:
                 self._pinned.setdefault(pin, None)
-            self._await_read(FIRST_S, lambda: self._has_read(pins), is_urgent=True)
+            self._pinned_s = time.monotonic()
+        # Nobody here expects what was before this process itself changed something; and a request
+        # that is held to a version would else be made with what the agent wrote, and what it
+        # earned be taken for what the version earns.
+        needed_s = max(changed_s(), self._pinned_s)
+        for _ in range(2):  # what is being read already may not know of it
+            if self._asked_s < needed_s:
+                if self._begun_s < needed_s:
+                    self.begin_reading(is_urgent=True)
+                self._await_end(FIRST_S)
         age_s = time.monotonic() - self._read_s
-        if age_s >= FRESH_S or not self._has_read(pins):
+        is_unread = any(self._pinned[pin] is None for pin in pins)
+        if age_s >= FRESH_S or is_unread:
             self.begin_reading()
             if age_s == math.inf:
                 self._await_end(FIRST_S)
-            elif age_s >= STALE_S or not self._has_read(pins):
+            elif age_s >= STALE_S or is_unread:
                 self._await_end(CATCH_UP_S)
-        # Nobody here expects what was before this process itself changed something.
-        if self._asked_s < changed_s():
-            self._await_read(FIRST_S, lambda: self._asked_s >= changed_s())
         standings = self._standings
         if fixed is not None:
             standings = fixed.setdefault("standings", standings)
-        held = {name: self._pinned[name, version] for name, version in pins}
-        found = {name: resource for name, resource in held.items() if resource is not None}
+        found = {name: held for name, version in pins if (held := self._pinned[name, version])}
         given = assigned(standings, key, agent, found)
         # A pin that cannot be read is not the same as none: what it names is left to the agent.
         known = {*found, *(name.removeprefix(f"{agent}/") for name in found)}
-        return {name: given[name] for name in given if name in known or name not in held}
-
-    def _has_read(self, pins: Iterable[tuple[str, int]]) -> bool:
-        return all(self._pinned[pin] is not None for pin in pins)
-
-    def _await_read(
-        self, limit_s: float, is_read: Callable[[], bool], *, is_urgent: bool = False
-    ) -> None:
-        for _ in range(2):  # what is being read already may not know of it
-            if is_read():
-                return
-            if is_urgent or self._begun_s < changed_s():
-                self.begin_reading(is_urgent=True)
-            self._await_end(limit_s)
+        return {name: given[name] for name in given if name in known or name not in pinned}
 
     def _await_end(self, limit_s: float) -> None:
         # Counted from when the reading began: where a database hangs, few requests wait at all.
@@ -167,7 +150,10 @@ class Watch:
                 asked_s = time.monotonic()
                 self._standings = self._reader.standings()
                 for name, version in [pin for pin, held in list(self._pinned.items()) if not held]:
-                    self._pinned[name, version] = _read_pin(self._reader, name, version)
+                    try:
+                        self._pinned[name, version] = self._reader.get(name, version)
+                    except LightningOtelError as exc:
+                        warn_once(f"{name}@{version} is not applied: {exc}")
                 self._asked_s, self._read_s = asked_s, time.monotonic()
         except LightningOtelError as exc:
             warn_once(f"resources are not applied anew: {exc}")
@@ -187,42 +173,29 @@ class Held:
         self._watch = watch
         # In a dictionary, which is set once however many threads of the rollout ask first.
         self._fixed = {} if standings is None else {"standings": standings}
+        self.held = watch.held
 
     @property
     def standings(self) -> Mapping[str, Standing] | None:
         """The fixed versions; None before the first request."""
         return self._fixed.get("standings")
 
-    def held(self, standings: Mapping[str, Standing] | None = None) -> "Held":
-        """As of the watch: for a rollout within this one that is none of its parts."""
-        return self._watch.held(standings)
-
     def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> dict[str, Resource]:
         """Return a request's resources, as :meth:`Watch.given` does."""
         return self._watch.given(key, agent, pinned, self._fixed)
 
 
-def _read_pin(reader: Reader, name: str, version: int) -> Resource | None:
-    try:
-        return reader.get(name, version)
-    except LightningOtelError as exc:
-        warn_once(f"{name}@{version} is not applied: {exc}")
-        return None
-
-
 _watches: dict[str, Watch] = {}
 
 
-def watch_of(place: str, open_reader: Callable[[], Reader]) -> Watch:
-    """The process's watch of a place, begun if there is none.
+def watch_of(place: str, open_reader: Callable[[], Any]) -> Watch:
+    """Return the process's watch of a place, begun if there is none.
 
     Args:
         place: Where what it reads stands.
         open_reader: Opens what reads there.
     """
-    watch = _watches.get(place)
-    if watch is None:
-        watch = _watches.setdefault(place, Watch(open_reader))
+    watch = _watches.get(place) or _watches.setdefault(place, Watch(open_reader))
     if watch._read_s == -math.inf:
         watch.begin_reading()  # so that the first request finds it read
     return watch

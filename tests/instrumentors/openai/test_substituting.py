@@ -25,14 +25,14 @@ from tests.instrumentors.openai.test_surfaces import (
     sent,
 )
 
-from lightning_otel import Store, auto_trace, capture, carried, context, emit_reward
+from lightning_otel import Store, auto_trace, capture, carried, context, emit_reward, substitution
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.resources import Resources
 from lightning_otel.resources.comparing import version_in
 from lightning_otel.state import State
-from lightning_otel.substitution import Given, assigning, watching
 from lightning_otel.substitution import requests as substituting
+from lightning_otel.substitution import watching
 from lightning_otel.tracing import Recording, Traced
 
 SHAPES = [
@@ -495,16 +495,16 @@ def test_every_fault_of_ours_sends_the_agents_own_request(
     scene.resources.set_alias("endpoint", "canary", 1, weight=0.0)
     places: list[tuple[Any, str]] = [
         (module, name)
-        for module in (substituting, watching, assigning)
+        for module in (substituting, watching, substitution)
         for name, value in vars(module).items()
         if inspect.isfunction(value)
         and value.__module__.startswith(("lightning_otel.substitution", substituting.__name__))
     ]
     places += [(watching.Watch, name) for name in ("given", "begin_reading")]
-    places += [(watching.Held, "given"), (Given, "of")]
+    places += [(watching.Held, "given"), (substitution.Standing, "choose")]
     not_reached = {
         "_instructed_responses", "_input_message", "_limit_name", "stamps", "_begin_anew",
-        "_read_pin", "note_change",
+        "note_change",
     }  # fmt: skip
 
     def broken(*_: object, **__: object) -> None:
@@ -516,7 +516,7 @@ def test_every_fault_of_ours_sends_the_agents_own_request(
             with scene.applied() as recording:
                 answer = scene.ask()
         assert answer.choices[0].message.content
-        is_reached = name not in not_reached and (owner, name) != (assigning, "assigned")
+        is_reached = name not in not_reached and (owner, name) != (substitution, "assigned")
         assert (prompt_of(scene.server.log[-1]) != BETTER) is is_reached, name
         assert ((scene.server.log[-1].request or {})["model"] == "toy") is is_reached, name
         assert (versions(recording) == [None]) is is_reached, name
