@@ -16,7 +16,7 @@ from tests.serve.serving import deep_value, field
 
 from lightning_otel import conventions as c
 from lightning_otel.errors import ReceiveError, TooLargeError
-from lightning_otel.receivers import Limits, Rejected, otlpjson, protobuf
+from lightning_otel.receivers import Limits, Rejected, otlp, protobuf
 from lightning_otel.types import Event, Link, Span
 
 CAME = "otlp:127.0.0.1"
@@ -31,7 +31,7 @@ def from_protobuf(request: ExportTraceServiceRequest) -> list[Span | Rejected]:
 
 def from_json(request: ExportTraceServiceRequest) -> list[Span | Rejected]:
     """What the receiver makes of a request in JSON."""
-    return list(otlpjson.spans_in(json_of(request), CAME))
+    return list(otlp.spans_in(json_of(request), CAME))
 
 
 BOTH = pytest.mark.parametrize("read", [from_protobuf, from_json])
@@ -306,7 +306,7 @@ def test_json_only_raises_its_own_errors(inner: Any) -> None:
     as_span = {"resourceSpans": [{"scopeSpans": [{"spans": [inner]}], "resource": inner}]}
     for document in (inner, as_span, {"resourceSpans": inner}):
         if isinstance(document, dict):
-            found = list(otlpjson.spans_of(document, CAME, Limits()))
+            found = list(otlp.spans_of(document, CAME, Limits()))
             assert all(isinstance(each, (Span, Rejected)) for each in found)
 
 
@@ -332,7 +332,7 @@ def test_json_reads_the_specifications_example() -> None:
         somethingNew={"a": [1]},
     )
 
-    (found,) = otlpjson.spans_in(body, CAME)
+    (found,) = otlp.spans_in(body, CAME)
 
     assert isinstance(found, Span)
     assert found.trace_id == "5b8efff798038103d269b633813fc60c"
@@ -358,7 +358,7 @@ def test_json_reads_the_specifications_example() -> None:
 )
 def test_json_reads_every_kind_of_value(value: Any, expected: object) -> None:
     """Each kind of value, in the forms that senders write it in."""
-    (found,) = otlpjson.spans_in(json_span(attributes=[{"key": "k", "value": value}]), CAME)
+    (found,) = otlp.spans_in(json_span(attributes=[{"key": "k", "value": value}]), CAME)
 
     assert isinstance(found, Span)
     got = found.attributes["k"]
@@ -386,7 +386,7 @@ def test_json_reads_every_kind_of_value(value: Any, expected: object) -> None:
 )  # fmt: skip
 def test_json_rejects_the_unfit_span(fields: dict[str, Any], reason: str) -> None:
     """A field of the wrong type rejects its span, with the reason."""
-    assert list(otlpjson.spans_in(json_span(**fields), CAME)) == [Rejected(reason)]
+    assert list(otlp.spans_in(json_span(**fields), CAME)) == [Rejected(reason)]
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_json_keeps_a_text_that_is_none(sent: bytes, kept: str) -> None:
     """Half a surrogate pair or no UTF-8, which a strict reader would refuse the whole batch for."""
     body = json_span(name="NAME").replace(b"NAME", sent)
 
-    (found,) = otlpjson.spans_in(body, CAME)
+    (found,) = otlp.spans_in(body, CAME)
 
     assert isinstance(found, Span)
     assert found.name == kept
@@ -406,7 +406,7 @@ def test_json_keeps_a_text_that_is_none(sent: bytes, kept: str) -> None:
 def test_json_refuses_what_is_none(body: bytes) -> None:
     """What is no JSON object is refused as a whole."""
     with pytest.raises(ReceiveError):
-        otlpjson.spans_in(body, CAME)
+        otlp.spans_in(body, CAME)
 
 
 def bodies_of(count: int) -> Iterator[tuple[Callable[..., Any], bytes]]:
@@ -414,8 +414,8 @@ def bodies_of(count: int) -> Iterator[tuple[Callable[..., Any], bytes]]:
     yield protobuf.spans_in, field(1, field(2, b"\x12\0" * count))
     yield protobuf.spans_in, field(1, field(2, field(2, b"\x4a\0" * count)))
     yield protobuf.spans_in, field(1, field(1, b"\x0a\0" * count))
-    yield otlpjson.spans_in, b'{"resourceSpans":[' + b"{}," * count + b"{}]}"
-    yield otlpjson.spans_in, b'{"resourceSpans":[' + b"1," * 2 * count + b"1]}"
+    yield otlp.spans_in, b'{"resourceSpans":[' + b"{}," * count + b"{}]}"
+    yield otlp.spans_in, b'{"resourceSpans":[' + b"1," * 2 * count + b"1]}"
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -432,7 +432,7 @@ def test_json_does_not_count_what_stands_in_texts() -> None:
     text = '{"a":["' * 1000
     body = json_span(attributes=[{"key": "k", "value": {"stringValue": text}}])
 
-    (found,) = otlpjson.spans_in(body, CAME, Limits(messages=100))
+    (found,) = otlp.spans_in(body, CAME, Limits(messages=100))
 
     assert isinstance(found, Span)
     assert found.attributes["k"] == text

@@ -7,7 +7,7 @@ in the store's text form.
 from datetime import UTC, datetime
 from typing import Any
 
-from lightning_otel.receivers.sdkjson import OURS
+from lightning_otel.receivers.documents import OURS
 from lightning_otel.types import Span
 
 

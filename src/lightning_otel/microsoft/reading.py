@@ -13,7 +13,7 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.microsoft.client import OUR_ATTEMPT, OUR_ROLLOUT, Client, Found
 from lightning_otel.microsoft.handing import FINAL
 from lightning_otel.receivers import Rejected
-from lightning_otel.receivers.agentlightning import span_of
+from lightning_otel.receivers.documents import span_of
 from lightning_otel.rewarding.writing import add_surely
 from lightning_otel.types import Span
 

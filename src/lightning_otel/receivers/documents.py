@@ -3,54 +3,240 @@
 A document is a line, or a whole file of JSON: a trace request of OTLP as a Collector's file
 exporter writes it, a span as ``export spans`` and the SDK print it, a span or a page of spans of
 Agent Lightning 0.3, or a list of those.
+
+Spans of the last two become OTLP's own. The SDK does not print scope, times in nanoseconds, and
+where a span stands among those of its process: these stand under one key of ours. The store of
+Agent Lightning lives in memory or in MongoDB; a file comes from ``mongoexport`` of the ``spans``
+collection, from the answer of ``GET /v1/agl/spans``, or from ``Span.model_dump_json()``.
+Source: ``opentelemetry.sdk.trace.ReadableSpan.to_json``; ``agentlightning/types/tracer.py`` and
+``store/collection/mongo.py`` of Agent Lightning 0.3.0.
 """
 
-from collections.abc import Iterator
-from typing import Final
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
+from lightning_otel import conventions as c
 from lightning_otel.errors import ReceiveError
-from lightning_otel.receivers import Limits, Rejected, agentlightning, otlpjson, sdkjson
+from lightning_otel.receivers import Limits, Rejected, otlp
+from lightning_otel.receivers.otlp import (
+    KINDS,
+    SPAN_ID_BYTES,
+    STATUSES,
+    TIMES,
+    TRACE_ID_BYTES,
+    Object,
+    UnfitError,
+    as_object,
+    id_bytes,
+    inner,
+    integer,
+    objects,
+    text,
+)
 from lightning_otel.types import Span
 
 IMPORTED: Final = "import"
 """How a span came that was read from a file."""
-FILE_LIMITS: Final = Limits(body_bytes=256 << 20, messages=5_000_000)
+FILE_LIMITS: Final = Limits(body_bytes=256 << 20, messages=5_000_000, attributes=5_000_000)
 """Of one document: a file that the user names is trusted further than a sender."""
+OURS: Final = "lightning_otel"
+"""The key under which stands what the SDK does not print."""
 _UNKNOWN: Final = "neither OTLP JSON nor a span of the SDK's or of Agent Lightning 0.3"
+_IDS: Final = {"traceId": "trace_id", "spanId": "span_id"}
+_PRINTED_TIME: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_STORED_FIELDS: Final = ("rollout_id", "attempt_id", "sequence_id", "span_id")
+"""Fields by which a span of Agent Lightning is known."""
+_SCOPE: Final = re.compile(r"InstrumentationScope\(([^,]*),")
+"""How Python printed what pydantic has no type for."""
+_SECONDS_UNTIL: Final = 1e12
+"""A time above is in nanoseconds already, as there."""
+_EXTENDED: Final[Mapping[str, Callable[[str], Any]]] = {
+    "$numberLong": lambda text: int(text[:20]),
+    "$numberInt": lambda text: int(text[:20]),
+    "$numberDouble": float,
+    "$oid": str,
+}
 
 
 def spans_in(body: bytes) -> Iterator[Span | Rejected]:
-    """The spans of a document, one by one.
+    """Return the spans of a document, one by one.
 
     Raises:
         TooLargeError: It is larger than a document may be.
         ReceiveError: It is no JSON, or of no known form.
     """
-    otlpjson.check(body, FILE_LIMITS)
-    document = otlpjson.loaded(body)
+    document = otlp.load_json(body, FILE_LIMITS)
     if isinstance(document, dict) and isinstance(document.get("items"), list):
         document = document["items"]
     if isinstance(document, list):
-        return (found for item in document for found in _spans_of(item))
+        return (found for item in document for found in _read_spans(item))
     if not _is_known(document):
         raise ReceiveError(_UNKNOWN)
-    return _spans_of(document)
+    return _read_spans(document)
 
 
 def _is_known(document: object) -> bool:
-    return isinstance(document, dict) and (
-        "resourceSpans" in document
-        or agentlightning.is_stored_span(document)
-        or sdkjson.is_printed_span(document)
-    )
+    if not isinstance(document, dict):
+        return False
+    is_printed = "trace_id" in inner(document, "context") and "start_time" in document
+    return is_printed or "resourceSpans" in document or _is_stored(document)
 
 
-def _spans_of(document: object) -> Iterator[Span | Rejected]:
+def _is_stored(document: Object) -> bool:
+    return all(field in document for field in _STORED_FIELDS)
+
+
+def _read_spans(document: object) -> Iterator[Span | Rejected]:
     if not isinstance(document, dict) or not _is_known(document):
         yield Rejected(_UNKNOWN)
     elif "resourceSpans" in document:
-        yield from otlpjson.spans_of(document, IMPORTED, FILE_LIMITS)
-    elif agentlightning.is_stored_span(document):
-        yield agentlightning.span_of(document, IMPORTED)
+        yield from otlp.spans_of(document, IMPORTED, FILE_LIMITS)
     else:
-        yield sdkjson.span_of(document, IMPORTED)
+        yield span_of(document, IMPORTED)
+
+
+def span_of(document: Object, came: str) -> Span | Rejected:
+    """Return a span that the SDK printed or Agent Lightning 0.3 stored, or why it is not kept.
+
+    One that never ended stays so.
+
+    Args:
+        document: The span.
+        came: How it came, which the span says.
+    """
+    try:
+        is_stored = _is_stored(document)
+        return _read_printed(_to_printed(_relax_value(document)) if is_stored else document, came)
+    except UnfitError as exc:
+        return Rejected(str(exc))
+    except RecursionError:
+        return Rejected("attribute value is nested too deep")
+
+
+def _read_printed(found: Object, came: str) -> Span:
+    context, status, ours = (inner(found, key) for key in ("context", "status", OURS))
+    start_ns = _read_printed_time(found.get("start_time"), ours.get("start_ns"))
+    end_ns = _read_printed_time(found.get("end_time"), ours.get("end_ns"))
+    events, times_ns = objects(found, "events"), ours.get("events_ns")
+    if not isinstance(times_ns, list) or len(times_ns) != len(events):
+        times_ns = [None] * len(events)
+    kind, code = text(found.get("kind")).rpartition(".")[2], status.get("status_code")
+    fields = {
+        **{key: context.get(name) for key, name in _IDS.items()},
+        "parentSpanId": found.get("parent_id"),
+        "name": found.get("name"),
+        "startTimeUnixNano": start_ns,
+        "endTimeUnixNano": end_ns or start_ns,
+        "kind": KINDS.index(kind) if kind in KINDS else 0,
+        "status": {
+            "code": STATUSES.index(code) if code in STATUSES else 0,
+            "message": status.get("description"),
+        },
+        "attributes": as_object(found.get("attributes")),
+        "events": [
+            {**each, "timeUnixNano": _read_printed_time(each.get("timestamp"), exact)}
+            for each, exact in zip(events, times_ns, strict=True)
+        ],
+        "links": [
+            {**each, **{key: inner(each, "context").get(name) for key, name in _IDS.items()}}
+            for each in objects(found, "links")
+        ],
+    }
+    otel_resource = dict(inner(inner(found, "resource"), "attributes"))
+    span = otlp.read_span(fields, otel_resource, text(ours.get("scope")), came, FILE_LIMITS)
+    return replace(
+        span,
+        end_ns=span.end_ns if end_ns else None,
+        process=text(ours.get("process")) or span.process,
+        sequence=_read_position(ours.get("sequence")),
+        end_sequence=_read_position(ours.get("end_sequence")),
+    )
+
+
+def _read_printed_time(printed: object, exact: Any) -> int:
+    """Return nanoseconds; 0 for none."""
+    if exact is not None:
+        return integer(exact, "time")
+    try:
+        found = datetime.strptime(text(printed), _PRINTED_TIME) if printed else _EPOCH
+    except ValueError as exc:
+        raise UnfitError("time is none of the SDK's") from exc
+    return (found.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _read_position(content: object) -> int:
+    """Return the place of a start or end among those of its process; -1 for none."""
+    found = -1 if content is None else integer(content, "sequence")
+    return found if found in TIMES or not found else -1
+
+
+def _to_printed(found: Object) -> Object:
+    """Return the span as the SDK prints it, which differs in ids, times, resource and scope."""
+    ids = zip((c.ROLLOUT_ID, c.ATTEMPT_ID, c.SEQUENCE_ID), _STORED_FIELDS, strict=False)
+    named = {key: found[field] for key, field in ids if found[field] not in (None, "")}
+    scope = _SCOPE.match(str(found.get("instrumentation_scope")))
+    return {
+        "context": _read_ids(found),
+        "parent_id": _read_id(found.get("parent_id"), SPAN_ID_BYTES),
+        "name": found.get("name"),
+        "kind": str(found.get("kind")),
+        "status": found.get("status"),
+        "attributes": found.get("attributes"),
+        "events": objects(found, "events"),
+        "links": [
+            {**link, "context": _read_ids(inner(link, "context"))}
+            for link in objects(found, "links")
+        ],
+        "resource": {"attributes": {**inner(inner(found, "resource"), "attributes"), **named}},
+        OURS: {
+            "start_ns": _read_time(found.get("start_time")),
+            "end_ns": _read_time(found.get("end_time")),
+            "events_ns": [_read_time(event.get("timestamp")) for event in objects(found, "events")],
+            "scope": scope[1].strip() if scope else "",
+        },
+    }
+
+
+def _read_ids(found: Object) -> Object:
+    return {
+        "trace_id": _read_id(found.get("trace_id"), TRACE_ID_BYTES),
+        "span_id": _read_id(found.get("span_id"), SPAN_ID_BYTES),
+    }
+
+
+def _read_id(content: object, size: int) -> str:
+    """Return an id; its Weave tracer writes UUIDs, of which a span keeps the random half."""
+    found = id_bytes(text(content).replace("-", ""))
+    return (found[-size:] if len(found) == TRACE_ID_BYTES else found).hex()
+
+
+def _read_time(sent: object) -> int:
+    """Return the nanoseconds of a time in seconds, exact to 0.2 microseconds; 0 for none."""
+    if sent is None:
+        return 0
+    if isinstance(sent, bool) or not isinstance(sent, (int, float)) or not math.isfinite(sent):
+        raise UnfitError("time is no number")
+    if sent > _SECONDS_UNTIL:
+        return round(sent)
+    whole = math.floor(sent)  # apart: their product would be rounded to 256 ns once more
+    return whole * 1_000_000_000 + round((sent - whole) * 1_000_000_000)
+
+
+def _relax_value(value: Any) -> Any:
+    """Return the plain values of MongoDB's extended JSON, such as ``{"$numberLong": "17"}``."""
+    if isinstance(value, list):
+        return [_relax_value(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind, content = next(iter(value.items()), ("", None))
+    if len(value) > 1 or kind not in _EXTENDED or not isinstance(content, str):
+        return {key: _relax_value(item) for key, item in value.items()}
+    try:
+        return _EXTENDED[kind](content)
+    except ValueError as exc:
+        raise UnfitError(f"{kind} is no number") from exc

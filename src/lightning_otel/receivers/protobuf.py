@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from lightning_otel.errors import ReceiveError
 from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected
-from lightning_otel.receivers.spans import Origin, UnfitError, event_of, link_of
+from lightning_otel.receivers.otlp import UnfitError, read_span
 from lightning_otel.types import Span
 
 _Schema: TypeAlias = "dict[int, _Schema]"
@@ -113,41 +113,30 @@ def _read_spans(request: Any, came: str, limits: Limits) -> Iterator[Span | Reje
                 reason = "resource or scope cannot be decoded"
                 yield from (Rejected(reason) for _ in in_scope.spans)
                 continue
-            origin = Origin(attributes, came, limits)
             for encoded in in_scope.spans:
                 try:
-                    yield _read_span(_Span.FromString(encoded), scope, origin)
+                    found = _read_fields(_Span.FromString(encoded))
+                    yield read_span(found, attributes, scope, came, limits)
                 except _UNDECODABLE:
                     yield Rejected("span cannot be decoded: malformed, or nested too deep")
                 except UnfitError as exc:
                     yield Rejected(str(exc))
 
 
-def _read_span(found: Any, scope: str, origin: Origin) -> Span:
-    return origin.span(
-        ids=(found.trace_id, found.span_id, found.parent_span_id),
-        name=_decode_text(found.name),
-        times=(found.start_time_unix_nano, found.end_time_unix_nano),
-        kind=found.kind,
-        status=(found.status.code, _decode_text(found.status.message)),
-        attributes=_read_attributes(found.attributes),
-        events=tuple(
-            event_of(
-                _decode_text(each.name), each.time_unix_nano, _read_attributes(each.attributes)
-            )
-            for each in found.events
-        ),
-        links=[
-            link_of(each.trace_id, each.span_id, _read_attributes(each.attributes))
-            for each in found.links
-        ],
-        dropped=(
-            found.dropped_attributes_count,
-            found.dropped_events_count,
-            found.dropped_links_count,
-        ),
-        scope=scope,
-    )
+def _read_fields(found: Any) -> dict[str, Any]:
+    """Return the fields of a span, or of what is in it, under the names that they have in JSON."""
+    fields = {}
+    for field, content in found.ListFields():
+        if field.name == "attributes":
+            content = _read_attributes(content)
+        elif field.name in ("name", "message"):
+            content = _decode_text(content)
+        elif field.name in ("events", "links"):
+            content = [_read_fields(each) for each in content]
+        elif field.name == "status":
+            content = _read_fields(content)
+        fields[field.json_name] = content
+    return fields
 
 
 def _read_attributes(found: Any) -> dict[str, Any]:

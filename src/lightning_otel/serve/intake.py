@@ -16,7 +16,7 @@ from lightning_otel.receivers import (
     Limits,
     Rejected,
     inflated,
-    otlpjson,
+    otlp,
     protobuf,
 )
 from lightning_otel.serve.answers import JSON, RefusalError
@@ -127,7 +127,7 @@ class Intake:
     ) -> Mapping[str, int]:
         if is_compressed:
             body = inflated(body, self._limits)
-        read = otlpjson.spans_in if content_type == JSON else protobuf.spans_in
+        read = otlp.spans_in if content_type == JSON else protobuf.spans_in
         found = read(body, came, self._limits)
         rejected: Counter[str] = Counter()
         taken = _Counted(_drop_rejected(found, rejected))

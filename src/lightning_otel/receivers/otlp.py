@@ -1,0 +1,320 @@
+"""OTLP's spans from the objects of its JSON, which protobuf and others' documents become, too.
+
+What cannot be kept is told from what can be mended; what OTLP does not name is ignored, as the
+specification asks.
+Source: OTLP 1.x, "JSON Protobuf Encoding": ids in hex, enumerations as numbers, 64-bit integers as
+decimal text or numbers, keys in lowerCamelCase.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+import orjson
+
+from lightning_otel import conventions as c
+from lightning_otel.errors import ReceiveError
+from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected
+from lightning_otel.types import Event, Link, Span
+
+Object: TypeAlias = Mapping[str, Any]
+
+KINDS: Final = ("INTERNAL", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
+"""By OTLP's number; an unspecified or unknown kind is INTERNAL."""
+STATUSES: Final = ("UNSET", "OK", "ERROR")
+TIMES: Final = range(1, 1 << 62)
+"""Nanoseconds that a span may start or end at: after 1970 began, until the year 2116."""
+TRACE_ID_BYTES: Final = 16
+SPAN_ID_BYTES: Final = 8
+_MAX_DEPTH: Final = 200
+"""Objects and lists within one value; deeper ones are taken by no other reader either."""
+_VALUES_PER_MESSAGE: Final = 2
+_NUMBERS: Final = {
+    "SPAN_KIND_UNSPECIFIED": 0,
+    **{f"SPAN_KIND_{name}": number for number, name in enumerate(KINDS) if number},
+    **{f"STATUS_CODE_{name}": number for number, name in enumerate(STATUSES)},
+}
+"""Enumerations by name, as some senders write them."""
+# Possessive, and an open text runs to the end: linear whatever the body.
+_TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+
+
+class UnfitError(ValueError):
+    """A span cannot be kept; the message is the reason."""
+
+
+def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[Span | Rejected]:
+    """Return the spans of a trace request in JSON, one by one.
+
+    Args:
+        body: The JSON, not compressed.
+        came: How it came, which each span says.
+        limits: What it may hold.
+
+    Raises:
+        TooLargeError: It holds more; nothing was decoded.
+        ReceiveError: It is no such JSON.
+    """
+    request = load_json(body, limits)
+    if not isinstance(request, dict):
+        raise ReceiveError("the body is no JSON object; see the OTLP specification")
+    return spans_of(request, came, limits)
+
+
+def load_json(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
+    """Return what JSON says; a NaN or a text that is none refuses nothing else.
+
+    Raises:
+        TooLargeError: It has more objects, lists and values than it may; nothing was decoded.
+        ReceiveError: It is no JSON, or nested too deep.
+    """
+    # Texts may hold JSON too: left out where they matter, which takes longer than decoding.
+    if _has_too_many(body, limits) and _has_too_many(_TEXT.sub(b"", body), limits):
+        raise limits.too_many()
+    try:
+        return orjson.loads(body)
+    except ValueError as exc:
+        reason = str(exc)
+    try:
+        return json.loads(body.decode("utf-8", "replace"))
+    except (ValueError, RecursionError) as exc:
+        raise ReceiveError(f"the body is no JSON ({reason}); see the OTLP specification") from exc
+
+
+def _has_too_many(body: bytes, limits: Limits) -> bool:
+    containers = body.count(b"{") + body.count(b"[")
+    return containers > limits.messages or body.count(b",") > limits.messages * _VALUES_PER_MESSAGE
+
+
+def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Rejected]:
+    """Yield the spans of a trace request; what is no span is rejected."""
+    for in_resource in objects(request, "resourceSpans"):
+        otel_resource, unread = None, ""
+        try:
+            otel_resource = _read_attributes(as_object(in_resource.get("resource")))
+        except UnfitError as exc:
+            unread = f"resource cannot be read: {exc}"
+        for in_scope in objects(in_resource, "scopeSpans"):
+            scope = inner(in_scope, "scope").get("name")
+            for span in _items(in_scope, "spans"):
+                try:
+                    if otel_resource is None or not isinstance(span, dict):
+                        raise UnfitError(unread or "span is malformed, or nested too deep")
+                    yield read_span(span, otel_resource, scope, came, limits)
+                except UnfitError as exc:
+                    yield Rejected(str(exc))
+
+
+def read_span(
+    found: Object, otel_resource: dict[str, Any], scope: object, came: str, limits: Limits
+) -> Span:
+    """Return a span of OTLP's fields; attributes may be plain objects, and ids bytes.
+
+    Raises:
+        UnfitError: It cannot be kept.
+    """
+    attributes, status = _read_attributes(found), inner(found, "status")
+    number = len(attributes)
+    if number > limits.attributes:
+        raise UnfitError(f"more than {limits.attributes} attributes")
+    attributes[c.RECEIVED] = came
+    start_ns, end_ns = _fit_times(
+        integer(found.get("startTimeUnixNano"), "start time"),
+        integer(found.get("endTimeUnixNano"), "end time"),
+        attributes,
+    )
+    events = [_read_event(each) for each in objects(found, "events")]
+    links = [_read_link(each) for each in objects(found, "links")]
+    kept = [link for link in links if link is not None]
+    for noun, held, lost in (
+        ("attributes", number, 0),
+        ("events", len(events), 0),
+        ("links", len(kept), len(links) - len(kept)),
+    ):
+        lost += integer(found.get(f"dropped{noun.title()}Count"), f"dropped {noun}")
+        if lost > 0:
+            _note_cut(attributes, noun, held, lost)
+    kind = _read_enumeration(found.get("kind"), "kind")
+    code = _read_enumeration(status.get("code"), "status")
+    return Span(
+        trace_id=_read_id(found.get("traceId"), TRACE_ID_BYTES, "trace id"),
+        span_id=_read_id(found.get("spanId"), SPAN_ID_BYTES, "span id"),
+        parent_span_id=_read_parent(found.get("parentSpanId")),
+        name=text(found.get("name")),
+        start_ns=start_ns,
+        end_ns=end_ns,
+        kind=KINDS[kind] if 0 <= kind < len(KINDS) else KINDS[0],
+        status=STATUSES[code] if 0 <= code < len(STATUSES) else STATUSES[0],
+        status_message=text(status.get("message")),
+        attributes=attributes,
+        events=tuple(events),
+        links=tuple(kept),
+        otel_resource=otel_resource,
+        scope=scope if isinstance(scope, str) else "",
+        process=_find_process(otel_resource),
+    )
+
+
+def _read_event(found: Object) -> Event:
+    """Return an event; its time is 0 where that is none."""
+    time_ns = integer(found.get("timeUnixNano"), "time of an event")
+    name = text(found.get("name"))
+    return Event(name, time_ns if time_ns in TIMES else 0, _read_attributes(found))
+
+
+def _read_link(found: Object) -> Link | None:
+    """Return a link; None for one whose ids are none. Ids of zeros are allowed in a link."""
+    trace_id, span_id = id_bytes(found.get("traceId")), id_bytes(found.get("spanId"))
+    if len(trace_id) != TRACE_ID_BYTES or len(span_id) != SPAN_ID_BYTES:
+        return None
+    return Link(trace_id.hex(), span_id.hex(), _read_attributes(found))
+
+
+def _read_id(content: object, size: int, noun: str) -> str:
+    """Return an id as lower-case hex; one of another size, or of zeros, is unfit."""
+    found = id_bytes(content)
+    if len(found) != size:
+        raise UnfitError(f"{noun} is not {size} bytes long")
+    if not any(found):
+        raise UnfitError(f"{noun} is all zeros")
+    return found.hex()
+
+
+def _read_parent(content: object) -> str | None:
+    """Return the parent's id; None for a root, whose parent is empty or all zeros."""
+    is_root = not any(id_bytes(content))
+    return None if is_root else _read_id(content, SPAN_ID_BYTES, "parent span id")
+
+
+def _fit_times(start_ns: int, end_ns: int, attributes: dict[str, Any]) -> tuple[int, int]:
+    """Return times that a span can have; where they are others than sent, note those on the span.
+
+    One out of range becomes the other one. Where both are they are clamped, and an end before the
+    start becomes the start. A span without any time is unfit.
+    """
+    if start_ns in TIMES and end_ns in TIMES and start_ns <= end_ns:
+        return start_ns, end_ns
+    if not start_ns and not end_ns:
+        raise UnfitError("start and end time are missing")
+    attributes[c.SENT_TIMES] = f"[{start_ns}, {end_ns}]"
+    if start_ns not in TIMES:
+        start_ns = end_ns if end_ns in TIMES else min(max(start_ns, TIMES[0]), TIMES[-1])
+    return start_ns, max(start_ns, end_ns) if end_ns in TIMES else start_ns
+
+
+def _find_process(otel_resource: Object) -> str:
+    """Return the process that made a span, by its resource; empty if unknown."""
+    instance = otel_resource.get("service.instance.id")
+    if isinstance(instance, str) and instance:
+        return instance
+    host, number = otel_resource.get("host.name"), otel_resource.get("process.pid")
+    return f"{host}-{number}" if isinstance(host, str) and isinstance(number, int) else ""
+
+
+def _note_cut(attributes: dict[str, Any], noun: str, kept: int, lost: int) -> None:
+    """Note on a span how many attributes, events or links its sender or we left out."""
+    try:
+        note = orjson.loads(attributes.get(c.CUT, ""))
+    except (TypeError, ValueError):
+        note = None
+    # What was cut before this, as on a copy of ours, says it in more detail.
+    cut = {noun: {"length": kept + lost, "kept": kept}} | (note if isinstance(note, dict) else {})
+    attributes[c.CUT] = orjson.dumps(cut).decode()
+
+
+def _read_attributes(found: Object, key: str = "attributes", depth: int = 0) -> dict[str, Any]:
+    if isinstance(found.get(key), dict):
+        return dict(found[key])
+    return {
+        text(pair.get("key")): _read_value(pair.get("value"), depth) for pair in objects(found, key)
+    }
+
+
+def _read_value(found: object, depth: int) -> Any:
+    """Return the value of an attribute; None for none, and for one of an unknown kind."""
+    if found is None:
+        return None
+    if not isinstance(found, dict) or depth > _MAX_DEPTH:
+        raise UnfitError("attribute value is not one of OTLP's, or nested too deep")
+    for kind, content in found.items():
+        if kind in ("stringValue", "bytesValue"):
+            return text(content)
+        if kind == "intValue":
+            return integer(content, "integer attribute")
+        if kind == "boolValue":
+            return content is True or content == "true"
+        if kind == "doubleValue":
+            return _read_double(content)
+        if kind == "arrayValue":
+            return [_read_value(item, depth + 1) for item in _items(as_object(content), "values")]
+        if kind == "kvlistValue":
+            return _read_attributes(as_object(content), "values", depth + 1)
+    return None
+
+
+def _read_double(content: object) -> float:
+    if isinstance(content, (int, float)) or content in ("NaN", "Infinity", "-Infinity"):
+        try:
+            return float(content)
+        except OverflowError:
+            return math.inf
+    raise UnfitError("double attribute is no number")
+
+
+def _read_enumeration(content: object, noun: str) -> int:
+    return integer(_NUMBERS.get(content, content) if isinstance(content, str) else content, noun)
+
+
+def integer(content: object, noun: str) -> int:
+    """Return a 64-bit integer, which may come as text; 0 where there is none."""
+    if content is None or content == "":
+        return 0
+    if isinstance(content, str) and len(content) <= 20 and content.lstrip("-").isdecimal():
+        content = int(content) if content.rfind("-") <= 0 else content
+    elif isinstance(content, float) and content.is_integer():
+        content = int(content)
+    if type(content) is not int or not -(1 << 63) <= content < 1 << 64:
+        raise UnfitError(f"{noun} is no 64-bit integer")
+    return content
+
+
+def id_bytes(content: object) -> bytes:
+    """Return an id, which may come as hex of either case; empty where there is none."""
+    if isinstance(content, bytes):
+        return content
+    try:
+        return bytes.fromhex(text(content).removeprefix("0x"))
+    except ValueError as exc:
+        raise UnfitError("id is not hex") from exc
+
+
+def text(content: object) -> str:
+    """Return a text; empty where there is none."""
+    if not isinstance(content, str | None):
+        raise UnfitError("a text is none")
+    return content or ""
+
+
+def as_object(content: object) -> Object:
+    """Return an object; empty where there is none."""
+    if not isinstance(content, dict | None):
+        raise UnfitError("an object is none")
+    return content or {}
+
+
+def inner(found: Object, key: str) -> Object:
+    """Return the object under a key; empty where none is."""
+    content = found.get(key)
+    return content if isinstance(content, dict) else {}
+
+
+def objects(found: Object, key: str) -> list[Object]:
+    """Return the objects in the list under a key."""
+    return [item for item in _items(found, key) if isinstance(item, dict)]
+
+
+def _items(found: Object, key: str) -> list[Any]:
+    content = found.get(key)
+    return content if isinstance(content, list) else []
