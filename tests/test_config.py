@@ -99,42 +99,18 @@ def test_setting_is_what_the_environment_says(
     assert read() == expected
 
 
-@pytest.mark.parametrize("python_path", [None, "", "/a:/b"])
-def test_child_environment_is_what_a_child_inherits(
-    python_path: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What ``run`` hands its child is what the child's settings read, and nothing is lost."""
-    monkeypatch.setenv("KEPT", "as it was")
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    if python_path is not None:
-        monkeypatch.setenv("PYTHONPATH", python_path)
-
-    child = config.child_environment(
-        store="/s.duckdb",
-        rollout_id="r1",
-        attempt_id="2",
-        trace_parent="00-a-b-01",
-        startup=Path("/startup"),
-    )
-
-    assert child["KEPT"] == "as it was"
-    assert child["PYTHONPATH"] == ("/startup:/a:/b" if python_path else "/startup")
-    for name, value in child.items():
-        monkeypatch.setenv(name, value)
-    assert config.is_run_child()
-    assert config.store_path() == "/s.duckdb"
-    assert config.inherited_rollout() == ("r1", "2")
-    assert config.inherited_trace_parent() == "00-a-b-01"
-    assert config.inherited_agent() is None
-
-
 @pytest.mark.parametrize(("outer", "inner", "heard"), [
     (None, "bob", "bob"), ("alice", "bob", "bob"), ("alice", None, "alice"), ("", None, None),
 ])  # fmt: skip
-def test_child_environment_names_who_acts(
+def test_child_environment_is_what_a_child_inherits(
     outer: str | None, inner: str | None, heard: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run's own ``--agent`` reaches its child, else that of a run around it."""
+    """What ``run`` hands its child is what the child's settings read, and nothing is lost.
+
+    The run's own ``--agent`` reaches it, else that of a run around it.
+    """
+    monkeypatch.setenv("KEPT", "as it was")
+    monkeypatch.setenv("PYTHONPATH", "/a:/b" if inner else "")
     if outer is not None:
         monkeypatch.setenv("LIGHTNING_OTEL_RUN_AGENT", outer)
 
@@ -143,7 +119,14 @@ def test_child_environment_names_who_acts(
         startup=Path("/startup"), agent=inner,
     )  # fmt: skip
 
-    monkeypatch.setenv("LIGHTNING_OTEL_RUN_AGENT", child.get("LIGHTNING_OTEL_RUN_AGENT", ""))
+    for name, value in child.items():
+        monkeypatch.setenv(name, value)
+    assert child["KEPT"] == "as it was"
+    assert child["PYTHONPATH"] == ("/startup:/a:/b" if inner else "/startup")
+    assert config.is_run_child()
+    assert config.store_path() == "/s.duckdb"
+    assert config.inherited_rollout() == ("r1", "2")
+    assert config.inherited_trace_parent() == "00-a-b-01"
     assert config.inherited_agent() == heard
 
 

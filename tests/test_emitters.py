@@ -230,49 +230,28 @@ def test_reward_for_another_rollout_belongs_to_that_one(store: Store) -> None:
     assert [span.attributes.get(c.REWARD_VALUE) for span in second.spans()] == [None, 0.25]
 
 
-def test_reward_outside_a_recording_is_none_and_told_once(warnings_in: Warnings) -> None:
-    """A reward for whatever is current needs something current."""
-    given = [emit_reward(1.0), emit_reward("ok", 1.0)]
-
-    (warning,) = warnings_in()
-    assert given == [None, None]
-    assert "emit_reward() was called outside a recording" in warning
-    assert not Store().layout.exists()  # type: ignore[union-attr]  # the default store is local
-
-
-@pytest.mark.parametrize(
-    "target", [{"span_id": "ab" * 8}, {"response_id": "chatcmpl-1"}, {"rollout_id": "r1"}], ids=repr
-)
-def test_reward_with_a_target_is_kept_outside_a_recording(
-    target: dict[str, str], warnings_in: Warnings
-) -> None:
-    """What names its target is kept in the default store, days later and from anywhere."""
-    span_id = emit_reward(0.5, **target)  # type: ignore[arg-type]  # one of the three keywords
-
-    (span,) = Store().spans().rows()
-    assert span.span_id == span_id
-    assert span.name == c.SPAN_ANNOTATION
-    assert span.scope == c.SCOPE
-    assert span.attributes[c.REWARD_VALUE] == 0.5
-    assert set(target.values()) <= set(span.attributes.values())
-    assert not span.is_incomplete
-    assert warnings_in() == []
-
-
 @pytest.mark.parametrize("is_recorded", [True, False])
-@pytest.mark.parametrize("name", ["response_id", "rollout_id"])
-def test_late_reward_reaches_its_call(name: str, is_recorded: bool, server: DemoServer) -> None:
+@pytest.mark.parametrize("name", ["response_id", "rollout_id", "span_id"])
+def test_late_reward_reaches_its_call(
+    name: str, is_recorded: bool, server: DemoServer, warnings_in: Warnings
+) -> None:
     """A reward given after the rollout is credited to what it names, from wherever it is given."""
-    client = openai.OpenAI(base_url=server.base_url, api_key="none")
-    with auto_trace() as recording:
+    with (
+        openai.OpenAI(base_url=server.base_url, api_key="none") as client,
+        auto_trace() as recording,
+    ):
         reply = client.chat.completions.create(
             model="toy", messages=[{"role": "user", "content": "hi"}]
         )
-    target: Any = {name: reply.id if name == "response_id" else recording.rollout_id}
+    call, ids = recording.spans()[1], {"response_id": reply.id, "rollout_id": recording.rollout_id}
+    target: Any = {name: ids.get(name, call.span_id)}
 
     with auto_trace() if is_recorded else contextlib.nullcontext():
-        emit_reward(0.5, **target)
+        span_id = emit_reward(0.5, **target)
 
+    (reward,) = [span for span in Store().spans() if span.name == c.SPAN_ANNOTATION]
+    assert (reward.span_id, reward.scope, reward.is_incomplete) == (span_id, c.SCOPE, False)
+    assert warnings_in() == []
     assert [(t.response_id, t.reward) for t in Store().transitions()] == [(reply.id, 0.5)]
     assert Store().report().rewards_placed == 1
 
@@ -291,16 +270,6 @@ def test_late_reward_without_a_store_costs_one_warning(
     assert given == [None, None]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert len(warnings_in()) == 1
-
-
-def test_message_is_a_span_with_its_text(recording: Recording) -> None:
-    """A message has Agent Lightning's name and key."""
-    span_id = emit_message("hello", attributes={"level": "info"})
-
-    span = last(recording)
-    assert span.span_id == span_id
-    assert span.name == "agentlightning.message"
-    assert own(span) == {"agentlightning.message.body": "hello", "level": "info"}
 
 
 class Colour(str, enum.Enum):  # noqa: UP042  # StrEnum shows itself as what it is
@@ -414,29 +383,45 @@ def test_marks_become_transitions(recording: Recording) -> None:
     assert not any(is_call(span) for span in recording.spans())
 
 
-def test_state_is_one_of_three(recording: Recording) -> None:
-    """A state is a span with its name, and a message if there is one; another is refused."""
+def test_message_and_state_are_spans_with_their_text(recording: Recording) -> None:
+    """Of a message its text; a state is one of three, with a message if there is one."""
+    span_id = emit_message("hello", attributes={"level": "info"})
     emit_state("started")
     emit_state("failed", message="why")
     with pytest.raises(ConfigError, match="started, finished, failed"):
         emit_state("paused")  # type: ignore[arg-type]  # on purpose
 
-    bare, told = recording.spans()[1:]
+    message, bare, told = recording.spans()[1:]
+    assert (message.span_id, message.name) == (span_id, "agentlightning.message")
+    assert own(message) == {"agentlightning.message.body": "hello", "level": "info"}
     assert bare.name == told.name == "lightning.state"
     assert own(bare) == {c.MARK_NAME: "started"}
     assert own(told) == {c.MARK_NAME: "failed", c.MESSAGE_BODY: "why"}
 
 
 def test_exception_is_a_failed_span_with_its_stack(recording: Recording) -> None:
-    """An exception has OpenTelemetry's keys; no secret of its text is kept."""
+    """An exception has OpenTelemetry's keys; no secret of"""
     secret = "sk-" + "a1B2" * 8
-    try:
-        raise LookupError(f"no such key: {secret}")
-    except LookupError as exc:
-        span_id = emit_exception(exc)
 
-    span = last(recording)
-    assert span.span_id == span_id
+    def tick(depth: int) -> None:
+        if not depth:
+            raise LookupError(f"no such key: {secret}")
+        tock(depth)
+
+    def tock(depth: int) -> None:  # two that take turns: Python shortens what only repeats itself
+        tick(depth - 1)
+
+    for depth in (0, 100):
+        try:
+            tick(depth)
+        except LookupError as exc:
+            span_id = emit_exception(exc)
+
+    _, span, deep = recording.spans()
+    assert deep.span_id == span_id
+    stack = deep.attributes["exception.stacktrace"]
+    assert len(stack) == 8192
+    assert stack.endswith("LookupError: no such key: [redacted:api_key]\n")
     assert span.name == "agentlightning.exception"
     assert span.status == "ERROR"
     assert span.attributes["exception.type"] == "LookupError"
@@ -445,27 +430,6 @@ def test_exception_is_a_failed_span_with_its_stack(recording: Recording) -> None
     assert secret not in span.attributes["exception.stacktrace"]
     assert span.attributes["exception.escaped"] is False
     assert recording.spans()[0].status == "UNSET"
-
-
-def test_exception_with_a_long_stack_keeps_its_end(recording: Recording) -> None:
-    """Of a long stack the part where it failed is kept."""
-
-    def tick(depth: int) -> None:
-        if not depth:
-            raise LookupError("at the bottom")
-        tock(depth)
-
-    def tock(depth: int) -> None:  # two that take turns: Python shortens what only repeats itself
-        tick(depth - 1)
-
-    try:
-        tick(100)
-    except LookupError as exc:
-        emit_exception(exc)
-
-    stack = last(recording).attributes["exception.stacktrace"]
-    assert len(stack) == 8192
-    assert stack.endswith("LookupError: at the bottom\n")
 
 
 def test_span_holds_metadata_and_task_and_can_be_rewarded(store: Store) -> None:
@@ -500,6 +464,8 @@ def test_every_emitter_outside_a_recording_gives_none_and_says_so_once(
     """Emitters in code that runs unrecorded do nothing but say so, once each."""
     for _ in range(2):
         given = [
+            emit_reward(1.0),
+            emit_reward("ok", 1.0),
             emit_message("m"),
             emit_object(1),
             emit_action("a"),
@@ -509,23 +475,12 @@ def test_every_emitter_outside_a_recording_gives_none_and_says_so_once(
             emit_span("s"),
         ]
 
-        assert given == [None] * 6 + [""]
+        assert given == [None] * 8 + [""]
         assert given[-1].span_id is None  # type: ignore[union-attr]  # emit_span's
 
-    assert len(warnings_in()) == 7
-    assert not Store().layout.exists()  # type: ignore[union-attr]  # the default store is local
-
-
-def test_emitters_are_silent_where_capture_is_switched_off(
-    monkeypatch: pytest.MonkeyPatch, warnings_in: Warnings
-) -> None:
-    """With the switch off nothing is kept and nothing is said."""
-    monkeypatch.setenv("LIGHTNING_OTEL", "0")
-
-    given = [emit_message("m"), emit_reward(1.0), emit_reward(1.0, rollout_id="r1")]
-
-    assert given == [None, None, None]
-    assert warnings_in() == []
+    assert len(warnings_in()) == 8
+    with pytest.raises(ConfigError, match="name it: rollout_id="):
+        emit_reward(1.0, match={"ticket": "T-1"})
     assert not Store().layout.exists()  # type: ignore[union-attr]  # the default store is local
 
 
@@ -543,11 +498,3 @@ def test_content_stays_out_where_the_user_says_so(
 
     assert "secret" not in repr(recording.spans())
     assert recording.spans()[-1].attributes[c.REWARD_VALUE] == 1.0
-
-
-def test_reward_that_matches_needs_a_rollout_outside_a_recording(store: Store) -> None:
-    """With the rollout named it is kept in the default store, as with any explicit target."""
-    with pytest.raises(ConfigError, match="name it: rollout_id="):
-        emit_reward(1.0, match={"ticket": "T-1"})
-
-    assert emit_reward(1.0, match={"ticket": "T-1"}, rollout_id="r1")

@@ -34,37 +34,8 @@ def recorded(store: Store) -> Iterator[Store]:
         yield store
 
 
-@pytest.fixture
-def whole_process(store: Store) -> Iterator[Store]:
-    """A store that is the sink of the whole process."""
-    capture.process.frame = capture.Frame(store.writer())
-    yield store
-    capture.process.frame = None
-
-
 def _spans(store: Store) -> list[Span]:
     return store.spans().rows()
-
-
-def test_processor_keeps_a_span_of_a_frame(recorded: Store, tracer: Tracer) -> None:
-    """A span that started in a frame is in its store when it ends, with the frame's stamps."""
-    span = tracer.start_span("work", attributes={"a": 1})
-    while_open = _spans(recorded)
-    span.end()
-
-    (found,) = _spans(recorded)
-    assert [each.is_incomplete for each in while_open] == [True]
-    assert found.name == "work"
-    assert found.attributes == {"a": 1, c.ROLLOUT_ID: "r1"}
-    assert found.rollout_id == "r1"
-
-
-def test_processor_keeps_nothing_outside_a_frame(store: Store, tracer: Tracer) -> None:
-    """Spans of a program that records nothing make no store."""
-    tracer.start_span("work").end()
-
-    assert store.layout is not None
-    assert not store.layout.exists()
 
 
 def test_processor_follows_the_frame_a_span_started_in(tracer: Tracer, tmp_path: Path) -> None:
@@ -95,17 +66,17 @@ def test_processor_twice_keeps_a_span_once(recorded: Store) -> None:
 
 
 def test_processor_shutdown_seals_the_segment_and_loses_no_span(
-    whole_process: Store, tracer: Tracer
+    recorded: Store, tracer: Tracer
 ) -> None:
     """After it the segment can be settled; spans open then, and later ones, are kept still."""
     tracer.start_span("work").end()
     left_open = tracer.start_span("open")
     FrameSpanProcessor().shutdown()
-    whole_process.settle()
+    recorded.settle()
     left_open.end()
     tracer.start_span("late").end()
 
-    found = [(span.name, span.is_incomplete) for span in _spans(whole_process)]
+    found = [(span.name, span.is_incomplete) for span in _spans(recorded)]
     assert found == [("work", False), ("open", False), ("late", False)]
 
 

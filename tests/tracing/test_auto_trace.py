@@ -49,10 +49,11 @@ def test_auto_trace_as_with_block_records_one_rollout_with_a_root(
     assert {span.attempt_id for span in (root, message)} == {"1"}
 
 
-def test_auto_trace_as_bare_decorator_records_each_call_by_itself() -> None:
-    """Each call of a decorated function is a rollout named after the function."""
+@pytest.mark.parametrize("is_bare", [True, False])
+def test_auto_trace_as_decorator_records_each_call_by_itself(is_bare: bool) -> None:
+    """Each call of a function is a rollout, named after the function or as the decorator says."""
 
-    @auto_trace
+    @(auto_trace if is_bare else auto_trace(name="doubling"))
     def solve(number: int) -> int:
         emit_message(f"solving {number}")
         return number * 2
@@ -62,25 +63,10 @@ def test_auto_trace_as_bare_decorator_records_each_call_by_itself() -> None:
     spans = Store().spans().rows()
     roots = [span for span in spans if span.name == c.SPAN_ROLLOUT]
     assert results == [2, 4]
-    assert [root.attributes[c.OPERATION_NAME] for root in roots] == [solve.__qualname__] * 2
+    name = solve.__qualname__ if is_bare else "doubling"
+    assert [root.attributes[c.OPERATION_NAME] for root in roots] == [name] * 2
     assert len({root.rollout_id for root in roots}) == 2
     assert len(spans) == 4
-
-
-def test_auto_trace_as_decorator_with_arguments_uses_them(store: Store, root_of: RootOf) -> None:
-    """Options given to the decorator hold for every call; the result is in the recording."""
-    recordings: list[Recording] = []
-
-    @auto_trace(store=store, name="doubling", agent="calc", reward_evaluator=recordings.append)
-    def double(number: int) -> int:
-        return number * 2
-
-    result = double(21)
-
-    (recording,) = recordings
-    assert result == recording.result == 42
-    assert root_of(recording).attributes[c.OPERATION_NAME] == "doubling"
-    assert root_of(recording).attributes[c.AGENT_NAME] == "calc"
 
 
 @pytest.mark.parametrize(
