@@ -223,80 +223,62 @@ def test_transform_must_be_a_function(store: Store) -> None:
         lo.add_transform(3)  # type: ignore[arg-type]  # on purpose
 
 
-CARRYING = f"""\
+MINE = f"""\
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 import lightning_otel as lo
-def redact(span):
+def clean(span):
     return replace(span, attributes={{
         key: value.replace({SECRET!r}, "***") if isinstance(value, str) else value
         for key, value in span.attributes.items()}})
 def says():
     lo.emit_message({SECRET!r})
-if __name__ == "__main__":
-    known = [redact] if sys.argv[2] == "known" else [lambda span: redact(span)]
-    with lo.auto_trace(store=sys.argv[1], transforms=known):
+def main(transform):
+    with lo.auto_trace(store=sys.argv[1], transforms=[transform]):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             pool.submit(lo.carried(says)).result(30)
 """
+RUN = ("-m", "lightning_otel", "run", "--store", "STORE", "--task", SECRET)
+PROGRAM = ("--", "python", "-c", "import mine; mine.says(); print('ran')")
 
 
-@pytest.mark.parametrize("which", ["known", "not to be found"])
-def test_transform_goes_along_into_other_processes(
-    store: Store, tmp_path: Path, which: str
+@pytest.mark.parametrize(
+    ("words", "setting", "body"),
+    [
+        (["-c", "import mine; mine.main(mine.clean)", "STORE"], "", "***"),
+        (["-c", "import mine; mine.main(lambda span: mine.clean(span))", "STORE"], "", None),
+        ([*RUN, "--transform", "mine:clean", *PROGRAM], "", "***"),
+        ([*RUN, *PROGRAM], "mine:clean", "***"),
+        ([*RUN, *PROGRAM], "mine:cleaner", None),
+    ],
+)
+def test_transform_holds_in_other_processes(
+    store: Store, tmp_path: Path, words: list[str], setting: str, body: str | None
 ) -> None:
-    """A carried function is transformed as at home; what cannot be found there lets nothing out."""
-    (tmp_path / "carrying.py").write_text(CARRYING)
-    command = [sys.executable, str(tmp_path / "carrying.py"), store.name, which]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
-
-    assert done.returncode == 0, done.stderr
-    bodies = [span.attributes.get(c.MESSAGE_BODY) for span in store.spans()]
-    assert SECRET.encode() not in bytes_of(store)
-    assert ("***" if which == "known" else transforms.FAILED) in bodies
-
-
-PROGRAM = f"""\
-import lightning_otel as lo
-lo.emit_message({SECRET!r})
-"""
-MODULE = f"""\
-from dataclasses import replace
-def clean(span):
-    return replace(span, attributes={{
-        key: value.replace({SECRET!r}, "***") if isinstance(value, str) else value
-        for key, value in span.attributes.items()}})
-"""
-
-
-@pytest.mark.parametrize("way", ["option", "setting", "broken setting"])
-def test_run_transforms(store: Store, tmp_path: Path, way: str) -> None:
-    """``run --transform`` and the setting hold in the program and in ``run`` itself."""
-    (tmp_path / "app.py").write_text(PROGRAM)
-    (tmp_path / "mine.py").write_text(MODULE)
-    name = "mine:cleaner" if "broken" in way else "mine:clean"
-    words = ["--transform", name] if way == "option" else []
-    environment = {} if way == "option" else {"LIGHTNING_OTEL_TRANSFORMS": name}
-    run = [sys.executable, "-m", "lightning_otel", "run", "--store", store.name, "--task", SECRET]
+    """Of a carried function, of ``run`` and its program; one not found there lets nothing out."""
+    (tmp_path / "mine.py").write_text(MINE)
+    environment = {**os.environ, "LIGHTNING_OTEL_TRANSFORMS": setting, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, *(store.name if word == "STORE" else word for word in words)]
     done = subprocess.run(
-        [*run, *words, "--", "python", "app.py"],
-        cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, timeout=50,
-    )  # fmt: skip
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50
+    )
 
     assert done.returncode == 0, done.stderr
     assert SECRET.encode() not in bytes_of(store)
     bodies = [span.attributes.get(c.MESSAGE_BODY) for span in store.spans()]
-    assert (transforms.FAILED if "broken" in way else "***") in bodies
-    assert ("cannot load the transform 'mine:cleaner'" in done.stderr) == ("broken" in way)
+    assert (body or transforms.FAILED) in bodies
+    assert ("cannot load the transform 'mine:cleaner'" in done.stderr) == (
+        setting == "mine:cleaner"
+    )
 
 
 def test_run_refuses_a_transform_that_is_not_there(store: Store, tmp_path: Path) -> None:
     """A misspelt name is refused before the program runs."""
-    run = [sys.executable, "-m", "lightning_otel", "run", "--store", store.name]
+    words = [store.name if word == "STORE" else word for word in RUN]
     done = subprocess.run(
-        [*run, "--transform", "json:nothing", "--", "python", "-c", "print('ran')"],
+        [sys.executable, *words, "--transform", "json:nothing", *PROGRAM],
         capture_output=True, text=True, cwd=tmp_path, timeout=50,
     )  # fmt: skip
 

@@ -172,44 +172,46 @@ def transformed(record: Record, transforms: Sequence[Transform]) -> tuple[Record
     # The resource of a process is kept as ready JSON.
     record["otel_resource"] = orjson.loads(orjson.dumps(record["otel_resource"]))
     before = span_of({"status_message": "", **dict.fromkeys(BODY_COLUMNS), **record})
-    after, is_failed = _apply_transforms(before, transforms)
-    if after is None:
-        return None, False
-    made = record_of_span(
-        replace(
-            after,
-            trace_id=before.trace_id,
-            span_id=before.span_id,
-            process=before.process,
-            sequence=before.sequence,
-            end_sequence=before.end_sequence,
-            end_ns=None if before.end_ns is None else after.end_ns or before.end_ns,
-        )
+    made = None
+    # What a transform itself records is not let out.
+    if not getattr(_within, "is_entered", False):
+        _within.is_entered = True
+        try:
+            after = before
+            for transform in (*everywhere, *transforms):
+                found = transform(after)
+                if found is None:
+                    return None, False
+                if type(found) is not Span:
+                    raise TypeError(f"a transform gives a Span or None, not {type(found).__name__}")
+                after = found
+            made = _make_record(before, after, record)
+        except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
+            # Its message may hold what was to be redacted.
+            why = exc if isinstance(exc, ConfigError) else type(exc).__name__
+            warn_once(
+                f"a transform failed ({why}): what it was given is kept without its content; "
+                "further failures are only counted",
+                key="transform",
+            )
+            log.debug("a transform failed: %s", type(exc).__name__)
+        finally:
+            _within.is_entered = False
+    return made or _make_record(before, _empty_span(before), record), made is None
+
+
+def _make_record(before: Span, after: Span, record: Record) -> Record:
+    """Return the record of a span after its transforms: what it is stays as it was before."""
+    kept = replace(
+        after,
+        trace_id=before.trace_id,
+        span_id=before.span_id,
+        process=before.process,
+        sequence=before.sequence,
+        end_sequence=before.end_sequence,
+        end_ns=None if before.end_ns is None else after.end_ns or before.end_ns,
     )
-    made["record"] = record["record"]
-    return made, is_failed
-
-
-def _apply_transforms(span: Span, transforms: Sequence[Transform]) -> tuple[Span | None, bool]:
-    if getattr(_within, "is_entered", False):  # what a transform itself records is not let out
-        return _empty_span(span), True
-    _within.is_entered = True
-    found = span
-    try:
-        for transform in (*everywhere, *transforms):
-            made = transform(found)
-            if made is None:
-                return None, False
-            if type(made) is not Span:
-                raise TypeError(f"a transform gives a Span or None, not {type(made).__name__}")
-            found = made
-        record_of_span(found)  # refused here, not by whoever writes it
-    except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
-        _log_failure(exc)
-        return _empty_span(span), True
-    finally:
-        _within.is_entered = False
-    return found, False
+    return {**record_of_span(kept), "record": record["record"]}
 
 
 def _empty_span(span: Span) -> Span:
@@ -228,17 +230,6 @@ def _empty_span(span: Span) -> Span:
         ),
         otel_resource={},
     )
-
-
-def _log_failure(exc: Exception) -> None:
-    # Its message may hold what was to be redacted.
-    why = exc if isinstance(exc, ConfigError) else type(exc).__name__
-    warn_once(
-        f"a transform failed ({why}): what it was given is kept without its content; "
-        "further failures are only counted",
-        key="transform",
-    )
-    log.debug("a transform failed: %s", type(exc).__name__)
 
 
 def drop_record(record: Record) -> Record:

@@ -17,10 +17,10 @@ def test_machines_that_are_killed_publish_everything_once(remote_lake: str, tmp_
     """Every acknowledged span is in the lake, none twice, and every read on the way answered."""
     outcome = fleet.run(remote_lake, tmp_path / "machines", SECONDS)
 
-    (tmp_path / "outcome.txt").write_text(str(outcome))
-    assert outcome.acknowledged > 0
-    assert (outcome.lost, outcome.unacknowledged_lost, outcome.doubled) == (0, 0, 0)
-    assert outcome.in_lake == outcome.recorded
-    assert outcome.failed_reads == []
-    assert outcome.went_back == 0
+    assert outcome.acknowledged
+    assert outcome.acknowledged <= set(outcome.recorded)
+    assert sorted(outcome.in_lake) == sorted(outcome.recorded)
+    assert len(set(outcome.in_lake)) == len(outcome.in_lake)
+    assert outcome.bad_reads == []
+    assert outcome.reads == sorted(outcome.reads)
     assert outcome.is_equal
