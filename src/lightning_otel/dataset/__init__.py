@@ -307,7 +307,7 @@ class Store(SpanStore):
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.catalogue import ensure_catalogue
-        from lightning_otel.store.rebuild import mend_manifest
+        from lightning_otel.store.damage import mend_manifest
         from lightning_otel.store.settle import settle_if_worthwhile
 
         if self.layout is not None and self.layout.exists():

@@ -129,8 +129,7 @@ class SpanStore:
                 lost by it: what waited to be settled goes on waiting.
         """
         from lightning_otel.store.catalogue import ensure_catalogue
-        from lightning_otel.store.damage import reading
-        from lightning_otel.store.rebuild import mend_manifest
+        from lightning_otel.store.damage import mend_manifest, reading
         from lightning_otel.store.settle import Settled, settle
 
         if self.layout is None:
@@ -148,7 +147,7 @@ class SpanStore:
             StoreMissingError: There is no store.
             StoreError: A file of it cannot be read.
         """
-        from lightning_otel.store.accounting import accounting_of
+        from lightning_otel.store.packing import accounting_of
 
         return self.writer().accounting() if self.layout is None else accounting_of(self.layout)
 
@@ -162,7 +161,7 @@ class SpanStore:
             StoreMissingError: There is no store.
             StoreError: A file of it cannot be read.
         """
-        from lightning_otel.store.accounting import accounting_by_process
+        from lightning_otel.store.packing import accounting_by_process
 
         if self.layout is None:
             writer = self.writer()

@@ -1,4 +1,8 @@
-"""A batch of segments as one sorted data file, each span once; what is left out is counted."""
+"""A batch of segments as one sorted data file, each span once, and the accounts of every span.
+
+What is left out is counted. What is stored is counted anew in the files, so that the two can be
+compared.
+"""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -8,14 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from lightning_otel.errors import StoreDamagedError, StoreError
 from lightning_otel.store import counts as n
+from lightning_otel.store.damage import (
+    exclude_damage,
+    list_excluded,
+    list_readable_files,
+    reading,
+)
 from lightning_otel.store.gist import with_gist
 from lightning_otel.store.layout import DataFile, Layout, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
     SPILL,
     STORED,
     Origin,
-    near_files,
     packing_connection,
     row_of,
     write_file,
@@ -25,14 +35,17 @@ from lightning_otel.store.spans import (
     IS_SPAN,
     SEGMENT_COLUMNS,
     is_one_span,
+    near_files,
     read_ndjson,
     rows_of,
 )
-from lightning_otel.store.sql import ROLLOUT, listed
+from lightning_otel.store.sql import ROLLOUT, listed, new_connection
+from lightning_otel.store.writer import writer_if_any
 
 if TYPE_CHECKING:
     import duckdb
 
+_TRIES: Final = 5
 _COUNTED_COLUMNS: Final = (
     "record", "trace_id", "span_id", "name", "start_ns", "end_ns", "status", "status_message",
     "attributes", "rotated", "lost", "counts", "process", "sequence", "end_sequence",
@@ -66,21 +79,6 @@ def make_parquet(
     return file, [replace(each, file=name if each.rows else "") for each in segments]
 
 
-def segment_counts(
-    layout: Layout, manifest: Manifest, paths: Sequence[Path]
-) -> list[SettledSegment]:
-    """Return what settling would count of segments; nothing is written."""
-    if not paths:
-        return []
-    # A folder for what spills of its own: a settler clears its away.
-    with (
-        tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
-        packing_connection(Path(folder)) as con,
-    ):
-        _choose_lines(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS))
-        return _count_segments(con, paths)
-
-
 def _choose_lines(
     con: "duckdb.DuckDBPyConnection",
     layout: Layout,
@@ -109,8 +107,7 @@ def _choose_lines(
     )
     con.execute("CREATE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
     low, high = row_of(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
-    near = near_files(layout, manifest, low, high) if low is not None else []
-    if not near:
+    if low is None or not (near := near_files(list_readable_files(layout, manifest), low, high)):
         return
     # Spans that a settled file holds already are not chosen.
     files = rows_of(layout, near)
@@ -230,3 +227,64 @@ def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
         },
     )
     return SettledSegment(row["segment"], 0, damaged, counts=counts, rows=row["kept"])
+
+
+def accounting_of(layout: Layout) -> n.Accounting:
+    """Return what became of every span of the store, as of one moment for each file."""
+    manifest, segments = _read_segments(layout)
+    counts = n.added(manifest.counts, *(each.counts for each in (*manifest.segments, *segments)))
+    # Of a file that was taken out the spans are missing, which is what is to be found.
+    files = [layout.data / file.name for file in list_readable_files(layout, manifest)]
+    stored = sum(each.counts.get(n.STORED, 0) for each in segments)
+    if files:
+        with reading(layout), new_connection() as con:
+            stored += row_of(con, f"SELECT count(end_ns) FROM read_parquet({listed(files)})")[0]
+    writer = writer_if_any(layout)
+    untold = writer.untold() if writer is not None else {}
+    return n.account(n.added(counts, untold), stored=stored, pending=untold.get(n.PENDING, 0))
+
+
+def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Accounting]:
+    """Return the same for each process since then with a loss or a segment settled lately."""
+    manifest, segments = _read_segments(layout)
+    found: dict[str, dict[str, int]] = {}
+    for each in (*manifest.segments, *segments):
+        found[each.process] = n.added(found.get(each.process, {}), each.counts)
+    writer = writer_if_any(layout)
+    if writer is not None:
+        found[writer.process] = n.added(found.get(writer.process, {}), writer.untold())
+    return {
+        process: n.account(counts, stored=counts.get(n.STORED, 0), pending=counts.get(n.PENDING, 0))
+        for process, counts in sorted(found.items())
+        if int(process.split("-")[1]) >= since_ns
+    }
+
+
+def _read_segments(layout: Layout) -> tuple[Manifest, list[SettledSegment]]:
+    """Return the manifest, and what settling would count of the segments it does not name."""
+    import duckdb
+
+    layout.require()
+    tries = 0
+    while True:
+        tries += 1
+        exclude_damage(layout)
+        manifest, known = layout.read_manifest(), list_excluded(layout)
+        paths = [path for path in layout.unsettled(manifest) if path.name not in known]
+        if not paths:
+            return manifest, []
+        try:
+            # A folder for what spills of its own: a settler clears its away.
+            with (
+                reading(layout, "account for"),
+                tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
+                packing_connection(Path(folder)) as con,
+            ):
+                _choose_lines(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS))
+                return manifest, _count_segments(con, paths)
+        except StoreError as exc:
+            # A settler, or the user, took one away that was listed already.
+            is_gone = isinstance(exc.__cause__, duckdb.IOException)
+            # What is damaged is put aside by now.
+            if tries == _TRIES or not (is_gone or isinstance(exc, StoreDamagedError)):
+                raise

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from lightning_otel.store.damage import list_excluded
 from lightning_otel.store.gist import GIST
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, Manifest
 from lightning_otel.store.quarantine import checksum_of
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.spans import SAME_SPAN_NS
 from lightning_otel.store.sql import listed, new_connection, quoted
 
 if TYPE_CHECKING:
@@ -156,18 +154,6 @@ def row_groups(paths: Iterable[Path]) -> str:
 def list_live_files(layout: Layout, manifest: Manifest) -> list[DataFile]:
     """Return the files that count, without those that somebody took away: they may come back."""
     return [file for file in manifest.live_files if (layout.data / file.name).exists()]
-
-
-def near_files(layout: Layout, manifest: Manifest, low: int, high: int) -> list[DataFile]:
-    """Return the files that may hold a span that starts between two times, or the same span."""
-    known = list_excluded(layout)
-    return [
-        file
-        for file in list_live_files(layout, manifest)
-        if file.name not in known
-        and file.min_start_ns <= high + SAME_SPAN_NS
-        and file.max_start_ns >= low - SAME_SPAN_NS
-    ]
 
 
 def row_of(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:

@@ -4,10 +4,16 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_otel.store.catalogue import STAMP, ensure_catalogue
-from lightning_otel.store.damage import list_missing_files, put_damage_aside, reading
+from lightning_otel.store.damage import (
+    list_missing_files,
+    list_readable_files,
+    put_damage_aside,
+    reading,
+    restore,
+)
 from lightning_otel.store.layout import Layout, elected_alone, now_us
 from lightning_otel.store.manifest import DataFile
-from lightning_otel.store.parquet import EVER, SPILL, near_files, packing_connection
+from lightning_otel.store.parquet import EVER, SPILL, packing_connection
 from lightning_otel.store.quarantine import (
     Note,
     checksum_of,
@@ -16,10 +22,9 @@ from lightning_otel.store.quarantine import (
     read_notes,
     write_note,
 )
-from lightning_otel.store.rebuild import restore
 from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.settle import await_effect
-from lightning_otel.store.spans import is_one_span, rows_of
+from lightning_otel.store.spans import is_one_span, near_files, rows_of
 
 _HAS_IDS: Final = (
     "regexp_full_match(f.trace_id || f.span_id, '[0-9a-f]+') AND f.start_ns IS NOT NULL"
@@ -57,14 +62,15 @@ def _recover_rows(layout: Layout, note: Note) -> int:
 
     file = note.file or DataFile(note.name, 0, 0, 0, 0, EVER)
     path = layout.quarantine / note.name
-    near = near_files(layout, layout.read_manifest(), file.min_start_ns, file.max_start_ns)
-    others = f"SELECT 1 FROM {rows_of(layout, near)} AS other WHERE {is_one_span('other', 'f')}"
+    others = list_readable_files(layout, layout.read_manifest())
+    near = near_files(others, file.min_start_ns, file.max_start_ns)
+    held = f"SELECT 1 FROM {rows_of(layout, near)} AS other WHERE {is_one_span('other', 'f')}"
     with packing_connection(layout.new / SPILL) as con:
         rewrite = Rewrite(
             con,
             layout,
             [file],
-            keep=f"{_HAS_IDS} AND NOT EXISTS ({others})",
+            keep=f"{_HAS_IDS} AND NOT EXISTS ({held})",
             corrupt=find_corrupt_ranges(path, file.checksum) if file.checksum else (),
         )
         try:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Final
 
 from lightning_otel.store.counts import added
-from lightning_otel.store.damage import put_missing_aside, recover
+from lightning_otel.store.damage import put_missing_aside, recover, restore
 from lightning_otel.store.layout import (
     FURTHEST_AHEAD_US,
     DataFile,
@@ -33,7 +33,6 @@ from lightning_otel.store.layout import (
 from lightning_otel.store.packing import make_parquet
 from lightning_otel.store.parquet import SPILL, sync
 from lightning_otel.store.quarantine import put_lines_aside, read_notes
-from lightning_otel.store.rebuild import restore
 from lightning_otel.store.segment import boot_id
 
 log = logging.getLogger(__name__)

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
-from lightning_otel.store.damage import exclude_damage
+from lightning_otel.store.damage import exclude_damage, mend_manifest
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.gist import GIST, ODD, with_gist
 from lightning_otel.store.layout import MEMORY, DataFile, Layout, now_us
 from lightning_otel.store.live import living
 from lightning_otel.store.reader import Reader
-from lightning_otel.store.rebuild import mend_manifest
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
 from lightning_otel.store.snapshot import Snapshot
-from lightning_otel.store.spans import SAME_SPAN_NS, is_one_span, live_query, rows_of
+from lightning_otel.store.spans import is_one_span, live_query, near_files, rows_of
 from lightning_otel.store.sql import ROLLOUT, listed, new_connection
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import BARE, NAMES, NARROW, define_derived, views_of
@@ -293,13 +292,7 @@ def _hold_rows(
     con.execute(f"{held} {query}")
     times = con.execute(f"SELECT min(start_ns), max(start_ns) FROM reading.{table}").fetchall()
     ((low, high),) = times
-    near = [
-        file
-        for file in files
-        if low is not None
-        and file.min_start_ns <= high + SAME_SPAN_NS
-        and file.max_start_ns >= low - SAME_SPAN_NS
-    ]
+    near = near_files(files, low, high) if low is not None else []
     if near:  # as a sender does that heard no answer, some may have come once more
         con.execute(
             f"{held} SELECT live.* FROM reading.{table} AS live "

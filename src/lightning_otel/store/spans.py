@@ -1,7 +1,7 @@
 """The SQL that reads rows of files and of segments as spans."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -78,6 +78,16 @@ def is_one_span(one: str, other: str) -> str:
         f"AND {one}.start_ns BETWEEN {other}.start_ns - {SAME_SPAN_NS} "
         f"AND {other}.start_ns + {SAME_SPAN_NS}"
     )
+
+
+def near_files(files: Iterable[DataFile], low_ns: int, high_ns: int) -> list[DataFile]:
+    """Return the files that may hold a span that starts between two times, or the same span."""
+    return [
+        file
+        for file in files
+        if file.min_start_ns <= high_ns + SAME_SPAN_NS
+        and file.max_start_ns >= low_ns - SAME_SPAN_NS
+    ]
 
 
 def settled_and_live(columns: str) -> str:
