@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from lightning_otel import capture, provider
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.messages import read_items, read_message, text_part
 from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 
@@ -158,50 +159,33 @@ class Facts:
     def content(self, exchange: Exchange) -> dict[str, str]:
         """Messages, tools, token ids and logprobs, as texts."""
         request, response = exchange.request or {}, exchange.response or {}
-        found: dict[str, Any] = {"gen_ai.input.messages": self.given(exchange)}
-        if response and "data" not in response:
-            found["gen_ai.output.messages"] = self.answered(response)
+        given = request.get("messages", request.get("prompt", request.get("input")))
+        found: dict[str, Any] = {
+            c.INPUT_MESSAGES: read_items([given] if type(given) is str else given)
+        }
+        if "messages" in request:
+            found[c.INPUT_MESSAGES] = [read_message(message) for message in given]
+        choices = response.get("choices", ())
+        if "output" in response:
+            (turn,) = read_items(response["output"], "assistant")
+            (reason,) = self.finish(exchange).values()
+            found[c.OUTPUT_MESSAGES] = [{**turn, "finish_reason": reason[0]}]
+        elif choices:
+            found[c.OUTPUT_MESSAGES] = [
+                read_message(
+                    choice.get("message") or {"content": choice["text"]},
+                    "assistant",
+                    finish_reason=choice["finish_reason"],
+                )
+                for choice in choices
+            ]
         if request.get("instructions"):
-            found["gen_ai.system_instructions"] = [text(request["instructions"])]
+            found[c.SYSTEM_INSTRUCTIONS] = [text_part(request["instructions"])]
         if request.get("tools"):
-            found["gen_ai.tool.definitions"] = [
+            found[c.TOOL_DEFINITIONS] = [
                 {"type": "function", **tool.get("function", tool)} for tool in request["tools"]
             ]
-        compact = {
-            key: json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-            for key, value in found.items()
-        }
-        return compact | self.tokens(response)
-
-    def given(self, exchange: Exchange) -> list[dict[str, Any]]:
-        """The messages of the request."""
-        request = exchange.request or {}
-        if "messages" in request:
-            return [chat_message(message) for message in request["messages"]]
-        given = request.get("prompt", request.get("input"))
-        texts = [given] if isinstance(given, str) else given
-        assert isinstance(texts, list)
-        if all(isinstance(item, str) for item in texts):
-            return [{"role": "user", "parts": [text(item)]} for item in texts]
-        return [response_item(item) for item in texts]
-
-    def answered(self, response: dict[str, Any]) -> list[dict[str, Any]]:
-        """The messages of the answer."""
-        if "output" in response:
-            turn = [response_item(item) for item in response["output"]]
-            parts = [part for message in turn for part in message["parts"]]
-            reason = "tool_calls" if parts[-1]["type"] == "tool_call" else "stop"
-            reason = "length" if response["status"] == "incomplete" else reason
-            return [{"role": "assistant", "parts": parts, "finish_reason": reason}]
-        return [
-            (
-                chat_message(choice["message"])
-                if "message" in choice
-                else {"role": "assistant", "parts": [text(choice["text"])]}
-            )
-            | {"finish_reason": choice["finish_reason"]}
-            for choice in response["choices"]
-        ]
+        return {key: json.dumps(value) for key, value in found.items()} | self.tokens(response)
 
     def tokens(self, response: dict[str, Any]) -> dict[str, str]:
         """Token ids and logprobs, packed."""
@@ -210,10 +194,10 @@ class Facts:
         holders = [response, *choices]
         prompts = [held["prompt_token_ids"] for held in holders if held.get("prompt_token_ids")]
         if prompts:
-            found["lightning.prompt.token_ids"] = pack("i", prompts[0])
+            found[c.PROMPT_TOKEN_IDS] = pack("i", prompts[0])
         if any(choice.get("token_ids") for choice in choices):
             packed = [pack("i", choice["token_ids"]) for choice in choices]
-            found["lightning.response.token_ids"] = ",".join(packed)
+            found[c.RESPONSE_TOKEN_IDS] = ",".join(packed)
         logprobs = [logprobs_of(choice) for choice in choices]
         if not choices:
             parts = [
@@ -221,7 +205,7 @@ class Facts:
             ]
             logprobs = [[entry["logprob"] for part in parts for entry in part["logprobs"]]]
         if any(logprobs):
-            found["lightning.response.logprobs"] = ",".join(pack("d", held) for held in logprobs)
+            found[c.RESPONSE_LOGPROBS] = ",".join(pack("d", held) for held in logprobs)
         return found
 
 
@@ -230,11 +214,6 @@ def read(content: dict[str, str]) -> dict[str, Any]:
     return {
         key: json.loads(text) if text.startswith("[") else text for key, text in content.items()
     }
-
-
-def text(content: str) -> dict[str, str]:
-    """A part of text."""
-    return {"type": "text", "content": content}
 
 
 def pack(code: str, values: list[Any]) -> str:
@@ -246,47 +225,6 @@ def logprobs_of(choice: dict[str, Any]) -> list[float]:
     """The logprobs of a choice of either completions endpoint."""
     held = choice.get("logprobs") or {}
     return held.get("token_logprobs") or [entry["logprob"] for entry in held.get("content", ())]
-
-
-def chat_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A chat message in the conventions' form."""
-    if message["role"] == "tool":
-        call_id, answer = message["tool_call_id"], message["content"]
-        parts: list[dict[str, Any]] = [
-            {"type": "tool_call_response", "id": call_id, "response": answer}
-        ]
-        return {"role": "tool", "parts": parts}
-    parts = []
-    if message.get("reasoning_content"):
-        parts.append({"type": "reasoning", "content": message["reasoning_content"]})
-    if message.get("content"):
-        parts.append(text(message["content"]))
-    for call in message.get("tool_calls") or ():
-        parts.append(tool_call(call["id"], call["function"]))
-    name = {"name": message["name"]} if message.get("name") else {}
-    return {"role": message["role"], "parts": parts, **name}
-
-
-def tool_call(call_id: str, function: dict[str, Any]) -> dict[str, Any]:
-    """A part that calls a tool."""
-    arguments = json.loads(function["arguments"])
-    return {"type": "tool_call", "id": call_id, "name": function["name"], "arguments": arguments}
-
-
-def response_item(item: dict[str, Any]) -> dict[str, Any]:
-    """An item of the Responses API in the conventions' form."""
-    kind = item.get("type", "message")
-    if kind == "function_call":
-        return {"role": "assistant", "parts": [tool_call(item["call_id"], item)]}
-    if kind == "function_call_output":
-        answer = {"type": "tool_call_response", "id": item["call_id"], "response": item["output"]}
-        return {"role": "tool", "parts": [answer]}
-    if kind == "reasoning":
-        thought = {"type": "reasoning", "content": item["summary"][0]["text"]}
-        return {"role": "assistant", "parts": [thought]}
-    content = item["content"]
-    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
-    return {"role": item["role"], "parts": [text(said) for said in texts]}
 
 
 class SilentServer:

@@ -52,29 +52,6 @@ def imported(name: str) -> Any:
     return __import__(name)
 
 
-def test_library_is_patched_when_it_is_imported(library: Greeting) -> None:
-    """Before or after switching on; and it is not imported for that."""
-    early = imported("greeting").Host()
-
-    library.instrument(skip_dep_check=True, only_in_recordings=True)
-
-    assert "greeting_later" not in sys.modules
-    assert early.greet() == "HELLO"
-    assert imported("greeting_later").Host().greet() == "HELLO"
-
-
-def test_library_switched_off_is_what_it_was(library: Greeting) -> None:
-    """The very functions stand there again; what is imported later is left alone."""
-    host = imported("greeting").Host
-    before = host.__dict__["greet"]
-    library.instrument(skip_dep_check=True, only_in_recordings=True)
-
-    library.uninstrument()
-
-    assert host.__dict__["greet"] is before
-    assert imported("greeting_later").Host().greet() == "hello"
-
-
 def test_library_with_another_shape_is_left_alone(
     library: Greeting, faults_allowed: None, tmp_path: Path
 ) -> None:

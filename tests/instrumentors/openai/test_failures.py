@@ -140,33 +140,6 @@ def qualified(cls: type) -> str:
     return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
 
 
-def test_request_cancelled_before_its_answer_is_cancelled_and_says_so(
-    store: Store, silent: Any, facts: Any
-) -> None:
-    """A hundred cancelled tasks are a hundred failed spans, and each stays cancelled."""
-
-    async def ask() -> list[BaseException | object]:
-        async with openai.AsyncOpenAI(base_url=silent.base_url, api_key="k") as client:
-            create = client.chat.completions.create
-            asking = [
-                asyncio.ensure_future(create(model="toy", messages=ASKED, stream=stream))
-                for stream in (True, False) * 50
-            ]
-            await silent.asked(100)
-            for task in asking:
-                task.cancel()
-            return list(await asyncio.gather(*asking, return_exceptions=True))
-
-    with auto_trace(store=store) as recording:
-        ended = asyncio.run(ask())
-
-    assert {type(found) for found in ended} == {asyncio.CancelledError}
-    spans = facts.calls(recording)
-    assert len(spans) == 100
-    assert {span.status for span in spans} == {"ERROR"}
-    assert all(span.attributes["error.type"].endswith("CancelledError") for span in spans)
-
-
 class SilentError(Exception):
     """Has no words: asked for them it fails."""
 

@@ -43,34 +43,37 @@ def test_instrumentor_switched_off_in_mid_stream_lets_the_stream_end(
     facts.agree(span, server.log[0])
 
 
-def put_before(how: str, seen: list[str], owner: Any) -> Any:
-    """A wrapper of another tool in a subclass, around the method that is inherited there."""
-    inherited = owner.request
-    if how == "wrapt":
+def wrapped(how: str, seen: list[str], inherited: Any) -> Any:
+    """Another tool's wrapper around the method that a subclass inherits."""
 
-        def noted(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            seen.append("called")
-            return wrapped(*args, **kwargs)
-
-        return wrapt.FunctionWrapper(inherited, noted)
-    if how == "bare":
-        return inherited
-
-    @functools.wraps(inherited)
     def theirs(*args: Any, **kwargs: Any) -> Any:
         seen.append("called")
         return inherited(*args, **kwargs)
 
-    return theirs
+    def noted(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        seen.append("called")
+        return wrapped(*args, **kwargs)
+
+    if how == "wrapt":
+        return wrapt.FunctionWrapper(inherited, noted)
+    return inherited if how == "bare" else functools.wraps(inherited)(theirs)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("how", ["function", "wrapt", "bare"])
-def test_instrumentor_sees_past_an_earlier_wrapper_in_a_subclass(
-    how: str, store: Store, client: openai.OpenAI, facts: Any, monkeypatch: pytest.MonkeyPatch
+def test_wrapper_of_another_tool_in_a_subclass_hides_no_request(
+    how: str,
+    is_first: bool,
+    store: Store,
+    client: openai.OpenAI,
+    facts: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What another tool put into ``OpenAI`` first does not hide a request, on, off and on again."""
+    """Put there before ours or after, each request is one span: on, off and on again."""
     seen: list[str] = []
-    theirs = put_before(how, seen, openai.OpenAI)
+    if not is_first:
+        provider.instrument()
+    theirs = wrapped(how, seen, openai.OpenAI.request)
     monkeypatch.setattr(openai.OpenAI, "request", theirs, raising=False)
     found = []
 
@@ -79,30 +82,11 @@ def test_instrumentor_sees_past_an_earlier_wrapper_in_a_subclass(
             ask(client)
         found.append(len(facts.calls(recording)))
         provider.uninstrument()
-        assert vars(openai.OpenAI)["request"] is theirs
+        ask(client)
 
     assert found == [1, 1]
-    assert seen == ([] if how == "bare" else ["called"] * 2)
-
-
-@pytest.mark.parametrize("how", ["function", "wrapt"])
-def test_instrumentor_beneath_a_later_wrapper_in_a_subclass_counts_once(
-    how: str, store: Store, client: openai.OpenAI, facts: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wrapped after us and left there, a request is still one span when we are on again."""
-    seen: list[str] = []
-    with auto_trace(store=store) as first:
-        theirs = put_before(how, seen, openai.OpenAI)
-        monkeypatch.setattr(openai.OpenAI, "request", theirs, raising=False)
-        ask(client)
-    provider.uninstrument()
-    ask(client)
-    with auto_trace(store=store) as second:
-        ask(client)
-
-    assert [len(facts.calls(each)) for each in (first, second)] == [1, 1]
     assert vars(openai.OpenAI)["request"] is theirs
-    assert seen == ["called"] * 3
+    assert seen == ([] if how == "bare" else ["called"] * 4)
 
 
 def test_instrumentor_leaves_a_subclass_its_own_method(

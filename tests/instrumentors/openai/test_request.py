@@ -5,7 +5,7 @@ import contextlib
 import gc
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
@@ -21,44 +21,61 @@ from lightning_otel.instrumentors.openai.request import ModelRequest
 ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
 
 
-def test_request_of_an_azure_client_names_azure_and_its_deployment(
-    store: Store, server: DemoServer, facts: Any
+def of_azure(base_url: str) -> openai.OpenAI:
+    """An Azure client, of a deployment's own path."""
+    endpoint = base_url.removesuffix("/v1")
+    return openai.AzureOpenAI(azure_endpoint=endpoint, api_version="1", api_key="k")
+
+
+def keyed(base_url: str) -> openai.OpenAI:
+    """A client that asks another one for its key meanwhile."""
+    other = openai.OpenAI(base_url=base_url, api_key="k", max_retries=0)
+    return openai.OpenAI(base_url=base_url, api_key=lambda: next(iter(other.models.list())).id)
+
+
+PATIENT: Any = {"model": "flaky-500", "extra_headers": {"idempotency-key": "one"}}
+CLIENTS: dict[str, tuple[Callable[[str], Any], dict[str, Any], str, list[tuple[str, int]]]] = {
+    "Azure's": (
+        of_azure, {}, "azure.ai.openai",
+        [("/openai/deployments/toy/chat/completions?api-version=1", 200)],
+    ),
+    "with a key of another's": (
+        keyed, {}, "openai", [("/v1/models", 200), ("/v1/chat/completions", 200)]
+    ),
+    # The span covers every attempt, and tells of the one that was answered.
+    "with retries": (
+        lambda base_url: openai.OpenAI(base_url=base_url, api_key="k"), PATIENT, "openai",
+        [("/v1/chat/completions", 500), ("/v1/chat/completions", 200)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_request_of_any_client_is_one_span(
+    name: str, store: Store, server: DemoServer, facts: Any
 ) -> None:
-    """The Azure client's own paths are known, and its provider is Azure."""
-    endpoint = server.base_url.removesuffix("/v1")
-    azure = openai.AzureOpenAI(azure_endpoint=endpoint, api_version="1", api_key="k")
+    """It has the answer that the client got, and nobody else's."""
+    make, more, whose, expected = CLIENTS[name]
 
-    with azure, auto_trace(store=store) as recording:
-        azure.chat.completions.create(model="toy", messages=ASKED)
-        azure.embeddings.create(model="toy", input="hello")
+    with auto_trace(store=store) as recording, make(server.base_url) as client:
+        client.chat.completions.create(**{"model": "toy", "messages": ASKED, **more})
 
-    chat, embedding = server.log
-    assert chat.path == "/openai/deployments/toy/chat/completions?api-version=1"
-    for span, exchange in zip(facts.calls(recording), (chat, embedding), strict=True):
-        facts.agree(span, exchange, provider="azure.ai.openai")
-
-
-def test_request_of_the_module_level_client_is_captured(
-    store: Store, server: DemoServer, facts: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``openai.chat.completions.create`` is a call like any other."""
-    monkeypatch.setattr(openai, "base_url", f"{server.base_url}/")
-    monkeypatch.setattr(openai, "api_key", "k")
-    monkeypatch.setattr(openai, "api_type", "openai")
-    monkeypatch.setattr(openai, "_client", None)
-
-    with auto_trace(store=store) as recording:
-        openai.chat.completions.create(model="toy", messages=ASKED)
-    openai._load_client().close()
-
+    assert [(exchange.path, exchange.status) for exchange in server.log] == expected
     (span,) = facts.calls(recording)
-    facts.agree(span, server.log[0])
+    facts.agree(span, server.log[-1], provider=whose)
 
 
 def test_request_of_clients_and_wrappers_made_before_instrumenting_is_captured(
-    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+    store: Store,
+    server: DemoServer,
+    client: openai.OpenAI,
+    facts: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a program made and kept before it was traced is traced from then on."""
+    """What a program made and kept before it was traced is traced from then on, as its module."""
+    named = {"base_url": f"{server.base_url}/", "api_key": "k", "api_type": "openai"}
+    for name, value in {**named, "_client": None}.items():
+        monkeypatch.setattr(openai, name, value)
     create = client.chat.completions.create
     raw = client.chat.completions.with_raw_response.create
     opened = client.responses.with_streaming_response.create
@@ -68,9 +85,11 @@ def test_request_of_clients_and_wrappers_made_before_instrumenting_is_captured(
         raw(model="toy", messages=ASKED).parse()
         with opened(model="toy", input="hello") as response:
             response.parse()
+        openai.chat.completions.create(model="toy", messages=ASKED)
+    openai._load_client().close()
 
     spans = facts.calls(recording)
-    assert len(spans) == len(server.log) == 3
+    assert len(spans) == len(server.log) == 4
     for span, exchange in zip(spans, server.log, strict=True):
         facts.agree(span, exchange)
 
@@ -92,39 +111,6 @@ def test_request_that_is_no_model_call_makes_no_span(
 
     assert [model.id for model in models] == ["toy"]
     assert facts.calls(recording) == []
-
-
-def test_request_retried_is_one_span(store: Store, server: DemoServer, facts: Any) -> None:
-    """The span covers every attempt, and tells of the one that was answered."""
-    patient = openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=2)
-    key = {"idempotency-key": "one"}
-
-    with patient, auto_trace(store=store) as recording:
-        patient.chat.completions.create(model="flaky-500", messages=ASKED, extra_headers=key)
-
-    failed, answered = server.log
-    assert (failed.status, answered.status) == (500, 200)
-    (span,) = facts.calls(recording)
-    facts.agree(span, answered)
-
-
-def test_request_by_another_client_meanwhile_is_not_taken_for_this_one(
-    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
-) -> None:
-    """A client that asks another one for its key gets its own answer on its span."""
-
-    def key() -> str:
-        return next(iter(client.models.list())).id
-
-    keyed = openai.OpenAI(base_url=server.base_url, api_key=key, max_retries=0)
-
-    with keyed, auto_trace(store=store) as recording:
-        keyed.chat.completions.create(model="toy", messages=ASKED)
-
-    (span,) = facts.calls(recording)
-    (exchange,) = [held for held in server.log if held.path == "/v1/chat/completions"]
-    assert exchange.headers["authorization"] == "Bearer toy"
-    facts.agree(span, exchange)
 
 
 def test_request_content_is_what_was_sent_even_if_the_program_changes_it_meanwhile(

@@ -227,11 +227,20 @@ ITEMS: list[Any] = [
 ]
 SHELL = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
 SHELL_PART = {"type": "tool_call", "id": "c", "name": "shell", "arguments": "ls"}
+ADD = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+ADD_PART = {"type": "tool_call", "id": "c", "name": "add", "arguments": {"a": 1}}
 ASKED: list[tuple[str, Any, list[tuple[str, list[Any]]]]] = [
     *((CHAT, {"messages": [{"role": "user", "content": given}]}, [("user", parts)])
       for given, parts in PARTS),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [SHELL]}]},
      [("assistant", [SHELL_PART])]),
+    (CHAT, {"messages": [
+        {"role": "assistant", "content": "a", "reasoning_content": "hm", "tool_calls": [ADD]},
+        {"role": "tool", "tool_call_id": "c", "content": "3"},
+    ]}, [
+        ("assistant", [{"type": "reasoning", "content": "hm"}, text("a"), ADD_PART]),
+        ("tool", [{"type": "tool_call_response", "id": "c", "response": "3"}]),
+    ]),
     (RESPONSES, {"input": ITEMS}, [
         ("user", [text("hi")]),
         ("assistant", [{"type": "reasoning", "content": "hm"}, text("a"),
