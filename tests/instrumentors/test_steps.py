@@ -59,11 +59,6 @@ def wrap(function: Any, *hooks: Any) -> Any:
     return around(lambda *call: start(*call) if capture.is_wanted() else None)(function)
 
 
-def broken(*_: Any) -> Any:
-    """Fails."""
-    raise RuntimeError("broken on purpose")
-
-
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> type[Host]:
     """The framework, wrapped."""
@@ -117,15 +112,3 @@ def test_cancelled_step_has_failed(host: type[Host], store: Store) -> None:
 
     kinds = [span.attributes[c.ERROR_TYPE] for span in recording.spans()[1:]]
     assert kinds == ["asyncio.exceptions.CancelledError", "GeneratorExit"]
-
-
-@pytest.mark.parametrize("hooks", [(broken, ended), (begin, broken)])
-def test_fault_of_ours_stays_with_us(hooks: Any, store: Store, faults_allowed: None) -> None:
-    """The method works as it did, whichever of the hooks fails."""
-    work = wrap(Host.work, ("asked",), *hooks)
-    wait = wrap(Host.wait, ("asked",), *hooks)
-
-    with auto_trace(store=store) as recording:
-        assert (work(Host(), "a"), asyncio.run(wait(Host(), "a"))) == ("A", "A")
-
-    outline(recording)

@@ -1,7 +1,6 @@
 """Threads and pools go on in the rollout of whoever started them, and are left as they were."""
 
 import asyncio
-import concurrent.futures
 import functools
 import gc
 import threading
@@ -10,14 +9,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
 import wrapt
 from opentelemetry import context as otel_context
 
-from lightning_otel import Store, auto_trace, capture
-from lightning_otel import conventions as c
-from lightning_otel.demo.server import DemoServer
+from lightning_otel import capture
 from lightning_otel.instrumentors import threads
 
 KEY = "test-threads-key"
@@ -120,34 +116,6 @@ def test_worker_of_a_pool_takes_each_tasks_own_context() -> None:
         pool.submit(look, seen).result()
 
     assert seen == ["first", "second", None]
-
-
-@pytest.mark.pain(4)
-def test_calls_in_threads_belong_to_their_rollout(store: Store, server: DemoServer) -> None:
-    """Two rollouts that share one pool keep their calls apart."""
-    messages: Any = [{"role": "user", "content": "hello"}]
-
-    def rollout(pool: ThreadPoolExecutor, client: openai.OpenAI) -> Any:
-        def ask() -> object:
-            return client.chat.completions.create(model="toy", messages=messages)
-
-        with auto_trace(store=store) as recording:
-            waiting = [pool.submit(ask) for _ in range(3)]
-            concurrent.futures.wait(waiting)
-        return recording
-
-    with (
-        ThreadPoolExecutor(2) as pool,
-        openai.OpenAI(base_url=server.base_url, api_key="k") as client,
-        ThreadPoolExecutor(2) as outer,
-    ):
-        recordings = list(outer.map(lambda _: rollout(pool, client), range(2)))
-
-    assert recordings[0].rollout_id != recordings[1].rollout_id
-    for recording in recordings:
-        calls = [span for span in recording.spans() if c.OPERATION in span.attributes]
-        assert [span.parent_span_id for span in calls] == [recording.span_id] * 3
-        assert {span.rollout_id for span in calls} == {recording.rollout_id}
 
 
 def test_thread_is_left_as_it_was() -> None:

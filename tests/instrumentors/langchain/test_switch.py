@@ -9,10 +9,9 @@ from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from tests.instrumentors.langchain.conftest import Chat
-from tests.instrumentors.outline import all_named, outline
+from tests.instrumentors.outline import all_named
 
 from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
@@ -160,14 +159,3 @@ def test_model_answers_bad_arguments(name: str, store: Store) -> None:
     (span,) = all_named(recording, "chat Loose")
     assert '"take"' in span.attributes[c.OUTPUT_MESSAGES]
     assert ('"<Counting>"' in span.attributes[c.OUTPUT_MESSAGES]) == (name == "counting")
-
-
-def test_graph_state_of_any_kind_passes(store: Store) -> None:
-    """A chain's input and output are nobody's to look at."""
-    value = Hostile()
-
-    with auto_trace(store=store) as recording:
-        result = RunnableLambda(lambda held: held).with_config(run_name="mine").invoke(value)
-
-    assert result is value
-    assert outline(recording).splitlines() == ["mine"]

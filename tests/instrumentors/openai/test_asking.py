@@ -11,8 +11,8 @@ from tests.instrumentors.transport import http
 from lightning_otel import Store, auto_trace, carried, context
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.instrumentors.openai import OpenAIInstrumentor, asking
-from lightning_otel.tracing import Recording, Traced
+from lightning_otel.instrumentors.openai import asking
+from lightning_otel.tracing import Traced
 
 CHAT = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
 _EXTRAS = ("token_ids", "prompt_token_ids", "logprobs")
@@ -55,11 +55,6 @@ def bare(value: Any) -> Any:
             if not str(kind).startswith("logprobs.")
         ]
     return value
-
-
-def captured(recording: Recording) -> list[str]:
-    """How exactly each call of a recording was captured."""
-    return [step.capture for path in recording.trajectories() for step in path.transitions]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -226,19 +221,6 @@ def test_option_holds_where_it_was_named(
     assert asks(server) == [False, True, True, False, True, False]
 
 
-def test_environment_reaches_calls_outside_recordings(
-    server: DemoServer, monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
-) -> None:
-    """Where every call is captured there may be no recording to name it in."""
-    monkeypatch.setenv("LIGHTNING_OTEL_RETOKENIZATION_FIX", "1")
-    OpenAIInstrumentor().instrument()
-
-    ask(client)
-
-    OpenAIInstrumentor().uninstrument()
-    assert asks(server) == [True]
-
-
 @pytest.mark.parametrize(
     ("url", "is_asked"),
     [
@@ -281,24 +263,19 @@ def test_azure_clients_are_not_asked_wherever_they_go(store: Store, server: Demo
     assert asks(server) == [False]
 
 
-def test_a_retried_request_asks_again(
-    store: Store, server: DemoServer, client: openai.OpenAI
-) -> None:
-    """The client's own retries send what was asked the first time."""
-    with asked_in(store) as recording:
-        ask(client.with_options(max_retries=1), model="flaky-500")
-
-    assert asks(server) == [True, True]
-    assert captured(recording) == ["exact"]
-
-
 def test_tokens_named_by_id_are_held_against_those_sampled(
     store: Store, server: DemoServer, client: openai.OpenAI
 ) -> None:
-    """Where the server writes ``token_id:N`` beside its ids, both are kept and compared."""
+    """Where the server writes ``token_id:N`` beside its ids, both are kept and compared.
+
+    The client's own retry asks as the first request did.
+    """
+    named = {"return_tokens_as_token_ids": True}
     with asked_in(store) as recording:
-        ask(client, extra_body={"return_tokens_as_token_ids": True})
+        ask(client.with_options(max_retries=1), model="flaky-500", extra_body=named)
 
     (call,) = [span for span in recording.spans() if c.OPERATION in span.attributes]
     assert call.attributes[c.LOGPROB_TOKEN_IDS] == call.attributes[c.RESPONSE_TOKEN_IDS]
-    assert captured(recording) == ["exact"]
+    assert asks(server) == [True, True]
+    ((step,),) = [path.transitions for path in recording.trajectories()]
+    assert step.capture == "exact"

@@ -8,7 +8,6 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from lightning_otel import Store, auto_trace, capture, carried, context, emit_re
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.resources import Resources
-from lightning_otel.resources.comparing import version_in
 from lightning_otel.state import State
 from lightning_otel.substitution import requests as substituting
 from lightning_otel.substitution import watching
@@ -134,16 +132,12 @@ def test_surface_is_sent_with_what_is_live_and_recorded_so(
 
 
 @pytest.mark.parametrize("name", ["chat stream", "responses items", "embeddings"])
-@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize(("live", "is_asked"), [("system_prompt", False), ("another", True)])
 def test_nothing_to_apply_sends_the_agents_own_bytes(
-    name: str, is_asked: bool, scene: Scene
+    name: str, live: str, is_asked: bool, scene: Scene
 ) -> None:
     """Without `apply`, or without a resource, requests are those of an agent without us."""
-    if not is_asked:
-        scene.publish("system_prompt", BETTER)
-        scene.publish("endpoint", {"model": "other"})
-    else:
-        scene.publish("another_prompt", BETTER)
+    scene.publish(live, BETTER)
     with DemoServer() as untouched:
         expected = asked_of(name, untouched)
         (wanted,) = untouched.log
@@ -152,9 +146,7 @@ def test_nothing_to_apply_sends_the_agents_own_bytes(
         found = asked_of(name, scene.server)
 
     (exchange,) = scene.server.log
-    assert found == expected
-    assert exchange.sent == wanted.sent
-    assert sent(exchange) == sent(wanted)
+    assert (found, exchange.sent, sent(exchange)) == (expected, wanted.sent, sent(wanted))
     assert all(c.RESOURCES not in span.attributes for span in recording.spans())
 
 
@@ -299,6 +291,10 @@ PINNED: list[tuple[list[tuple[str, str]], dict[str, Any], str, str]] = [
     (PLANNERS, {}, "for all", "system_prompt@1"),
     (PLANNERS, {"agent": "planner"}, "own", "planner/system_prompt@1"),
     (PLANNERS, {"agent": "writer"}, "for all", "system_prompt@1"),
+    # Both may be stamped, as a runner does, though there is no such version of the common one.
+    ([*PLANNERS, ("planner/system_prompt", "two")],
+     {"agent": "planner", "resources": {"*": {"system_prompt": 2, "planner/system_prompt": 2}}},
+     "two", "planner/system_prompt@2,system_prompt@2"),
 ]  # fmt: skip
 
 
@@ -350,22 +346,6 @@ def test_pinned_version_is_given_however_new_it_is(scene: Scene) -> None:
             scene.ask()
 
     assert scene.prompts == ["one", "number 2", "number 3"]
-
-
-def test_pinned_version_of_an_agents_own_goes_before_a_plain_one(scene: Scene) -> None:
-    """Both may be stamped, as a runner does, though there is no such version of the common one."""
-    scene.publish("system_prompt", "for all")
-    for text in ("one", "two"):
-        scene.publish("planner/system_prompt", text)
-    named = {"*": {"system_prompt": 2, "planner/system_prompt": 2}}
-
-    with scene.applied(agent="planner", resources=named) as recording:
-        scene.ask()
-
-    assert scene.prompts == ["two"]
-    ((step,),) = [path.transitions for path in recording.trajectories()]
-    assert version_in("planner/system_prompt", step) == 2
-    assert version_in("system_prompt", step) is None
 
 
 def test_canary_is_given_to_whole_rollouts(scene: Scene) -> None:
@@ -445,19 +425,11 @@ def test_rollout_ends_with_what_its_first_request_was_given(scene: Scene) -> Non
     assert str(held.given("any", None, {})["system_prompt"]) == "system_prompt@1"
 
 
-SWITCHES: dict[str, tuple[str, Callable[[], object]]] = {
-    "LIGHTNING_OTEL_APPLY": ("apply", capture.applied),
-    "LIGHTNING_OTEL_RETOKENIZATION_FIX": ("enable_retokenization_fix", capture.asks_for_ids),
-}
-
-
-@pytest.mark.parametrize("variable", SWITCHES)
 @pytest.mark.parametrize(
     ("value", "option", "is_on"),
     [("1", None, True), ("true", False, False), ("0", None, False), ("0", True, True)],
 )
 def test_environment_decides_where_no_option_does(
-    variable: str,
     value: str,
     option: bool | None,
     is_on: bool,
@@ -465,11 +437,15 @@ def test_environment_decides_where_no_option_does(
     scene: Scene,
 ) -> None:
     """What is named in the program goes before the environment."""
-    name, is_switched_on = SWITCHES[variable]
-    monkeypatch.setenv(variable, value)
+    scene.publish("system_prompt", BETTER)
+    monkeypatch.setenv("LIGHTNING_OTEL_APPLY", value)
+    monkeypatch.setenv("LIGHTNING_OTEL_RETOKENIZATION_FIX", value)
 
-    with auto_trace(store=scene.store, **{name: option}):  # type: ignore[arg-type]  # by name
-        assert bool(is_switched_on()) is is_on
+    with auto_trace(store=scene.store, apply=option, enable_retokenization_fix=option):
+        scene.ask()
+
+    assert (scene.prompts == [BETTER]) is is_on
+    assert ("return_token_ids" in (scene.server.log[0].request or {})) is is_on
 
 
 def test_state_elsewhere_is_named_by_the_environment(

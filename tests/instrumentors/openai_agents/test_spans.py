@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -318,79 +318,6 @@ def test_span_given_a_parent_stands_in_it(store: Store) -> None:
     }
     assert names["inner"].attributes[c.OPERATION_NAME] == "outer"
     assert names["beside"].name == names["current"].name == "invoke_workflow flow"
-
-
-@pytest.mark.parametrize("is_cancelled", [False, True])
-def test_stream_that_is_left_ends_its_spans(
-    is_cancelled: bool, store: Store, server: DemoServer, model: Any
-) -> None:
-    """Cancelled, or left after its first event; nothing stays open, nobody is left waiting."""
-    server.chunk_delay_s = 0.02
-
-    async def work() -> None:
-        asked = "hello, tell me much about everything"
-        result = agents.Runner.run_streamed(agents.Agent(name="a", model=model), asked)
-        async for event in result.stream_events():
-            with trace.get_tracer("the program").start_as_current_span("between"):
-                if event.type == "raw_response_event" and not is_cancelled:
-                    break
-                result.cancel()
-        result.run_loop_task.cancel()
-        await asyncio.wait([result.run_loop_task])
-
-    with auto_trace(store=store) as recording:
-        asyncio.run(work())
-
-    outline(recording)
-    assert {span.parent_span_id for span in spans_of(recording, "between")} == {recording.span_id}
-    for call in calls_of(recording):
-        assert is_cancelled or call.status == "ERROR" or call.attributes.get(c.ABANDONED)
-
-
-class Hostile:
-    """What a tool gives back at its worst."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def __str__(self) -> str:
-        self.asked += 1
-        return "hostile"
-
-    __repr__ = __str__
-
-
-def test_results_of_any_kind_are_held_safely(store: Store, model: Any) -> None:
-    """No code of the result's own runs for it, and nothing is drained."""
-    hostile, looped, drained = Hostile(), dict[str, Any](), list[int]()
-    looped["self"] = looped
-
-    def numbers() -> Iterator[int]:
-        drained.append(1)
-        yield 1
-
-    results = iter([hostile, looped, numbers(), "x" * 10_000_000])
-    fetch = agents.function_tool(lambda what: next(results), name_override="fetch")
-    agent = agent_of(model, tools=[fetch])
-    with auto_trace(store=store) as recording:
-        for _ in range(4):
-            asyncio.run(agents.Runner.run(agent, 'fetch "it"'))
-        results = iter(["\ud800"])  # which the client cannot send
-        with pytest.raises(UnicodeEncodeError):
-            asyncio.run(agents.Runner.run(agent, 'fetch "it"'))
-    outline(recording)
-
-    spans = spans_of(recording, "execute_tool fetch")
-    texts = [str(span.attributes[c.TOOL_RESULT]) for span in spans]
-    assert (texts[0], texts[2]) == ('"<Hostile>"', '"<generator>"')
-    assert texts[1] == '{"self":"<dict inside itself>"}'
-    assert 0 < len(texts[3]) < 8 << 20
-    assert (texts[4], calls_of(recording)[-1].status) == ("?", "ERROR")
-    assert not drained
-    traced, hostile.asked = hostile.asked, 0
-    results = iter([hostile])
-    asyncio.run(agents.Runner.run(agent, 'fetch "it"'))
-    assert hostile.asked == traced
 
 
 def test_setting_of_the_sdk_keeps_content_out(store: Store, model: Any) -> None:
