@@ -32,6 +32,7 @@ from lightning_otel.store.parquet import (
     SPILL,
     Origin,
     describe_file,
+    list_live_files,
     packing_connection,
     row_of,
 )
@@ -219,8 +220,8 @@ def list_missing_files(layout: Layout, manifest: Manifest) -> list[DataFile]:
 
 def list_readable_files(layout: Layout, manifest: Manifest) -> list[DataFile]:
     """Return live data files that are there and not known to be damaged."""
-    there = set(os.listdir(layout.data)) - list_excluded(layout)
-    return [file for file in manifest.live_files if file.name in there]
+    excluded = list_excluded(layout)
+    return [file for file in list_live_files(layout, manifest) if file.name not in excluded]
 
 
 def list_excluded(layout: Layout) -> frozenset[str]:

@@ -9,9 +9,6 @@ import pytest
 from lightning_otel import Store
 from lightning_otel.types import Span
 
-ENGINES = ("local", "settled", "memory", "http", "chdb", "clickhouse")
-"""An engine is added by a name here and a function in ``MAKERS``."""
-
 
 @dataclass
 class Held:
@@ -26,74 +23,30 @@ class Held:
     write: Callable[[Iterable[Span]], None]
 
 
-@pytest.fixture(params=ENGINES)
-def held(request: pytest.FixtureRequest) -> Held:
+@pytest.fixture(params=["local", "settled", "memory", "http", "chdb", "clickhouse"])
+def held(request: pytest.FixtureRequest, store: Store) -> Held:
     """An empty store of each engine in turn."""
-    return MAKERS[request.param](request)
-
-
-def _local(request: pytest.FixtureRequest) -> Held:
-    store = request.getfixturevalue("store")
-    store.writer()
-    return Held(store, store.add)
-
-
-def _settled(request: pytest.FixtureRequest) -> Held:
-    store = request.getfixturevalue("store")
+    database = f"db{abs(hash(request.node.nodeid))}"
+    if request.param == "memory":
+        store = Store(":memory:")
+    elif request.param == "http":
+        pytest.importorskip("starlette")
+    elif request.param in ("chdb", "clickhouse"):
+        pytest.importorskip("chdb")
+        pytest.importorskip("clickhouse_connect")
+        folder: Path = request.getfixturevalue("chdb_folder")
+        store = Store(f"clickhouse+chdb://{folder}?database={database}")
+        if request.param == "clickhouse":
+            port = request.getfixturevalue("clickhouse_port")
+            store = Store(f"clickhouse://someone:secret@127.0.0.1:{port}/{database}")
+    store.add([])  # the table is made with the first spans, even none
 
     def write(spans: Iterable[Span]) -> None:
         store.add(spans)
-        store.writer().seal()
-        store.settle()
+        if request.param == "settled":
+            store.writer().seal()
+            store.settle()
 
-    store.writer()
-    return Held(store, write)
-
-
-def _memory(request: pytest.FixtureRequest) -> Held:
-    store = Store(":memory:")
-    return Held(store, store.add)
-
-
-def _http(request: pytest.FixtureRequest) -> Held:
     # What came by OTLP lies in the server's own store; how it gets there is tested with it.
-    pytest.importorskip("starlette")
-    behind = request.getfixturevalue("store")
-    behind.writer()
-    return Held(Store(request.getfixturevalue("served")(behind)), behind.add)
-
-
-def _chdb(request: pytest.FixtureRequest) -> Held:
-    return _loaded(Store(f"clickhouse+chdb://{_engine(request)}?database={_name(request)}"))
-
-
-def _clickhouse(request: pytest.FixtureRequest) -> Held:
-    _engine(request)
-    port = request.getfixturevalue("clickhouse_port")
-    return _loaded(Store(f"clickhouse://someone:secret@127.0.0.1:{port}/{_name(request)}"))
-
-
-def _engine(request: pytest.FixtureRequest) -> Path:
-    pytest.importorskip("chdb")
-    pytest.importorskip("clickhouse_connect")
-    folder: Path = request.getfixturevalue("chdb_folder")
-    return folder
-
-
-def _name(request: pytest.FixtureRequest) -> str:
-    return f"db{abs(hash(request.node.nodeid))}"
-
-
-def _loaded(store: Store) -> Held:
-    store.add([])  # the table is made with the first spans, even none
-    return Held(store, store.add)
-
-
-MAKERS: dict[str, Callable[[pytest.FixtureRequest], Held]] = {
-    "local": _local,
-    "settled": _settled,
-    "memory": _memory,
-    "http": _http,
-    "chdb": _chdb,
-    "clickhouse": _clickhouse,
-}
+    url = request.getfixturevalue("served")(store) if request.param == "http" else ""
+    return Held(Store(url) if url else store, write)
