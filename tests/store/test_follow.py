@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
@@ -436,44 +435,31 @@ def test_follow_survives_kills(store: Store, layout: Layout, tmp_path: Path, at_
 
 @pytest.mark.pain(23)
 def test_follow_reads_little_of_what_it_knows(
-    store: Store,
-    layout: Layout,
-    make_span: MakeSpan,
-    monkeypatch: pytest.MonkeyPatch,
-    at_once: None,
-    write: Write,
+    store: Store, layout: Layout, make_span: MakeSpan, at_once: None, write: Write
 ) -> None:
-    """A file whose spans are delivered is looked into once, under whichever name it comes."""
-    from lightning_otel.store import sql
-
-    looked: list[Any] = []
-    real = sql.new_connection
-
-    def counting(*args: Any) -> Any:
-        looked.append(args)
-        return real(*args)
-
+    """A file whose spans are delivered is not looked into again: nobody finds it damaged."""
     write([make_span()])
     settle(layout)
-    monkeypatch.setattr(sql, "new_connection", counting)
+    (file,) = layout.read_manifest().live_files
     with store.follow("trainer") as follower:
-        for _ in range(3):
-            follower.batch()
-    with store.follow("trainer") as follower:
-        follower.batch()
-
-    assert len(looked) == 1
-
-
-def test_position_is_small(store: Store, layout: Layout, make_span: MakeSpan, write: Write) -> None:
-    """A position grows by some twenty bytes a span."""
-    write([make_span() for _ in range(5_000)])
-
-    with store.follow("trainer") as follower:
-        while follower.batch(1_000):
+        while not follower.batch():
             pass
-        count = follower.count()
+        (layout.data / file.name).write_bytes(b"damaged")
+        assert [follower.batch() for _ in range(3)] == [[], [], []]
+    with store.follow("trainer") as follower:
+        assert follower.batch() == []
 
-    size = (layout.root / "followers" / "trainer.position").stat().st_size
-    assert count == 5_000
-    assert size < 30 * 5_000 + 30_000
+    assert (layout.data / file.name).read_bytes() == b"damaged"
+
+
+def test_follow_gives_what_came_since_the_last_batch(
+    store: Store, make_span: MakeSpan, write: Write
+) -> None:
+    """Also where that one took the last span of its pass."""
+    write([make_span(name=name) for name in "ab"])
+    with store.follow("trainer") as follower:
+        first = names(follower.batch(2))
+        write([make_span(name="c")])
+        second = names(follower.batch())
+
+    assert (first, second) == (["a", "b"], ["c"])

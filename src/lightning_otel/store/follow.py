@@ -219,12 +219,15 @@ class Follower:
 
     def _fill_queue(self) -> bool:
         """Read on until there is a span to hand out; False at the end of all there is now."""
+        is_anew = False
         while not self._queue:
             found = next(self._scan, None)
-            if found is None:
-                self._scan = self._arrivals.read()
+            if found is not None:
+                self._queue.extend(self._select_new(found))
+            elif is_anew:
                 return False
-            self._queue.extend(self._select_new(found))
+            else:  # what came since that pass began is there now, too
+                self._scan, is_anew = self._arrivals.read(), True
         return True
 
     def _select_new(self, found: list[Ended]) -> Iterator[Ended]:

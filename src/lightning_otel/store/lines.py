@@ -4,18 +4,18 @@ import hashlib
 import zlib
 from collections.abc import Mapping
 from math import isfinite
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from lightning_otel import conventions as c
-from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS, Record, record_of
+from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS, Record, fill_columns
 from lightning_otel.values import (
     json_text,
     make_attributes_plain,
     name_text,
     repair_text,
-    text_or_none,
     time_of,
     write_json,
 )
@@ -34,6 +34,7 @@ _CHECK_BYTES: Final = len(_CHECK) + len('00000000"}')
 _SIMPLE: Final = frozenset({str, int, bool})
 _MOST_SIMPLE: Final = 128
 """Attributes, as the SDK limits them; the texts of more are summed up before they are written."""
+NO_BODY: Final[Mapping[str, str]] = MappingProxyType({})
 _Text = tuple[dict[str, Any], str, str, str]
 """Where a text stands, under which key, how the note on what was cut calls it, and the text."""
 
@@ -59,80 +60,61 @@ def identity_of(span: "ReadableSpan", process: str, sequence: int) -> Record:
     }
 
 
-def start_record(
-    identity: Record, span: "ReadableSpan", otel_resource: object, stamps: Mapping[str, Any]
+def record_of(
+    span: "ReadableSpan",
+    identity: Record,
+    otel_resource: object,
+    stamps: Mapping[str, Any],
+    body: Mapping[str, str] = NO_BODY,
+    end_sequence: int = -1,
 ) -> Record:
-    """Return the record of a span that just started; as :func:`end_record`."""
-    attributes = {**stamps, **copied(span.attributes)}
-    get = attributes.get
-    return {
+    """Return the record of a span of the SDK.
+
+    Args:
+        span: The span.
+        identity: Its :func:`identity_of` at the start.
+        otel_resource: Its resource's attributes as JSON.
+        stamps: Attributes for the record alone, where the span has none of that name.
+        body: Content that is kept beside it.
+        end_sequence: Position of its end in the process; -1 of a span that just started.
+    """
+    record = {
         "record": "start",
         **identity,
         "name": name_text(span.name),
         "end_ns": None,
         "status": "UNSET",
         "status_message": "",
-        "end_sequence": -1,
-        "operation": text_or_none(get(c.OPERATION)),
-        "agent": text_or_none(get(c.AGENT_NAME)),
-        "model": text_or_none(get(c.REQUEST_MODEL)),
-        "rollout_id": text_or_none(get(c.ROLLOUT_ID)),
-        "attempt_id": text_or_none(get(c.ATTEMPT_ID)),
-        "attributes": attributes,
+        "end_sequence": end_sequence,
+        "attributes": {**stamps, **copied(span.attributes), **body},
         "events": [],
         "otel_resource": otel_resource,
     }
-
-
-def end_record(
-    identity: Record,
-    span: "ReadableSpan",
-    otel_resource: object,
-    stamps: Mapping[str, Any],
-    body: Mapping[str, str],
-    end_sequence: int,
-) -> Record:
-    """Return the record of an ended span.
-
-    Args:
-        identity: Its :func:`identity_of` at the start.
-        span: The span.
-        otel_resource: Its resource's attributes as JSON.
-        stamps: Attributes for the record alone, where the span has none of that name.
-        body: Content that is kept beside it.
-        end_sequence: Position of its end in the process.
-    """
-    status = span.status
-    attributes = {**stamps, **copied(span.attributes)}
-    if span.dropped_attributes or span.dropped_events or span.dropped_links:
-        attributes[c.CUT] = json_text(_dropped_by_sdk(span))
-    return record_of(
-        identity,
-        name=span.name,
-        end_ns=span.end_time or 0,
-        status=status.status_code._name_,
-        status_message=status.description or "",
-        attributes=attributes,
-        events=[
+    if end_sequence >= 0:
+        status = span.status
+        record["record"] = "span"
+        record["end_ns"] = time_of(span.end_time or 0)
+        record["status"] = status.status_code._name_
+        record["status_message"] = name_text(status.description or "")
+        if span.dropped_attributes or span.dropped_events or span.dropped_links:
+            record["attributes"][c.CUT] = json_text(_dropped_by_sdk(span))
+        record["events"] = [
             {
                 "name": name_text(event.name),
                 "time_ns": time_of(event.timestamp),
                 "attributes": copied(event.attributes),
             }
             for event in span.events
-        ],
-        links=[
+        ]
+        record["links"] = [
             {
                 "trace_id": f"{link.context.trace_id:032x}",
                 "span_id": f"{link.context.span_id:016x}",
                 "attributes": copied(link.attributes),
             }
             for link in span.links
-        ],
-        end_sequence=end_sequence,
-        otel_resource=otel_resource,
-        body=body,
-    )
+        ]
+    return fill_columns(record)
 
 
 def copied(attributes: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ a foreign convention they hold what its reader makes of them. Nothing in here im
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -84,30 +83,16 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 Record = dict[str, Any]
 
 
-def record_of(
-    identity: Mapping[str, Any],
-    *,
-    name: Any,
-    end_ns: Any,
-    status: str,
-    status_message: Any,
-    attributes: dict[str, Any],
-    events: list[Record],
-    links: list[Record],
-    end_sequence: int,
-    otel_resource: Any,
-    body: Mapping[str, str] = MappingProxyType({}),
-) -> Record:
-    """Return the columns of one span; ``attributes`` is consumed.
+def fill_columns(record: Record) -> Record:
+    """Give a record its hot columns, and have message bodies stand in columns of their own.
 
-    A hot column of the wrong type stays empty: DuckDB would step over the whole line. ``identity``
-    holds the columns that stay as they are from the span's start to its end. What may hold values
-    of any kind stands last.
+    A hot column of the wrong type stays empty: DuckDB would step over the whole line.
     """
-    known: Mapping[str, Any] = attributes
-    if identity["scope"] != c.SCOPE:
-        resource = otel_resource if isinstance(otel_resource, Mapping) else {}
-        known = readers.summary(name, identity["scope"], attributes, resource)
+    attributes = known = record["attributes"]
+    if record["scope"] != c.SCOPE:
+        resource = record["otel_resource"]
+        resource = resource if isinstance(resource, Mapping) else {}
+        known = readers.summary(record["name"], record["scope"], attributes, resource)
     get = known.get
     texts = [
         get(c.OPERATION), get(c.AGENT_NAME), get(c.PROVIDER), get(c.RESPONSE_ID),
@@ -116,36 +101,21 @@ def record_of(
     if not _TEXTS.issuperset(map(type, texts)):
         texts = list(map(text_or_none, texts))
     operation, agent, provider, response_id, rollout_id, attempt_id, model, requested = texts
-    record: Record = {
-        "record": "span",
-        **identity,
-        "name": name_text(name),
-        "end_ns": None if end_ns is None else time_of(end_ns),
-        "status": status,
-        "status_message": name_text(status_message),
-        "end_sequence": end_sequence,
-        "operation": operation,
-        "agent": agent,
-        "provider": provider,
-        "model": model or requested,
-        "response_id": response_id,
-        "input_tokens": _read_integer(get(c.INPUT_TOKENS)),
-        "output_tokens": _read_integer(get(c.OUTPUT_TOKENS)),
-        "rollout_id": rollout_id or None,
-        "attempt_id": attempt_id or None,
-        "reward": _read_number(get(c.REWARD_VALUE)),
-    }
-    if body:
-        attributes.update(body)
+    record["operation"] = operation
+    record["agent"] = agent
+    record["provider"] = provider
+    record["model"] = model or requested
+    record["response_id"] = response_id
+    record["input_tokens"] = _read_integer(get(c.INPUT_TOKENS))
+    record["output_tokens"] = _read_integer(get(c.OUTPUT_TOKENS))
+    record["rollout_id"] = rollout_id or None
+    record["attempt_id"] = attempt_id or None
+    record["reward"] = _read_number(get(c.REWARD_VALUE))
     if not _BODY_KEYS.isdisjoint(attributes):
         for column, key in BODY_COLUMNS.items():
             # On the span of a foreign shape, it stays where any shape can be.
             if type(attributes.get(key)) is str:
                 record[column] = attributes.pop(key)
-    record["attributes"] = attributes
-    record["events"] = events
-    record["links"] = links
-    record["otel_resource"] = otel_resource
     return record
 
 
@@ -199,7 +169,8 @@ def span_of(record: Mapping[str, Any]) -> Span:
 
 def record_of_span(span: Span) -> Record:
     """The record of a span of ours: the inverse of :func:`span_of`."""
-    identity = {
+    return fill_columns({
+        "record": "span",
         "trace_id": span.trace_id,
         "span_id": span.span_id,
         "parent_span_id": span.parent_span_id,
@@ -208,29 +179,23 @@ def record_of_span(span: Span) -> Record:
         "scope": name_text(span.scope),
         "process": span.process,
         "sequence": span.sequence,
-    }
-    return record_of(
-        identity,
-        name=span.name,
-        end_ns=span.end_ns,
-        status=span.status,
-        status_message=span.status_message,
-        attributes=dict(span.attributes),
-        events=[
-            {"name": event.name, "time_ns": event.time_ns, "attributes": dict(event.attributes)}
-            for event in span.events
+        "name": name_text(span.name),
+        "end_ns": None if span.end_ns is None else time_of(span.end_ns),
+        "status": span.status,
+        "status_message": name_text(span.status_message),
+        "end_sequence": span.end_sequence,
+        "attributes": dict(span.attributes),
+        "events": [
+            {"name": each.name, "time_ns": each.time_ns, "attributes": dict(each.attributes)}
+            for each in span.events
         ],
-        links=[
-            {
-                "trace_id": link.trace_id,
-                "span_id": link.span_id,
-                "attributes": dict(link.attributes),
-            }
-            for link in span.links
+        "links": [
+            {"trace_id": each.trace_id, "span_id": each.span_id,
+             "attributes": dict(each.attributes)}
+            for each in span.links
         ],
-        end_sequence=span.end_sequence,
-        otel_resource=dict(span.otel_resource),
-    )
+        "otel_resource": dict(span.otel_resource),
+    })  # fmt: skip
 
 
 def _read_object(value: Any) -> dict[str, Any]:

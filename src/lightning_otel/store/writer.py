@@ -23,11 +23,10 @@ from lightning_otel.store.journal import CHUNK_BYTES, Journal
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import (
     control_line,
-    end_record,
     identity_of,
     line_of,
     parsed,
-    start_record,
+    record_of,
 )
 from lightning_otel.store.schema import Record, record_of_span
 from lightning_otel.store.transforms import (
@@ -111,7 +110,8 @@ class SpanWriter(Journal):
         # Before all else: whatever comes, the end is ours.
         begun = self._open[ids] = _OpenSpan(sequence, stamps, time.monotonic_ns())
         begun.identity = identity_of(span, self.process, sequence)
-        record: Record | None = start_record(begun.identity, span, self._resource_of(span), stamps)
+        resource = self._resource_of(span)
+        record: Record | None = record_of(span, begun.identity, resource, stamps)
         if record and (transforms or everywhere):
             record, _ = transformed(record, transforms)
         if record:
@@ -224,7 +224,7 @@ class SpanWriter(Journal):
         try:
             identity = begun.identity or identity_of(span, self.process, begun.sequence)
             resource, number = self._resource_of(span), self._next()
-            record = end_record(identity, span, resource, begun.stamps, body, number)
+            record = record_of(span, identity, resource, begun.stamps, body, number)
             if begun.began_ns is not None and record["end_ns"] < record["start_ns"]:
                 # The wall clock was set back meanwhile.
                 record["end_ns"] = record["start_ns"] + time.monotonic_ns() - begun.began_ns
