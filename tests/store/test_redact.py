@@ -155,9 +155,16 @@ def _tell(child: "subprocess.Popen[str]") -> None:
 def test_process_that_writes_on_closes_its_segment_for_it(
     store: Store, layout: Layout, living: Callable[[str], "subprocess.Popen[str]"]
 ) -> None:
-    """With a span open, and without losing, doubling or breaking off anything it writes."""
-    child = living("busy")
+    """With a span open, and without losing, doubling or breaking off anything it writes.
 
+    It is not asked for anything if there is nothing of it in there.
+    """
+    child = living("busy")
+    before = [path.name for path in layout.segments()]
+
+    other = store.redact(patterns=["nowhere"], wait_s=5)
+    untouched = [path.name for path in layout.segments()]
+    modes = {path.stat().st_mode & 0o777 for path in layout.segments()}
     done = store.redact(patterns=[PATTERN], wait_s=20)
     is_alive = child.poll() is None
     held = _stored(layout)
@@ -165,6 +172,7 @@ def test_process_that_writes_on_closes_its_segment_for_it(
     _tell(child)
     child.wait(20)
 
+    assert (other.spans, other.open_spans, untouched, modes) == (0, 0, before, {0o600})
     assert (done.spans, done.open_spans, done.is_gone) == (1, 0, True)
     assert is_alive
     assert WHO not in held
@@ -182,36 +190,19 @@ def test_process_that_is_idle_is_counted_and_closes_it_with_its_next_line(
     child = living("idle")
     assert child.stdout is not None
 
-    first = store.redact(patterns=[PATTERN], wait_s=5)
+    found = [store.redact(patterns=[PATTERN], wait_s=5)]
     _tell(child)
     assert child.stdout.readline() == "more\n"
-    second = store.redact(patterns=[PATTERN], wait_s=20)
-
-    assert (first.spans, first.open_spans) == (0, 1)
-    assert (second.spans, second.open_spans, child.poll()) == (1, 0, None)
+    found.append(store.redact(patterns=[PATTERN], wait_s=20))
+    assert child.poll() is None
     assert WHO not in _stored(layout)
-
     other = living("idle")
     other.kill()
     other.wait(20)
-    third = store.redact(patterns=[PATTERN], wait_s=20)
+    found.append(store.redact(patterns=[PATTERN], wait_s=20))
 
-    assert (third.spans, third.open_spans) == (1, 0)
+    assert [(each.spans, each.open_spans) for each in found] == [(0, 1), (1, 0), (1, 0)]
     assert WHO not in _stored(layout)
-
-
-def test_process_of_a_segment_without_it_is_left_alone(
-    store: Store, layout: Layout, living: Callable[[str], "subprocess.Popen[str]"]
-) -> None:
-    """It is not asked for anything, and nobody waits for it."""
-    living("busy")
-    before = [path.name for path in layout.segments()]
-
-    done = store.redact(patterns=["nowhere"], wait_s=5)
-
-    assert (done.spans, done.open_spans) == (0, 0)
-    assert [path.name for path in layout.segments()] == before
-    assert {path.stat().st_mode & 0o777 for path in layout.segments()} == {0o600}
 
 
 def test_own_segment_is_reached_with_spans_open(store: Store, layout: Layout) -> None:

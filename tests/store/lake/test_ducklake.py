@@ -17,6 +17,7 @@ from lightning_otel.store.source import Selection
 from lightning_otel.types import Span
 
 Spans = Callable[..., list[Span]]
+DAY_NS = 86_400_000_000_000
 
 
 def published(path: Path, lake: str, spans: list[Span]) -> Store:
@@ -34,7 +35,7 @@ def test_spans_published_by_two_machines_appear_once(
     """Of spans with one id the first published wins, by whichever way they are read."""
     published(tmp_path / "one", lake, make_spans(30))
     published(tmp_path / "two", lake, [*make_spans(60, name="late"), *make_spans(3, machine="b")])
-    there = Store(lake)
+    there, (span,) = Store(lake), make_spans(1)
     trace = make_spans(1)[0].trace_id
 
     names = {span.span_id: span.name for span in there.spans()}
@@ -47,24 +48,17 @@ def test_spans_published_by_two_machines_appear_once(
     assert len([*there.transitions()]) == 21
     assert [*there.sql("SELECT count(*) AS n FROM calls")] == [{"n": 21}]
 
-
-def test_spans_with_one_id_long_apart_are_two(lake: str, make_spans: Spans, tmp_path: Path) -> None:
-    """As in a local store an id that comes again days later is another span."""
-    day_ns = 86_400_000_000_000
-    (span,) = make_spans(1)
-    published(tmp_path / "one", lake, [span])
-    (later,) = make_spans(1, start_ns=span.start_ns + 3 * day_ns, end_ns=span.end_ns + 3 * day_ns)
-    published(tmp_path / "two", lake, [later])
-
-    assert len([*Store(lake).spans()]) == 2
-    assert len([*Store(lake).spans(trace_id=span.trace_id)]) == 2
+    # As in a local store an id that comes again days later is another span.
+    (later,) = make_spans(1, start_ns=span.start_ns + 3 * DAY_NS, end_ns=span.end_ns)
+    published(tmp_path / "one", lake, [later])
+    assert len([*there.spans()]) == 64
+    assert len([*there.spans(trace_id=trace)]) == 4
 
 
 def test_selection_leaves_out_whole_files(lake: str, make_spans: Spans, tmp_path: Path) -> None:
     """A trace, and a time, are looked for only in the files that may hold them."""
-    day_ns = 10**9 * 86_400
     first = make_spans(30)
-    second = make_spans(30, machine="b", start_ns=10 * day_ns, end_ns=10 * day_ns + 1)
+    second = make_spans(30, machine="b", start_ns=10 * DAY_NS, end_ns=10 * DAY_NS + 1)
     published(tmp_path / "one", lake, first)
     published(tmp_path / "two", lake, second)
     source = Store(lake).source
@@ -76,10 +70,10 @@ def test_selection_leaves_out_whole_files(lake: str, make_spans: Spans, tmp_path
         return sum(map(int, re.findall(r"Total Files Read: (\d+)", plan)))
 
     assert files_read(Selection(since_ns=0)) == 2
-    assert files_read(Selection(since_ns=9 * day_ns)) == 1
+    assert files_read(Selection(since_ns=9 * DAY_NS)) == 1
     assert files_read(Selection(trace_ids=[first[0].trace_id])) == 1
     assert len([*source.fetch(Selection(trace_ids=[first[0].trace_id])).dicts()]) == 3
-    assert len([*source.fetch(Selection(since_ns=9 * day_ns)).dicts()]) == 30
+    assert len([*source.fetch(Selection(since_ns=9 * DAY_NS)).dicts()]) == 30
 
 
 def test_connection_sees_one_snapshot(lake: str, make_spans: Spans, tmp_path: Path) -> None:
@@ -102,9 +96,8 @@ def test_lake_that_is_not_there_is_missing(
     with pytest.raises(StoreMissingError, match="lightning-otel publish"):
         Store(lake).connect()
 
-    assert (
-        postgres.run("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", database) == "0"
-    )
+    tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+    assert postgres.run(tables, database) == "0"
 
 
 def test_lake_of_a_newer_version_is_refused(
