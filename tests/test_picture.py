@@ -195,14 +195,6 @@ def test_nothing_recorded_is_a_picture_too() -> None:
     parsed(picture(outline([Span("t", "s", None, "n", 5, 5)])))
 
 
-def test_both_schemes_are_styled() -> None:
-    """Light is the default, dark where the reader's screen is; both have their own ground."""
-    svg = picture(outline([]))
-
-    assert "prefers-color-scheme:dark" in svg
-    assert svg.count("svg.lo .bg{fill:") == 2
-
-
 def test_text_is_cut_by_its_width() -> None:
     """Wide characters take two cells, marks on others none; an ellipsis says that it was cut."""
     assert safe("日本語", 5) == "日本…"

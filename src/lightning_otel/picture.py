@@ -3,7 +3,7 @@
 Whatever is drawn is escaped: there is no script, link, style or handler in it but what stands here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from lightning_otel import conventions as c
@@ -42,16 +42,6 @@ svg.lo .b5{fill:#9e6a03}}
 """
 
 
-def picture(found: Outline, *, limit: int = 120) -> str:
-    """The tree of spans over time as SVG: steps by number, and an arrow from each reward to its.
-
-    Args:
-        found: What to draw.
-        limit: How many spans at most; what is left out is said where it would stand.
-    """
-    return "".join(_Picture(found, limit).drawn())
-
-
 class _Bar(NamedTuple):
     """The place of a node in the picture."""
 
@@ -61,82 +51,41 @@ class _Bar(NamedTuple):
     is_late: bool
 
 
+def picture(found: Outline, *, limit: int = 120) -> str:
+    """Return the tree of spans over time as SVG: steps by number, arrows from rewards to theirs.
+
+    Args:
+        found: What to draw.
+        limit: How many spans at most; what is left out is said where it would stand.
+    """
+    return "".join(_Picture(found, limit).draw())
+
+
 class _Picture:
     """One picture while it is drawn."""
 
     def __init__(self, found: Outline, limit: int) -> None:
         self._found = found
-        self._nodes = found.nodes
-        self._labels = found.labels()
-        self._causes = found.causes()
-        self._paths = [(each.attempt_id, each.agent, each.branch) for each in found.trajectories]
-        self._colours = {path: rank % _COLOURS for rank, path in enumerate(self._paths)}
-        is_shown = salient(found.nodes, limit)
+        self._nodes = nodes = found.nodes
+        self._labels, self._causes = found.labels(), found.causes()
+        paths = [(each.attempt_id, each.agent, each.branch) for each in found.trajectories]
+        self._colours = {path: rank % _COLOURS for rank, path in enumerate(paths)}
+        is_shown = salient(nodes, limit)
         self._shown = sum(is_shown)
-        self._rows = list(_list_rows(children_of(found.nodes, is_shown)))
-        self._places = {
-            item: row for row, (item, _) in enumerate(self._rows) if isinstance(item, int)
-        }
-        times = [(n.span.start_ns, n.span.end_ns or 0) for n in found.nodes if n.kind != "reward"]
-        times = times or [(n.span.start_ns, n.span.end_ns or 0) for n in found.nodes]
+        times = [(n.span.start_ns, n.span.end_ns or 0) for n in nodes if n.kind != "reward"]
+        times = times or [(n.span.start_ns, n.span.end_ns or 0) for n in nodes]
         self._start_ns = min((start for start, _ in times), default=0)
         self._end_ns = max((max(pair) for pair in times), default=0)
-        self._bars = {
-            item: self._place_bar(self._nodes[item], row)
-            for row, (item, _) in enumerate(self._rows)
-            if isinstance(item, int)
-        }
-
-    def drawn(self) -> Iterator[str]:
-        """The parts of the SVG, in order."""
-        legend = self._legend_items()
-        foot = _TOP + len(self._rows) * _ROW + 8
-        height = foot + 20 * len(legend) + 10
-        yield (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="lo" role="img" width="{_WIDTH}" '
-            f'height="{height}" viewBox="0 0 {_WIDTH} {height}" '
-            f'style="max-width:100%;height:auto"><style>{_STYLE}</style>'
-        )
-        yield f"<title>{safe(self._title_text(), 200)}</title>"
-        yield f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="6"/>'
-        yield svg_text(14, 20, self._title_text(), "big", 130)
-        yield from self._draw_scale(foot)
-        for row, (item, depth) in enumerate(self._rows):
-            yield from self._draw_row(row, item, depth)
-        for item, _ in self._rows:
+        children = children_of(nodes, is_shown)
+        self._rows: list[tuple[int | Gap, int]] = []
+        self._bars: dict[int, _Bar] = {}
+        stack: list[tuple[int | Gap, int]] = [(item, 0) for item in reversed(children.get(-1, ()))]
+        while stack:
+            item, depth = stack.pop()
             if isinstance(item, int):
-                yield from self._draw_arrows(item)
-        for line, (words, style) in enumerate(legend):
-            y = foot + 14 + 20 * line
-            if style.startswith("b"):
-                yield f'<circle class="{style}" cx="20" cy="{y - 4}" r="6"/>'
-            yield svg_text(34 if style.startswith("b") else 14, y, words, "dim", 140)
-        yield "</svg>"
-
-    def _title_text(self) -> str:
-        report = self._found.report
-        ids = dict.fromkeys(node.span.rollout_id for node in self._nodes)
-        named = ", ".join([*ids][:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
-        return (
-            f"{named or 'nothing recorded'} · {count_noun(len(self._nodes), 'span')} · "
-            f"{count_noun(report.transitions, 'step')} · "
-            f"{report.rewards_placed:,} of {count_noun(report.rewards, 'reward')} credited"
-        )
-
-    def _legend_items(self) -> list[tuple[str, str]]:
-        """List the colours' meanings, and what is not in the picture."""
-        found: list[tuple[str, str]] = []
-        if len(self._paths) > 1:
-            for path in self._found.trajectories[:_LEGEND]:
-                key = (path.attempt_id, path.agent, path.branch)
-                cause = "" if path.cause == "start" else f" ({path.cause.replace('_', ' ')})"
-                words = f"{path.agent or 'nobody named'}, branch {path.branch}{cause}"
-                found.append((words, f"b{self._colours[key]}"))
-            if len(self._paths) > _LEGEND:
-                found.append((f"and {len(self._paths) - _LEGEND:,} more branches", "dim"))
-        if self._shown < len(self._nodes):
-            found.append((f"{self._shown:,} of {len(self._nodes):,} spans are drawn", "dim"))
-        return found
+                self._bars[item] = self._place_bar(nodes[item], len(self._rows))
+                stack += [(child, depth + 1) for child in reversed(children.get(item, ()))]
+            self._rows.append((item, depth))
 
     def _x_of(self, time_ns: int) -> float:
         length = max(1, self._end_ns - self._start_ns)
@@ -151,77 +100,116 @@ class _Picture:
         is_late = node.kind == "reward" and span.start_ns > self._end_ns + slack
         return _Bar(start, max(start + 2, end), _TOP + row * _ROW + _ROW / 2, is_late)
 
-    def _draw_scale(self, foot: int) -> Iterator[str]:
-        """Times along the top, from the first start on."""
+    def draw(self) -> Iterator[str]:
+        """Yield the parts of the SVG, in order."""
+        legend = self._legend_items()
+        foot = _TOP + len(self._rows) * _ROW + 8
+        height = foot + 20 * len(legend) + 10
+        report = self._found.report
+        ids = list(dict.fromkeys(node.span.rollout_id for node in self._nodes))
+        named = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+        title = (
+            f"{named or 'nothing recorded'} · {count_noun(len(self._nodes), 'span')} · "
+            f"{count_noun(report.transitions, 'step')} · "
+            f"{report.rewards_placed:,} of {count_noun(report.rewards, 'reward')} credited"
+        )
+        yield (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="lo" role="img" width="{_WIDTH}" '
+            f'height="{height}" viewBox="0 0 {_WIDTH} {height}" '
+            f'style="max-width:100%;height:auto"><style>{_STYLE}</style>'
+            f"<title>{safe(title, 200)}</title>"
+            f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="6"/>'
+        )
+        yield svg_text(14, 20, title, "big", 130)
         length = self._end_ns - self._start_ns
-        if length <= 0:
-            return
-        for quarter in range(5):
-            time_ns = self._start_ns + length * quarter // 4
-            x = self._x_of(time_ns)
+        for quarter in range(5) if length > 0 else ():
+            x = self._x_of(self._start_ns + length * quarter // 4)
+            told = _duration_text(length * quarter // 4)
             yield f'<path class="line" d="M{x:.1f} {_TOP - 6}V{foot - 4}" stroke-dasharray="2 4"/>'
-            yield svg_text(
-                x, _TOP - 12, _duration_text(length * quarter // 4), "dim", 12, anchor="middle"
-            )
+            yield svg_text(x, _TOP - 12, told, "dim", 12, anchor="middle")
+        for row, (item, depth) in enumerate(self._rows):
+            y, x = _TOP + row * _ROW + _ROW / 2, 14 + min(depth, _DEEPEST) * _INDENT
+            if isinstance(item, Gap):
+                yield svg_text(x, y + 4, item.told(), "dim", int((_NAMES - x) / _CELL) + 60)
+            else:
+                yield from self._draw_node(item, depth, x, y)
+        for item, bar in self._bars.items():
+            for target in self._nodes[item].credited:
+                if target in self._bars:
+                    yield _draw_arrow(bar, self._bars[target], _half_width(self._nodes[target]))
+        for line, (words, style) in enumerate(legend):
+            y = foot + 14 + 20 * line
+            if style.startswith("b"):
+                yield f'<circle class="{style}" cx="20" cy="{y - 4}" r="6"/>'
+            yield svg_text(34 if style.startswith("b") else 14, y, words, "dim", 140)
+        yield "</svg>"
 
-    def _draw_row(self, row: int, item: int | Gap, depth: int) -> Iterator[str]:
-        y = _TOP + row * _ROW + _ROW / 2
-        x = 14 + min(depth, _DEEPEST) * _INDENT
-        cells = int((_NAMES - x) / _CELL)
-        if isinstance(item, Gap):
-            yield svg_text(x, y + 4, item.told(), "dim", cells + 60)
-            return
+    def _legend_items(self) -> list[tuple[str, str]]:
+        """List the colours' meanings, and what is not in the picture."""
+        found: list[tuple[str, str]] = []
+        paths = self._found.trajectories
+        for path in paths[:_LEGEND] if len(paths) > 1 else ():
+            cause = "" if path.cause == "start" else f" ({path.cause.replace('_', ' ')})"
+            words = f"{path.agent or 'nobody named'}, branch {path.branch}{cause}"
+            found.append((words, f"b{self._colours[path.attempt_id, path.agent, path.branch]}"))
+        if len(paths) > _LEGEND:
+            found.append((f"and {len(paths) - _LEGEND:,} more branches", "dim"))
+        if self._shown < len(self._nodes):
+            found.append((f"{self._shown:,} of {len(self._nodes):,} spans are drawn", "dim"))
+        return found
+
+    def _draw_node(self, item: int, depth: int, x: float, y: float) -> Iterator[str]:
+        """Draw a line to the parent's name, the name, and a span's bar or a reward's diamond."""
         node, bar = self._nodes[item], self._bars[item]
-        yield from self._draw_elbow(node, x, y)
-        mark = f"{'· ' * (depth > _DEEPEST)}"
+        span, label, above = node.span, self._labels[item], self._bars.get(node.parent)
+        if node.depth and above is not None and node.depth <= _DEEPEST:
+            left, top = x - _INDENT + 4, above.middle + _ROW / 2 - 4
+            yield f'<path class="line" d="M{left:.0f} {top:.0f}V{y:.0f}H{x - 3:.0f}"/>'
+        named = span.attributes.get(c.OPERATION_NAME) or span.attributes.get(c.MARK_NAME)
+        if node.kind == "agent" and node.agent not in span.name:
+            named = node.agent
+        name = " ".join(str(word) for word in (label, span.name, named) if word)
+        if node.kind == "rollout":
+            name = f"rollout {named or span.rollout_id}"
+        elif node.kind == "reward":
+            name = f"reward {_reward_text(node)}"
         style = "dim" if node.kind == "work" else ""
-        yield svg_text(x, y + 4, mark + _name_text(node, self._labels[item]), style, cells)
-        yield f"<g><title>{safe(self._tooltip_text(item), 600)}</title>"
-        if node.kind == "reward":
-            yield from self._draw_diamond(node, bar)
-        else:
-            yield from self._draw_block(item, node, bar)
+        cells = int((_NAMES - x) / _CELL)
+        yield svg_text(x, y + 4, f"{'· ' * (depth > _DEEPEST)}{name}", style, cells)
+        lasted = "" if span.end_ns is None else _duration_text(span.end_ns - span.start_ns)
+        told = (span.name, label, lasted, span.status_message, f"span {span.span_id}")
+        yield f"<g><title>{safe(' · '.join(filter(None, told)), 600)}</title>"
+        yield from (
+            self._draw_diamond(node, bar) if node.kind == "reward" else self._draw_bar(node, bar)
+        )
         yield "</g>"
 
-    def _draw_elbow(self, node: Node, x: float, y: float) -> Iterator[str]:
-        """The line to the parent's name."""
-        above = self._places.get(node.parent)
-        if node.depth == 0 or above is None or node.depth > _DEEPEST:
-            return
-        left = x - _INDENT + 4
-        top = _TOP + above * _ROW + _ROW - 4
-        yield f'<path class="line" d="M{left:.0f} {top:.0f}V{y:.0f}H{x - 3:.0f}"/>'
-
-    def _draw_block(self, item: int, node: Node, bar: _Bar) -> Iterator[str]:
-        """A span's bar, and for a step its number."""
-        is_step = node.step is not None
+    def _draw_bar(self, node: Node, bar: _Bar) -> Iterator[str]:
+        """Draw a span's bar, for a step its number, and what came of it."""
+        step, span, half = node.step, node.span, 0.0
         height = {"call": 14, "tool": 10, "agent": 10}.get(node.kind, 5)
-        kinds = [self._fill_style(node)]
-        kinds += ["open"] if node.span.is_incomplete else []
-        kinds += ["failed"] if node.span.status == "ERROR" else []
-        opacity = ' fill-opacity="0.45"' if is_step else ""
-        top, width = bar.middle - height / 2, bar.end - bar.start
+        style = {"agent": "agent", "tool": "tool", "call": "out", "mark": "out"}.get(
+            node.kind, "work"
+        )
+        if step is not None:
+            style = f"b{self._colours.get((step.attempt_id, step.agent, node.branch), 0)}"
+        kinds = [style]
+        kinds += ["open"] if span.is_incomplete else []
+        kinds += ["failed"] if span.status == "ERROR" else []
+        opacity = ' fill-opacity="0.45"' if step is not None else ""
+        top = bar.middle - height / 2
         yield (
             f'<rect class="{" ".join(kinds)}" x="{bar.start:.1f}" y="{top:.1f}" '
-            f'width="{width:.1f}" height="{height}" rx="2"{opacity}/>'
+            f'width="{bar.end - bar.start:.1f}" height="{height}" rx="2"{opacity}/>'
         )
-        if node.step is not None:
+        if step is not None:
             half = _half_width(node)
             place = f'x="{bar.start - half:.1f}" y="{bar.middle - 9:.1f}" width="{2 * half:.1f}"'
-            yield f'<rect class="{self._fill_style(node)}" {place} height="18" rx="9"/>'
-            yield svg_text(bar.start, bar.middle + 4, str(node.step.step), "on", 9, anchor="middle")
+            yield f'<rect class="{style}" {place} height="18" rx="9"/>'
+            yield svg_text(bar.start, bar.middle + 4, str(step.step), "on", 9, anchor="middle")
         words, style = self._outcome_text(node)
         if words:
-            half = _half_width(node) if is_step else 0.0
             yield _draw_words(words, style, bar.start - half, max(bar.end, bar.start + half), bar)
-
-    def _fill_style(self, node: Node) -> str:
-        step = node.step
-        if step is not None:
-            return f"b{self._colours.get((step.attempt_id, step.agent, node.branch), 0)}"
-        if node.kind in ("call", "mark"):
-            return "out"
-        return node.kind if node.kind in ("agent", "tool") else "work"
 
     def _outcome_text(self, node: Node) -> tuple[str, str]:
         """Return the text at the end of a bar, and its style."""
@@ -244,7 +232,7 @@ class _Picture:
         return " · ".join(words), "bad" if span.status == "ERROR" else "good" if is_good else "dim"
 
     def _draw_diamond(self, node: Node, bar: _Bar) -> Iterator[str]:
-        """A reward: filled where it was given to a step, hollow where it is left out."""
+        """Draw a reward: filled where it was given to a step, hollow where it is left out."""
         x, y = bar.start, bar.middle
         style = "tip" if node.credited else "hollow"
         yield f'<path class="{style}" d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"/>'
@@ -260,44 +248,6 @@ class _Picture:
             yield svg_text(x + 10, y + 4, words, "good", int((_WIDTH - x - 20) / _CELL))
         else:
             yield _draw_words(words, "dim", x - 6, x + 6, bar)
-
-    def _draw_arrows(self, item: int) -> Iterator[str]:
-        """From a reward to the number of each step it was given to."""
-        for target in self._nodes[item].credited:
-            if target not in self._bars:
-                continue
-            reward, step = self._bars[item], self._bars[target]
-            yield _draw_arrow(reward, step, _half_width(self._nodes[target]))
-
-    def _tooltip_text(self, item: int) -> str:
-        """Return the text of the tooltip."""
-        node = self._nodes[item]
-        span = node.span
-        lasted = "" if span.end_ns is None else _duration_text(span.end_ns - span.start_ns)
-        words = (span.name, self._labels[item], lasted, span.status_message, f"span {span.span_id}")
-        return " · ".join(word for word in words if word)
-
-
-def _list_rows(children: Mapping[int, Sequence[int | Gap]]) -> Iterator[tuple[int | Gap, int]]:
-    """Yield the content of each row from the top, with its depth."""
-    stack: list[tuple[int | Gap, int]] = [(item, 0) for item in reversed(children.get(-1, ()))]
-    while stack:
-        item, depth = stack.pop()
-        yield item, depth
-        if isinstance(item, int):
-            stack += [(child, depth + 1) for child in reversed(children.get(item, ()))]
-
-
-def _name_text(node: Node, label: str) -> str:
-    span = node.span
-    named = span.attributes.get(c.OPERATION_NAME) or span.attributes.get(c.MARK_NAME)
-    if node.kind == "rollout":
-        return f"rollout {named or span.rollout_id}"
-    if node.kind == "reward":
-        return f"reward {_reward_text(node)}"
-    if node.kind == "agent" and node.agent not in span.name:
-        named = node.agent
-    return " ".join(str(word) for word in (label, span.name, named) if word)
 
 
 def _reward_text(node: Node) -> str:

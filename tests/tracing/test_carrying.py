@@ -49,25 +49,22 @@ def test_carried_work_of_other_processes_is_in_the_tree(
 
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
-    spans = {span["id"]: span for span in found["spans"]}
-    calls = [span for span in spans.values() if span["attributes"].get(c.OPERATION) == c.CHAT]
+    spans = {span.span_id: span for span in Store(store).spans(rollout_id="r1")}
+    calls = [span for span in spans.values() if span.operation == c.CHAT]
     assert found["said"] == [f"You said: number {number}" for number in range(4)]
-    assert {span["attributes"][c.RESPONSE_ID] for span in calls} == {
+    assert {span.attributes[c.RESPONSE_ID] for span in calls} == {
         exchange.response_id for exchange in server.log
     }
     assert len(calls) == len(server.log) == 4
-    assert found["stored"] == len(spans) == 2 + 4 + 4
-    assert {span["trace"] for span in spans.values()} == {found["trace"]}
+    assert found["spans"] == len(spans) == 2 + 4 + 4
+    assert len({span.trace_id for span in spans.values()}) == 1
     for span in calls:
-        task = spans[span["parent"]]
-        assert task["name"] == c.SPAN_OPERATION
-        assert task["parent"] == found["outer"]
-        assert span["ended"]
-        assert span["process"] != spans[found["outer"]]["process"]
-        attributes = span["attributes"]
-        assert (attributes[c.ROLLOUT_ID], attributes[c.ATTEMPT_ID]) == ("r1", "2")
-        assert attributes[c.AGENT_NAME] == "worker"
-        assert attributes[c.RESOURCES] == '{"*":{"prompt":"v3"}}'
+        task = spans[str(span.parent_span_id)]
+        assert (task.name, task.parent_span_id) == (c.SPAN_OPERATION, found["outer"])
+        assert not span.is_incomplete
+        assert span.process != spans[found["outer"]].process
+        assert (span.attempt_id, span.attributes[c.AGENT_NAME]) == ("2", "worker")
+        assert span.attributes[c.RESOURCES] == '{"*":{"prompt":"v3"}}'
     assert set(found["agents"]) == {"worker"}
 
 
