@@ -365,6 +365,27 @@ def test_json_reads_every_kind_of_value(value: Any, expected: object) -> None:
     assert (str(got) if got != got else got) == expected
 
 
+def test_json_passes_over_attributes_that_are_none() -> None:
+    """A plain object, of any depth, is no list of attributes, and costs no span."""
+    deep: Any = 1
+    for _ in range(200):
+        deep = {"a": deep}
+    event = {"name": "e", "attributes": deep}
+    request = orjson.loads(json_span(attributes=deep, events=[event]))
+    (in_resource,) = request["resourceSpans"]
+
+    found = []
+    for otel_resource in ({"attributes": deep}, "none"):
+        in_resource["resource"] = otel_resource
+        found += otlp.spans_in(orjson.dumps(request), CAME)
+
+    for span in found:
+        assert isinstance(span, Span)
+        assert (span.attributes, span.otel_resource) == ({c.RECEIVED: CAME}, {})
+        assert span.events == (Event("e", 0, {}),)
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

@@ -29,6 +29,7 @@ from lightning_otel.receivers.otlp import (
     TIMES,
     TRACE_ID_BYTES,
     Object,
+    Plain,
     UnfitError,
     as_object,
     id_bytes,
@@ -137,13 +138,20 @@ def _read_printed(found: Object, came: str) -> Span:
             "code": STATUSES.index(code) if code in STATUSES else 0,
             "message": status.get("description"),
         },
-        "attributes": as_object(found.get("attributes")),
+        "attributes": Plain(as_object(found.get("attributes"))),
         "events": [
-            {**each, "timeUnixNano": _read_printed_time(each.get("timestamp"), exact)}
+            {
+                "name": each.get("name"),
+                "timeUnixNano": _read_printed_time(each.get("timestamp"), exact),
+                "attributes": Plain(inner(each, "attributes")),
+            }
             for each, exact in zip(events, times_ns, strict=True)
         ],
         "links": [
-            {**each, **{key: inner(each, "context").get(name) for key, name in _IDS.items()}}
+            {
+                **{key: inner(each, "context").get(name) for key, name in _IDS.items()},
+                "attributes": Plain(inner(each, "attributes")),
+            }
             for each in objects(found, "links")
         ],
     }

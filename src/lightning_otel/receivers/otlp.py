@@ -45,6 +45,10 @@ class UnfitError(ValueError):
     """A span cannot be kept; the message is the reason."""
 
 
+class Plain(dict[str, Any]):
+    """Attributes whose values are plain already, as no sender's JSON gives them."""
+
+
 def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[Span | Rejected]:
     """Return the spans of a trace request in JSON, one by one.
 
@@ -93,7 +97,7 @@ def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Reje
     for in_resource in objects(request, "resourceSpans"):
         otel_resource, unread = None, ""
         try:
-            otel_resource = _read_attributes(as_object(in_resource.get("resource")))
+            otel_resource = _read_attributes(inner(in_resource, "resource"))
         except UnfitError as exc:
             unread = f"resource cannot be read: {exc}"
         for in_scope in objects(in_resource, "scopeSpans"):
@@ -101,7 +105,7 @@ def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Reje
             for span in _items(in_scope, "spans"):
                 try:
                     if otel_resource is None or not isinstance(span, dict):
-                        raise UnfitError(unread or "span is malformed, or nested too deep")
+                        raise UnfitError(unread or "span is no JSON object")
                     yield read_span(span, otel_resource, scope, came, limits)
                 except UnfitError as exc:
                     yield Rejected(str(exc))
@@ -110,7 +114,7 @@ def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Reje
 def read_span(
     found: Object, otel_resource: dict[str, Any], scope: object, came: str, limits: Limits
 ) -> Span:
-    """Return a span of OTLP's fields; attributes may be plain objects, and ids bytes.
+    """Return a span of OTLP's fields; attributes may be :class:`Plain`, and ids bytes.
 
     Raises:
         UnfitError: It cannot be kept.
@@ -225,8 +229,9 @@ def _note_cut(attributes: dict[str, Any], noun: str, kept: int, lost: int) -> No
 
 
 def _read_attributes(found: Object, key: str = "attributes", depth: int = 0) -> dict[str, Any]:
-    if isinstance(found.get(key), dict):
-        return dict(found[key])
+    content = found.get(key)
+    if type(content) is Plain:
+        return dict(content)
     return {
         text(pair.get("key")): _read_value(pair.get("value"), depth) for pair in objects(found, key)
     }

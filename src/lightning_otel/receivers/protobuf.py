@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from lightning_otel.errors import ReceiveError
 from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected
-from lightning_otel.receivers.otlp import UnfitError, read_span
+from lightning_otel.receivers.otlp import Plain, UnfitError, read_span
 from lightning_otel.types import Span
 
 _Schema: TypeAlias = "dict[int, _Schema]"
@@ -128,7 +128,7 @@ def _read_fields(found: Any) -> dict[str, Any]:
     fields = {}
     for field, content in found.ListFields():
         if field.name == "attributes":
-            content = _read_attributes(content)
+            content = Plain(_read_attributes(content))
         elif field.name in ("name", "message"):
             content = _decode_text(content)
         elif field.name in ("events", "links"):

@@ -150,7 +150,7 @@ def line_of(record: Record) -> bytes:
             line = checked_line(orjson.dumps(record, option=orjson.OPT_PASSTHROUGH_SUBCLASS))
             if len(line) <= MAX_RECORD_BYTES:
                 return line
-        except (TypeError, ValueError):  # a text to be repair_text, or an integer beyond 64 bits
+        except (TypeError, ValueError):  # a text to be repaired, or an integer beyond 64 bits
             pass
     return _long_line_of(record)
 
