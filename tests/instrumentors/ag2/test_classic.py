@@ -10,7 +10,6 @@ import pytest
 from tests.instrumentors.outline import (
     agents_of,
     assert_each_call_once,
-    calls_of,
     named,
     outline,
 )
@@ -264,25 +263,6 @@ def test_group_of_a_pattern_hands_over_between_agents(
     assert [line for line in lines if "invoke_workflow" in line] == ["invoke_workflow chat_manager"]
     assert agents_of(recording) == ["ann", "bob"]
     assert len([line for line in lines if line.startswith("    execute_tool transfer")]) == 1
-
-
-@WAYS
-def test_failing_model_fails_the_spans_and_the_program(
-    way: Way, store: Store, server: DemoServer
-) -> None:
-    """The program sees the client's exception; every span around the call says so."""
-    user, assistant = pair(config_of(server, "fail-400"))
-
-    with (
-        auto_trace(store=store) as recording,
-        pytest.raises(Exception, match="400"),
-    ):
-        way(user, assistant, message="hello")
-
-    spans = [span for span in recording.spans() if span.span_id != recording.span_id]
-    assert len(calls_of(recording)) == len(server.log)
-    assert [span.status for span in spans] == ["ERROR"] * 3
-    outline(recording)
 
 
 def test_cancelled_chat_ends_its_spans(

@@ -277,13 +277,29 @@ def _crewai_tool(base_url: str, model: str) -> str:
 # --- AG2 ------------------------------------------------------------------------------------------
 
 
-def _ag2_ask(base_url: str, model: str) -> str:
+def _classic_agent(base_url: str, model: str) -> Any:
     from autogen import ConversableAgent
 
     config = {"model": model, "base_url": base_url, "api_key": "k", "max_retries": 0}
-    agent = ConversableAgent("ann", llm_config={"config_list": [config], "cache_seed": None})
-    found = agent.generate_reply(messages=_message())
+    return ConversableAgent("ann", llm_config={"config_list": [config], "cache_seed": None})
+
+
+def _ag2_ask(base_url: str, model: str) -> str:
+    found = _classic_agent(base_url, model).generate_reply(messages=_message())
     return str(found["content"] if isinstance(found, dict) else found)
+
+
+async def _ag2_ask_async(base_url: str, model: str) -> str:
+    found = await _classic_agent(base_url, model).a_generate_reply(messages=_message())
+    return str(found["content"] if isinstance(found, dict) else found)
+
+
+async def _turn_ask_async(base_url: str, model: str) -> str:
+    import ag2
+    from ag2.config import OpenAIConfig
+
+    config = OpenAIConfig(model, api_key="k", base_url=base_url, max_retries=0)
+    return str((await ag2.Agent("ann", "Be right.", config=config).ask(ASKED)).body)
 
 
 DRIVERS = [
@@ -415,5 +431,14 @@ invoke_workflow Agent workflow
             ("autogen", "ConversableAgent", "execute_function"),
         ),
         _ag2_ask,
+        _ag2_ask_async,
+        can_be_cancelled=False,
+    ),
+    Driver(
+        "ag2-1",
+        "ag2",
+        "invoke_agent ann\n  chat toy",
+        (("ag2.agent", "Agent", "_turn_scope"),),
+        ask_async=_turn_ask_async,
     ),
 ]

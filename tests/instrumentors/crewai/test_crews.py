@@ -346,23 +346,6 @@ def test_model_of_no_known_client_is_recorded_by_what_crewai_knows(way: Way, sto
     assert said[0]["parts"][0]["content"].endswith("Final Answer: 391")
 
 
-@WAYS
-def test_failing_model_fails_the_spans_and_the_program(
-    way: Way, llm: Any, store: Store, server: DemoServer
-) -> None:
-    """The program sees CrewAI's exception; every span around the call says so."""
-    with (
-        auto_trace(store=store) as recording,
-        pytest.raises(Exception, match="400"),
-    ):
-        way(one_task_crew(mathematician(llm("openai/fail-400", max_retries=0), max_retry_limit=0)))
-
-    spans = [span for span in recording.spans() if span.span_id != recording.span_id]
-    assert len([span for span in spans if span.name.startswith("chat ")]) == len(server.log)
-    assert {span.status for span in spans} == {"ERROR"}
-    outline(recording)
-
-
 def test_agent_asked_in_an_event_loop_is_one_span(
     llm: Any, store: Store, server: DemoServer, facts: Any
 ) -> None:
