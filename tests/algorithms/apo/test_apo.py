@@ -15,10 +15,8 @@ from tests.algorithms.apo.desk import desk
 
 from lightning_otel import Store, auto_trace, emit_message, emit_reward
 from lightning_otel.algorithms.apo import APO
-from lightning_otel.algorithms.apo.fault import Fault
-from lightning_otel.algorithms.apo.memory import Memory
-from lightning_otel.algorithms.apo.reflection import Reflection
 from lightning_otel.algorithms.apo.texts import Texts
+from lightning_otel.algorithms.apo.writer import Writer
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, TrainingError
@@ -287,9 +285,7 @@ def test_apo_refuses_rewards_that_teach_nothing(
         ("Do {task} for {you}.", r"nobody fills in \{you\}"),
     ],
 )
-def test_reflection_gives_up_a_model_that_gives_nothing(
-    answer: str | None, why: str, store: Store
-) -> None:
+def test_a_model_that_gives_nothing_is_given_up(answer: str | None, why: str, store: Store) -> None:
     """Three answers in a row without a usable text are enough, and the last reason is told."""
     asked = []
 
@@ -299,16 +295,16 @@ def test_reflection_gives_up_a_model_that_gives_nothing(
 
     seed = Resource("system_prompt", 1, "prompt", {"template": "Do {task}.", "examples": []})
     texts = Texts([seed], with_examples=False)
-    reflection = Reflection(model, texts, Memory(""), store, Fault())
+    writer = Writer(model, texts, store)
     records = {"system_prompt": [{"Inputs": "x", "Feedback": "y"}]}
 
-    proposed = [reflection(texts.seed(), records, ["system_prompt"]) for _ in range(5)]
+    proposed = [writer.rewrite(texts.seed(), records) for _ in range(5)]
 
     assert proposed == [{}, {"system_prompt": "Now do {task}."}, {}, {}, {}]
     assert "{task} stand for what is filled in" in asked[0]
-    assert reflection.is_given_up
+    assert writer.is_given_up
     with pytest.raises(TrainingError, match=f"nothing usable 3 times in a row.*{why}"):
-        reflection.check()
+        writer.check()
 
 
 class Answerer:

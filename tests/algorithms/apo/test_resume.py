@@ -19,7 +19,7 @@ from tests.algorithms.apo.desk import PATH, desk
 
 from lightning_otel import Store
 from lightning_otel.algorithms.apo import APO
-from lightning_otel.algorithms.apo.memory import Memory, kept, put, restored
+from lightning_otel.algorithms.apo.memory import kept, put, restored
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import TrainingError
@@ -129,17 +129,33 @@ def test_state_is_the_same_after_json(held: Any) -> None:
     assert found["held"] == held
 
 
-def test_state_is_of_one_search(tmp_path: Path) -> None:
-    """Where it stood says nothing of other tasks; nobody but the owner reads what GEPA is given."""
+def test_nobody_but_the_owner_reads_what_gepa_is_given(tmp_path: Path) -> None:
+    """Neither the folder nor the file."""
     state: Any = State(3)
     folder = tmp_path / "gepa"
-    put(kept(state), folder)
 
-    with pytest.raises(TrainingError, match="on other tasks"):
-        Memory("these tasks").load(Memory("those tasks").state())
+    put(kept(state), folder)
 
     assert folder.stat().st_mode & 0o077 == 0
     assert (folder / "gepa_state.bin").stat().st_mode & 0o077 == 0
+
+
+def test_a_search_on_other_tasks_does_not_go_on(store: Store) -> None:
+    """Where one search stood says nothing of another."""
+
+    def agent(task: int, resources: Mapping[str, Any]) -> float:
+        return 0.5
+
+    def fit(apo: APO, train: list[int], val: list[int]) -> None:
+        resources = {"system_prompt": DESK.SEED}
+        Trainer(agent, apo, store=store, resources=resources, max_iterations=1).fit(train, val)
+
+    first, second = (APO(reflection_lm=lambda prompt: "Go on.") for _ in range(2))
+    fit(first, [1], [2])
+    second.load_state_dict(first.state_dict())
+
+    with pytest.raises(TrainingError, match="on other tasks"):
+        fit(second, [3], [4])
 
 
 @pytest.mark.parametrize("held", [{"i": {"bag": []}}, {"i": {}}, {"i": {"map": 3}}])

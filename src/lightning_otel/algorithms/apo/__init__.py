@@ -7,17 +7,16 @@ Source: Agrawal et al. 2025, GEPA: Reflective Prompt Evolution (arXiv 2507.19457
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, ClassVar, Final, TypeAlias
 
 from lightning_otel import errors
-from lightning_otel.algorithms.apo.proposal import propose, publish_recorded
-from lightning_otel.algorithms.apo.reflection import AGENT, Model, chat
-from lightning_otel.algorithms.apo.search import Part, Plan, search, texts_of
-from lightning_otel.algorithms.apo.tasks import recorded, split
+from lightning_otel.algorithms.apo import recorded
+from lightning_otel.algorithms.apo.search import Part, Plan, Search
 from lightning_otel.algorithms.apo.texts import Candidate, Texts
+from lightning_otel.algorithms.apo.writer import AGENT, Model, chat
 from lightning_otel.algorithms.base import BaseAlgorithm, Context
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError, NotInstalledError, TrainingError
@@ -122,6 +121,10 @@ class APO(BaseAlgorithm):
                 f"reflection_minibatch_size={reflection_minibatch_size}, few_shot={few_shot}; "
                 "the first two are at least 1, the third at least 0"
             )
+        if model is not None and reflection_lm is not None:
+            raise ConfigError(
+                "APO has two writers, model=… and reflection_lm=…; leave one of them out"
+            )
         _check_template(reflection_prompt_template)
         given = optimization_target
         self._targets = [given] if isinstance(given, str) else list(given)
@@ -131,8 +134,7 @@ class APO(BaseAlgorithm):
         self._goes_on = False
         self._server = (base_url, timeout_s)
         self._plan = Plan(
-            model=_make_writer(model, base_url, timeout_s, reflection_lm) or _write_nothing,
-            first=(),
+            model=reflection_lm if model is None else chat(model, base_url, timeout_s),
             few_shot=few_shot,
             metric=evaluation_metric,
             num_candidates=num_candidates,
@@ -168,7 +170,7 @@ class APO(BaseAlgorithm):
             TrainingError: There are no tasks, no rewards, or the model gives nothing usable.
             ConfigError: A resource or model is missing, or no prompt; or the budget is too small.
         """
-        if self._plan.model is _write_nothing:
+        if self._plan.model is None:
             found = chat(_recorded_model(context.store), *self._server)
             self._plan = replace(self._plan, model=found)
         if not self._goes_on:
@@ -181,21 +183,19 @@ class APO(BaseAlgorithm):
         parts = self._split_tasks(context)
         for part in parts:
             self._check_part(part)
-        texts = texts_of(seeds, self._plan)
-        first = [_check_candidate(texts, each) for each in self._candidates]
+        first = self._check_candidates(seeds)
         for part in parts:
             if context.should_stop():
                 return
-            state = self._searches.get(part.category)
-            named = [{part.named(name): each[name] for name in each} for each in first]
-            plan = replace(self._plan, first=named)
 
             def keep(state: Mapping[str, Any], category: str = part.category) -> None:
                 self._searches[category] = state
                 context.commit(self.state_dict())
 
             own = [_category_prompt(context, seed, part) for seed in seeds]
-            search(context, own, part, plan, state=state, keep=keep)
+            named = [{part.named(name): each[name] for name in each} for each in first]
+            search = Search(context, own, part, self._plan, named, keep)
+            search.run(self._searches.get(part.category))
 
     def _learn_recorded(self, context: Context) -> None:
         """Rewrite prompts by recorded runs, unless a version waits for the verdict of traffic."""
@@ -210,21 +210,26 @@ class APO(BaseAlgorithm):
         if batch is None:
             return
         seeds = [
-            seed or publish_recorded(context, _candidate_names(target)[-1], batch)
+            seed or recorded.publish_prompt(context, _candidate_names(target)[-1], batch)
             for target, seed in known.items()
         ]
-        texts = texts_of(seeds, self._plan)
-        first = [_check_candidate(texts, each) for each in self._candidates]
-        propose(context, batch, texts, replace(self._plan, first=first))
+        texts, first = Texts(seeds, with_examples=False), self._check_candidates(seeds)
+        recorded.propose(context, batch, texts, self._plan, first)
+
+    def _check_candidates(self, seeds: Sequence[Resource]) -> list[Candidate]:
+        """Return the texts that somebody wrote, unless no agent could be given them."""
+        texts = Texts(seeds, with_examples=self._plan.few_shot > 0)
+        return [_check_candidate(texts, each) for each in self._candidates]
 
     def _split_tasks(self, context: Context) -> list[Part]:
         """The tasks, by category if there are any."""
         train, val = list(context.train), list(context.val)
         if not train:
             held = {_task_text(task) for task in val}
-            train = [task for task in recorded(context.store) if _task_text(task) not in held]
+            known = recorded.list_tasks(context.store)
+            train = [task for task in known if _task_text(task) not in held]
             if not val:
-                train, val = split(train)
+                train, val = recorded.split_tasks(train)
         if not train:
             raise TrainingError(
                 "APO runs the agent on tasks, was given none to learn from, and none are recorded; "
@@ -232,13 +237,13 @@ class APO(BaseAlgorithm):
             )
         if self._category is None:
             return [Part("", train, val)]
-        known = dict.fromkeys(self._category_of(task) for task in train)
-        for category in known:
+        categories = dict.fromkeys(self._category_of(task) for task in train)
+        for category in categories:
             if not category or set("/@,[]") & set(category):
                 raise ConfigError(
                     f"the category {category!r} cannot be part of a resource's name; use words"
                 )
-        if strays := {self._category_of(task) for task in val} - known.keys():
+        if strays := {self._category_of(task) for task in val} - categories.keys():
             log.warning("validation tasks of %s have no training tasks: left out", sorted(strays))
         return [
             Part(
@@ -246,7 +251,7 @@ class APO(BaseAlgorithm):
                 [task for task in train if self._category_of(task) == category],
                 [task for task in val if self._category_of(task) == category],
             )
-            for category in known
+            for category in categories
         ]
 
     def _category_of(self, task: Any) -> str:
@@ -284,20 +289,6 @@ class APO(BaseAlgorithm):
                 f"{tasks} tasks{part.place} to choose by that takes {least} runs of the agent; "
                 "allow more, or give fewer validation tasks"
             )
-
-
-def _make_writer(
-    model: str | None, base_url: str | None, timeout_s: float, function: Model | None
-) -> Model | None:
-    """Return the model that writes new texts; None if nobody is named."""
-    if model is not None and function is not None:
-        raise ConfigError("APO has two writers, model=… and reflection_lm=…; leave one of them out")
-    return function if model is None else chat(model, base_url, timeout_s)
-
-
-def _write_nothing(prompt: str) -> str | None:
-    """Stand for a writer that is yet to be found."""
-    raise NotImplementedError
 
 
 def _recorded_model(store: Store) -> str:
@@ -355,7 +346,6 @@ def _category_prompt(context: Context, seed: Resource, part: Part) -> Resource:
 
 
 def _check_candidate(texts: Texts, given: str | Mapping[str, str]) -> Candidate:
-    """Texts that somebody wrote, refused if no agent could be given them."""
     if isinstance(given, str):
         if len(texts.names) > 1:
             raise ConfigError(

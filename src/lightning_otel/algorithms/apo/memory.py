@@ -1,4 +1,4 @@
-"""The state of a search as JSON: GEPA's own and ours.
+"""GEPA's state as JSON.
 
 GEPA keeps its state as a pickle, and to read one runs whatever it says. It is never read but from a
 folder of ours into which it was written a moment before; what checkpoints hold is this JSON.
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.algorithms.apo.shots import Shots
 from lightning_otel.errors import TrainingError
 from lightning_otel.store.layout import write_private
 
@@ -19,48 +18,6 @@ if TYPE_CHECKING:
 
 _FILE: Final = "gepa_state.bin"
 _NOT_KEPT: Final = ("_budget_hooks", "evaluation_cache")
-
-
-class Memory:
-    """The texts that were tried, and the conversations that went well.
-
-    Attributes:
-        tried: How many of the texts that were given were tried.
-        shots: Draws examples; None if there are none to draw.
-    """
-
-    def __init__(self, fingerprint: str, shots: Shots | None = None) -> None:
-        """Begin.
-
-        Args:
-            fingerprint: Of what is searched for, and on which tasks.
-            shots: What draws examples.
-        """
-        self._fingerprint = fingerprint
-        self.tried = 0
-        self.shots = shots
-
-    def state(self) -> dict[str, Any]:
-        """Return the state."""
-        shots = self.shots.state() if self.shots is not None else None
-        return {"fingerprint": self._fingerprint, "tried": self.tried, "shots": shots}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from it.
-
-        Raises:
-            TrainingError: It is of another search.
-        """
-        if not state:  # of a search that begins
-            return
-        if state["fingerprint"] != self._fingerprint:
-            raise TrainingError(
-                "the run to go on with searched for other resources or on other tasks; give the "
-                "same ones in the same order, or begin a new run"
-            )
-        self.tried = state["tried"]
-        if self.shots is not None:
-            self.shots.load(state["shots"])
 
 
 def kept(state: "GEPAState[Any, Any]") -> dict[str, Any]:

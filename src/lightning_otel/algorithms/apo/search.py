@@ -1,29 +1,60 @@
 """One search of GEPA's: over the texts of some prompts, on the tasks of one category."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from lightning_otel.algorithms.apo.episodes import Episodes, Example, StoppedError
-from lightning_otel.algorithms.apo.fault import Fault
-from lightning_otel.algorithms.apo.memory import Memory, put
-from lightning_otel.algorithms.apo.reflection import Model, Reflection
+from lightning_otel.algorithms.apo.episodes import Episode, check_rewards, read_spans
+from lightning_otel.algorithms.apo.memory import kept, put
 from lightning_otel.algorithms.apo.shots import Shots
-from lightning_otel.algorithms.apo.texts import Candidate, Texts
-from lightning_otel.algorithms.apo.watch import Quiet, Watch, policy
-from lightning_otel.types import Resource
+from lightning_otel.algorithms.apo.texts import Candidate, Texts, is_examples
+from lightning_otel.algorithms.apo.writer import Model, Records, Writer
+from lightning_otel.algorithms.batch import StepResult
+from lightning_otel.algorithms.working import STOPPED
+from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.types import Mode, Resource
 
 if TYPE_CHECKING:
-    from gepa.core.adapter import GEPAAdapter
-    from gepa.core.callbacks import GEPACallback
+    from gepa.core.adapter import EvaluationBatch, GEPAAdapter, ProposalFn
+    from gepa.core.callbacks import (
+        EvaluationEndEvent,
+        GEPACallback,
+        StateSavedEvent,
+        ValsetEvaluatedEvent,
+    )
+    from gepa.core.state import GEPAState
 
     from lightning_otel.algorithms.base import Context
 
 SEARCHED: Final = "gepa"
 """GEPA's folder within that of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The settings of a search; see :class:`lightning_otel.algorithms.apo.APO`."""
+
+    model: Model | None
+    few_shot: int
+    metric: str | None
+    num_candidates: int
+    max_metric_calls: int | None
+    perfect_score: float | None
+    failure_score: float
+    minibatch_size: int
+    template: str | Mapping[str, str] | None
+    seed: int
+    gepa: Mapping[str, Any]
+
+    @property
+    def writer(self) -> Model:
+        """The model that writes new texts."""
+        assert self.model is not None  # it was found before the search began
+        return self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,143 +81,315 @@ class Part:
         return f"{name}[{self.category}]" if self.category else name
 
     def measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Metrics by names that no other category has."""
+        """Return metrics by names that no other category has."""
         prefix = f"{self.category}/" if self.category else ""
         return {f"{prefix}{name}": value for name, value in metrics.items()}
 
-    def fingerprint(self, *further: object) -> str:
-        """Return a digest of its tasks and of the settings that decide the search."""
-        held = [self.category, list(self.train), list(self.val), *further]
-        return hashlib.sha256(json.dumps(held, default=repr).encode()).hexdigest()
+
+class Example(NamedTuple):
+    """A task, and whether one learns from it or chooses by it."""
+
+    task: Any
+    mode: Mode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The settings of a search; see :class:`lightning_otel.algorithms.apo.APO`."""
-
-    model: Model
-    first: Sequence[Candidate]
-    few_shot: int
-    metric: str | None
-    num_candidates: int
-    max_metric_calls: int | None
-    perfect_score: float | None
-    failure_score: float
-    minibatch_size: int
-    template: str | Mapping[str, str] | None
-    seed: int
-    gepa: Mapping[str, Any]
+class StoppedError(Exception):
+    """The run is to stop, and rollouts were left as they were: there is nothing to judge by."""
 
 
-def texts_of(seeds: Sequence[Resource], plan: Plan) -> Texts:
-    """The texts that a search changes."""
-    return Texts(seeds, with_examples=plan.few_shot > 0)
+class Quiet:
+    """GEPA's logger: says nothing, for what GEPA has to say are prompts and answers."""
+
+    def log(self, message: str) -> None:
+        """Drop a line."""
 
 
-def search(
-    context: "Context",
-    seeds: Sequence[Resource],
-    part: Part,
-    plan: Plan,
-    *,
-    state: Mapping[str, Any] | None,
-    keep: Callable[[Mapping[str, Any]], None],
-) -> None:
-    """Search until the budget is spent, nothing is left to learn, or it is to stop.
+class Search:
+    """GEPA's adapter, proposer, stopper and callback.
 
-    Args:
-        context: Of the training run.
-        seeds: The prompts to begin with.
-        part: The tasks.
-        plan: How.
-        state: Where to go on; None begins.
-        keep: Told after each iteration where it stands.
+    GEPA catches what its proposers and callbacks raise, and goes on: it is noted, ends the search,
+    and is raised then.
 
-    Raises:
-        TrainingError: No rewards, a model without a usable text, or a state of another search.
-        ConfigError: A reward lies above the perfect score.
+    Source: ``gepa.core.adapter.GEPAAdapter`` and ``gepa.core.callbacks`` of gepa 0.1.4.
     """
-    texts = texts_of(seeds, plan)
-    memory = Memory(part.fingerprint(texts.names, plan.few_shot, plan.metric), _make_shots(plan))
-    fault = Fault()
-    episodes = Episodes(
-        context,
-        texts,
-        memory,
-        metric=plan.metric,
-        failure_score=plan.failure_score,
-        perfect_score=plan.perfect_score,
-    )
-    reflection = Reflection(
-        plan.model, texts, memory, context.store, fault, first=plan.first, template=plan.template
-    )
-    before = context.step - (state.get("i", -1) + 1 if state is not None else 0)
-    watch = Watch(context, texts, episodes, reflection, fault, part=part, before=before, keep=keep)
-    folder = context.run_dir / SEARCHED
-    put(state, folder)
-    try:
-        _run_gepa(
-            part,
-            plan,
-            episodes,
-            reflection,
-            watch,
-            seed=texts.seed(),
-            folder=folder,
-            resumes=state is not None,
+
+    propose_new_texts: None = None  # GEPA reads it: how texts are proposed is told it elsewhere
+
+    def __init__(
+        self,
+        context: "Context",
+        seeds: Sequence[Resource],
+        part: Part,
+        plan: Plan,
+        first: Sequence[Candidate],
+        keep: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            context: Of the training run.
+            seeds: The prompts to begin with.
+            part: The tasks.
+            plan: How.
+            first: Texts that somebody wrote, which are tried before the model is asked.
+            keep: Told after each iteration where the search stands.
+        """
+        self._context = context
+        self._part = part
+        self._plan = plan
+        self._first = first
+        self._keep = keep
+        self._texts = texts = Texts(seeds, with_examples=plan.few_shot > 0)
+        self._writer = Writer(plan.writer, texts, context.store, plan.template)
+        self._shots = None
+        if plan.few_shot:
+            self._shots = Shots(plan.few_shot, perfect_score=plan.perfect_score, seed=plan.seed)
+        tasks = [part.category, list(part.train), list(part.val)]
+        held = [*tasks, texts.names, plan.few_shot, plan.metric]
+        self._fingerprint = hashlib.sha256(json.dumps(held, default=repr).encode()).hexdigest()
+        self._judged_by = "val_reward" if part.val else "train_reward"
+        self._tried = 0  # of those that somebody wrote
+        self._fault: BaseException | None = None
+        self._state: GEPAState[Any, Any] | None = None
+        self._published: Candidate | None = None
+        self._has_reward = False
+        self._measured: dict[str, float] = {}
+        self._counts: Counter[str] = Counter()
+        self._before = self._told = context.step  # steps of the run before this search
+
+    def run(self, state: Mapping[str, Any] | None) -> None:
+        """Search until the budget is spent, nothing is left to learn, or it is to stop.
+
+        Args:
+            state: Where to go on; None begins.
+
+        Raises:
+            TrainingError: No rewards, a model without a usable text, or a state of another search.
+            ConfigError: A reward lies above the perfect score.
+        """
+        if state is not None:
+            self._before -= state.get("i", -1) + 1
+        put(state, self._context.run_dir / SEARCHED)
+        try:
+            self._optimize(is_resumed=state is not None)
+        except StoppedError:
+            return  # in the midst of an iteration, which is begun anew
+        if self._fault is not None:
+            raise self._fault
+        self._commit_best()
+        self._writer.check()
+
+    def _optimize(self, *, is_resumed: bool) -> None:
+        """Hand it all to GEPA, in GEPA's words."""
+        from gepa.api import optimize
+        from gepa.strategies.eval_policy import FullEvaluationPolicy
+        from gepa.utils.stop_condition import MaxCandidateProposalsStopper, ScoreThresholdStopper
+
+        class Policy(FullEvaluationPolicy[Any, Any]):
+            def get_seed_eval_batch(self, loader: Any) -> list[Any]:
+                return [] if is_resumed else list(loader.all_ids())
+
+        plan = self._plan
+        train = [Example(task, "train") for task in self._part.train]
+        stoppers: list[Any] = [self._is_over, MaxCandidateProposalsStopper(plan.num_candidates)]
+        if plan.perfect_score is not None:
+            stoppers.append(ScoreThresholdStopper(plan.perfect_score))
+        optimize(
+            seed_candidate=self._texts.seed(),
+            trainset=train,
+            valset=[Example(task, "val") for task in self._part.val] or train,
+            adapter=cast("GEPAAdapter[Any, Any, Any]", self),
+            custom_candidate_proposer=cast("ProposalFn", self._propose),
+            reflection_minibatch_size=min(plan.minibatch_size, len(train)),
+            skip_perfect_score=plan.perfect_score is not None,
+            perfect_score=float("inf") if plan.perfect_score is None else plan.perfect_score,
+            max_metric_calls=plan.max_metric_calls,
+            stop_callbacks=stoppers,
+            logger=Quiet(),
+            callbacks=[cast("GEPACallback", self)],
+            run_dir=str(self._context.run_dir / SEARCHED),
+            track_best_outputs=False,
+            seed=plan.seed,
+            val_evaluation_policy=Policy(),
+            **plan.gepa,
         )
-    except StoppedError:
-        return  # in the midst of an iteration, which is begun anew
-    watch.end()
 
+    # GEPA's adapter.
 
-def _make_shots(plan: Plan) -> Shots | None:
-    """Examples for the prompts, if the plan has any."""
-    if not plan.few_shot:
-        return None
-    return Shots(plan.few_shot, perfect_score=plan.perfect_score, seed=plan.seed)
+    def evaluate(
+        self,
+        batch: list[Example],
+        candidate: Candidate,
+        capture_traces: bool = False,  # noqa: FBT001  # GEPA's signature
+    ) -> "EvaluationBatch[Episode, str]":
+        """Run the agent on each example.
 
+        Raises:
+            StoppedError: The run is to stop.
+            TrainingError: The first time, no run of the agent earned a reward.
+        """
+        from gepa.core.adapter import EvaluationBatch
 
-def _run_gepa(
-    part: Part,
-    plan: Plan,
-    episodes: Episodes,
-    reflection: Reflection,
-    watch: Watch,
-    *,
-    seed: Candidate,
-    folder: Path,
-    resumes: bool,
-) -> None:
-    """Hand it all to GEPA, in GEPA's words."""
-    from gepa.api import optimize
+        episodes = self._run_agent(batch, candidate) if batch else []
+        if episodes and not self._has_reward:
+            check_rewards(episodes, self._plan.metric)
+            self._has_reward = True
+        for episode in episodes:
+            self._note_episode(episode)
+        named = [dict(episode.rewards) for episode in episodes]
+        return EvaluationBatch(
+            outputs=[episode.rollout.rollout_id for episode in episodes],
+            scores=[episode.score for episode in episodes],
+            trajectories=episodes if capture_traces else None,
+            objective_scores=named if all(named) else None,
+        )
 
-    train = [Example(task, "train") for task in part.train]
-    optimize(
-        seed_candidate=seed,
-        trainset=train,
-        valset=[Example(task, "val") for task in part.val] or train,
-        adapter=cast("GEPAAdapter[Any, Any, Any]", episodes),
-        custom_candidate_proposer=reflection,
-        reflection_minibatch_size=min(plan.minibatch_size, len(train)),
-        skip_perfect_score=plan.perfect_score is not None,
-        perfect_score=plan.perfect_score if plan.perfect_score is not None else float("inf"),
-        max_metric_calls=plan.max_metric_calls,
-        stop_callbacks=[watch, *_make_stoppers(plan)],
-        logger=Quiet(),
-        callbacks=[cast("GEPACallback", watch)],
-        run_dir=str(folder),
-        track_best_outputs=False,
-        seed=plan.seed,
-        val_evaluation_policy=policy(resumes=resumes),
-        **plan.gepa,
-    )
+    def make_reflective_dataset(
+        self,
+        candidate: Candidate,
+        eval_batch: "EvaluationBatch[Episode, str]",
+        components_to_update: list[str],
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Return for each text what the agent was given, answered and was told about it."""
+        top, episodes = self._plan.perfect_score, eval_batch.trajectories or []
+        return {
+            name: [each.record(name.rpartition("/")[0], top) for each in episodes]
+            for name in components_to_update
+            if not is_examples(name)
+        }
 
+    def get_adapter_state(self) -> dict[str, Any]:
+        """Return our state, which GEPA keeps beside its own."""
+        shots = self._shots.state() if self._shots is not None else None
+        return {"fingerprint": self._fingerprint, "tried": self._tried, "shots": shots}
 
-def _make_stoppers(plan: Plan) -> list[Any]:
-    from gepa.utils.stop_condition import MaxCandidateProposalsStopper, ScoreThresholdStopper
+    def set_adapter_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what it kept.
 
-    found: list[Any] = [MaxCandidateProposalsStopper(plan.num_candidates)]
-    if plan.perfect_score is not None:
-        found.append(ScoreThresholdStopper(plan.perfect_score))
-    return found
+        Raises:
+            TrainingError: It is of another search.
+        """
+        if not state:  # of a search that begins
+            return
+        if state["fingerprint"] != self._fingerprint:
+            raise TrainingError(
+                "the run to go on with searched for other resources or on other tasks; give the "
+                "same ones in the same order, or begin a new run"
+            )
+        self._tried = state["tried"]
+        if self._shots is not None:
+            self._shots.load(state["shots"])
+
+    def _run_agent(self, batch: Sequence[Example], candidate: Candidate) -> list[Episode]:
+        context, resources = self._context, self._context.resources
+        # Published versions with the same text, else bodies.
+        given = {
+            name: next(
+                (each for each in reversed(resources.versions(name)) if each.body == body), body
+            )
+            for name, body in self._texts.bodies(candidate).items()
+        }
+        tasks = [example.task for example in batch]
+        ran = context.run_agent(tasks, resources=given, mode=batch[0].mode)
+        if any(rollout.reason == STOPPED for rollout, _ in ran):
+            raise StoppedError
+        attempts = {rollout.rollout_id: str(rollout.attempts) for rollout, _ in ran}
+        spans = read_spans(context.store, attempts)
+        return [
+            Episode.of(rollout, trajectories, spans[rollout.rollout_id], self._plan)
+            for rollout, trajectories in ran
+        ]
+
+    def _note_episode(self, episode: Episode) -> None:
+        if episode.rollout.status != "succeeded":
+            self._counts["failed"] += 1
+        elif episode.reward is None:
+            self._counts["unrewarded"] += 1
+        top = self._plan.perfect_score
+        if top is not None and episode.score > top:
+            raise ConfigError(
+                f"a reward is {episode.score}, above the perfect_score {top}, at which nothing is "
+                "left to learn; give perfect_score=… the most a reward can be, or None"
+            )
+        if self._shots is not None and episode.rollout.mode == "train":
+            self._shots.take(episode.trajectories, episode.reward)
+
+    # GEPA's proposer, stopper and callback.
+
+    def _propose(
+        self, candidate: Candidate, records: Records, components: Sequence[str]
+    ) -> Candidate:
+        """Return new texts for some of a candidate's; none if nothing usable was proposed."""
+        with self._noted():
+            if self._tried < len(self._first):
+                self._tried += 1
+                return self._first[self._tried - 1]
+            found = self._writer.rewrite(
+                candidate, {name: records[name] for name in components if not is_examples(name)}
+            )
+            for name in filter(is_examples, components):
+                drawn = self._shots.draw(candidate[name]) if self._shots is not None else None
+                if drawn is not None:
+                    found[name] = drawn
+            return found
+
+    def _is_over(self, gepa_state: "GEPAState[Any, Any]") -> bool:
+        """Return whether the search ends; GEPA asks before each iteration."""
+        self._state = gepa_state
+        if self._fault is not None or self._writer.is_given_up:
+            return True
+        return self._context.should_stop()
+
+    def on_state_saved(self, event: "StateSavedEvent") -> None:
+        """Keep where the search stands, and only then give away what is best in it."""
+        with self._noted():
+            self._commit_best()
+
+    def on_valset_evaluated(self, event: "ValsetEvaluatedEvent") -> None:
+        """Measure a candidate that was tried on every task that one chooses by."""
+        self._measured[f"candidate_{self._judged_by}"] = event["average_score"]
+
+    def on_evaluation_end(self, event: "EvaluationEndEvent") -> None:
+        """Measure a candidate on a few training tasks, before it is changed."""
+        scores = event["scores"]
+        if event["candidate_idx"] is not None and scores:
+            self._measured["reward"] = sum(scores) / len(scores)
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Note what is raised within, and let it pass."""
+        try:
+            yield
+        except BaseException as exc:
+            self._fault = self._fault or exc
+            raise
+
+    def _commit_best(self) -> None:
+        state, context, part = self._state, self._context, self._part
+        if state is None:
+            return
+        scores = state.program_full_scores_val_set
+        best = max(range(len(scores)), key=scores.__getitem__)
+        step = self._before + state.i + 1
+        found = {**self._measured, self._judged_by: scores[best]}
+        found["rollouts"] = float(state.total_num_evals)
+        found |= {key: float(count) for key, count in self._counts.items() if count}
+        if step > context.step:
+            context.report(StepResult(part.measured(found)))
+            context.step = step
+        elif state.i < 0:  # what there was to begin with
+            context.log(step, part.measured(found))
+        self._measured.clear()
+        self._keep(kept(state))
+        progress = context.setting.progress
+        if progress is not None and step > self._told:
+            self._told = step
+            progress(step, context.setting.max_iterations, part.measured(found))
+        if state.program_candidates[best] == self._published:
+            return
+        self._published = dict(state.program_candidates[best])
+        for name, body in self._texts.changed(self._published).items():
+            version = context.versions.get(name)
+            # The run may have published it before a restart.
+            if version is None or context.resources.get(name, version).body != body:
+                context.publish(name, body, metrics={self._judged_by: scores[best]})

@@ -1,29 +1,51 @@
-"""One proposal from recorded runs alone: no agent is run, and live traffic judges it later."""
+"""Recorded runs: their tasks, and one proposal learned from them that live traffic judges."""
 
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.conversation_rows import conversations
-from lightning_otel.algorithms.apo.episodes import Episode, Example, judge, record_of, spans_of
-from lightning_otel.algorithms.apo.fault import Fault
-from lightning_otel.algorithms.apo.memory import Memory
-from lightning_otel.algorithms.apo.reflection import PATIENCE, Reflection
+from lightning_otel.algorithms.apo.episodes import Episode, read_spans
 from lightning_otel.algorithms.apo.search import Plan
-from lightning_otel.algorithms.apo.texts import Texts
+from lightning_otel.algorithms.apo.texts import Candidate, Texts
+from lightning_otel.algorithms.apo.writer import PATIENCE, Writer
 from lightning_otel.algorithms.batch import Batch, StepResult
 from lightning_otel.errors import TrainingError
+from lightning_otel.store.sql import attribute
 from lightning_otel.types import Resource, Rollout, Trajectory
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.base import Context
+    from lightning_otel.dataset import Store
 
+_HELD_OUT: Final = 3
+"""Of so many recorded tasks one is kept to choose by."""
 _NAME: Final = re.compile(r"\{([^\W\d]\w*)\}")
 
 
-def publish_recorded(context: "Context", name: str, batch: Batch) -> Resource:
+def list_tasks(store: "Store") -> list[Any]:
+    """Return every recorded task once, in the order of its first rollout.
+
+    Tasks that were only validated or tested with are left out: they are to be new.
+    """
+    rows = store.sql(
+        f"SELECT {attribute(c.TASK)} AS task FROM spans WHERE name = '{c.SPAN_ROLLOUT}' "
+        f"AND coalesce({attribute(c.MODE)}, 'train') = 'train' AND task IS NOT NULL "
+        "GROUP BY 1 ORDER BY min(start_ns), 1"
+    )
+    return [json.loads(row["task"]) for row in rows.rows()]
+
+
+def split_tasks(tasks: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return tasks to learn from, and a third of them to choose by; none if there are too few."""
+    val = tasks[_HELD_OUT - 1 :: _HELD_OUT]
+    return [task for n, task in enumerate(tasks, 1) if n % _HELD_OUT or not val], val
+
+
+def publish_prompt(context: "Context", name: str, batch: Batch) -> Resource:
     """Publish the system message of the recorded calls as the first version of a prompt.
 
     Args:
@@ -56,7 +78,9 @@ def publish_recorded(context: "Context", name: str, batch: Batch) -> Resource:
     return context.resources.publish(name, {"template": _NAME.sub(r"{{\1}}", text)})
 
 
-def propose(context: "Context", batch: Batch, texts: Texts, plan: Plan) -> None:
+def propose(
+    context: "Context", batch: Batch, texts: Texts, plan: Plan, first: Sequence[Candidate]
+) -> None:
     """Have the model rewrite prompts by what recorded runs did and earned, and publish that.
 
     Args:
@@ -64,39 +88,36 @@ def propose(context: "Context", batch: Batch, texts: Texts, plan: Plan) -> None:
         batch: The runs.
         texts: The prompts.
         plan: How.
+        first: Texts that somebody wrote, which are published before the model is asked.
 
     Raises:
         TrainingError: The model gave nothing usable, or no run has the reward.
     """
-    episodes = _episodes_of(context, batch, plan)
-    reached = [plan.perfect_score is not None and e.score >= plan.perfect_score for e in episodes]
-    bodies = {} if all(reached) else _rewrite_texts(context, episodes, texts, plan)
+    episodes, top = _read_batch(context, batch, plan), plan.perfect_score
+    is_perfect = top is not None and all(each.score >= top for each in episodes)
+    bodies = {} if is_perfect else _rewrite(context, episodes, texts, plan, first)
     context.report(StepResult(batch.metrics(), bodies))
     context.commit({})
 
 
-def _rewrite_texts(
-    context: "Context", episodes: list[Episode], texts: Texts, plan: Plan
+def _rewrite(
+    context: "Context",
+    episodes: Sequence[Episode],
+    texts: Texts,
+    plan: Plan,
+    first: Sequence[Candidate],
 ) -> dict[str, dict[str, Any]]:
-    """Bodies that no version has yet; none if the model has nothing new to say."""
-    reflection = Reflection(
-        plan.model,
-        texts,
-        Memory(""),
-        context.store,
-        Fault(),
-        first=plan.first,
-        template=plan.template,
-    )
+    """Return bodies that no version has yet; none if the model has nothing new to say."""
     ranked = sorted(episodes, key=lambda episode: episode.score)
     count = plan.minibatch_size
     chosen = ranked if len(ranked) <= 2 * count else ranked[:count] + ranked[-count:]
     records = {
-        name: [record_of(each, name.rpartition("/")[0], plan.perfect_score) for each in chosen]
+        name: [each.record(name.rpartition("/")[0], plan.perfect_score) for each in chosen]
         for name in texts.names
     }
-    for _ in range(PATIENCE + len(plan.first)):
-        found = reflection(texts.seed(), records, texts.names)
+    writer = Writer(plan.writer, texts, context.store, plan.template)
+    for given in [*first, *[None] * PATIENCE]:
+        found = writer.rewrite(texts.seed(), records) if given is None else given
         bodies = {
             name: body
             for name, body in texts.changed({**texts.seed(), **found}).items()
@@ -104,25 +125,21 @@ def _rewrite_texts(
         }
         if bodies:
             return bodies
-    reflection.check()
+    writer.check()
     return {}
 
 
-def _episodes_of(context: "Context", batch: Batch, plan: Plan) -> list[Episode]:
+def _read_batch(context: "Context", batch: Batch, plan: Plan) -> list[Episode]:
     paths: dict[str, list[Trajectory]] = {}
     for path in batch:
         paths.setdefault(path.rollout_id, []).append(path)
-    spans = spans_of(context.store, {key: own[0].attempt_id for key, own in paths.items()})
+    spans = read_spans(context.store, {key: own[0].attempt_id for key, own in paths.items()})
     episodes = []
     for rollout_id, own in paths.items():
         given = (span.attributes[c.TASK] for span in spans[rollout_id] if c.TASK in span.attributes)
-        task = json.loads(str(next(given, "null")))
-        reward = batch.rewards.get(rollout_id)
+        task, reward = json.loads(str(next(given, "null"))), batch.rewards.get(rollout_id)
         rollout = Rollout(rollout_id, task, "succeeded", reward=reward)
-        example = Example(task, "train")
-        episodes.append(
-            judge(example, rollout, tuple(own), spans[rollout_id], plan.metric, plan.failure_score)
-        )
+        episodes.append(Episode.of(rollout, own, spans[rollout_id], plan))
     if all(each.reward is None for each in episodes):
         raise TrainingError(
             f"none of {len(episodes)} recorded rollouts has a reward named {plan.metric!r}; name "

@@ -1,4 +1,4 @@
-"""Proposals of new texts, by a chat model that reads failures or by a function.
+"""New texts of prompts, written by a chat model that reads failures or by a function.
 
 What it is asked and answers is recorded like any call, as that of the agent ``apo`` in rollouts of
 its own, and is training data of nobody.
@@ -8,9 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from lightning_otel.algorithms.apo.fault import Fault
-from lightning_otel.algorithms.apo.memory import Memory
-from lightning_otel.algorithms.apo.texts import Candidate, Texts, is_examples
+from lightning_otel.algorithms.apo.texts import Candidate, Texts
 from lightning_otel.dataset import Store
 from lightning_otel.emitters import emit_object
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
@@ -18,10 +16,12 @@ from lightning_otel.tracing import auto_trace
 
 AGENT: Final = "apo"
 PATIENCE: Final = 3
-"""Proposals in a row without a usable text, after which the model is given up."""
+"""Answers in a row without a usable text, after which the model is given up."""
 
 Model = Callable[[str], str | None]
 """Answers a prompt."""
+Records = Mapping[str, Sequence[Mapping[str, Any]]]
+"""For each text what the agent was given with it, answered, and was told about that."""
 
 _KEEP: Final = (
     "The instructions are a template: {names} stand for what is filled in later. Write each of "
@@ -29,42 +29,32 @@ _KEEP: Final = (
 )
 
 
-class Reflection:
-    """Proposes texts, one after the other; GEPA's ``custom_candidate_proposer``.
+class Writer:
+    """Writes templates anew.
 
     Attributes:
-        reasons: Why the latest proposals came to nothing, in a row; empty after one that did not.
+        reasons: Why the latest answers were of no use, in a row; empty after one that was.
     """
 
     def __init__(
         self,
         model: Model,
         texts: Texts,
-        memory: Memory,
         store: Store,
-        fault: Fault,
-        *,
-        first: Sequence[Candidate] = (),
         template: str | Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare.
+        """Name who writes.
 
         Args:
             model: Answers what it is asked.
             texts: The prompts that are changed.
-            memory: What was tried, and what examples are drawn from.
             store: Where its calls are recorded.
-            fault: Notes what goes wrong.
-            first: Texts that somebody wrote, which are tried before the model is asked.
             template: What the model is asked, by text if it differs, with ``<curr_param>`` and
                 ``<side_info>``; None is GEPA's own.
         """
         self._model = model
         self._texts = texts
-        self._memory = memory
         self._store = store
-        self._fault = fault
-        self._first = list(first)
         self._template = template
         self.reasons: list[str] = []
 
@@ -86,88 +76,47 @@ class Reflection:
                 f"in the calls of the agent {AGENT}"
             )
 
-    def __call__(
-        self,
-        candidate: Candidate,
-        reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
-        components_to_update: Sequence[str],
-    ) -> Candidate:
-        """New texts for some of a candidate's; none if nothing usable was proposed."""
-        with self._fault.noted():
-            return self._propose_texts(candidate, reflective_dataset, components_to_update)
-
-    def _propose_texts(
-        self,
-        candidate: Candidate,
-        reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
-        components_to_update: Sequence[str],
-    ) -> Candidate:
-        if self._memory.tried < len(self._first):
-            self._memory.tried += 1
-            return self._first[self._memory.tried - 1]
+    def rewrite(self, candidate: Candidate, records: Records) -> Candidate:
+        """Return new texts for those of a candidate that there are records of, where usable."""
         found = {}
-        for name in components_to_update:
-            if is_examples(name):
-                text = self._draw_text(candidate[name])
-            else:
-                text = self._write_text(name, candidate[name], reflective_dataset[name])
-            if text is not None:
+        for name, held in records.items():
+            try:
+                answer = self._ask(name, candidate[name], held)
+            except Exception as exc:  # noqa: BLE001  # who writes costs one proposal, not the run
+                self.reasons.append(f"{type(exc).__name__}: {exc}")
+                continue
+            text, fault = self._read_answer(name, answer)
+            if fault:
+                self.reasons.append(fault)
+                continue
+            self.reasons.clear()
+            if text != candidate[name]:
                 found[name] = text
         return found
 
-    def _draw_text(self, current: str) -> str | None:
-        shots = self._memory.shots
-        return shots.draw(current) if shots is not None else None
-
-    def _write_text(
-        self, name: str, current: str, records: Sequence[Mapping[str, Any]]
-    ) -> str | None:
-        """The model's text for a template; None, with the reason noted, if it is of no use."""
+    def _ask(self, name: str, current: str, records: Sequence[Mapping[str, Any]]) -> object:
         from gepa.strategies.instruction_proposal import InstructionProposalSignature as Signature
 
         template = self._template
         if isinstance(template, Mapping):
             template = template.get(name, template.get(name.partition("[")[0]))
-        prompt = Signature.prompt_renderer(
-            {
-                "current_instruction_doc": current,
-                "dataset_with_feedback": list(records),
-                "prompt_template": template,
-            }
+        prompt = str(
+            Signature.prompt_renderer(
+                {
+                    "current_instruction_doc": current,
+                    "dataset_with_feedback": list(records),
+                    "prompt_template": template,
+                }
+            )
         )
-        placeholders = self._texts.placeholders(name)
-        if placeholders:
+        if placeholders := self._texts.placeholders(name):
             names = ", ".join(f"{{{each}}}" for each in placeholders)
             prompt = f"{prompt}\n\n{_KEEP.format(names=names)}"
-        try:
-            answer = self._ask_model(str(prompt))
-        except Exception as exc:  # noqa: BLE001  # whoever writes costs one proposal, not the run
-            self._refuse_text(f"{type(exc).__name__}: {exc}")
-            return None
-        if answer is not None and not isinstance(answer, str):
-            self._refuse_text(f"it answered with a {type(answer).__name__}, which is no text")
-            return None
-        if not answer or not answer.strip():
-            self._refuse_text("it answered nothing")
-            return None
-        text = Signature.output_extractor(answer.strip())["new_instruction"]
-        fault = self._texts.fault(name, text)
-        if fault:
-            self._refuse_text(fault)
-            return None
-        self.reasons.clear()
-        return None if text == current else text
-
-    def _refuse_text(self, reason: str) -> None:
-        self.reasons.append(reason)
-
-    def _ask_model(self, prompt: str) -> str | None:
-        named = f"reflection-{secrets.token_hex(8)}"
         with auto_trace(
             store=self._store,
             name="reflection",
             agent=AGENT,
-            rollout_id=named,
+            rollout_id=f"reflection-{secrets.token_hex(8)}",
             track_only=[],
             apply=False,  # what is tuned is the agent's, and not for who tunes it
         ):
@@ -175,6 +124,17 @@ class Reflection:
             if not isinstance(self._model, _Chat):
                 emit_object({"prompt": prompt, "answer": answer})
         return answer
+
+    def _read_answer(self, name: str, answer: object) -> tuple[str, str]:
+        """Return the text in an answer, and why it is of no use."""
+        from gepa.strategies.instruction_proposal import InstructionProposalSignature as Signature
+
+        if answer is not None and not isinstance(answer, str):
+            return "", f"it answered with a {type(answer).__name__}, which is no text"
+        if not answer or not answer.strip():
+            return "", "it answered nothing"
+        text = Signature.output_extractor(answer.strip())["new_instruction"]
+        return text, self._texts.fault(name, text)
 
 
 class _Chat:
@@ -192,7 +152,7 @@ class _Chat:
 
 
 def chat(model: str, base_url: str | None, timeout_s: float) -> Model:
-    """A model behind the ``openai`` client, which reads its key from the environment.
+    """Return a model behind the ``openai`` client, which reads its key from the environment.
 
     Args:
         model: Its name.
