@@ -1,13 +1,11 @@
 """The store's folders are private, and its manifest is whole at every moment."""
 
-import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lightning_otel import Store
 from lightning_otel.errors import (
     ConfigError,
     StoreError,
@@ -20,15 +18,6 @@ from lightning_otel.store.layout import (
     Manifest,
     SettledSegment,
 )
-from lightning_otel.types import Span
-
-
-@pytest.fixture
-def open_umask() -> Iterator[None]:
-    """A umask that hides nothing."""
-    before = os.umask(0)
-    yield
-    os.umask(before)
 
 
 @pytest.fixture
@@ -58,27 +47,6 @@ def test_layout_names_a_catalogue(
 
     assert layout.catalogue == tmp_path / catalogue
     assert layout.root == tmp_path / f"{catalogue}.d"
-
-
-@pytest.mark.usefixtures("open_umask")
-def test_store_is_private_under_any_umask(tmp_path: Path, make_span: Callable[..., Span]) -> None:
-    """Folders are 0700 and files 0600, from the first folder made to the settled data."""
-    store = Store(tmp_path / "made" / "deeper" / "traces.duckdb")
-
-    store.add([make_span()])
-    store.writer().seal()
-    store.settle()
-    store.add([make_span()])
-
-    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in (tmp_path / "made").rglob("*")}
-    modes[tmp_path / "made"] = stat.S_IMODE((tmp_path / "made").stat().st_mode)
-    wrong = {
-        str(path): oct(mode)
-        for path, mode in modes.items()
-        if mode != (0o700 if path.is_dir() else 0o600)
-    }
-    assert wrong == {}
-    assert any(path.suffix == ".parquet" and path.name.startswith("spans-") for path in modes)
 
 
 def test_create_keeps_the_store_out_of_git(tmp_path: Path) -> None:

@@ -380,21 +380,6 @@ def test_time_that_is_none_loses_no_span(
     assert (found.start_ns, found.end_ns, found.attributes["kept"]) == (start_ns, 9, 1)
 
 
-def test_what_the_sdk_dropped_is_said(store: Store, tracer: Tracer) -> None:
-    """Attributes, events and links beyond the SDK's limits are counted."""
-    links = [OTelLink(SpanContext(n, n, is_remote=False)) for n in (1, 2, 3)]
-    span = tracer.start_span("s", attributes={f"k{n}": n for n in range(300)}, links=links)
-    for number in range(12):
-        span.add_event(f"e{number}")
-    span.end()
-
-    assert _note(store.spans().rows()[0]) == {
-        "attributes": {"length": 300, "kept": 128},
-        "events": {"length": 12, "kept": 10},
-        "links": {"length": 3, "kept": 1},
-    }
-
-
 def test_span_is_kept_without_its_lock(store: Store, tracer: Tracer) -> None:
     """Another thread that holds the span's lock does not stop its start from being kept."""
     processor = LightningSpanProcessor(store.name)
