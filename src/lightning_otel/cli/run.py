@@ -1,11 +1,13 @@
 """``run``: a program as it is, recorded as one rollout, with its own exit code."""
 
+import contextlib
 import os
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,6 +161,7 @@ class _Run:
         self._code = 0
         self._problem: LightningOtelError | None = None
         self._forwarder: Forwarder | None = None
+        self._is_whole = False
 
     def run(self, program: Sequence[str]) -> int:
         """Run it to its end; gives its return code."""
@@ -242,13 +245,21 @@ class _Run:
         suggest(f"show {self._recording.rollout_id}", store)
         return captured
 
-    def _count_spans(self, recording: "Recording") -> dict[str, Any]:
+    def _count_spans(self, recording: "Recording") -> Mapping[str, Any]:
+        """Count what was recorded: from the segments, else from the store."""
         from lightning_otel.conventions import CALL_OPERATIONS
+        from lightning_otel.store.live import records_if_whole
         from lightning_otel.store.settle import settle_if_worthwhile
+
+        layout = self._opened.layout
+        assert layout is not None
+        settle_if_worthwhile(layout)
+        with contextlib.suppress(OSError, StoreError):
+            if (records := records_if_whole(layout, self._started_ns)) is not None:
+                self._is_whole = not self._opened.writer().untold()
+                return _count_records(records, recording, self._started_ns)
         from lightning_otel.store.sql import ROLLOUT, quoted
 
-        assert self._opened.layout is not None
-        settle_if_worthwhile(self._opened.layout)
         calls = ", ".join(map(quoted, sorted(CALL_OPERATIONS)))
         # By trace too: the program may name rollouts of its own beneath the run's root span.
         (found,) = self._opened.sql(
@@ -295,6 +306,8 @@ class _Run:
         """Say which spans of processes that began since the run did are lost, and why."""
         from lightning_otel.store.counts import MEANT
 
+        if self._is_whole:
+            return
         for each in self._opened.accounting_by_process(since_ns=self._started_ns).values():
             for reason, count in each.reasons():
                 if reason not in MEANT:
@@ -304,6 +317,28 @@ class _Run:
             if each.missing:
                 talk(f"  a process's numbers do not add up: {each.sentence()}")
                 suggest("doctor", self._opened.name)
+
+
+def _count_records(
+    records: Iterable[Mapping[str, Any]], recording: "Recording", since_ns: int
+) -> Mapping[str, Any]:
+    """Count as the query of :meth:`_Run._count_spans`."""
+    from lightning_otel.conventions import CALL_OPERATIONS
+
+    counts: Counter[str] = Counter()
+    for each in records:
+        get, is_root = each.get, each["span_id"] == recording.span_id
+        rollout_id = get("rollout_id") or each["trace_id"]
+        is_own = each["trace_id"] == recording.trace_id or rollout_id == recording.rollout_id
+        if not is_own or each["start_ns"] < since_ns:
+            continue
+        counts["spans"] += not is_root
+        counts["rewards"] += get("reward") is not None
+        counts["calls"] += get("operation") in CALL_OPERATIONS
+        counts["exact"] += None not in (get("prompt_token_ids"), get("response_token_ids"))
+        counts["ended"] += each["end_ns"] is not None
+        counts["has_root"] += is_root and each["end_ns"] is not None
+    return counts
 
 
 def _find_problem(opened: "Store") -> LightningOtelError | None:

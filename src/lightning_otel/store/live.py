@@ -4,9 +4,10 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lightning_otel.errors import StoreDamagedError
+from lightning_otel.store.counts import ENDED
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.schema import Record
@@ -42,6 +43,41 @@ def records_of_others(
     return None if any(file.max_start_ns >= since_ns for file in files) else found
 
 
+def records_if_whole(layout: Layout, since_ns: int) -> list[Record] | None:
+    """Return the records of segments written to since a time, one a span, ended or not.
+
+    Returns:
+        None where the store must be asked: if some are settled already, or one is damaged, doubled
+        or told to be lost.
+    """
+    found: dict[Any, Record] = {}
+    for path in layout.segments():
+        if not _is_written_since(path, since_ns):
+            continue
+        ended, told = 0, None
+        for line in path.read_bytes().splitlines():
+            get = (record := parsed(line)).get
+            kind, name, counts = get("record"), (get("trace_id"), get("span_id")), get("counts")
+            if kind == "span" and get("end_ns") is not None:
+                if name in found and found[name].get("end_ns") is not None:
+                    return None
+                ended += 1
+                found[name] = record
+            elif kind in ("span", "start") and None not in name:
+                found.setdefault(name, record)
+            elif (
+                kind in ("count", "seal") and isinstance(counts, dict) and counts.keys() <= {ENDED}
+            ):
+                told = counts.get(ENDED, told)
+            else:
+                return None
+        if told not in (None, ended):
+            return None
+    manifest = layout.read_manifest()  # last: what was settled meanwhile stands in it
+    is_settled = any(file.max_start_ns >= since_ns for file in manifest.live_files)
+    return None if is_settled else list(found.values())
+
+
 def living(layout: Layout) -> list[str]:
     """Processes that hold the lock of their newest segment, and so may still end what they began.
 
@@ -70,7 +106,7 @@ def _is_locked(path: Path) -> bool:
 
 def _read_records(path: Path, since_ns: int, wanted: Sequence[bytes]) -> Iterator[Record]:
     try:
-        if path.stat().st_mtime_ns < since_ns - _COARSE_NS:
+        if not _is_written_since(path, since_ns):
             return
         with path.open("rb") as lines:
             for line in lines:
@@ -80,3 +116,7 @@ def _read_records(path: Path, since_ns: int, wanted: Sequence[bytes]) -> Iterato
                         yield record
     except FileNotFoundError:
         return
+
+
+def _is_written_since(path: Path, since_ns: int) -> bool:
+    return path.stat().st_mtime_ns >= since_ns - _COARSE_NS

@@ -62,11 +62,11 @@ def settle_if_worthwhile(layout: Layout) -> Settled:
 
     For those who want to read: what cannot be settled, as on a full disk, reads well unsettled.
     """
-    import duckdb
-
     waiting = layout.unsettled(layout.read_manifest())
     if len(waiting) < WORTHWHILE_SEGMENTS and total_bytes(waiting) < WORTHWHILE_BYTES:
         return Settled()
+    import duckdb
+
     try:
         return settle(layout)
     except (OSError, duckdb.Error) as exc:
