@@ -11,7 +11,6 @@ pytest.importorskip("autogen_ext.models.openai")
 
 from autogen_core import (
     AgentId,
-    CancellationToken,
     DefaultTopicId,
     FunctionCall,
     MessageContext,
@@ -177,30 +176,6 @@ def test_messages_of_several_recordings_at_once_stay_apart(stage: Stage) -> None
             "invoke_agent boss",
             "invoke_agent helper",
         ]
-
-
-def test_cancelled_message_cancels_what_is_done_for_it(stage: Stage, silent: Any) -> None:
-    """The token that cancels a message ends the agent's span and its call's."""
-    stage.server = silent
-
-    async def program(client: Any) -> None:
-        runtime = await office(client)
-        runtime.start()
-        token = CancellationToken()
-        asked = asyncio.create_task(
-            runtime.send_message(Ask("go"), AgentId("helper", "default"), cancellation_token=token)
-        )
-        await silent.asked(1)
-        token.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-        await runtime.stop_when_idle()
-
-    stage.trace(program)
-
-    stage.check_shape()
-    ended = stage.named("chat toy", "invoke_agent helper")
-    assert [span.status for span in ended] == ["ERROR", "ERROR"]
 
 
 def test_message_that_nobody_handles_makes_no_span(stage: Stage) -> None:

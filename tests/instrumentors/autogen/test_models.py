@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("autogen_agentchat")
 pytest.importorskip("autogen_ext.models.openai")
 
-from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_core import FunctionCall
 from autogen_core.models import (
     AssistantMessage,
@@ -24,7 +23,6 @@ from autogen_core.models import (
 )
 from autogen_core.tools import FunctionTool
 from autogen_ext.models.cache import ChatCompletionCache
-from autogen_ext.models.replay import ReplayChatCompletionClient
 from tests.instrumentors.autogen.programs import agent, calculator
 from tests.instrumentors.autogen.stage import INFO, Stage
 
@@ -159,28 +157,6 @@ def test_own_client_is_a_call_with_all_that_autogen_says_of_it(
         c.FINISH_REASONS: ["stop"],
     }
     assert found.items() >= numbers.items()
-
-
-def test_replayed_answers_are_the_agents_calls(stage: Stage) -> None:
-    """Agents of a client that only replays have their calls, under them."""
-
-    async def program(client: Any) -> Any:
-        replay = ReplayChatCompletionClient(["one", "two"])
-        team = RoundRobinGroupChat(
-            [agent("writer", replay), agent("critic", replay, model_client_stream=True)],
-            max_turns=2,
-        )
-        return await team.run(task="go")
-
-    stage.trace(program)
-
-    stage.check_shape()
-    assert [stage.path(call)[-1] for call in stage.calls()] == [
-        "invoke_agent writer",
-        "invoke_agent critic",
-    ]
-    said = [messages_of(call, c.OUTPUT_MESSAGES)[0]["parts"][0] for call in stage.calls()]
-    assert [part["content"] for part in said] == ["one", "two"]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
