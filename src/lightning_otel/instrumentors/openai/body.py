@@ -11,6 +11,8 @@ from typing import Any, Final
 from lightning_otel import capture
 
 MAX_KEPT_BYTES: Final = 32 << 20
+_END_MARK: Final = b"\ndata: [DONE]"
+"""The end of a stream. LiteLLM reads no further, and lets go of the response some time later."""
 _REPLACED: Final = ("iter_bytes", "aiter_bytes", "close", "aclose")
 
 
@@ -93,6 +95,9 @@ class BodyRecorder:
         if self._size < MAX_KEPT_BYTES:
             self._chunks.append(chunk)
             self._size += len(chunk)
+        # On a line of its own: within an answer's text a newline is escaped.
+        if (b"\n" + chunk[-20:]).rstrip().endswith(_END_MARK):
+            self._finish(is_whole=True)
 
     def _closed(self) -> None:
         if not self._is_reading:

@@ -36,12 +36,7 @@ _TOKEN_ID: Final = "token_id:"
 
 _REMEMBERED: Final = 512
 _LONGEST_REMEMBERED: Final = 8192
-"""Messages whose JSON is kept, and their characters: some MB at most."""
-_PLAIN: Final = {
-    role: f'{{"role":"{role}","parts":[{{"type":"text","content":'
-    for role in ("system", "developer", "user", "assistant")
-}
-_TOOL: Final = '{"role":"tool","parts":[{"type":"tool_call_response","id":'
+"""Messages whose JSON is kept, and their bytes: some MB at most."""
 _GROWING: Final = frozenset({"text", "logprobs", "token_ids"})
 _CALLED: Final = frozenset({"function", "custom"})
 
@@ -216,31 +211,24 @@ def _named_ids(tokens: Sequence[object]) -> list[int]:
 
 
 def _message_json(item: Json) -> str:
-    """A message as JSON text without secrets.
+    """Return a message as JSON text without secrets.
 
-    Most messages of a long history are plain, and each comes again with every call: these are
-    written as they are read, as every object made in between calls for the garbage collector.
+    Each message of a long history comes again with every call: most are known by what is sent.
     """
-    role, content = item.get("role"), item.get("content")
-    if content and type(content) is str and type(role) is str:
-        written = _remembered if len(content) <= _LONGEST_REMEMBERED else _write_message
-        try:
-            if len(item) == 2 and role in _PLAIN:
-                return written(_PLAIN[role], content)
-            if len(item) == 3 and role == "tool" and type(item.get("tool_call_id")) is str:
-                call_id = orjson.dumps(item["tool_call_id"]).decode()
-                return written(f'{_TOOL}{call_id},"response":', content)
-        except TypeError:  # a lone surrogate
-            pass
+    try:
+        sent = orjson.dumps(item)
+    except TypeError:  # a lone surrogate, or what the client makes JSON of
+        return _write_message(item)
+    return _remembered(sent) if len(sent) <= _LONGEST_REMEMBERED else _write_message(item)
+
+
+@lru_cache(_REMEMBERED)
+def _remembered(sent: bytes) -> str:
+    return _write_message(orjson.loads(sent))
+
+
+def _write_message(item: Json) -> str:
     return scrub(dump(messages.read_message(item, "", called_part)))
-
-
-def _write_message(opening: str, content: str) -> str:
-    """The JSON of a message that is one text."""
-    return scrub(f"{opening}{orjson.dumps(content).decode()}}}]}}")
-
-
-_remembered: Final = lru_cache(_REMEMBERED)(_write_message)
 
 
 def _tool_calls(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:

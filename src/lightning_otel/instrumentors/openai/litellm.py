@@ -16,10 +16,7 @@ from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.openai.body import BodyRecorder
 from lightning_otel.instrumentors.openai.request import ModelRequest, endpoint_of
-
-_END_MARK = b"data: [DONE]"
 
 
 class LiteLLMInstrumentor(LibraryInstrumentor):
@@ -36,25 +33,8 @@ class LiteLLMInstrumentor(LibraryInstrumentor):
         self.wrap_calls(module.AsyncHTTPHandler, _begin_request, "post")
 
 
-class _Recorder(BodyRecorder):
-    """Ends at a stream's own end mark: LiteLLM reads no further, and lets go some time later."""
-
-    def _keep(self, chunk: bytes) -> None:
-        super()._keep(chunk)
-        if chunk.rstrip().endswith(_END_MARK):
-            self._finish(is_whole=True)
-
-
 class _Call(ModelRequest):
-    """A call that is over where its stream says so."""
-
-    def observe(self, response: Any) -> None:
-        """Note the HTTP response: whole, or to be recorded as it is read."""
-        if response.is_closed:
-            super().observe(response)
-        else:
-            _Recorder(response, self._started_s, self._end_with_body)
-            self._is_streaming = True
+    """A call whose response the method itself gives."""
 
     def returned(self, result: Any) -> None:
         """End it with its response, unless that is still to be read."""
