@@ -74,19 +74,6 @@ def test_settle_takes_segments_that_nobody_writes_to(
     assert store.settle().rows == rows
 
 
-def test_settle_works_in_batches(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A backlog of any size is settled a few segments at a time."""
-    for _ in range(6):
-        write(make_span() for _ in range(10))
-    monkeypatch.setattr(settle_module, "BATCH_BYTES", layout.segments()[0].stat().st_size * 5 // 2)
-
-    done = store.settle()
-
-    assert done == Settled(segments=6, rows=60, files=3)
-
-
 def test_settle_if_worthwhile_waits_for_enough(
     layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,38 +112,23 @@ def test_settle_if_worthwhile_does_not_fail_a_reader(
 def test_settled_segments_stay_for_readers_and_are_gone_later(
     store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that listed a segment just before finds it; after a period of grace it is gone."""
-    write([make_span()])
-    store.settle()
-    settle(layout)
-    with_grace = layout.segments()
-    monkeypatch.setattr(settle_module, "GRACE_US", -1_000_000)
-    settle(layout)
+    """A reader that listed a segment just before finds it; after a period of grace it is gone.
 
-    assert len(with_grace) == 1
-    assert layout.segments() == []
-    assert len(store.spans().rows()) == 1
-
-
-def test_settled_spans_stay_when_the_clock_goes_back(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once the segments are gone, the file counts for every reader, whatever its clock says.
-
-    The clock is a patch, because the machine's own must not be set.
+    Then the file counts for every reader, whatever its clock says. The clock is a patch, because
+    the machine's own must not be set.
     """
     write([make_span()])
     monkeypatch.setattr(settle_module, "now_us", lambda: 4_000_000_000_000_000)
     monkeypatch.setattr("lightning_otel.store.layout.now_us", lambda: 4_000_000_000_000_000)
     store.settle()
-    ahead = store.spans().rows()
+    settle(layout)
+    with_grace, ahead = layout.segments(), store.spans().rows()
     monkeypatch.setattr(settle_module, "now_us", lambda: 4_000_000_900_000_000)
     settle(layout)
     monkeypatch.undo()
 
-    assert len(ahead) == 1
+    assert len(with_grace) == len(ahead) == len(store.spans().rows()) == 1
     assert layout.segments() == []
-    assert len(store.spans().rows()) == 1
 
 
 def test_settle_waits_longer_on_a_slow_disk(

@@ -103,6 +103,7 @@ class Rewrite:
         self._con, self._layout, self._step = con, layout, step
         self._folder = layout.data if corrupt is None else layout.quarantine
         self._corrupt = corrupt or ()
+        self._rows = rows_of(layout, self.files, self._folder)
         self._is_packed = is_packed
         self._is_compact = is_packed or all(file.is_compact for file in files)
         self._keep, self._transform, self._scope = keep, transform, scope
@@ -148,11 +149,9 @@ class Rewrite:
                 where += f" AND file_row_number BETWEEN {first} AND {last}"
             names = ", ".join(f"f.{name}" for name in COLUMNS)
             spans = self._change_spans(
-                f"""(
-              SELECT {names}, position FROM {rows_of(self._layout, held, self._folder)} AS f
-              JOIN files ON path = filename JOIN placed
-                ON files.file = placed.file AND file_row_number = number AND slice = {number}
-              WHERE {where})"""
+                f"(SELECT {names}, position FROM {rows_of(self._layout, held, self._folder)} AS f "
+                "JOIN files ON path = filename JOIN placed ON files.file = placed.file "
+                f"AND file_row_number = number AND slice = {number} WHERE {where})"
             )
             self._step(rows)
             # Of a file that the transform leaves as it is nothing is written.
@@ -197,7 +196,7 @@ class Rewrite:
                   trace_id, span_id, is_ended, weight FROM (
                   SELECT filename AS path, file_row_number AS number, {ROLLOUT} AS rollout, agent,
                     start_ns, sequence, trace_id, span_id, end_ns IS NOT NULL AS is_ended
-                  FROM {rows_of(self._layout, self.files, self._folder)} AS f
+                  FROM {self._rows} AS f
                   WHERE {where} AND {self._keep}
                 ) JOIN files USING (path) ASOF JOIN row_group
                   ON files.file = row_group.file AND number >= begins
@@ -208,12 +207,10 @@ class Rewrite:
     def _drop_rows(self) -> None:
         """Take expired rollouts and second spans of one id out of ``spot``; count the ended."""
         con = self._con
-        self.counts = dict(
-            con.execute(
-                "SELECT reason, count(*) FROM spot JOIN expired USING (rollout) "
-                "WHERE is_ended GROUP BY 1"
-            ).fetchall()
-        )
+        expired = con.execute(
+            "SELECT reason, count(*) FROM spot JOIN expired USING (rollout) "
+            "WHERE is_ended GROUP BY 1"
+        ).fetchall()
         con.execute("DELETE FROM spot USING expired WHERE spot.rollout = expired.rollout")
         con.execute(
             """
@@ -225,29 +222,26 @@ class Rewrite:
               USING (trace_id, span_id)
             """
         )
-        if row_of(con, "SELECT count(*) FROM twice") == (0,):
-            return
-        conflicts, seconds = row_of(
-            con,
-            f"""
-            WITH read AS (
-              SELECT twice.*, {CONTENT} AS content
-              FROM {rows_of(self._layout, self.files, self._folder)} AS data
-                JOIN files ON path = filename
-                JOIN twice ON files.file = twice.file AND file_row_number = number
+        conflicts = seconds = 0
+        if row_of(con, "SELECT count(*) FROM twice") != (0,):
+            conflicts, seconds = row_of(
+                con,
+                f"""
+                SELECT count(*) FILTER (content <> first_content), count(*) FROM (
+                  SELECT rank, is_ended, content, first_value(content) OVER
+                    (PARTITION BY trace_id, span_id ORDER BY rank) AS first_content FROM (
+                    SELECT twice.*, {CONTENT} AS content FROM {self._rows} AS data
+                    JOIN files ON path = filename
+                    JOIN twice ON files.file = twice.file AND file_row_number = number
+                  )) WHERE rank > 1 AND is_ended
+                """,
             )
-            SELECT count(*) FILTER (content <> first_content), count(*) FROM (
-              SELECT *, first_value(content) OVER
-                (PARTITION BY trace_id, span_id ORDER BY rank) AS first_content
-              FROM read) WHERE rank > 1 AND is_ended
-            """,
-        )
-        con.execute(
-            "DELETE FROM spot USING twice "
-            "WHERE spot.file = twice.file AND spot.number = twice.number AND rank > 1"
-        )
+            con.execute(
+                "DELETE FROM spot USING twice "
+                "WHERE spot.file = twice.file AND spot.number = twice.number AND rank > 1"
+            )
         self.counts = n.added(
-            self.counts, {n.CONFLICT: int(conflicts), n.DUPLICATE: int(seconds - conflicts)}
+            dict(expired), {n.CONFLICT: int(conflicts), n.DUPLICATE: int(seconds - conflicts)}
         )
 
     def _place_rows(self, slice_bytes: int) -> None:
@@ -304,13 +298,9 @@ class Rewrite:
             f"{_NUMBERED})) FROM (SELECT unnest(?::VARCHAR[]) AS line)",
             [lines],
         )
-        columns = ", ".join(
-            f"CASE WHEN number IS NULL THEN f.{name} ELSE changed.{name} END AS {name}"
-            for name in COLUMNS
-        )
         return (
-            f"(SELECT {columns}, f.position FROM {spans} AS f "
-            "LEFT JOIN changed ON number = f.position)"
+            f"(SELECT {', '.join(COLUMNS)}, number AS position FROM changed UNION ALL BY NAME "
+            f"SELECT * FROM {spans} WHERE position NOT IN (SELECT number FROM changed))"
         )
 
     def _write_slices(self, slices: Sequence[Path], thrift: int) -> DataFile | None:
