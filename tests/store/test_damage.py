@@ -479,6 +479,28 @@ def test_manifest_that_the_system_refuses_is_not_called_damaged(
     assert count_missing_spans(layout) == {}
 
 
+def test_whole_row_groups_come_back(store: Store, settled: Settled, make_span: MakeSpan) -> None:
+    """Of thirteen row groups one is damaged: the spans of all others are there again, once."""
+    path = settled(_spans(make_span, 0, 50_000))
+    layout = _drop_segments(store)
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(before.st_size // 10)
+        file.write(b"\xff" * 64)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    (note,) = store.repair()
+    (found,) = store.sql("SELECT count(*) AS n, count(DISTINCT span_id) AS d FROM spans")
+
+    assert note.why.startswith("the checksum of bytes")
+    assert found == {"n": note.recovered, "d": note.recovered}
+    assert (note.recovered + note.gone, note.missing) == (50_000, 0)
+    assert 0 < note.gone <= 2 * 4096  # a checksum's block may hold an end and a beginning
+    assert count_missing_spans(layout) == {}
+    assert store.repair() == []
+    assert (layout.quarantine / path.name).exists()
+
+
 @pytest.mark.parametrize("is_note_damaged", [False, True])
 def test_spans_that_stand_elsewhere_do_not_come_back_twice(
     store: Store, layout: Layout, make_span: MakeSpan, is_note_damaged: bool
