@@ -85,7 +85,8 @@ class AutoGenInstrumentor(LibraryInstrumentor):
 
     def _patch_mcp(self, module: ModuleType) -> None:
         self._replace_span(module, "trace_tool_span", runs.skip_span)
-        self.wrap_calls(module.McpWorkbench, runs.begin_server_tool, "call_tool")
+        begin = functools.partial(runs.begin_tool, names=runs.SERVER_TOOL_PARAMETERS)
+        self.wrap_calls(module.McpWorkbench, begin, "call_tool")
 
     def _replace_span(self, owner: Any, name: str, block_of: Callable[..., Any]) -> None:
         """Replace a function that makes a span of AutoGen's, where ``block_of`` gives another."""

@@ -26,17 +26,15 @@ def text_field(value: object, name: str) -> str | None:
     return held if isinstance(held, str) else None
 
 
-def task_messages(task: object) -> str | None:
-    """Return a task, a text, a message or a list of these, as messages; None if there is none."""
-    if task is None:
+def chat_messages(found: object, role: str) -> str | None:
+    """Return what an agent or a team is told or says: a text, a message or a list of these.
+
+    None if there is nothing.
+    """
+    if found is None:
         return None
-    items = task if isinstance(task, list | tuple) else [task]
-    return dump([_read_chat(item, "user") for item in items])
-
-
-def answer_message(item: object) -> str:
-    """Return the message that an agent or a team ended with."""
-    return dump([_read_chat(item, "assistant")])
+    items = found if isinstance(found, list | tuple) else [found]
+    return dump([_read_chat(item, role) for item in items])
 
 
 def _read_chat(item: object, role: str) -> dict[str, Any]:
@@ -44,12 +42,6 @@ def _read_chat(item: object, role: str) -> dict[str, Any]:
     source = held.get("source")
     name = source if isinstance(source, str) and source != "user" else None
     return message(role, _read_content(held.get("content", item)), name=name)
-
-
-def content_message(item: object, role: str) -> str:
-    """Return a message between agents of the runtime: its content, or all it holds."""
-    content = fields_of(item).get("content", item)
-    return dump([{"role": role, "parts": _read_content(content)}])
 
 
 def model_messages(messages: object) -> str | None:

@@ -36,6 +36,8 @@ _CARRIED: Final = "_lightning_otel_carried"
 sent, and of the first sender: a message that is published starts anew from there."""
 _WITHOUT_SPAN: Final = frozenset({"SequentialRoutedAgent", "ToolAgent"})
 """Agents of the runtime that are none to a reader: a team's parts, and what runs tools."""
+_TOOL_PARAMETERS: Final = ("args", "cancellation_token", "call_id")
+SERVER_TOOL_PARAMETERS: Final = ("name", "arguments", "cancellation_token", "call_id")
 _RESULT_FIELDS: Final = frozenset({"chat_message", "stop_reason", "finish_reason"})
 """Fields by which a stream's result, of an agent, a team or a model, is told from other items."""
 
@@ -144,6 +146,12 @@ def _start(
     return started, context
 
 
+def _keep_message(operation: capture.Operation, answer: object) -> None:
+    text = messages.chat_messages(answer, "assistant")
+    if text is not None:
+        operation.body[c.OUTPUT_MESSAGES] = text
+
+
 def skip_span(*_: Any, **__: Any) -> AbstractContextManager[Span]:
     """Return the replacement of a span of AutoGen's that is not wanted."""
     return nullcontext(INVALID_SPAN)
@@ -172,7 +180,7 @@ def _begin_agent(agent: Any, task: object, agent_id: str | None = None) -> Run:
         c.INVOKE_AGENT,
         name,
         {c.AGENT_NAME: name, c.AGENT_DESCRIPTION: agent.description, c.AGENT_ID: agent_id},
-        {c.INPUT_MESSAGES: messages.task_messages(task)},
+        {c.INPUT_MESSAGES: messages.chat_messages(task, "user")},
     )
     # By identity alone: a context may outlive the agent, and must not keep it.
     return Run(operation, otel_context.set_value(_TURN_KEY, id(agent), context), _keep_answer)
@@ -184,9 +192,7 @@ def _keep_answer(operation: capture.Operation, result: Any) -> None:
     answer, given = held.get("chat_message"), held.get("messages")
     if isinstance(given, list) and given:
         answer = given[-1]
-    if answer is None:
-        return
-    operation.body[c.OUTPUT_MESSAGES] = messages.answer_message(answer)
+    _keep_message(operation, answer)
     target = messages.text_field(answer, "target")
     if target is not None and fields_of(answer).get("type") == "HandoffMessage":
         operation.attributes[c.HANDOFF_TARGET] = target
@@ -228,7 +234,7 @@ def begin_team(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
         c.INVOKE_WORKFLOW,
         name,
         {c.WORKFLOW_NAME: name},
-        {c.INPUT_MESSAGES: messages.task_messages(kwargs.get("task"))},
+        {c.INPUT_MESSAGES: messages.chat_messages(kwargs.get("task"), "user")},
     )
     run, running = Run(operation, context, _keep_outcome), _teams.get(team_id)
     # A team that is running refuses to run again: what it does still belongs to its first run.
@@ -241,8 +247,7 @@ def _keep_outcome(operation: capture.Operation, result: Any) -> None:
     """Keep a team's last message, and why it stopped."""
     held = fields_of(result)
     given, reason = held.get("messages"), held.get("stop_reason")
-    if isinstance(given, list) and given:
-        operation.body[c.OUTPUT_MESSAGES] = messages.answer_message(given[-1])
+    _keep_message(operation, given[-1] if isinstance(given, list) and given else None)
     if isinstance(reason, str):
         operation.body[c.STOP_REASON] = reason
 
@@ -269,20 +274,12 @@ def begin_part(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> doors.Within
 # --- tools ----------------------------------------------------------------------------------------
 
 
-def begin_tool(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ToolRun:
-    """Begin the run of ``BaseTool.run_json`` or ``BaseStreamTool.run_json_stream``."""
-    given = doors.named(("args", "cancellation_token", "call_id"), args, kwargs)
-    name = messages.text_field(args[0], "_name")
-    return _begin_tool(args[0], name, given.get("args"), given.get("call_id"))
-
-
-def begin_server_tool(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ToolRun:
-    """Begin that of ``McpWorkbench.call_tool``, whose tools are no objects of their own."""
-    given = doors.named(("name", "arguments", "cancellation_token", "call_id"), args, kwargs)
-    return _begin_tool(None, given.get("name"), given.get("arguments"), given.get("call_id"))
-
-
-def _begin_tool(tool: Any, name: object, arguments: object, call_id: object) -> ToolRun:
+def begin_tool(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], *, names: tuple[str, ...] = _TOOL_PARAMETERS
+) -> ToolRun:
+    """Begin the run of ``BaseTool.run_json`` or its stream, or of ``McpWorkbench.call_tool``."""
+    tool, given = args[0], doors.named(names, args, kwargs)
+    name, call_id = given.get("name", messages.text_field(tool, "_name")), given.get("call_id")
     operation, context = _start(
         c.EXECUTE_TOOL,
         str(name),
@@ -291,7 +288,7 @@ def _begin_tool(tool: Any, name: object, arguments: object, call_id: object) -> 
             c.TOOL_DESCRIPTION: messages.text_field(tool, "_description"),
             c.TOOL_CALL_ID: call_id if isinstance(call_id, str) else None,
         },
-        {c.TOOL_ARGUMENTS: text_of(arguments)},
+        {c.TOOL_ARGUMENTS: text_of(given.get("arguments", given.get("args")))},
     )
     return ToolRun(operation, context, functools.partial(_keep_result, tool))
 
@@ -352,12 +349,7 @@ def begin_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | Non
         c.AGENT_ID: str(agent.id),
         c.AGENT_DESCRIPTION: messages.text_field(agent, "_description"),
     }
-    body = {c.INPUT_MESSAGES: messages.content_message(message, "user")}
+    body = {c.INPUT_MESSAGES: messages.chat_messages(message, "user")}
     operation, context = _start(c.INVOKE_AGENT, agent.id.type, described, body)
     entry = _entry_of(otel_context.get_current())
-    return Run(operation, otel_context.set_value(_ENTRY_KEY, entry, context), _keep_reply)
-
-
-def _keep_reply(operation: capture.Operation, reply: Any) -> None:
-    if reply is not None:
-        operation.body[c.OUTPUT_MESSAGES] = messages.content_message(reply, "assistant")
+    return Run(operation, otel_context.set_value(_ENTRY_KEY, entry, context), _keep_message)
