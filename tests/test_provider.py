@@ -426,6 +426,24 @@ def test_process_is_one_rollout_but_for_those_it_opens_itself(
     assert len({of_process, said["traced"].rollout_id, said["named"].rollout_id}) == 3
 
 
+@pytest.mark.parametrize("first", ["agents import BaseChatAgent", "teams import BaseGroupChat"])
+def test_module_that_imports_its_library_is_patched_once_it_is_whole(
+    first: str, process: Process
+) -> None:
+    """AutoGen's core is switched on in the midst of the module the program imports first."""
+    pytest.importorskip("autogen_agentchat")
+
+    done = process.run(
+        f"""
+        with lo.auto_trace():
+            from autogen_agentchat.{first} as found
+            print(hasattr(found.run_stream, "__lightning_otel_wrapped__"))
+        """
+    )
+
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_instrument_switches_on_by_name_and_uninstrument_off() -> None:
     """A library is named as text or in a list; off again its own methods are back."""
     import openai._base_client as base

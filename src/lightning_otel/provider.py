@@ -37,6 +37,13 @@ INSTRUMENTORS: Mapping[str, str] = {
 """The library each instrumentor is for, and where it stands: imported when its library is."""
 
 
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "autogen_core": (
+        "autogen_agentchat.agents", "autogen_agentchat.teams", "autogen_ext.tools.mcp._workbench",
+    ),
+}  # fmt: skip
+"""Modules that import a library, which is switched on in their midst: they are patched after."""
+
 NO_SDK: Final = "without duckdb among its exporters it needs a distribution that sets up the SDK"
 
 _RANDOM_IDS: Final = ("opentelemetry.sdk.trace.id_generator", "RandomIdGenerator")
@@ -87,15 +94,26 @@ def ensure_provider() -> None:
     """Put our processor into the global provider, or set one that has it.
 
     In a provider of ours the user's OTLP endpoint is served too; in a joined one that is the
-    business of whoever built it.
+    business of whoever built it. What the program sets later is joined as it sets it.
     """
-    try:
-        if _setup.own is None and trace.get_tracer_provider() is not _setup.provider:
-            with _setup.lock:
-                _join_or_set()
-    except Exception:
-        _setup.is_broken = True
-        raise
+    if _is_set_up():
+        return
+    with _setup.lock:
+        if _is_set_up():
+            return
+        found: Any = trace.get_tracer_provider()
+        try:
+            if isinstance(found, trace.ProxyTracerProvider):
+                found = _set_provider()
+            if found is not _setup.own:
+                _join_provider(found)
+        except Exception:
+            _setup.is_broken = True
+            raise
+
+
+def _is_set_up() -> bool:
+    return _setup.own is not None or trace.get_tracer_provider() is _setup.provider
 
 
 def is_broken() -> bool:
@@ -104,25 +122,6 @@ def is_broken() -> bool:
     Its SDK cannot even be imported where a number in its environment is none.
     """
     return _setup.is_broken
-
-
-def _join_or_set() -> None:
-    if _setup.own is not None:
-        return  # what the program sets is joined as it sets it
-    found: Any = trace.get_tracer_provider()
-    if isinstance(found, trace.ProxyTracerProvider):
-        found = _set_provider()
-    if found is not _setup.provider and found is not _setup.own:
-        _join_provider(found)
-
-
-def _tracer_of(provider: Any) -> trace.Tracer:
-    """Our tracer of a provider; of the user's it has ids of our own, unless they chose some."""
-    tracer = provider.get_tracer(c.SCOPE)
-    given = type(getattr(tracer, "id_generator", None))
-    if (given.__module__, given.__name__) == _RANDOM_IDS:
-        tracer.id_generator = _Ids()
-    return tracer  # type: ignore[no-any-return]  # whatever the provider is, this is its tracer
 
 
 def _set_provider() -> Any:
@@ -152,14 +151,18 @@ def _join_provider(provider: Any) -> None:
     from lightning_otel.exporters.duckdb import FrameSpanProcessor
 
     add = getattr(provider, "add_span_processor", None)
-    if add is not None:
-        if _setup.sender is not None:
-            _setup.sender.shutdown()  # the program's exporters send now
-        add(FrameSpanProcessor())
-        capture.process.tracer = _tracer_of(provider)
-    elif _setup.own is None:
-        log.warning("cannot record: the tracer provider %r takes no processors", provider)
-        capture.process.tracer = _tracer_of(provider)
+    if add is not None or _setup.own is None:
+        tracer = provider.get_tracer(c.SCOPE)
+        ids = type(getattr(tracer, "id_generator", None))
+        if (ids.__module__, ids.__name__) == _RANDOM_IDS:  # else the user chose some
+            tracer.id_generator = _Ids()
+        if add is None:
+            log.warning("cannot record: the tracer provider %r takes no processors", provider)
+        else:
+            if _setup.sender is not None:
+                _setup.sender.shutdown()  # the program's exporters send now
+            add(FrameSpanProcessor())
+        capture.process.tracer = tracer
     _setup.provider = provider
 
 
@@ -224,6 +227,8 @@ def switch_on(libraries: str | Iterable[str] | None = None) -> None:
             elif library not in _setup.awaited:
                 _setup.awaited.add(library)
                 when_imported(library, _switch_on)
+                for part in _PARTS.get(library, ()):
+                    when_imported(part, functools.partial(_patch_part, library))
 
 
 def _switch_on(library: str) -> None:
@@ -231,9 +236,15 @@ def _switch_on(library: str) -> None:
     if library in _setup.wanted:
         instrumentor = _instrumentor_of(library)
         if not instrumentor.is_instrumented_by_opentelemetry:
-            instrumentor.instrument(skip_dep_check=True, only_in_recordings=True)
+            parts = _PARTS.get(library, ())
+            instrumentor.instrument(skip_dep_check=True, only_in_recordings=True, parts=parts)
             if debugging.is_on:
                 debugging.tell(f"on      the instrumentor of {library}")
+
+
+def _patch_part(library: str, part: str) -> None:
+    if library in _setup.wanted:
+        _instrumentor_of(library).patch_imported(part)
 
 
 def tell_instrumentors() -> None:

@@ -4,6 +4,7 @@ A library is never imported for it: its methods are replaced when the program im
 """
 
 import functools
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
@@ -126,6 +127,11 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         else:
             self._is_hooked = True
             for module_name in self.patches():
+                found = sys.modules.get(module_name)
+                is_half = getattr(getattr(found, "__spec__", None), "_initializing", False)
+                if found is not None and is_half and module_name in kwargs.get("parts", ()):
+                    self._imported[module_name] = found
+                    continue
                 # Bound here: a module's own ``__name__`` may be another's, as CrewAI's are.
                 patch = functools.partial(self._patch_if_active, module_name)
                 wrapt.register_post_import_hook(patch, module_name)
@@ -135,6 +141,11 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         _everywhere.discard(type(self))
         capture.process.is_global = bool(_everywhere)
         self._wrapped = [(owner, name) for owner, name in self._wrapped if not restore(owner, name)]
+
+    def patch_imported(self, module_name: str) -> None:
+        """Patch a module that was half imported as this was switched on."""
+        if module_name in self._imported:
+            self._patch_if_active(module_name, self._imported[module_name])
 
     def _patch_if_active(self, module_name: str, module: ModuleType) -> None:
         self._imported[module_name] = module
