@@ -9,6 +9,7 @@ import pytest
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
+from lightning_otel.store import snapshot
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout, Manifest
 from lightning_otel.store.parquet import describe_file
 from lightning_otel.store.sql import quoted
@@ -89,9 +90,18 @@ def test_old_and_new_read_side_by_side(store: Store, layout: Layout) -> None:
     assert [rows["old"][name] for name in unknown] == [-1, -1, "INTERNAL", None, None, None]
 
 
-def test_old_spans_become_transitions_as_new_ones_do(store: Store, layout: Layout) -> None:
-    """What is trained on is the same, whichever version kept it."""
-    old, new = sorted(store.transitions(), key=lambda step: step.start_ns)
+@pytest.mark.parametrize("small_bytes", [snapshot._SMALL_BYTES, 0])
+@pytest.mark.parametrize("bodies", [True, False])
+def test_old_spans_become_transitions_as_new_ones_do(
+    store: Store,
+    layout: Layout,
+    monkeypatch: pytest.MonkeyPatch,
+    bodies: object,
+    small_bytes: int,
+) -> None:
+    """What is trained on is the same, whichever version kept it, in a store of any size."""
+    monkeypatch.setattr(snapshot, "_SMALL_BYTES", small_bytes)
+    old, new = sorted(store.transitions(bodies=bool(bodies)), key=lambda step: step.start_ns)
 
     assert (old.rollout_id, new.rollout_id) == ("old", "new")
     for name in ("observation", "action", "reward", "model", "response_id", "agent", "done"):

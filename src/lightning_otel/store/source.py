@@ -11,7 +11,7 @@ from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogu
 from lightning_otel.store.damage import exclude_damage, mend_manifest
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.gist import GIST, ODD, with_gist
-from lightning_otel.store.layout import MEMORY, DataFile, Layout, now_us
+from lightning_otel.store.layout import MEMORY, SCHEMA_VERSION, DataFile, Layout, now_us
 from lightning_otel.store.live import living
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
@@ -254,19 +254,23 @@ def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot, live: s
     source = "reading.spans" if snapshot.is_small else live
     if not source and snapshot.segments:
         source = f"({snapshot.live_sql()})"
-    parts = []
+    narrow, parts = ", ".join(NARROW_COLUMNS), []
     if source:
         _hold_rows(con, "gist", with_gist(source, NARROW_COLUMNS), layout, files)
         parts.append("FROM reading.gist")
-    if files:
+    ours = [file for file in files if file.schema >= SCHEMA_VERSION]
+    if ours:
         # A file of an early version has no gist; an empty one, for whatever reason, tells nothing.
         none = ", ".join(f"NULL::{kind} AS {name}" for name, kind in GIST.items())
-        paths = listed(layout.data / file.name for file in files)
+        paths = listed(layout.data / file.name for file in ours)
         parts.append(
-            f"SELECT {', '.join(NARROW_COLUMNS)}, coalesce(gist_kind, {ODD})::TINYINT AS gist_kind,"
+            f"SELECT {narrow}, coalesce(gist_kind, {ODD})::TINYINT AS gist_kind,"
             f" gist_before, gist_after, gist_facts FROM (FROM read_parquet({paths}, "
             f"union_by_name=true) UNION ALL BY NAME (SELECT {none} LIMIT 0))"
         )
+    if older := [file for file in files if file.schema < SCHEMA_VERSION]:
+        rows = rows_of(layout, older)
+        parts.append(f"SELECT {narrow}, {ODD}::TINYINT, NULL, NULL, NULL FROM {rows}")
     con.execute(f"CREATE OR REPLACE VIEW {NARROW} AS {' UNION ALL '.join(parts)}")
 
 
