@@ -27,6 +27,15 @@ def offer_call(operation: capture.Operation | None, context: Context | None = No
     return otel_context.set_value(_CALL_KEY, operation, context)
 
 
+def context_within(operation: capture.Operation) -> Context:
+    """Return the context within a step of a framework.
+
+    A call that waits outside to be claimed cannot be from in there.
+    """
+    context = operation.context
+    return context if context.get(_CALL_KEY) is None else offer_call(None, context)
+
+
 def current_call() -> capture.Operation | None:
     """Return the framework's innermost call, claimed or not; None if there is none."""
     found = otel_context.get_current().get(_CALL_KEY)

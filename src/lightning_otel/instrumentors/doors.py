@@ -120,7 +120,7 @@ def _around_async(begin: Begin, original: Any) -> Any:
             return await original(*args, **kwargs)
         try:
             work = _await_run(run, original(*args, **kwargs))
-        except TypeError as exc:  # the arguments do not fit
+        except BaseException as exc:  # the arguments do not fit, or it is a function in disguise
             capture.guarded(run.fail, exc)
             raise
         finally:

@@ -40,7 +40,8 @@ class Step(Run):
         self.owner = owner
         self.operation = operation
         self.ended: Ended | None = None
-        self.context = otel_context.set_value(_KEY, self, operation.context)
+        within = call_slot.context_within(operation)
+        self.context = otel_context.set_value(_KEY, self, within)
 
     @classmethod
     def begin(

@@ -159,6 +159,68 @@ def test_model_that_hands_on_makes_no_call_of_its_own(
     assert found == [exchange.response_id for exchange in server.log]
 
 
+class Racing(agents.Model):  # type: ignore[misc]  # as above
+    """Asks two at once and gives the first one's answer."""
+
+    def __init__(self, model: Any) -> None:
+        self.inner = model
+
+    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
+        """The first one's."""
+        asked = [self.inner.get_response(*args, **kwargs) for _ in range(2)]
+        return (await asyncio.gather(*asked))[0]
+
+    def stream_response(self, *args: Any, **kwargs: Any) -> Any:
+        """Nothing."""
+        raise NotImplementedError
+
+
+def test_model_that_asks_several_at_once_makes_calls_beside_each_other(
+    store: Store, server: DemoServer, model: Any
+) -> None:
+    """None stands in another, though the first is under way when the second begins."""
+    with auto_trace(store=store) as recording:
+        asyncio.run(ask(agents.Agent(name="a", model=Racing(model)), "hello", is_stream=False))
+
+    assert len(server.log) == 2
+    assert outline(recording) == f"{AGENT}a" + "\n    chat toy" * 2
+
+
+class Delegating(agents.Model):  # type: ignore[misc]  # as above
+    """Has an agent of its own answer."""
+
+    model = "delegate"
+
+    def __init__(self, agent: Any) -> None:
+        self.agent = agent
+
+    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
+        """The agent's."""
+        said = await ask(self.agent, "inside", is_stream=False)
+        return agents.ModelResponse(output=[TEXT(said)], usage=agents.Usage(), response_id=None)
+
+    def stream_response(self, *args: Any, **kwargs: Any) -> Any:
+        """Nothing."""
+        raise NotImplementedError
+
+
+def test_agent_within_a_models_call_has_calls_of_its_own(
+    store: Store, server: DemoServer, model: Any
+) -> None:
+    """The call around it, which no client has claimed, is not that of its requests."""
+    inner = agents.Agent(name="inner", model=model)
+    outer = agents.Agent(name="outer", model=Delegating(inner))
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(ask(outer, "hello", is_stream=False))
+
+    assert len(server.log) == 1
+    assert sorted(span.name for span in calls_of(recording)) == ["chat delegate", "chat toy"]
+    (call,) = spans_of(recording, "chat toy")
+    (agent,) = spans_of(recording, "invoke_agent inner")
+    assert call.parent_span_id == agent.span_id
+
+
 class Thinking(agents.Model):  # type: ignore[misc]  # as above
     """Tells the SDK nothing, and does things of its own on the way."""
 

@@ -139,11 +139,7 @@ def _start(
         {key: value for key, value in known.items() if value is not None},
         {key: text for key, text in body.items() if text is not None},
     )
-    context = started.context
-    if call_slot.current_call() is not None:
-        # A model call that waits outside to be claimed cannot be from in there.
-        context = call_slot.offer_call(None, context)
-    return started, context
+    return started, call_slot.context_within(started)
 
 
 def _keep_message(operation: capture.Operation, answer: object) -> None:
@@ -335,7 +331,10 @@ def begin_delivery(
     """Deliver a message in the context that its sender put into it."""
     envelope = doors.named(("message_envelope",), args, kwargs).get("message_envelope")
     carried = getattr(getattr(envelope, "metadata", None), _CARRIED, None)
-    return None if carried is None else doors.Within(carried[is_published])
+    if carried is None:
+        return None
+    sender, first_sender = carried
+    return doors.Within(first_sender if is_published else sender)
 
 
 def begin_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:

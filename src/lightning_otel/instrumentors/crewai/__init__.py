@@ -204,8 +204,9 @@ def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     model, messages = args[0], named(("messages",), args, kwargs).get("messages")
     known = ((c.REQUEST_MODEL, model.model), (c.PROVIDER, model.provider))
     attributes: dict[str, AttributeValue] = {key: value for key, value in known if word(value)}
+    asked = text_of(_read_messages(messages))  # before the span starts, which must end then
     call = _Call(c.CHAT, str(model.model), attributes)
-    call.operation.body[c.INPUT_MESSAGES] = text_of(_read_messages(messages))
+    call.operation.body[c.INPUT_MESSAGES] = asked
     return call
 
 

@@ -137,4 +137,7 @@ def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall |
     """Begin a call; None where a model only hands on what was asked of it."""
     if call_slot.unclaimed_call() is not None:
         return None
-    return ModelCall(args[0], args[1:], kwargs, _spans.conversation())
+    outer = call_slot.current_call()
+    # A model that asks several others makes calls beside each other.
+    parent = None if outer is None else outer.parent
+    return ModelCall(args[0], args[1:], kwargs, _spans.conversation(), parent)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
@@ -43,12 +44,18 @@ class ModelCall(steps.ModelCall):
     """A model's ``get_response`` or ``stream_response`` under way."""
 
     def __init__(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], conversation: str | None
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        conversation: str | None,
+        parent: Context | None,
     ) -> None:
         name = getattr(model, "model", None)
         name = name if isinstance(name, str) else None
         known = ((c.REQUEST_MODEL, name), (c.CONVERSATION_ID, conversation))
-        super().__init__(c.CHAT, name, {key: value for key, value in known if value is not None})
+        attributes = {key: value for key, value in known if value is not None}
+        super().__init__(c.CHAT, name, attributes, parent)
         self._request = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
         self._response: Any = None
 

@@ -147,7 +147,7 @@ class SdkSpans:
                 capture.clean(name), SpanKind.INTERNAL, attributes, parent=context
             )
             if is_current and node.kind in _ENCLOSING:
-                node.attach(node.operation.context)
+                node.attach(call_slot.context_within(node.operation))
         self._nodes[span] = node
         if has_id:
             self._by_id[span.span_id] = node
