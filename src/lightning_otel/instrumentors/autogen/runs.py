@@ -23,6 +23,7 @@ from lightning_otel import call_slot, capture, config
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors import doors
 from lightning_otel.instrumentors.autogen import messages
+from lightning_otel.instrumentors.patching import MARK
 from lightning_otel.instrumentors.reading import fields_of
 from lightning_otel.values import text_of
 
@@ -257,7 +258,9 @@ def begin_part(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> doors.Within
     # The run's own, not the current one: a span of AutoGen's messaging may be current there, which
     # belongs to whatever provider its runtime was built with.
     held = fields_of(part)
-    turn = str(part.id) if "_agent" in held else None
+    # Of another kind of agent AutoGen's own span stays: only where ours is, there is a turn.
+    is_seen = hasattr(getattr(type(held.get("_agent")), "on_messages_stream", None), MARK)
+    turn = str(part.id) if is_seen else None
     context = otel_context.set_value(_TURN_KEY, turn, run.context)
     name, frame = held.get("_name"), capture.current_frame(context)
     if isinstance(name, str) and frame is not None:
