@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from lightning_otel import conventions as c
-from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS, Record, fill_columns
+from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS, Record, hot_columns
 from lightning_otel.values import (
     json_text,
     make_attributes_plain,
     name_text,
     repair_text,
+    text_or_none,
     time_of,
     write_json,
 )
@@ -78,43 +79,58 @@ def record_of(
         body: Content that is kept beside it.
         end_sequence: Position of its end in the process; -1 of a span that just started.
     """
-    record = {
-        "record": "start",
+    name, scope = name_text(span.name), identity["scope"]
+    attributes = {**stamps, **copied(span.attributes), **body}
+    if end_sequence < 0:  # short, as it is written for every span: the end tells the rest
+        get = attributes.get
+        return {
+            "record": "start",
+            **identity,
+            "name": name,
+            "end_ns": None,
+            "status": "UNSET",
+            "status_message": "",
+            "end_sequence": -1,
+            "operation": text_or_none(get(c.OPERATION)),
+            "agent": text_or_none(get(c.AGENT_NAME)),
+            "model": text_or_none(get(c.REQUEST_MODEL)),
+            "rollout_id": text_or_none(get(c.ROLLOUT_ID)),
+            "attempt_id": text_or_none(get(c.ATTEMPT_ID)),
+            "attributes": attributes,
+            "events": [],
+            "otel_resource": otel_resource,
+        }
+    status = span.status
+    if span.dropped_attributes or span.dropped_events or span.dropped_links:
+        attributes[c.CUT] = json_text(_dropped_by_sdk(span))
+    return {
+        "record": "span",
         **identity,
-        "name": name_text(span.name),
-        "end_ns": None,
-        "status": "UNSET",
-        "status_message": "",
+        "name": name,
+        "end_ns": time_of(span.end_time or 0),
+        "status": status.status_code._name_,
+        "status_message": name_text(status.description or ""),
         "end_sequence": end_sequence,
-        "attributes": {**stamps, **copied(span.attributes), **body},
-        "events": [],
-        "otel_resource": otel_resource,
-    }
-    if end_sequence >= 0:
-        status = span.status
-        record["record"] = "span"
-        record["end_ns"] = time_of(span.end_time or 0)
-        record["status"] = status.status_code._name_
-        record["status_message"] = name_text(status.description or "")
-        if span.dropped_attributes or span.dropped_events or span.dropped_links:
-            record["attributes"][c.CUT] = json_text(_dropped_by_sdk(span))
-        record["events"] = [
+        **hot_columns(name, scope, attributes, otel_resource),
+        "attributes": attributes,
+        "events": [
             {
                 "name": name_text(event.name),
                 "time_ns": time_of(event.timestamp),
                 "attributes": copied(event.attributes),
             }
             for event in span.events
-        ]
-        record["links"] = [
+        ],
+        "links": [
             {
                 "trace_id": f"{link.context.trace_id:032x}",
                 "span_id": f"{link.context.span_id:016x}",
                 "attributes": copied(link.attributes),
             }
             for link in span.links
-        ]
-    return fill_columns(record)
+        ],
+        "otel_resource": otel_resource,
+    }
 
 
 def copied(attributes: Any) -> dict[str, Any]:

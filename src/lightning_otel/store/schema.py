@@ -83,16 +83,15 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 Record = dict[str, Any]
 
 
-def fill_columns(record: Record) -> Record:
-    """Give a record its hot columns, and have message bodies stand in columns of their own.
+def hot_columns(name: str, scope: str, attributes: dict[str, Any], otel_resource: object) -> Record:
+    """Return a span's hot columns and message bodies; the latter are taken out of the attributes.
 
     A hot column of the wrong type stays empty: DuckDB would step over the whole line.
     """
-    attributes = known = record["attributes"]
-    if record["scope"] != c.SCOPE:
-        resource = record["otel_resource"]
-        resource = resource if isinstance(resource, Mapping) else {}
-        known = readers.summary(record["name"], record["scope"], attributes, resource)
+    known: Mapping[str, Any] = attributes
+    if scope != c.SCOPE:
+        resource = otel_resource if isinstance(otel_resource, Mapping) else {}
+        known = readers.summary(name, scope, attributes, resource)
     get = known.get
     texts = [
         get(c.OPERATION), get(c.AGENT_NAME), get(c.PROVIDER), get(c.RESPONSE_ID),
@@ -101,22 +100,24 @@ def fill_columns(record: Record) -> Record:
     if not _TEXTS.issuperset(map(type, texts)):
         texts = list(map(text_or_none, texts))
     operation, agent, provider, response_id, rollout_id, attempt_id, model, requested = texts
-    record["operation"] = operation
-    record["agent"] = agent
-    record["provider"] = provider
-    record["model"] = model or requested
-    record["response_id"] = response_id
-    record["input_tokens"] = _read_integer(get(c.INPUT_TOKENS))
-    record["output_tokens"] = _read_integer(get(c.OUTPUT_TOKENS))
-    record["rollout_id"] = rollout_id or None
-    record["attempt_id"] = attempt_id or None
-    record["reward"] = _read_number(get(c.REWARD_VALUE))
+    columns: Record = {
+        "operation": operation,
+        "agent": agent,
+        "provider": provider,
+        "model": model or requested,
+        "response_id": response_id,
+        "input_tokens": _read_integer(get(c.INPUT_TOKENS)),
+        "output_tokens": _read_integer(get(c.OUTPUT_TOKENS)),
+        "rollout_id": rollout_id or None,
+        "attempt_id": attempt_id or None,
+        "reward": _read_number(get(c.REWARD_VALUE)),
+    }
     if not _BODY_KEYS.isdisjoint(attributes):
         for column, key in BODY_COLUMNS.items():
             # On the span of a foreign shape, it stays where any shape can be.
             if type(attributes.get(key)) is str:
-                record[column] = attributes.pop(key)
-    return record
+                columns[column] = attributes.pop(key)
+    return columns
 
 
 def _read_integer(value: object) -> int | None:
@@ -169,22 +170,25 @@ def span_of(record: Mapping[str, Any]) -> Span:
 
 def record_of_span(span: Span) -> Record:
     """The record of a span of ours: the inverse of :func:`span_of`."""
-    return fill_columns({
+    name, scope, resource = name_text(span.name), name_text(span.scope), dict(span.otel_resource)
+    attributes = dict(span.attributes)
+    return {
         "record": "span",
         "trace_id": span.trace_id,
         "span_id": span.span_id,
         "parent_span_id": span.parent_span_id,
         "kind": span.kind,
         "start_ns": time_of(span.start_ns),
-        "scope": name_text(span.scope),
+        "scope": scope,
         "process": span.process,
         "sequence": span.sequence,
-        "name": name_text(span.name),
+        "name": name,
         "end_ns": None if span.end_ns is None else time_of(span.end_ns),
         "status": span.status,
         "status_message": name_text(span.status_message),
         "end_sequence": span.end_sequence,
-        "attributes": dict(span.attributes),
+        **hot_columns(name, scope, attributes, resource),
+        "attributes": attributes,
         "events": [
             {"name": each.name, "time_ns": each.time_ns, "attributes": dict(each.attributes)}
             for each in span.events
@@ -194,8 +198,8 @@ def record_of_span(span: Span) -> Record:
              "attributes": dict(each.attributes)}
             for each in span.links
         ],
-        "otel_resource": dict(span.otel_resource),
-    })  # fmt: skip
+        "otel_resource": resource,
+    }  # fmt: skip
 
 
 def _read_object(value: Any) -> dict[str, Any]:
