@@ -74,6 +74,7 @@ class ModelCall(steps.ModelCall):
         super().__init__(operation, title, attributes, parent)
         self._run_id, self._given, self._metadata, self._tools = run_id, given, metadata, tools
         run = runs.Run("", self.context)
+        run.agent, run.integration = metadata.get("lc_agent_name"), metadata.get("ls_integration")
         if is_stream:
             self.operation.attributes[c.REQUEST_STREAM] = True
             run.call = self

@@ -139,7 +139,6 @@ class ModelRequest(Run):
         self._end_with_body(self._find_body() or b"", is_whole=True, exc=exc)
 
     def _find_body(self) -> bytes | None:
-        """The answer that has arrived, if it was seen."""
         return None if self._response is None else capture.guarded(lambda: self._response.content)
 
     def _end_with_body(
@@ -164,24 +163,21 @@ class ModelRequest(Run):
         # Apart, both and the answer's body are freed at once.
         operation.request, self.context, self._response = None, Context(), None
         self.options = self.given = None
-        is_complete, error = capture.guarded(self._read_body, body, first_chunk_s) or (False, None)
+        read = capture.guarded(self._read_body, body, first_chunk_s)
+        answer, is_complete = read or ({}, False)
+        error = answer.get("error")
         if exc is not None:
             operation.fail(exc)
-        elif error is not None:
-            operation.fail_with(*error)
+        elif isinstance(error, dict):
+            kind = str(error.get("type") or error.get("code") or "error")
+            operation.fail_with(kind, str(error.get("message") or ""))
         else:
             if not is_whole and not is_complete:
                 operation.attributes[c.ABANDONED] = True
             operation.stop()
 
-    def _read_body(
-        self, body: bytes, first_chunk_s: float | None
-    ) -> tuple[bool, tuple[str, str] | None]:
-        """Put what the body says on the span.
-
-        Returns:
-            True if a stream said itself that it is over; type and message of an error in the body.
-        """
+    def _read_body(self, body: bytes, first_chunk_s: float | None) -> tuple[Json, bool]:
+        """Put an answer on the span; return it, and whether a stream said that it is over."""
         answer: Json | None = None
         is_complete = False
         if _JSON_START.match(body):
@@ -191,10 +187,9 @@ class ModelRequest(Run):
                 self.operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
             is_complete = self.endpoint.is_complete(events)
             answer = self.endpoint.assemble(events)
-        if answer is None:
-            return False, None
-        capture.guarded(self._take_answer, answer)
-        return is_complete, _error_of(answer)
+        if answer is not None:
+            capture.guarded(self._take_answer, answer)
+        return answer or {}, is_complete
 
     def _take_answer(self, answer: Json) -> None:
         self.operation.attributes.update(self.endpoint.response_attributes(answer))
@@ -240,13 +235,6 @@ def _json_object(data: bytes) -> Json | None:
         except ValueError:
             return None
     return found if isinstance(found, dict) else None
-
-
-def _error_of(answer: Json) -> tuple[str, str] | None:
-    error = answer.get("error")
-    if not isinstance(error, dict):
-        return None
-    return str(error.get("type") or error.get("code") or "error"), str(error.get("message") or "")
 
 
 @lru_cache(64)
