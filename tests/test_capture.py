@@ -25,7 +25,7 @@ class Kept:
     def __init__(self) -> None:
         self.spans: list[tuple[ReadableSpan, Mapping[str, str]]] = []
 
-    def started(self, span: ReadableSpan, stamps: Mapping[str, Any]) -> None:
+    def started(self, span: ReadableSpan, stamps: Mapping[str, Any], transforms: Any = ()) -> None:
         """Do nothing."""
 
     def ended(self, span: ReadableSpan, body: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ import itertools
 import logging
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
@@ -52,12 +52,15 @@ _attached_here: ContextVar[Context | None] = ContextVar("lightning-otel-attached
 class SpanSink(Protocol):
     """A sink of recorded spans; both methods return at once and never raise."""
 
-    def started(self, span: Any, stamps: Mapping[str, AttributeValue]) -> None:
+    def started(
+        self, span: Any, stamps: Mapping[str, AttributeValue], transforms: Sequence[Any] = ()
+    ) -> None:
         """Note a started SDK span, so that it is known if its process dies.
 
         Args:
             span: The span.
             stamps: Attributes for its record, where it has none of that name; not for the span.
+            transforms: Functions that it passes through before it is kept, now and as it ends.
         """
 
     def ended(self, span: Any, body: Mapping[str, str]) -> None:
@@ -90,6 +93,7 @@ class Frame:
         asks_for_ids: Whether requests ask their server for the token ids it works with.
         applied: Gives what requests are made with instead of what the agent wrote; None if nothing.
         process_stamps: As ``stamps``, in traces alone that no span of the program's own opened.
+        transforms: Functions that spans pass through before they are kept.
     """
 
     sink: SpanSink | None
@@ -99,6 +103,7 @@ class Frame:
     asks_for_ids: bool = False
     applied: Applied | None = None
     process_stamps: Mapping[str, AttributeValue] = field(default_factory=dict)
+    transforms: Sequence[Any] = ()
 
 
 class _Process:

@@ -189,7 +189,8 @@ def _in_rollout(rollout_id: str | None) -> AbstractContextManager[None]:
     frame = capture.current_frame()
     if rollout_id is None or frame is None or frame.stamps.get(c.ROLLOUT_ID) == rollout_id:
         return contextlib.nullcontext()
-    elsewhere = capture.Frame(frame.sink, {c.ROLLOUT_ID: rollout_id})
+    stamps = {c.ROLLOUT_ID: rollout_id}
+    elsewhere = capture.Frame(frame.sink, stamps, transforms=frame.transforms)
     return capture.attached(capture.in_frame(elsewhere, Context()))
 
 

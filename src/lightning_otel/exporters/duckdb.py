@@ -65,7 +65,7 @@ class FrameSpanProcessor(SpanProcessor):
             stamps = frame.stamps
             if frame.process_stamps and not _is_in_own_trace(span):
                 stamps = {**frame.process_stamps, **stamps}
-            sink.started(span, stamps)
+            sink.started(span, stamps, frame.transforms)
 
     def _finish_span(self, span: ReadableSpan) -> None:
         ids = span.context.trace_id, span.context.span_id
@@ -184,7 +184,7 @@ class DuckDBSpanExporter(SpanExporter):
 def _export_span(span: ReadableSpan, writer: SpanWriter) -> None:
     found = capture.beside(span.context)
     sink = found.sink or _open.get((span.context.trace_id, span.context.span_id))
-    if getattr(sink, "writer", sink) is not writer:
+    if sink is not writer:
         writer.exported(span, found.body)
 
 

@@ -35,8 +35,7 @@ class ForwardingProcessor(SpanProcessor):
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Begin to send with the first span that a store gets of this process."""
         frame = capture.current_frame(parent_context)
-        sink = frame.sink if frame is not None else None
-        writer = getattr(sink, "writer", sink)
+        writer = frame.sink if frame is not None else None
         if isinstance(writer, SpanWriter) and (os.getpid(), writer) not in self._begun:
             with self._lock:
                 if (os.getpid(), writer) in self._begun:

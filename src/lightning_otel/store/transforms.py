@@ -11,25 +11,18 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, warn_once
-from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import BODY_COLUMNS, Record, record_of_span, span_of
 from lightning_otel.types import Event, Span
 from lightning_otel.values import make_attributes_plain
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.util.types import AttributeValue
-
-    from lightning_otel.store.writer import SpanWriter
 
 log = logging.getLogger(__name__)
 
@@ -89,27 +82,6 @@ def named_transform(name: str) -> Transform:
 
     transform.__module__, _, transform.__qualname__ = name.partition(":")
     return transform
-
-
-@dataclass(frozen=True, slots=True)
-class TransformingSink:
-    """A writer whose spans pass through some transforms first: those of one recording."""
-
-    writer: "SpanWriter"
-    transforms: tuple[Transform, ...]
-
-    @property
-    def layout(self) -> Layout | None:
-        """The layout that the writer writes to."""
-        return self.writer.layout
-
-    def started(self, span: "ReadableSpan", stamps: "Mapping[str, AttributeValue]") -> None:
-        """Note a started span."""
-        self.writer.started(span, stamps, self.transforms)
-
-    def ended(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
-        """Keep an ended span."""
-        self.writer.ended(span, body, self.transforms)
 
 
 def add_transform(function: Transform) -> Transform:

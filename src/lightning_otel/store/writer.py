@@ -58,15 +58,21 @@ class _OpenSpan:
         began_ns: When it began, by the clock that never goes back; None if that was not seen.
         identity: What stays of it until it ends, once that was read.
         line: The line of its start, once it was made.
+        transforms: Functions that it passes through as it starts and as it ends.
     """
 
-    __slots__ = ("began_ns", "identity", "line", "sequence", "stamps")
+    __slots__ = ("began_ns", "identity", "line", "sequence", "stamps", "transforms")
 
     def __init__(
-        self, sequence: int, stamps: Mapping[str, AttributeValue], began_ns: int | None = None
+        self,
+        sequence: int,
+        stamps: Mapping[str, AttributeValue],
+        began_ns: int | None = None,
+        transforms: Sequence[Transform] = (),
     ) -> None:
         self.sequence = sequence
         self.stamps = stamps
+        self.transforms = transforms
         self.began_ns = began_ns
         self.identity: Record | None = None
         self.line = b""
@@ -108,7 +114,7 @@ class SpanWriter(Journal):
         if 0 in ids:
             return
         # Before all else: whatever comes, the end is ours.
-        begun = self._open[ids] = _OpenSpan(sequence, stamps, time.monotonic_ns())
+        begun = self._open[ids] = _OpenSpan(sequence, stamps, time.monotonic_ns(), transforms)
         begun.identity = identity_of(span, self.process, sequence)
         resource = self._resource_of(span)
         record: Record | None = record_of(span, begun.identity, resource, stamps)
@@ -118,19 +124,14 @@ class SpanWriter(Journal):
             begun.line = line_of(record)
             self._append_line(begun.line, 0)
 
-    def ended(
-        self,
-        span: "ReadableSpan",
-        body: Mapping[str, str],
-        transforms: Sequence[Transform] = (),
-    ) -> None:
+    def ended(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
         """Keep an ended span. One that began in a parent process, or before us, is only counted."""
         self._forget_if_forked()
         context = span.context
         ids = context.trace_id, context.span_id
         begun = self._open.pop(ids, None)
         if begun is not None:
-            self._keep_record(span, body, begun, transforms)
+            self._keep_record(span, body, begun)
         else:
             self.refused(n.INVALID_ID if 0 in ids else n.FOREIGN)
 
@@ -214,13 +215,8 @@ class SpanWriter(Journal):
         found = (parsed(line) for line in lines if any(text in line for text in wanted))
         return [record for record in found if "span_id" in record]
 
-    def _keep_record(
-        self,
-        span: "ReadableSpan",
-        body: Mapping[str, str],
-        begun: _OpenSpan,
-        transforms: Sequence[Transform] = (),
-    ) -> None:
+    def _keep_record(self, span: "ReadableSpan", body: Mapping[str, str], begun: _OpenSpan) -> None:
+        transforms = begun.transforms
         try:
             identity = begun.identity or identity_of(span, self.process, begun.sequence)
             resource, number = self._resource_of(span), self._next()

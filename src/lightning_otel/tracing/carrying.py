@@ -19,7 +19,7 @@ from lightning_otel import capture, config, provider
 from lightning_otel.dataset import Store
 from lightning_otel.errors import warn_once
 from lightning_otel.instrumentors.doors import Within
-from lightning_otel.store.transforms import TransformingSink, name_of, named_transform
+from lightning_otel.store.transforms import name_of, named_transform
 from lightning_otel.tracing.blocks import each_call
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -91,12 +91,11 @@ def _pack_context(context: Context) -> dict[str, Any]:
     if frame is None or frame.sink is None:
         return {"parent": parent}
     layout = getattr(frame.sink, "layout", None)
-    transforms = frame.sink.transforms if isinstance(frame.sink, TransformingSink) else ()
     return {
         "parent": parent,
         "place": str(layout.catalogue) if layout is not None else Store(":memory:").name,
         "stamps": dict(frame.stamps),
-        "transforms": tuple(map(name_of, transforms)),
+        "transforms": tuple(map(name_of, frame.transforms)),
         "asks_for_ids": frame.asks_for_ids,
         "applies": frame.applied is not None,
         "standings": getattr(frame.applied, "standings", None),
@@ -138,10 +137,10 @@ def _unpack_context(
         _prepared_pids.add(os.getpid())
         capture.guarded(provider.switch_on)
     above = context if trace.get_current_span(context).get_span_context().is_valid else None
-    sink: capture.SpanSink = store.writer()
-    if transforms:
-        sink = TransformingSink(store.writer(), tuple(map(named_transform, transforms)))
     watch = capture.guarded(provider.applied_of, store) if applies else None
     applied = watch.held(standings) if watch is not None else None
-    frame = capture.Frame(sink, stamps, above, asks_for_ids=asks_for_ids, applied=applied)
+    frame = capture.Frame(
+        store.writer(), stamps, above, asks_for_ids=asks_for_ids, applied=applied,
+        transforms=tuple(map(named_transform, transforms)),
+    )  # fmt: skip
     return capture.in_frame(frame, context)

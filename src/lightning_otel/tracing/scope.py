@@ -20,7 +20,7 @@ from lightning_otel.adapter.tracking import Resources, resources_text
 from lightning_otel.dataset import Store
 from lightning_otel.emitters import emit_reward, hush, json_of
 from lightning_otel.errors import LightningOtelError, warn_once
-from lightning_otel.store.transforms import Transform, TransformingSink
+from lightning_otel.store.transforms import Transform
 from lightning_otel.tracing.blocks import Lifetime, is_clean
 from lightning_otel.tracing.recording import Recording
 from lightning_otel.types.wording import count_noun
@@ -94,7 +94,7 @@ class Scope(Lifetime[Recording]):
             store = _find_store(options.get("store"), outer)
             stamps, is_part = _make_stamps(options, outer.stamps)
             applied = _find_applied(store, around, named=options.get("apply"), is_part=is_part)
-            sink = self._make_sink(store, outer, is_part=is_part)
+            sink = self._make_sink(store, is_part=is_part)
             if sink is None and applied is None:
                 return
             provider.ensure_provider()
@@ -108,7 +108,10 @@ class Scope(Lifetime[Recording]):
         )  # fmt: skip
         asks = options.get("enable_retokenization_fix")
         asks_for_ids = capture.asks_for_ids() if asks is None else bool(asks)
-        frame = capture.Frame(sink, stamps, outer.parent, recording, asks_for_ids, applied)
+        frame = capture.Frame(
+            sink, stamps, outer.parent, recording, asks_for_ids, applied,
+            transforms=(*outer.transforms, *(options.get("transforms") or ())),
+        )  # fmt: skip
         inside = capture.in_frame(frame, capture.parent_context())
         if has_root:
             body = {c.TASK: json_of(recording.task)} if recording.task is not None else {}
@@ -121,18 +124,13 @@ class Scope(Lifetime[Recording]):
         self.inside = inside
         self.opened = recording
 
-    def _make_sink(
-        self, store: Store, outer: capture.Frame, *, is_part: bool
-    ) -> capture.SpanSink | None:
-        """Return the writer, behind the transforms of the enclosing recordings and this one's."""
+    def _make_sink(self, store: Store, *, is_part: bool) -> capture.SpanSink | None:
         if not config.is_collect_enabled():
             return None
         writer = store.writer()
         if not is_part:
             self._lost_before = writer.lost
-        inherited = outer.sink.transforms if isinstance(outer.sink, TransformingSink) else ()
-        transforms = (*inherited, *(self._options.get("transforms") or ()))
-        return TransformingSink(writer, transforms) if transforms else writer
+        return writer
 
     def _tell_begin(self) -> None:
         recording = self.opened
