@@ -96,20 +96,20 @@ def ensure_provider() -> None:
     In a provider of ours the user's OTLP endpoint is served too; in a joined one that is the
     business of whoever built it. What the program sets later is joined as it sets it.
     """
-    if _is_set_up():
-        return
-    with _setup.lock:
+    try:
         if _is_set_up():
             return
-        found: Any = trace.get_tracer_provider()
-        try:
+        with _setup.lock:
+            if _is_set_up():
+                return
+            found: Any = trace.get_tracer_provider()
             if isinstance(found, trace.ProxyTracerProvider):
                 found = _set_provider()
             if found is not _setup.own:
                 _join_provider(found)
-        except Exception:
-            _setup.is_broken = True
-            raise
+    except Exception:
+        _setup.is_broken = True
+        raise
 
 
 def _is_set_up() -> bool:

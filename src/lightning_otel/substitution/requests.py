@@ -64,11 +64,9 @@ def substituted(applied: capture.Applied, client: Any, options: Any) -> Substitu
     agent = _acting_agent(stamps)
     pinned, foreign = _find_pins(resources_of(agent or "", stamps.get(c.RESOURCES)), agent)
     found = applied.given(_canary_key(stamps), agent, pinned)
-    prompt, endpoint = (
-        given if given is not None and name not in foreign and given.kind == kind else None
-        for name, kind in ((SYSTEM_PROMPT, "prompt"), (ENDPOINT, "endpoint"))
-        for given in [found.get(name)]
-    )
+    substitutes = {name: given for name, given in found.items() if name not in foreign}
+    prompt = _of_kind("prompt", substitutes.get(SYSTEM_PROMPT))
+    endpoint = _of_kind("endpoint", substitutes.get(ENDPOINT))
     if prompt is None and endpoint is None:
         return None
     try:
@@ -81,6 +79,10 @@ def substituted(applied: capture.Applied, client: Any, options: Any) -> Substitu
         return None
     versions = {resource.name: str(resource.version) for resource in used}
     return Substituted(made, resources_text({"*": versions}, stamps.get(c.RESOURCES)))
+
+
+def _of_kind(kind: str, resource: Resource | None) -> Resource | None:
+    return resource if resource is not None and resource.kind == kind else None
 
 
 def _acting_agent(stamps: Mapping[str, Any]) -> str | None:

@@ -83,8 +83,9 @@ class ModelCall(steps.ModelCall):
     def end(self, answer: Any, exc: BaseException | None = None) -> None:
         """End it with LangChain's result, if it has one; to be interrupted is no error."""
         runs.take(self._run_id)
-        is_left = exc is None or isinstance(exc, GeneratorExit)
-        super().end(answer, exc if is_left or not runs.is_control_flow(exc) else None)  # type: ignore[arg-type]  # not None then
+        if exc is not None and not isinstance(exc, GeneratorExit) and runs.is_control_flow(exc):
+            exc = None
+        super().end(answer, exc)
 
     def fill(self, answer: Any) -> None:
         """Put on the span what LangChain knows; of several prompts, the answers to all."""
@@ -92,8 +93,9 @@ class ModelCall(steps.ModelCall):
         if choices and isinstance(choices[0], list):
             choices = [choice for each in choices for choice in each]
         attributes, body = self.operation.attributes, self.operation.body
-        told = {key[3:]: value for key, value in self._metadata.items() if key[:3] == "ls_"}
-        attributes.update(read_settings(told))
+        known = self._metadata.items()
+        settings = {key[3:]: value for key, value in known if key.startswith("ls_")}
+        attributes.update(read_settings(settings))
         attributes.update(_read_answer(choices, getattr(answer, "llm_output", None)))
         if capture.content_policy().is_kept:
             body[c.INPUT_MESSAGES] = read.messages_text(self._given)
@@ -179,8 +181,8 @@ def begin_chat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | 
 def begin_completion(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
     """Begin that of ``BaseLLM._generate_helper``: one request, each of its prompts a run."""
     given = named(("prompts", "stop", "run_managers"), args, kwargs)
-    manager, *_ = given.get("run_managers") or (None,)
-    return _begin_call(args[0], c.TEXT_COMPLETION, manager, given["prompts"], {})
+    managers = given.get("run_managers") or [None]
+    return _begin_call(args[0], c.TEXT_COMPLETION, managers[0], given["prompts"], {})
 
 
 def _begin_call(
