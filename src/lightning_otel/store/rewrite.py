@@ -300,7 +300,7 @@ class Rewrite:
         )
         return (
             f"(SELECT {', '.join(COLUMNS)}, number AS position FROM changed UNION ALL BY NAME "
-            f"SELECT * FROM {spans} WHERE position NOT IN (SELECT number FROM changed))"
+            f"SELECT * FROM {spans} ANTI JOIN changed ON number = position)"
         )
 
     def _write_slices(self, slices: Sequence[Path], thrift: int) -> DataFile | None:
