@@ -1,8 +1,12 @@
 """A recording's spans as an outline, and its calls held against the server's own log."""
 
+import json
+import random
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning_otel import conventions as c
+from lightning_otel.demo.policy import Policy, Reply, ToolCall
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
@@ -78,3 +82,28 @@ def named(recording: Recording, name: str) -> Span:
 def all_named(recording: Recording, name: str) -> list[Span]:
     """The spans of that name."""
     return [span for span in recording.spans() if span.name == name]
+
+
+class CallsOnce(Policy):
+    """Calls the first tool of that name that it is offered, once, and then says a word."""
+
+    def __init__(self, tool: str = "", arguments: str = "{}", text: str = "done") -> None:
+        self._tool, self._arguments, self._text = tool, arguments, text
+
+    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
+        """A call, where nothing came of it yet."""
+        names = [tool["function"]["name"] for tool in body.get("tools") or ()]
+        wanted = [name for name in names if self._tool in name]
+        if not wanted or any(message["role"] == "tool" for message in body["messages"]):
+            return Reply(self._text)
+        call = ToolCall("call_1", wanted[0], self._arguments)
+        return Reply("", tool_calls=(call,), finish_reason="tool_calls")
+
+
+def without_call_ids(found: Any, messages: Iterable[Mapping[str, Any]]) -> str:
+    """Return a value as JSON, without the ids of tool calls, which differ from run to run."""
+    text = json.dumps(found)
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            text = text.replace(call["id"], "call")
+    return text

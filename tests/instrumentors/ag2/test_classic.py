@@ -8,15 +8,17 @@ from typing import Annotated, Any
 
 import pytest
 from tests.instrumentors.outline import (
+    CallsOnce,
     agents_of,
     assert_each_call_once,
     named,
     outline,
+    without_call_ids,
 )
 
 from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
-from lightning_otel.demo.policy import Reply, ToolCall, ToyPolicy, message_text
+from lightning_otel.demo.policy import Policy, Reply, ToyPolicy, message_text
 from lightning_otel.demo.server import DemoServer
 
 autogen = pytest.importorskip("autogen", reason="could not import 'autogen': it has an environment")
@@ -93,15 +95,6 @@ async def slow(expression: Annotated[str, "what to work out"]) -> str:
     return calculator(expression)
 
 
-def without_ids(found: tuple[Any, list[Any]]) -> str:
-    """The run without its tool call ids, which differ from run to run."""
-    text = json.dumps(found)
-    for message in found[0][0]:
-        for call in message.get("tool_calls") or ():
-            text = text.replace(call["id"], "call")
-    return text
-
-
 @WAYS
 @pytest.mark.parametrize("function", [calculator, broken, slow])
 @pytest.mark.parametrize("is_streaming", [False, True])
@@ -124,7 +117,8 @@ def test_chat_of_two_is_an_outline_of_their_replies(
         facts.server = server
         assert_each_call_once(recording, server, facts)
 
-    assert without_ids(traced) == without_ids(untraced)
+    first, second = (without_call_ids(found, found[0][0]) for found in (traced, untraced))
+    assert first == second
     assert outline(recording) == PAIR
     assert agents_of(recording) == ["assistant", "assistant"]
     called = (server.log[0].response or {})["choices"][0]["message"]["tool_calls"][0]
@@ -141,55 +135,6 @@ def test_chat_of_two_is_an_outline_of_their_replies(
     assert json.loads(str(whole[c.OUTPUT_MESSAGES]))[0]["parts"][0]["content"] == traced[0][1]
 
 
-def test_chat_in_the_background_is_in_the_same_trace(
-    config: dict[str, Any], store: Store, server: DemoServer, facts: Any
-) -> None:
-    """``run`` starts a thread and hands out events; its spans stand where it was called."""
-    user, assistant = pair(config)
-
-    with auto_trace(store=store) as recording:
-        response = user.run(assistant, message="What is 17*23?")
-        for _ in response.events:
-            pass
-
-    assert outline(recording) == PAIR
-    assert_each_call_once(recording, server, facts)
-
-
-@WAYS
-@pytest.mark.parametrize("selection", ["round_robin", "auto"])
-def test_group_chat_is_a_workflow_of_its_speakers(
-    selection: str,
-    way: Way,
-    config: dict[str, Any],
-    store: Store,
-    server: DemoServer,
-    facts: Any,
-) -> None:
-    """The manager is no agent but the group; whoever selects a speaker is an agent of its own."""
-    server.policy = Speaker()
-    ann, bob = (autogen.AssistantAgent(name, llm_config=config) for name in ("ann", "bob"))
-    group = autogen.GroupChat(
-        [ann, bob], messages=[], max_round=3, speaker_selection_method=selection
-    )
-    manager = autogen.GroupChatManager(group, llm_config=config, silent=True)
-
-    with auto_trace(store=store) as recording:
-        way(ann, manager, message="hello")
-
-    assert_each_call_once(recording, server, facts)
-    lines = outline(recording).splitlines()
-    assert lines[0] == "invoke_workflow chat_manager"
-    assert lines.count("invoke_workflow chat_manager") == 1
-    speakers = [line.split()[-1] for line in lines if line.startswith("  invoke_agent ")]
-    if selection == "round_robin":
-        assert speakers == ["bob", "ann"]
-        assert agents_of(recording) == ["bob", "ann"]
-    else:
-        assert agents_of(recording) == ["speaker_selection_agent", "bob"] * 2
-        assert "  invoke_workflow checking_agent and speaker_selection_agent" in lines
-
-
 class Speaker(ToyPolicy):
     """Selects bob whenever it is asked who is next."""
 
@@ -199,70 +144,100 @@ class Speaker(ToyPolicy):
         return Reply("bob" if "select the next" in asked.lower() else "well")
 
 
-@WAYS
-def test_nested_chat_stands_under_the_agent_that_holds_it(
-    way: Way, config: dict[str, Any], store: Store, server: DemoServer, facts: Any
-) -> None:
-    """Its calls are those of the inner agent."""
+def in_background(way: Way, config: dict[str, Any]) -> None:
+    """A thread of AG2's own, which hands out events."""
+    user, assistant = pair(config)
+    for _ in user.run(assistant, message="What is 17*23?").events:
+        pass
+
+
+def in_group(selection: str) -> Way:
+    """Two agents and a manager, who lets someone else choose or lets them speak in turn."""
+
+    def run(way: Way, config: dict[str, Any]) -> None:
+        ann, bob = (autogen.AssistantAgent(name, llm_config=config) for name in ("ann", "bob"))
+        group = autogen.GroupChat(
+            [ann, bob], messages=[], max_round=3, speaker_selection_method=selection
+        )
+        way(ann, autogen.GroupChatManager(group, llm_config=config, silent=True), message="hello")
+
+    return run
+
+
+def nested(way: Way, config: dict[str, Any]) -> None:
+    """An agent that asks another one before it answers."""
     outer = autogen.ConversableAgent("outer", llm_config=False, human_input_mode="NEVER")
     inner = autogen.AssistantAgent("inner", llm_config=config)
     user = autogen.UserProxyAgent("user", human_input_mode="NEVER", code_execution_config=False)
     queue = [{"recipient": inner, "max_turns": 1, "summary_method": "last_msg", "chat_id": 1}]
     outer.register_nested_chats(queue, trigger=user, use_async=way is in_coroutines)
-
-    with auto_trace(store=store) as recording:
-        way(user, outer, message="hello", max_turns=1)
-
-    wanted = """
-invoke_workflow user and outer
-  invoke_agent outer
-    invoke_workflow outer and inner
-      invoke_agent inner
-        chat toy
-"""
-    assert outline(recording) == wanted.strip()
-    assert_each_call_once(recording, server, facts)
+    way(user, outer, message="hello", max_turns=1)
 
 
-class Hands(ToyPolicy):
-    """Hands over to whom a tool names, else speaks."""
-
-    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
-        """A call of a transfer tool that has not been called yet."""
-        names = [tool["function"]["name"] for tool in body.get("tools") or ()]
-        if names and not any(message["role"] == "tool" for message in body["messages"]):
-            call = ToolCall("call_1", names[0], "{}")
-            return Reply("", tool_calls=(call,), finish_reason="tool_calls")
-        return Reply("done")
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_group_of_a_pattern_hands_over_between_agents(
-    is_async: bool, config: dict[str, Any], store: Store, server: DemoServer, facts: Any
-) -> None:
-    """Group chats by pattern: one workflow, a hand-off by tool, each call under its agent."""
+def by_pattern(way: Way, config: dict[str, Any]) -> None:
+    """A group that hands over by a tool."""
     from autogen.agentchat import a_initiate_group_chat, initiate_group_chat
     from autogen.agentchat.group import AgentTarget, OnCondition, StringLLMCondition
     from autogen.agentchat.group.patterns import DefaultPattern
 
-    server.policy = Hands()
     ann, bob = (autogen.ConversableAgent(name, llm_config=config) for name in ("ann", "bob"))
-    ann.handoffs.add_llm_condition(
-        OnCondition(target=AgentTarget(bob), condition=StringLLMCondition("for bob"))
-    )
+    condition = StringLLMCondition("for bob")
+    ann.handoffs.add_llm_condition(OnCondition(target=AgentTarget(bob), condition=condition))
     pattern = DefaultPattern(initial_agent=ann, agents=[ann, bob])
+    if way is in_coroutines:
+        asyncio.run(a_initiate_group_chat(pattern, messages="hello", max_rounds=4))
+    else:
+        initiate_group_chat(pattern, messages="hello", max_rounds=4)
+
+
+SELECTED = """
+  invoke_workflow checking_agent and speaker_selection_agent
+    invoke_agent speaker_selection_agent
+      chat toy
+    invoke_agent checking_agent
+  invoke_agent bob
+    chat toy"""
+CHATS: dict[str, tuple[Way, Policy | None, str]] = {
+    "background": (in_background, None, PAIR),
+    "round robin": (in_group("round_robin"), None, """
+invoke_workflow chat_manager
+  invoke_agent bob
+    chat toy
+  invoke_agent ann
+    chat toy"""),
+    "selected": (in_group("auto"), Speaker(), f"invoke_workflow chat_manager{SELECTED}{SELECTED}"),
+    "nested": (nested, None, """
+invoke_workflow user and outer
+  invoke_agent outer
+    invoke_workflow outer and inner
+      invoke_agent inner
+        chat toy"""),
+    "pattern": (by_pattern, CallsOnce(), """
+invoke_workflow chat_manager
+  invoke_agent ann
+    chat toy
+  invoke_agent _Group_Tool_Executor
+    execute_tool transfer_to_bob_1
+  invoke_agent bob
+    chat toy"""),
+}  # fmt: skip
+"""By name: the chat, who plays its models, and the outline of its work."""
+
+
+@WAYS
+@pytest.mark.parametrize("name", CHATS)
+def test_chat_is_an_outline_of_its_work(
+    name: str, way: Way, config: dict[str, Any], store: Store, server: DemoServer, facts: Any
+) -> None:
+    """A group is a workflow, its manager no agent; whoever selects a speaker is one of its own."""
+    run, policy, expected = CHATS[name]
+    server.policy = policy or server.policy
 
     with auto_trace(store=store) as recording:
-        if is_async:
-            asyncio.run(a_initiate_group_chat(pattern, messages="hello", max_rounds=4))
-        else:
-            initiate_group_chat(pattern, messages="hello", max_rounds=4)
+        run(way, config)
 
+    assert outline(recording) == expected.strip()
     assert_each_call_once(recording, server, facts)
-    lines = outline(recording).splitlines()
-    assert [line for line in lines if "invoke_workflow" in line] == ["invoke_workflow chat_manager"]
-    assert agents_of(recording) == ["ann", "bob"]
-    assert len([line for line in lines if line.startswith("    execute_tool transfer")]) == 1
 
 
 def test_cancelled_chat_ends_its_spans(

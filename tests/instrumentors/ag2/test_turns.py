@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import random
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from tests.instrumentors.outline import (
+    CallsOnce,
     agents_of,
     assert_each_call_once,
     calls_of,
@@ -17,7 +16,6 @@ from tests.instrumentors.outline import (
 
 from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
-from lightning_otel.demo.policy import Reply, ToolCall, ToyPolicy
 from lightning_otel.demo.server import DemoServer
 
 ag2 = pytest.importorskip("ag2", reason="could not import 'ag2': it has an environment")
@@ -90,23 +88,11 @@ def test_turn_is_an_outline_of_its_calls_and_tools(
     assert json.loads(str(whole[c.OUTPUT_MESSAGES]))[0]["parts"][0]["content"] == reply.body
 
 
-class Delegates(ToyPolicy):
-    """Calls the only tool once, then reports."""
-
-    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
-        """A call of the tool where there is one and nothing came of it yet."""
-        tools = body.get("tools") or ()
-        if tools and not any(message["role"] == "tool" for message in body["messages"]):
-            call = ToolCall("call_1", tools[0]["function"]["name"], '{"objective": "add"}')
-            return Reply("", tool_calls=(call,), finish_reason="tool_calls")
-        return Reply("done")
-
-
 def test_agent_used_as_a_tool_stands_under_the_tool(
     store: Store, server: DemoServer, facts: Any
 ) -> None:
     """Its calls are its own, below the tool of the agent that asked it."""
-    server.policy = Delegates()
+    server.policy = CallsOnce(arguments='{"objective": "add"}')
     bob = ag2.Agent("bob", config=config_of(server))
     boss = ag2.Agent("boss", config=config_of(server), tools=[bob.as_tool(description="does sums")])
 

@@ -9,11 +9,19 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.instrumentors.outline import agents_of, assert_each_call_once, calls_of, named, outline
+from tests.instrumentors.outline import (
+    CallsOnce,
+    agents_of,
+    assert_each_call_once,
+    calls_of,
+    named,
+    outline,
+    without_call_ids,
+)
 
 from lightning_otel import Store, auto_trace, provider
 from lightning_otel import conventions as c
-from lightning_otel.demo.policy import Policy, Reply, ToolCall, ToyPolicy
+from lightning_otel.demo.policy import Policy, Reply
 from lightning_otel.demo.server import DemoServer
 
 crewai = pytest.importorskip("crewai", reason="could not import 'crewai': it has an environment")
@@ -78,31 +86,6 @@ invoke_workflow maths
 """.strip()
 
 
-class Nonsense(ToyPolicy):
-    """Writes nonsense as a tool's arguments, then says sorry."""
-
-    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
-        """A call, or a word."""
-        if any(message["role"] == "tool" for message in body["messages"]):
-            return Reply("sorry")
-        call = ToolCall("call_1", "calculator", '{"expression": ')
-        return Reply("", tool_calls=(call,), finish_reason="tool_calls")
-
-
-class Manager(Policy):
-    """Delegates once, then reports; coworkers answer at once."""
-
-    def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
-        """A call of the delegation tool where there is one and nothing came of it yet."""
-        names = [tool["function"]["name"] for tool in body.get("tools") or ()]
-        is_asked = not any(message["role"] == "tool" for message in body["messages"])
-        if "delegate_work_to_coworker" in names and is_asked:
-            work = {"task": "add up", "context": "none", "coworker": "Ann"}
-            call = ToolCall("call_1", "delegate_work_to_coworker", json.dumps(work))
-            return Reply("", tool_calls=(call,), finish_reason="tool_calls")
-        return Reply("done")
-
-
 class Reasons(Policy):
     """Asks for a tool in plain words, as models without tool calls do."""
 
@@ -145,6 +128,9 @@ def async_tasks(llm: Any) -> Any:
     return crewai.Crew(name="pair", agents=[first, second], tasks=[*tasks, last])
 
 
+WORK = '{"task": "add up", "context": "none", "coworker": "Ann"}'
+
+
 def delegating(llm: Any) -> Any:
     """A manager who lets a coworker do it."""
     return crewai.Crew(
@@ -183,7 +169,7 @@ CREWS: dict[str, tuple[Callable[[Any], Any], Policy | None, str]] = {
     ),
     "time limit": (sums(max_execution_time=30), None, ONE_TASK),
     "failing tool": (sums(tools=[broken]), None, ONE_TASK),
-    "no arguments": (sums(), Nonsense(), ONE_TASK),
+    "no arguments": (sums(), CallsOnce("calculator", '{"expression": ', "sorry"), ONE_TASK),
     "tool asked for in words": (sums(), Reasons(), ONE_TASK),
     # LiteLLM sends by the openai client. Of a model that it knows no tool calls of: for those it
     # wants a newer mcp than CrewAI allows.
@@ -204,7 +190,7 @@ invoke_workflow pair
   execute_task two
     invoke_agent Bob
       chat toy"""),
-    "delegated": (delegating, Manager(), """
+    "delegated": (delegating, CallsOnce("delegate_work", WORK), """
 invoke_workflow firm
   execute_task sum
     invoke_agent Crew Manager
@@ -254,7 +240,11 @@ def test_crew_is_an_outline_of_its_work(
             assert run(plain) == result
             requests = [[each.request for each in found.log] for found in (plain, server)]
             if name != "async tasks":
-                assert without_ids(requests[0]) == without_ids(requests[1])
+                first, second = (
+                    without_call_ids(each, [said for one in each for said in one["messages"]])
+                    for each in requests
+                )
+                assert first == second
         facts.server = server
         if name != "no arguments":
             assert_each_call_once(recording, server, facts)
@@ -277,16 +267,6 @@ def test_crew_is_an_outline_of_its_work(
     assert done.status == ("ERROR" if name in ("failing tool", "no arguments") else "UNSET")
     said = json.loads(str(named(recording, "invoke_workflow maths").attributes[c.OUTPUT_MESSAGES]))
     assert said[0]["parts"][0]["content"] == result[0]
-
-
-def without_ids(requests: list[Any]) -> str:
-    """The requests without the tool call ids, which differ from run to run."""
-    text = json.dumps(requests)
-    for request in requests:
-        for message in request["messages"]:
-            for call in message.get("tool_calls") or ():
-                text = text.replace(call["id"], "call")
-    return text
 
 
 @WAYS
