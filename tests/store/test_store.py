@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.adapter.forest import SECOND, draw
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
@@ -57,38 +58,20 @@ def test_sql_takes_parameters(store: Store, make_span: Callable[..., Span]) -> N
     assert odd.rows() == [{"n": 1}]
 
 
-def test_rollouts_have_one_row_each(store: Store, make_span: Callable[..., Span]) -> None:
+def test_rollouts_have_one_row_each(store: Store) -> None:
     """Status, times and counts of each rollout and attempt."""
-    store.add(
-        [
-            make_span(
-                name=c.SPAN_ROLLOUT,
-                attributes={c.ROLLOUT_ID: "r", c.ATTEMPT_ID: "1", c.TASK: '"solve"'},
-                start_ns=1,
-                end_ns=9,
-            ),
-            make_span(
-                attributes={c.ROLLOUT_ID: "r", c.ATTEMPT_ID: "1", c.OPERATION: "chat",
-                            c.INPUT_TOKENS: 5, c.OUTPUT_TOKENS: 7, c.AGENT_NAME: "a"},
-                start_ns=2,
-                end_ns=3,
-            ),
-            make_span(
-                name=c.SPAN_ROLLOUT,
-                attributes={c.ROLLOUT_ID: "s", c.ATTEMPT_ID: "2"},
-                status="ERROR",
-                start_ns=11,
-                end_ns=12,
-            ),
-        ]
-    )  # fmt: skip
+    ok = f"{c.SPAN_ROLLOUT}@{c.TASK}=solve("
+    call = f"a[ ok@tokens=5@{c.OUTPUT_TOKENS}=7 ]"
+    failed = f"#rollout=s,attempt=2,trace=b {c.SPAN_ROLLOUT}@error( )"
+    store.add(draw(f"{ok} {call} ) {failed}").spans)
 
     first, second = store.rollouts().rows()
 
-    assert (first["rollout_id"], first["attempt_id"], first["status"]) == ("r", "1", "succeeded")
-    assert (first["start_ns"], first["end_ns"], first["spans"], first["calls"]) == (1, 9, 2, 1)
+    assert (first["rollout_id"], first["attempt_id"], first["status"]) == ("r1", "1", "succeeded")
+    times = first["start_ns"] // SECOND, first["end_ns"] // SECOND
+    assert (times, first["spans"], first["calls"]) == ((1, 6), 3, 1)
     assert (first["input_tokens"], first["output_tokens"], first["agents"]) == (5, 7, "a")
-    assert first["task"] == '"solve"'
+    assert first["task"] == "solve"
     assert (second["rollout_id"], second["attempt_id"], second["status"]) == ("s", "2", "failed")
 
 

@@ -1,14 +1,14 @@
 """The views show every span once, to any number of readers, while others write and settle."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.adapter.forest import draw
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
@@ -37,105 +37,57 @@ def test_spans_keep_any_text(
     assert [row["agent"] for row in agents] == texts
 
 
-def test_calls_and_rewards_are_spans_of_their_kind(
-    store: Store, make_span: Callable[..., Span]
-) -> None:
+def test_calls_and_rewards_are_spans_of_their_kind(store: Store) -> None:
     """The views pick out requests to models and rewards, with the rollout they belong to."""
-    call = make_span(
-        attributes={
-            c.OPERATION: "chat",
-            c.PROVIDER: "openai",
-            c.RESPONSE_MODEL: "m",
-            c.INPUT_TOKENS: 3,
-            c.FINISH_REASONS: ["stop"],
-            c.INPUT_MESSAGES: "[]",
-            c.ROLLOUT_ID: "r1",
-        },
-        end_ns=2_000_000,
-        start_ns=1_000_000,
-    )
-    reward = make_span(
-        attributes={c.REWARD_VALUE: 0.5, c.REWARD_NAME: "primary", c.ROLLOUT_ID: "r1"},
-        start_ns=3_000_000,
-        end_ns=3_000_000,
-    )
-    store.add([call, reward, make_span()])
+    forest = draw("so@model=m@tokens=3@whole !.5 work( )")
+    store.add(forest.spans)
 
-    (found,) = store.sql("SELECT * FROM calls").rows()
-    (given,) = store.sql("SELECT * FROM rewards").rows()
+    (call,) = store.sql("SELECT * FROM calls").rows()
+    (reward,) = store.sql("SELECT * FROM rewards").rows()
 
-    assert (found["span_id"], found["rollout_id"], found["model"]) == (call.span_id, "r1", "m")
-    assert (found["duration_ms"], found["input_tokens"]) == (1.0, 3)
-    assert (found["finish_reasons"], found["input_messages"]) == ('["stop"]', "[]")
-    assert (given["span_id"], given["rollout_id"]) == (reward.span_id, "r1")
-    assert (given["value"], given["name"]) == (0.5, "primary")
+    assert (call["span_id"], call["rollout_id"], call["model"]) == (forest.named["so"], "r1", "m")
+    assert (call["duration_ms"], call["input_tokens"]) == (1000.0, 3)
+    assert (call["finish_reasons"], call["input_messages"][:2]) == ('["stop"]', "[{")
+    assert (reward["span_id"], reward["rollout_id"]) == (forest.named["!.5"], "r1")
+    assert (reward["value"], reward["name"]) == (0.5, "primary")
 
 
-CALL: Mapping[str, Any] = {c.OPERATION: "chat", c.ROLLOUT_ID: "r1", c.INPUT_TOKENS: 3}
 OTHER = "opentelemetry.instrumentation.langchain"
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "calls"),
-    [
-        ({c.RESPONSE_ID: "a"}, {c.RESPONSE_ID: "a"}, 1),
-        ({c.RESPONSE_ID: "a"}, {}, 1),
-        ({}, {}, 1),
-        ({c.RESPONSE_ID: "a"}, {c.RESPONSE_ID: "b"}, 2),
-        ({c.REQUEST_MODEL: "m"}, {c.REQUEST_MODEL: "m-2026"}, 1),
-        ({c.REQUEST_MODEL: "m"}, {c.REQUEST_MODEL: "n"}, 2),
-    ],
+REQUESTS = (
+    # By id, else where two overlap and nothing speaks against it.
+    ("a@at=10-20@id=a", "b@at=5-25@id=a", 1),
+    ("a@at=10-20@id=a", "b@at=5-25", 1),
+    ("a@at=10-20", "b@at=5-25", 1),
+    ("a@at=10-20@id=a", "b@at=5-25@id=b", 2),
+    ("a@at=10-20@model=m", "b@at=5-25@model=m-2026", 1),
+    ("a@at=10-20@model=m", "b@at=5-25@model=n", 2),
+    # A server that repeats its ids answers one call after the other.
+    ("a@at=10-20@id=a", "b@at=30-40@id=a", 2),
+    # Of three at once two were told twice, one of them without its id.
+    ("a@at=10-30@id=a b@at=11-30@id=b c@at=12-30@id=c", "d@at=9-31@id=a e@at=12-31", 3),
+    # Without us a framework's record gives way to the client's within it.
+    ("", "+a@at=5-25 a/b@at=10-20@id=a@scope=opentelemetry.instrumentation.openai -a", 1),
 )
-def test_a_request_that_two_makes_recorded_is_one_call(
-    store: Store,
-    make_span: Callable[..., Span],
-    ours: dict[str, Any],
-    theirs: dict[str, Any],
-    calls: int,
-) -> None:
-    """By id, else where they overlap and nothing speaks against it; the one of ours is kept."""
-    kept = make_span(attributes={**CALL, **ours}, scope=c.SCOPE, start_ns=10, end_ns=20)
-    other = make_span(attributes={**CALL, **theirs}, scope=OTHER, start_ns=5, end_ns=25)
-    store.add([other, kept])
 
-    found = [row["span_id"] for row in store.sql("SELECT span_id FROM calls").rows()]
+
+@pytest.mark.parametrize(("ours", "theirs", "calls"), REQUESTS)
+def test_a_request_that_several_makes_recorded_is_one_call(
+    store: Store, ours: str, theirs: str, calls: int
+) -> None:
+    """The one of ours is kept, however many instrumentors tell of it."""
+    makes = [
+        text.replace("@at", f"@tokens=3@scope={scope}@at")
+        for text, scope in ((theirs, OTHER), (ours, c.SCOPE))
+    ]
+    forest = draw(" ".join(makes))
+    store.add(forest.spans)
+
+    found = {row["span_id"] for row in store.sql("SELECT span_id FROM calls").rows()}
     (rollout,) = store.sql("SELECT calls, input_tokens, spans FROM rollouts").rows()
 
-    assert kept.span_id in found
+    assert {forest.named[word[0]] for word in ours.split()} <= found
     assert (len(found), rollout["calls"], rollout["input_tokens"]) == (calls, calls, 3 * calls)
-    assert rollout["spans"] == 2
-
-
-IN = {"trace_id": "5" * 32}
-REQUESTS: tuple[tuple[str, int, list[dict[str, Any]]], ...] = (
-    ("a server that repeats its ids answers one call after the other", 2, [
-        {"id": "same", "start_ns": 10, "end_ns": 20},
-        {"id": "same", "start_ns": 30, "end_ns": 40, "scope": OTHER},
-    ]),
-    ("of three at once two were told twice, one of them without its id", 3, [
-        *({"id": f"id-{index}", "start_ns": 10 + index, "end_ns": 30} for index in range(3)),
-        {"id": "id-0", "start_ns": 9, "end_ns": 31, "scope": OTHER},
-        {"start_ns": 12, "end_ns": 31, "scope": OTHER},
-    ]),
-    ("without us a framework's record gives way to the client's within it", 1, [
-        {**IN, "span_id": "a" * 16, "start_ns": 5, "end_ns": 25, "scope": OTHER},
-        {**IN, "parent_span_id": "a" * 16, "id": "a", "start_ns": 10, "end_ns": 20,
-         "scope": "opentelemetry.instrumentation.openai"},
-    ]),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("calls", "requests"), [each[1:] for each in REQUESTS])
-def test_calls_are_requests(
-    store: Store, make_span: Callable[..., Span], calls: int, requests: list[dict[str, Any]]
-) -> None:
-    """However many instrumentors tell of one."""
-    for each in requests:
-        fields = {"scope": c.SCOPE, **each}
-        response = {c.RESPONSE_ID: fields.pop("id")} if "id" in fields else {}
-        store.add([make_span(attributes={**CALL, **response}, **fields)])
-
-    assert len(store.sql("SELECT span_id FROM calls").rows()) == calls
+    assert rollout["spans"] == len(forest.spans)
 
 
 def test_catalogue_is_read_by_plain_duckdb_in_many_processes(
