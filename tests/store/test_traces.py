@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from tests.adapter.forest import Forest, draw
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
@@ -15,18 +16,18 @@ from lightning_otel.views.traces import Cursor, find_traces
 MakeSpan = Callable[..., Span]
 
 
-def call(make_span: MakeSpan, trace_id: str, asked: str = "how?", **changes: object) -> Span:
-    """A request to a model."""
-    attributes = {
-        c.OPERATION: c.CHAT,
-        c.REQUEST_MODEL: "demo-1",
-        c.INPUT_TOKENS: 3,
-        c.OUTPUT_TOKENS: 2,
-        c.INPUT_MESSAGES: f'[{{"role":"user","parts":[{{"type":"text","content":"{asked}"}}]}}]',
-        c.OUTPUT_MESSAGES: '[{"role":"assistant","parts":[{"type":"text","content":"so"}]}]',
-        **changes.pop("attributes", {}),  # type: ignore[dict-item]  # a test's own
-    }
-    return make_span(trace_id=trace_id, attributes=attributes, scope=c.SCOPE, **changes)
+CALL = f"so@model=demo-1@tokens=3@{c.OUTPUT_TOKENS}=2@scope={c.SCOPE}"
+
+
+def add(store: Store, *traces: str) -> Forest:
+    """Add traces that are drawn: a, b, c, …"""
+    words = [
+        f"#trace={letter},rollout=,attempt= {text}"
+        for letter, text in zip("abcdef", traces, strict=False)
+    ]
+    forest = draw(" ".join(words))
+    store.add(forest.spans)
+    return forest
 
 
 def ids(store: Store, **wanted: object) -> list[str]:
@@ -37,30 +38,13 @@ def ids(store: Store, **wanted: object) -> list[str]:
 
 
 @pytest.fixture
-def filled(store: Store, make_span: MakeSpan) -> Store:
+def filled(store: Store) -> Store:
     """Three traces: a plain call of a planner, a failed one of a coder, one that was received."""
-    store.add(
-        [
-            make_span(trace_id="a" * 32, span_id="1" * 16, attributes={c.AGENT_NAME: "planner"}),
-            call(make_span, "a" * 32, "What is 2+2?", parent_span_id="1" * 16),
-            make_span(
-                trace_id="b" * 32,
-                span_id="2" * 16,
-                status="ERROR",
-                attributes={c.AGENT_NAME: "coder", c.RESOURCE_VERSION: "prompt@v3"},
-            ),
-            call(make_span, "b" * 32, 'Say \\"hi\\"', parent_span_id="2" * 16),
-            call(
-                make_span,
-                "c" * 32,
-                attributes={c.RECEIVED: "otlp:127.0.0.1", c.REQUEST_MODEL: "other"},
-            ),
-            make_span(
-                trace_id="c" * 32,
-                name=c.SPAN_ANNOTATION,
-                attributes={c.REWARD_VALUE: 0.5, c.REWARD_NAME: "primary"},
-            ),
-        ]
+    add(
+        store,
+        f"planner[ {CALL}<What-is-2+2? ]",
+        f'coder@error@{c.RESOURCE_VERSION}=prompt:v3[ {CALL}<Say"hi" ]',
+        f"{CALL}@model=other@{c.RECEIVED}=otlp:127.0.0.1<how? !.5",
     )
     return store
 
@@ -76,7 +60,7 @@ def test_traces_are_told_newest_first(filled: Store) -> None:
     assert (failed.status, failed.errors, failed.agents) == ("failed", 1, ("coder",))
     assert (oldest.agents, oldest.models) == (("planner",), ("demo-1",))
     assert (oldest.spans, oldest.calls, oldest.input_tokens, oldest.output_tokens) == (2, 1, 3, 2)
-    assert [row.words for row in found.rows] == ["how?", 'Say "hi"', "What is 2+2?"]
+    assert [row.words for row in found.rows] == ["how?", 'Say"hi"', "What-is-2+2?"]
     assert oldest.end_ns > oldest.start_ns
 
 
@@ -95,10 +79,10 @@ FILTERS: list[tuple[dict[str, object], str]] = [
     ({"max_reward": 0.4}, ""),
     ({"received": True}, "c"),
     ({"received": False}, "ba"),
-    ({"resource_version": "prompt@v3"}, "b"),
-    ({"resource_version": "prompt@*"}, "b"),
-    ({"text": "WHAT IS"}, "a"),
-    ({"text": 'say "HI"'}, "b"),
+    ({"resource_version": "prompt:v3"}, "b"),
+    ({"resource_version": "prompt:*"}, "b"),
+    ({"text": "WHAT-IS"}, "a"),
+    ({"text": 'say"HI"'}, "b"),
     ({"text": "bbbb"}, "b"),
     ({"text": "%"}, ""),
     ({"text": "so", "agent": "planner"}, "a"),
@@ -122,16 +106,13 @@ def test_traces_are_filtered_by_time(store: Store, make_span: MakeSpan) -> None:
     assert ids(store, until_ns=2) == ["b", "a"]
 
 
-def test_a_reward_given_later_is_told_with_its_trace(store: Store, make_span: MakeSpan) -> None:
+def test_a_reward_given_later_is_told_with_its_trace(store: Store) -> None:
     """It stands in a trace of its own, which is not listed; by link or rollout it finds the one."""
-    store.add(
-        [
-            call(make_span, "a" * 32, span_id="1" * 16),
-            call(make_span, "b" * 32),
-            reward_span({"feedback": -1.0}, span_id="1" * 16),
-            reward_span({"feedback": 1.0}, rollout_id="b" * 32),
-        ]
-    )
+    forest = add(store, f"{CALL}@as=one", CALL)
+    store.add([
+        reward_span({"feedback": -1.0}, span_id=forest.named["one"]),
+        reward_span({"feedback": 1.0}, rollout_id="b" * 32),
+    ])  # fmt: skip
 
     rewards = {row.trace_id[0]: row.reward for row in find_traces(store.source).rows}
 
@@ -176,36 +157,28 @@ def test_a_trace_that_goes_on_is_running_until_its_process_dies(
 
 
 def test_a_search_that_takes_long_says_how_far_it_came(
-    store: Store, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was found so far is told, with the place from which to go on."""
     monkeypatch.setattr(traces, "_CHUNK", 2)
     monkeypatch.setattr(traces, "_SEARCH_S", 0.0)
-    store.add(call(make_span, f"{n:032x}", "find me" if n in (1, 8) else "no") for n in range(10))
-    wanted, after, found = TraceFilter(text="find me"), None, []
+    add(store, *(f"{CALL}<{'find-me' if letter in 'be' else 'no'}" for letter in "abcdef"))
+    wanted, after, found = TraceFilter(text="find-me"), None, list[str]()
 
     for _ in range(9):
         page = find_traces(store.source, wanted, after=after)
-        found += [int(row.trace_id, 16) for row in page.rows]
+        found += [row.trace_id[0] for row in page.rows]
         after = page.following
         if after is None:
             break
         assert page.searched_ns == after.start_ns
 
-    assert found == [8, 1]
+    assert found == ["e", "b"]
 
 
-def test_a_call_that_two_tracers_told_of_counts_once(store: Store, make_span: MakeSpan) -> None:
+def test_a_call_that_two_tracers_told_of_counts_once(store: Store) -> None:
     """The list counts requests, not spans about them."""
-    ours = call(make_span, "a" * 32, start_ns=10, end_ns=20, attributes={c.RESPONSE_ID: "r-1"})
-    other = make_span(
-        trace_id="a" * 32,
-        start_ns=9,
-        end_ns=21,
-        scope="another",
-        attributes={c.OPERATION: c.CHAT, c.RESPONSE_ID: "r-1", c.INPUT_TOKENS: 3},
-    )
-    store.add([ours, other])
+    add(store, f"{CALL}@id=r-1@at=10-20 {CALL}@scope=another@id=r-1@at=9-21")
 
     (row,) = find_traces(store.source).rows
 
