@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
-from tests.adapter.forest import Forest, rewards, text_of
+from tests.adapter.forest import draw, rewards, text_of
 
 from lightning_otel import Store, auto_trace, capture, emit_action, emit_reward, operation
 from lightning_otel import conventions as c
@@ -26,12 +26,10 @@ RULES: list[Credit | CreditRule] = [*get_args(Credit), newest]
 
 def rollout(name: str, task: str, *values: float, calls: int = 2) -> list[Span]:
     """A rollout on a task with calls and rewards."""
-    forest = Forest(rollout_id=name, trace_id=name.ljust(32, "0"), process=name)
-    with forest.inside(c.SPAN_ROLLOUT, **{c.TASK: json.dumps(task), "ticket": name}):
-        for index in range(calls):
-            forest.call(f"{name} {index}")
-        for value in values:
-            forest.reward(value)
+    words = [f"{c.SPAN_ROLLOUT}@ticket={name}(", *(f"{name}-{index}" for index in range(calls))]
+    words += [*(f"!{value}" for value in values), ")"]
+    forest = draw(" ".join(words), rollout_id=name, trace_id=name.ljust(32, "0"), process=name)
+    forest.tag(forest.named[c.SPAN_ROLLOUT], **{c.TASK: json.dumps(task)})
     return forest.spans
 
 
@@ -45,10 +43,7 @@ def rewards_of(store: Store, **options: Any) -> dict[str, float | None]:
 
 def test_late_feedback_reopens_credit_under_every_rule(store: Store, run_python: Any) -> None:
     """A settled rollout, judged by another process: the next read credits it, whatever the rule."""
-    forest = Forest(rollout_id="r1")
-    with forest.inside(c.SPAN_ROLLOUT) as root:
-        forest.call("first")
-        forest.call("second")
+    forest = draw("work( first second )")
     store.add(forest.spans)
     store.writer().seal()
     store.settle()
@@ -63,7 +58,7 @@ def test_late_feedback_reopens_credit_under_every_rule(store: Store, run_python:
         assert emit_reward("late", 0.5, span_id=sys.argv[2])
         """,
         store.name,
-        root,
+        forest.named["work"],
     )
 
     assert before == {"first": None, "second": None}
@@ -98,7 +93,7 @@ def test_a_late_link_by_attribute_is_looked_for_in_the_rollout_it_names(
         store.name,
     )
 
-    assert rewards_of(store) == {"a 0": None, "a 1": 1.0, "b 0": 0.25, "b 1": None}
+    assert rewards_of(store) == {"a-0": None, "a-1": 1.0, "b-0": 0.25, "b-1": None}
     assert store.report().reasons() == {credit.UNKNOWN_TARGET: 1}
 
 

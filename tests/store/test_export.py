@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 import pytest
 from hypothesis import given, settings
-from tests.adapter.forest import Forest
+from tests.adapter.forest import Forest, draw
 from tests.adapter.forests import forests
 
 from lightning_otel import Span, Store, TripletAdapter
@@ -25,15 +25,10 @@ from lightning_otel.types import Transition
 
 def rollout(number: int, reward: float | None = None) -> Forest:
     """A rollout of two calls."""
-    forest = Forest(
-        rollout_id=f"r{number}", trace_id=f"{number:032x}", process=f"p{number}", tick=50 * number
-    )
-    with forest.agent("calc"):
-        forest.call(f"one {number}", "same")
-        forest.call(f"two {number}", "more")
-        if reward is not None:
-            forest.reward(reward)
-    return forest
+    given = "" if reward is None else f"!{reward}"
+    ids = {"rollout_id": f"r{number}", "trace_id": f"{number:032x}", "process": f"p{number}"}
+    text = f"calc[ one-{number}<same two-{number}<more {given} ]"
+    return draw(text, **ids, tick=50 * number)
 
 
 @pytest.fixture
@@ -88,17 +83,16 @@ def test_a_function_is_given_each_row(filled: Store) -> None:
 
 def test_kind_of_a_name() -> None:
     """By its ending, a folder where it has none; what was said counts more."""
-    assert kind_of("a.parquet") == kind_of("A.PARQUET") == "parquet"
-    assert kind_of("a.jsonl") == kind_of("a.json") == kind_of("/dev/null") == "jsonl"
-    assert kind_of("out") == kind_of("out/") == kind_of("v1.0/") == "folder"
+    for name, kind in (
+        ("a.parquet", "parquet"), ("A.PARQUET", "parquet"), ("a.jsonl", "jsonl"),
+        ("a.json", "jsonl"), ("/dev/null", "jsonl"), ("out", "folder"), ("out/", "folder"),
+        ("v1.0/", "folder"),
+    ):  # fmt: skip
+        assert kind_of(name) == kind
     assert kind_of("a.parquet", "jsonl") == kind_of("a.txt", "jsonl") == "jsonl"
-
-
-@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl.gz", "rows.txt"])
-def test_a_name_that_says_another_form_is_refused(name: str) -> None:
-    """Its reader would find no such thing in it."""
-    with pytest.raises(ConfigError, match=r"end it in \.jsonl or \.parquet"):
-        kind_of(name)
+    for name in ("rows.csv", "rows.jsonl.gz", "rows.txt"):  # its reader would find no such thing
+        with pytest.raises(ConfigError, match=r"end it in \.jsonl or \.parquet"):
+            kind_of(name)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "folder"])

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from tests.adapter.forest import draw
 
 from lightning_otel import Store
+from lightning_otel import conventions as c
 from lightning_otel.cli.listing import list_rollouts, list_traces
 from lightning_otel.store import snapshot
 from lightning_otel.store import spans as spans_module
@@ -79,24 +81,11 @@ def test_many_small_segments_read_like_few_large_ones(
 
 
 @pytest.fixture
-def damaged_bodies(
-    store: Store, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch, write: Write
-) -> Store:
+def damaged_bodies(store: Store, monkeypatch: pytest.MonkeyPatch, write: Write) -> Store:
     """A store in whose data file no body can be read any more."""
     monkeypatch.setattr(snapshot, "_SMALL_BYTES", 0)  # of a small store all is read at once
-    write(
-        make_span(
-            trace_id=f"{number % 5 + 1:032x}",
-            name="chat model",
-            attributes={
-                "gen_ai.operation.name": "chat",
-                "gen_ai.agent.name": "planner",
-                "gen_ai.input.messages": f'[{{"role": "user", "content": "q{number}"}}]',
-                "gen_ai.output.messages": f'[{{"role": "assistant", "content": "{number}"}}]',
-            },
-        )
-        for number in range(50)
-    )
+    calls = (f"#trace={n % 5 + 1},rollout=,attempt= planner{n}@as=c{n}" for n in range(50))
+    write(draw(" ".join(f"{call}@{c.AGENT_NAME}=planner" for call in calls)).spans)
     store.settle()
     assert store.layout is not None
     (file,) = store.layout.read_manifest().files
@@ -130,7 +119,7 @@ def test_a_page_reads_no_bodies(damaged_bodies: Store) -> None:
     calls = list(store.sql("SELECT trace_id, agent, model, duration_ms FROM calls"))
     (count,) = store.sql("SELECT count(*) AS n, count(DISTINCT agent) AS agents FROM spans")
     rewards = list(store.sql("SELECT * FROM rewards"))
-    found = store.find("0" * 31 + "3")
+    found = store.find("3" * 32)
 
     assert (len(traces.rows), traces.total) == (3, 5)
     assert [row["calls"] for row in traces.rows] == [10, 10, 10]
@@ -138,7 +127,7 @@ def test_a_page_reads_no_bodies(damaged_bodies: Store) -> None:
     assert len(calls) == 50
     assert count == {"n": 50, "agents": 1}
     assert rewards == []
-    assert found == ("rollout", "0" * 31 + "3")
+    assert found == ("rollout", "3" * 32)
     assert store.layout is not None
     assert read_notes(store.layout) == []
     list(store.sql("SELECT max(input_messages) FROM calls"))
