@@ -2,8 +2,9 @@
 
 import hashlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -210,6 +211,15 @@ def parsed(line: bytes) -> Record:
         return {}
     record.pop("crc", None)
     return record
+
+
+def read_records(path: Path, wanted: Sequence[bytes] = (), offset: int = 0) -> Iterator[Record]:
+    """Yield the records of a segment's lines, or of those that hold one of some texts."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not wanted or any(text in line for text in wanted):
+                yield parsed(line)
 
 
 def checked_line(text: bytes) -> bytes:

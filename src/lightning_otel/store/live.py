@@ -1,15 +1,16 @@
 """Records of living processes, read from their segments without DuckDB."""
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from lightning_otel.errors import StoreDamagedError
 from lightning_otel.store.counts import ENDED
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import parsed
+from lightning_otel.store.lines import read_records
 from lightning_otel.store.schema import Record
 
 _COARSE_NS: Final = 1_000_000_000
@@ -33,8 +34,15 @@ def records_of_others(
     wanted = [mention.encode("utf-8", "replace") for mention in mentions]
     found: list[Record] = []
     for path in layout.segments():
-        if not path.name.startswith(f"{process}-"):
-            found += _read_records(path, since_ns, wanted)
+        if path.name.startswith(f"{process}-"):
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            records = read_records(path, wanted) if _is_written_since(path, since_ns) else ()
+            found += [
+                each
+                for each in records
+                if each.get("span_id") and each.get("start_ns", 0) >= since_ns
+            ]
     # Looked at last: what was settled and taken away meanwhile stands in it by now.
     try:
         files = layout.read_manifest().live_files
@@ -55,8 +63,8 @@ def records_if_whole(layout: Layout, since_ns: int) -> list[Record] | None:
         if not _is_written_since(path, since_ns):
             continue
         ended, told = 0, None
-        for line in path.read_bytes().splitlines():
-            get = (record := parsed(line)).get
+        for record in read_records(path):
+            get = record.get
             kind, name, counts = get("record"), (get("trace_id"), get("span_id")), get("counts")
             if kind == "span" and get("end_ns") is not None:
                 if name in found and found[name].get("end_ns") is not None:
@@ -102,20 +110,6 @@ def _is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _read_records(path: Path, since_ns: int, wanted: Sequence[bytes]) -> Iterator[Record]:
-    try:
-        if not _is_written_since(path, since_ns):
-            return
-        with path.open("rb") as lines:
-            for line in lines:
-                if any(text in line for text in wanted):
-                    record = parsed(line)
-                    if record.get("span_id") and record.get("start_ns", 0) >= since_ns:
-                        yield record
-    except FileNotFoundError:
-        return
 
 
 def _is_written_since(path: Path, since_ns: int) -> bool:

@@ -26,6 +26,7 @@ from lightning_otel.store.lines import (
     identity_of,
     line_of,
     parsed,
+    read_records,
     record_of,
 )
 from lightning_otel.store.schema import Record, record_of_span
@@ -204,15 +205,12 @@ class SpanWriter(Journal):
         index, offset = since
         wanted = [mention.encode("utf-8", "replace") for mention in mentions]
         lines = self.lines[offset:] if self.layout is None else []
+        found = [parsed(line) for line in lines if any(text in line for text in wanted)]
         try:
-            for path in self.paths[index:]:
-                with path.open("rb") as file:
-                    file.seek(offset)
-                    lines += file.read().splitlines()
-                offset = 0
+            for number, path in enumerate(self.paths[index:]):
+                found += read_records(path, wanted, 0 if number else offset)
         except FileNotFoundError:
             return None
-        found = (parsed(line) for line in lines if any(text in line for text in wanted))
         return [record for record in found if "span_id" in record]
 
     def _keep_record(self, span: "ReadableSpan", body: Mapping[str, str], begun: _OpenSpan) -> None:
