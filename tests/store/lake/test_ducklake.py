@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.store.lake import servers
+from tests.store.lake.test_publish import recorded
 
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
@@ -22,9 +23,7 @@ DAY_NS = 86_400_000_000_000
 
 def published(path: Path, lake: str, spans: list[Span]) -> Store:
     """A local store with these spans, which are in the lake too."""
-    store = Store(path)
-    store.add(spans)
-    store.writer().seal()
+    store = recorded(path, spans)
     store.publish(lake, is_rest_included=True)
     return store
 
@@ -107,8 +106,7 @@ def test_lake_of_a_newer_version_is_refused(
     local = published(tmp_path / "one", lake, make_spans(3))
     with attached(address, application="test", is_read_only=False) as con:
         con.execute("UPDATE lake.published SET schema_version = 99")
-    local.add(make_spans(3, machine="b"))
-    local.writer().seal()
+    recorded(tmp_path / "one", make_spans(3, machine="b"))
 
     with pytest.raises(StoreVersionError, match="schema 99"):
         Store(lake).connect()
@@ -160,8 +158,7 @@ def test_no_text_holds_a_secret(
     local = published(tmp_path / "one", remote_lake, make_spans(3))
     texts: list[str] = [repr(Store(remote_lake)), Store(remote_lake).name]
     Store(remote_lake).pack(tmp_path / "packed.duckdb")
-    local.add(make_spans(3, machine="b"))
-    local.writer().seal()
+    recorded(tmp_path / "one", make_spans(3, machine="b"))
     wrong = [
         remote_lake.replace("127.0.0.1:", "127.0.0.1:1"),
         remote_lake.replace(f":{postgres.port}/", ":1/"),
