@@ -325,12 +325,16 @@ class Beside:
 
     Attributes:
         body: The span's content, while it ends, and until it is exported.
-        sink: Where a processor kept the span, for exporters.
+        sink: Where a processor keeps the span; of two processors in a process the first one does.
+        is_kept: Whether its end was kept.
     """
+
+    __slots__ = ("body", "is_kept", "sink")
 
     def __init__(self) -> None:
         self.body: Mapping[str, str] = _NO_BODY
         self.sink: SpanSink | None = None
+        self.is_kept = False
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # who unpickles a copy may have no lightning-otel

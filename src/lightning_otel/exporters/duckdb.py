@@ -28,10 +28,6 @@ from lightning_otel.store.writer import (
 log = logging.getLogger(__name__)
 
 
-_open: dict[tuple[int, int], capture.SpanSink] = {}
-"""By open span the sink it goes to: of two processors in a process the first one keeps it."""
-
-
 class FrameSpanProcessor(SpanProcessor):
     """Hands each span to the sink of the frame it started in; one serves the whole process."""
 
@@ -60,22 +56,19 @@ class FrameSpanProcessor(SpanProcessor):
                 why = "nothing is to be kept" if frame.sink is None else "it is not sampled"
                 debugging.tell(f"missed  {span.name}: {why}")
             return
-        sink = frame.sink
-        if _open.setdefault((context.trace_id, context.span_id), sink) is sink:
-            stamps = frame.stamps
+        kept = capture.beside(context)
+        if kept.sink is None:
+            kept.sink, stamps = frame.sink, frame.stamps
             if frame.process_stamps and not _is_in_own_trace(span):
                 stamps = {**frame.process_stamps, **stamps}
-            sink.started(span, stamps, frame.transforms)
+            frame.sink.started(span, stamps, frame.transforms)
 
     def _finish_span(self, span: ReadableSpan) -> None:
-        ids = span.context.trace_id, span.context.span_id
-        sink = _open.pop(ids, None)
-        if sink is None:
-            return
         kept = capture.beside(span.context)
-        if capture.process.exporters:
-            kept.sink = sink
-        sink.ended(span, kept.body)
+        if kept.sink is None or kept.is_kept:
+            return
+        kept.is_kept = True
+        kept.sink.ended(span, kept.body)
         if debugging.is_on:
             debugging.tell_kept(span)
 
@@ -183,8 +176,7 @@ class DuckDBSpanExporter(SpanExporter):
 
 def _export_span(span: ReadableSpan, writer: SpanWriter) -> None:
     found = capture.beside(span.context)
-    sink = found.sink or _open.get((span.context.trace_id, span.context.span_id))
-    if sink is not writer:
+    if found.sink is not writer:
         writer.exported(span, found.body)
 
 
