@@ -31,7 +31,6 @@ class Driver:
         name: The library.
         needs: The module without which it is not tested here.
         outline: What one call leaves, each span below what it stands in.
-        methods: Modules, classes and methods that are replaced while it is instrumented.
         ask: Asks in this thread.
         ask_async: Asks in a coroutine.
         stream: Gives the answer piece by piece.
@@ -47,7 +46,6 @@ class Driver:
     name: str
     needs: str
     outline: str
-    methods: tuple[tuple[str, str, str], ...]
     ask: Callable[[str, str], str] | None = None
     ask_async: Callable[[str, str], Coroutine[Any, Any, str]] | None = None
     stream: Callable[[str, str], Iterator[Any]] | None = None
@@ -307,12 +305,6 @@ DRIVERS = [
         "openai",
         "openai",
         "chat toy",
-        (
-            ("openai._base_client", "SyncAPIClient", "request"),
-            ("openai._base_client", "SyncAPIClient", "_process_response"),
-            ("openai._base_client", "AsyncAPIClient", "request"),
-            ("openai._base_client", "AsyncAPIClient", "_process_response"),
-        ),
         _openai_ask,
         _openai_ask_async,
         _openai_stream,
@@ -322,14 +314,6 @@ DRIVERS = [
         "langchain",
         "langchain_openai",
         "chat toy",
-        (
-            ("langchain_core.callbacks.base", "BaseCallbackManager", "__init__"),
-            ("langchain_core.language_models.chat_models", "BaseChatModel", "stream"),
-            ("langchain_core.language_models.chat_models", "BaseChatModel", "astream"),
-            ("langchain_core.language_models.llms", "BaseLLM", "_generate_helper"),
-            ("langchain_core.retrievers", "BaseRetriever", "invoke"),
-            ("langchain_core.tools.base", "BaseTool", "run"),
-        ),
         _langchain_ask,
         _langchain_ask_async,
         _langchain_stream,
@@ -348,15 +332,6 @@ invoke_agent ann
         "autogen",
         "autogen_agentchat",
         "create_agent ann\ninvoke_agent ann\n  chat toy",
-        (
-            ("autogen_core._telemetry", "TraceHelper", "trace_block"),
-            ("autogen_agentchat.agents", "AssistantAgent", "on_messages"),
-            ("autogen_agentchat.agents", "BaseChatAgent", "run"),
-            ("autogen_agentchat.agents", "BaseChatAgent", "run_stream"),
-            ("autogen_agentchat.teams", "BaseGroupChat", "run_stream"),
-            ("autogen_core.tools", "BaseTool", "run_json"),
-            ("autogen_ext.models.openai", "BaseOpenAIChatCompletionClient", "create_stream"),
-        ),
         ask_async=_autogen_ask_async,
         stream_async=_autogen_stream_async,
         tool=_autogen_tool,
@@ -371,16 +346,6 @@ invoke_agent ann
         "agents",
         "agents",
         "invoke_workflow Agent workflow\n  invoke_agent ann\n    chat toy",
-        (
-            ("agents.run", "AgentRunner", "run"),
-            ("agents.run", "AgentRunner", "run_streamed"),
-            ("agents.tracing.spans", "SpanImpl", "finish"),
-            ("agents.tracing.spans", "NoOpSpan", "set_error"),
-            ("agents.tracing.traces", "ReattachedTrace", "start"),
-            ("agents.tracing.provider", "DefaultTraceProvider", "create_trace"),
-            ("agents.tool_context", "ToolContext", "__init__"),
-            ("agents.models.openai_responses", "OpenAIResponsesModel", "stream_response"),
-        ),
         ask_async=_agents_ask_async,
         stream_async=_agents_stream_async,
         tool=_agents_tool,
@@ -395,10 +360,6 @@ invoke_workflow Agent workflow
         "litellm",
         "litellm",
         "chat toy",
-        (
-            ("litellm.llms.custom_httpx.http_handler", "HTTPHandler", "post"),
-            ("litellm.llms.custom_httpx.http_handler", "AsyncHTTPHandler", "post"),
-        ),
         _litellm_ask,
         _litellm_ask_async,
         stream_async=_litellm_stream_async,
@@ -409,11 +370,6 @@ invoke_workflow Agent workflow
         "crewai",
         "crewai",
         "invoke_agent ann\n  chat toy",
-        (
-            ("crewai", "Crew", "kickoff"),
-            ("crewai", "Task", "_execute_core"),
-            ("crewai", "Agent", "execute_task"),
-        ),
         _crewai_ask,
         _crewai_ask_async,
         tool=_crewai_tool,
@@ -425,11 +381,6 @@ invoke_workflow Agent workflow
         "ag2",
         "autogen",
         "invoke_agent ann\n  chat toy",
-        (
-            ("autogen", "ConversableAgent", "generate_reply"),
-            ("autogen", "ConversableAgent", "initiate_chat"),
-            ("autogen", "ConversableAgent", "execute_function"),
-        ),
         _ag2_ask,
         _ag2_ask_async,
         can_be_cancelled=False,
@@ -438,7 +389,6 @@ invoke_workflow Agent workflow
         "ag2-1",
         "ag2",
         "invoke_agent ann\n  chat toy",
-        (("ag2.agent", "Agent", "_turn_scope"),),
         ask_async=_turn_ask_async,
     ),
 ]
