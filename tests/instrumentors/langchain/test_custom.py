@@ -62,6 +62,7 @@ class House(BaseChatModel):
     """A model of the program's own, which says nothing of a provider."""
 
     fails: bool = False
+    answer: Any = None
 
     @property
     def _llm_type(self) -> str:
@@ -78,7 +79,7 @@ class House(BaseChatModel):
             id="house-1",
             response_metadata={"finish_reason": "tool_calls", "model_name": "house-2"},
         )
-        return ChatResult(generations=[ChatGeneration(message=answer)])
+        return ChatResult(generations=[ChatGeneration(message=self.answer or answer)])
 
 
 class Streaming(House):

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
-from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from tests.instrumentors.langchain.conftest import Chat
+from tests.instrumentors.langchain.test_custom import House
 from tests.instrumentors.outline import all_named
 
 from lightning_otel import Store, auto_trace
@@ -46,19 +45,6 @@ class Hostile:
         raise AssertionError("asked")
 
     __repr__ = __str__
-
-
-class Loose(BaseChatModel):
-    """A model that gives back what it was told to."""
-
-    answer: Any = None
-
-    @property
-    def _llm_type(self) -> str:
-        return "loose"
-
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any):  # type: ignore[no-untyped-def]  # as LangChain's
-        return ChatResult(generations=[ChatGeneration(message=self.answer)])
 
 
 def looped() -> dict[str, Any]:
@@ -148,14 +134,14 @@ def test_model_answers_bad_arguments(name: str, store: Store) -> None:
     value, Counting.asked = (Counting if name == "counting" else BAD_VALUES[name])(), 0
     answer = AIMessage("well")
     answer.tool_calls = [{"name": "take", "args": {"value": value}, "id": "c1"}]
-    Loose(answer=answer).invoke([HumanMessage("hello")])
+    House(answer=answer).invoke([HumanMessage("hello")])
     untraced, Counting.asked = Counting.asked, 0
 
     with auto_trace(store=store) as recording:
-        result = Loose(answer=answer).invoke([HumanMessage("hello")])
+        result = House(answer=answer).invoke([HumanMessage("hello")])
 
     assert result.tool_calls[0]["args"]["value"] is value
     assert Counting.asked == untraced
-    (span,) = all_named(recording, "chat Loose")
+    (span,) = all_named(recording, "chat House")
     assert '"take"' in span.attributes[c.OUTPUT_MESSAGES]
     assert ('"<Counting>"' in span.attributes[c.OUTPUT_MESSAGES]) == (name == "counting")
