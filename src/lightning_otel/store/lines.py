@@ -174,13 +174,17 @@ def line_of(record: Record) -> bytes:
 
 def _is_simple(attributes: dict[str, Any]) -> bool:
     """Say whether JSON knows every value, as on nearly every span of the SDK."""
+    if len(attributes) > _MOST_SIMPLE:
+        return False
+    if _SIMPLE.issuperset(map(type, attributes.values())):
+        return True
     for value in [each for each in attributes.values() if type(each) not in _SIMPLE]:
         kind = type(value)
         if not (kind is tuple and _SIMPLE.issuperset(map(type, value))) and not (
             kind is float and isfinite(value)
         ):
             return False
-    return len(attributes) <= _MOST_SIMPLE
+    return True
 
 
 def _long_line_of(record: Record) -> bytes:

@@ -76,6 +76,10 @@ SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Attributes from which a column is rebuilt that a file of an older schema lacks."""
 
+_HOT_TEXTS: Final = (
+    c.OPERATION, c.AGENT_NAME, c.PROVIDER, c.RESPONSE_ID, c.ROLLOUT_ID, c.ATTEMPT_ID,
+    c.RESPONSE_MODEL, c.REQUEST_MODEL,
+)  # fmt: skip
 _BODY_KEYS: Final = frozenset(BODY_COLUMNS.values())
 _TEXTS: Final = frozenset({str, type(None)})
 _INT64: Final = range(-(1 << 63), 1 << 63)
@@ -92,11 +96,7 @@ def hot_columns(name: str, scope: str, attributes: dict[str, Any], otel_resource
     if scope != c.SCOPE:
         resource = otel_resource if isinstance(otel_resource, Mapping) else {}
         known = readers.summary(name, scope, attributes, resource)
-    get = known.get
-    texts = [
-        get(c.OPERATION), get(c.AGENT_NAME), get(c.PROVIDER), get(c.RESPONSE_ID),
-        get(c.ROLLOUT_ID), get(c.ATTEMPT_ID), get(c.RESPONSE_MODEL), get(c.REQUEST_MODEL),
-    ]  # fmt: skip
+    texts = list(map(known.get, _HOT_TEXTS))
     if not _TEXTS.issuperset(map(type, texts)):
         texts = list(map(text_or_none, texts))
     operation, agent, provider, response_id, rollout_id, attempt_id, model, requested = texts
@@ -106,11 +106,11 @@ def hot_columns(name: str, scope: str, attributes: dict[str, Any], otel_resource
         "provider": provider,
         "model": model or requested,
         "response_id": response_id,
-        "input_tokens": _read_integer(get(c.INPUT_TOKENS)),
-        "output_tokens": _read_integer(get(c.OUTPUT_TOKENS)),
+        "input_tokens": _read_integer(known.get(c.INPUT_TOKENS)),
+        "output_tokens": _read_integer(known.get(c.OUTPUT_TOKENS)),
         "rollout_id": rollout_id or None,
         "attempt_id": attempt_id or None,
-        "reward": _read_number(get(c.REWARD_VALUE)),
+        "reward": _read_number(known.get(c.REWARD_VALUE)),
     }
     if not _BODY_KEYS.isdisjoint(attributes):
         for column, key in BODY_COLUMNS.items():
