@@ -121,9 +121,7 @@ def compact(
         )
 
 
-def compact_some(
-    layout: Layout, max_bytes: int | None = None, *, least_files: int = 64
-) -> Mapping[str, int]:
+def compact_some(layout: Layout, max_bytes: int | None = None, *, least_files: int = 64) -> int:
     """Do a little of it, if it is worth it and no other settler is at it.
 
     Merge a group of small files once there are many, and drop the oldest rollouts of a store that
@@ -131,23 +129,22 @@ def compact_some(
     anew.
 
     Returns:
-        Ended spans that went, by reason.
+        How many ended spans went.
     """
     has_many = sum(map(_may_grow, layout.read_manifest().live_files)) >= least_files
     limit = None
     if max_bytes is not None and store_bytes(layout) > max_bytes:
         limit = max_bytes - max_bytes // 10
     if not has_many and limit is None:
-        return {}
+        return 0
     with settler_elected(layout) as is_elected:
         if not is_elected:
-            return {}
-        before = layout.read_manifest().counts
+            return 0
+        before = sum(layout.read_manifest().counts.values())
         with packing_connection(layout.new / SPILL) as con:
             _find_expired(con, layout, Retention(max_bytes=limit))
             _carry_out(con, layout, *_make_plan(con, layout, most_untouched=int(has_many)))
-        after = layout.read_manifest().counts
-    return {name: count - before.get(name, 0) for name, count in after.items()}
+        return sum(layout.read_manifest().counts.values()) - before
 
 
 def store_bytes(layout: Layout) -> int:

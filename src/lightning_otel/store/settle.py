@@ -62,8 +62,7 @@ def settle_if_worthwhile(layout: Layout) -> Settled:
 
     For those who want to read: what cannot be settled, as on a full disk, reads well unsettled.
     """
-    waiting = layout.unsettled(layout.read_manifest())
-    if len(waiting) < WORTHWHILE_SEGMENTS and total_bytes(waiting) < WORTHWHILE_BYTES:
+    if not is_worthwhile(layout.unsettled(layout.read_manifest())):
         return Settled()
     import duckdb
 
@@ -72,6 +71,11 @@ def settle_if_worthwhile(layout: Layout) -> Settled:
     except (OSError, duckdb.Error) as exc:
         log.warning("%s could not be settled: %s", layout.catalogue, exc)
         return Settled()
+
+
+def is_worthwhile(waiting: Sequence[Path]) -> bool:
+    """Return whether many segments wait to be settled, or large ones."""
+    return len(waiting) >= WORTHWHILE_SEGMENTS or total_bytes(waiting) >= WORTHWHILE_BYTES
 
 
 def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> Settled:

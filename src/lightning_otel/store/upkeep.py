@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError, warn_once
-from lightning_otel.store.layout import Layout, total_bytes
+from lightning_otel.store.layout import Layout
 
 if TYPE_CHECKING:
     from lightning_otel.store.settle import Settled
@@ -47,18 +47,22 @@ class Keeper:
         from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.compact import compact_some
         from lightning_otel.store.damage import reading
-        from lightning_otel.store.settle import Settled, settle
+        from lightning_otel.store.settle import Settled, is_worthwhile, sealed, settle
 
         done, layout = Settled(), self._layout
         try:
             if not layout.exists():
                 return done
             ensure_catalogue(layout)
-            if self._is_worthwhile():
+            now_s, waiting = time.monotonic(), sealed(layout)
+            if len(waiting) != self._waited:
+                self._waited, self._since_s = len(waiting), now_s
+            is_idle = bool(waiting) and now_s - self._since_s >= IDLE_S
+            if is_idle or is_worthwhile(waiting):
                 done = settle(layout, 1)
             self._waited -= done.segments
             with reading(layout, "keep in order"):
-                told = sum(compact_some(layout, config.max_size_bytes()).values())
+                told = compact_some(layout, config.max_size_bytes())
             if told:
                 log.warning(
                     "%s outgrew %s: its oldest rollouts were dropped, %d spans",
@@ -70,16 +74,6 @@ class Keeper:
             # Once: a disk that is full now is full every few seconds.
             warn_once(f"{layout.catalogue} could not be kept in order: {exc}")
         return done
-
-    def _is_worthwhile(self) -> bool:
-        """Return whether much waits, or something for long; a little reads as fast in segments."""
-        from lightning_otel.store.settle import WORTHWHILE_BYTES, WORTHWHILE_SEGMENTS, sealed
-
-        now_s, waiting = time.monotonic(), sealed(self._layout)
-        if len(waiting) != self._waited:
-            self._waited, self._since_s = len(waiting), now_s
-        is_much = len(waiting) >= WORTHWHILE_SEGMENTS or total_bytes(waiting) >= WORTHWHILE_BYTES
-        return is_much or (bool(waiting) and now_s - self._since_s >= IDLE_S)
 
 
 @contextlib.contextmanager
