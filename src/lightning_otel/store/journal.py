@@ -58,9 +58,8 @@ class Journal:
         self._waiting: list[tuple[bytes, int]] = []
         self._waiting_bytes = 0
         self._written = self._written_here = 0
-        # What happened to spans: just now, in all, and what former segments and this one tell.
+        # What happened to spans: what no segment tells yet, what former ones do, and this one.
         self._noted: list[tuple[str, int]] = []
-        self._counts: dict[str, int] = {}
         self._told: dict[str, int] = {}
         self._told_here: dict[str, int] = {}
         self._pace = Pace()
@@ -92,7 +91,7 @@ class Journal:
     @property
     def lost(self) -> int:
         """Spans dropped so far, but for those that a transform dropped on purpose."""
-        counts = [*self._counts.items(), *self._noted]
+        counts = [*self._told.items(), *self._told_here.items(), *self._noted]
         return sum([
             count for name, count in counts if name.startswith("dropped.") and name != n.TRANSFORM
         ])  # fmt: skip
@@ -100,7 +99,8 @@ class Journal:
     def accounting(self) -> n.Accounting:
         """Return the accounts of this process's spans from its own counters; reads no disk."""
         with self._turns.alone():
-            counts, waiting = self._all_counts(), self._waiting_spans()
+            counts = n.added(self._told, self._told_here, self._untold_counts())
+            waiting = self._waiting_spans()
             ended = self._written + n.unstored(counts) + waiting
             return n.account({**counts, n.ENDED: ended}, stored=self._written, pending=waiting)
 
@@ -111,12 +111,8 @@ class Journal:
             ended = waiting + n.unstored(untold)
             return n.added(untold, {n.PENDING: waiting, n.ENDED: ended})
 
-    def _all_counts(self) -> dict[str, int]:
-        return n.added(self._counts, *({name: count} for name, count in self._noted.copy()))
-
     def _untold_counts(self) -> dict[str, int]:
-        told = n.added(self._told, self._told_here)
-        return n.added(self._all_counts(), {name: -count for name, count in told.items()})
+        return n.added(*({name: count} for name, count in self._noted.copy()))
 
     def _waiting_spans(self) -> int:
         return sum([spans for _, spans in self._waiting.copy()])
@@ -304,13 +300,12 @@ class Journal:
             self._noted.append((n.DISK, spans))
 
     def _tell_counts(self) -> None:
-        noted = self._noted.copy()
-        untold = self._untold_counts()
+        count = len(self._noted)
+        untold = n.added(*({name: number} for name, number in self._noted[:count]))
         if untold:
             self._write_lines(control_line("count", counts=untold), 0)
-        self._told_here = n.added(self._told_here, untold)
-        self._counts = n.added(self._counts, *({name: count} for name, count in noted))
-        del self._noted[: len(noted)]
+        told = n.added(self._told_here, untold)
+        self._told_here, self._noted[:count] = told, []
 
     def _write_lines(self, text: bytes, spans: int, count: int = 0) -> None:
         """Write lines, of which so many wait."""
@@ -337,7 +332,7 @@ class Journal:
         if gone is not None and gone.is_removed():
             # What was told in it is told again, and its spans are lost.
             self._written -= self._written_here
-            self._noted.append((n.REMOVED, self._written_here))
+            self._noted += [(n.REMOVED, self._written_here), *self._told_here.items()]
             self._told_here = {}
         self._go_on_in(fresh)
         if not fresh.append(text):
