@@ -27,7 +27,7 @@ from lightning_otel.adapter.quick import unswept
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.dataset.batches import BATCH_SPANS, TOKENS_A_SPAN, clauses, hold_moved
 from lightning_otel.formats.format import distinct
-from lightning_otel.formats.transition_rows import NARROW_COLUMNS, row
+from lightning_otel.formats.transition_rows import BODIES, NARROW_COLUMNS, row
 from lightning_otel.store.gist import GIST, KIND, ODD, RECEIVED, REWARD, TOKENS
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.reader import Reader
@@ -204,16 +204,8 @@ def part_of(found: Adaptation, *, bodies: bool) -> Part:
 
 def without_bodies(step: Transition) -> Transition:
     """The transition as narrow columns tell it; there is still a next observation if there was."""
-    return replace(
-        step,
-        observation=(),
-        action=(),
-        next_observation=None if step.next_observation is None else (),
-        tools=(),
-        prompt_ids=(),
-        response_ids=(),
-        logprobs=(),
-    )
+    bodies: dict[str, Any] = {name: None if getattr(step, name) is None else () for name in BODIES}
+    return replace(step, **bodies)
 
 
 class _Pass:
