@@ -64,6 +64,9 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
             capture.process.is_global = True
         return super().instrument(**kwargs)
 
+    def innermost(self) -> capture.Operation | None:
+        """Return the framework's innermost operation, of what it carries in a way of its own."""
+
     def is_wanted(self) -> bool:
         """Return whether a call here and now should become a span."""
         return self.is_active and capture.is_wanted()
@@ -121,6 +124,8 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
     def _instrument(self, **kwargs: Any) -> None:
         self.is_active = True
         capture.refresh_settings()
+        if type(self).innermost is not LibraryInstrumentor.innermost:
+            capture.process.frameworks = {**capture.process.frameworks, self.innermost: None}
         if self._is_hooked:
             for module_name, module in list(self._imported.items()):
                 self._patch_if_active(module_name, module)
@@ -139,6 +144,8 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
     def _uninstrument(self, **kwargs: Any) -> None:
         self.is_active = False
         _everywhere.discard(type(self))
+        held = capture.process.frameworks
+        capture.process.frameworks = {each: None for each in held if each != self.innermost}
         capture.process.is_global = bool(_everywhere)
         self._wrapped = [(owner, name) for owner, name in self._wrapped if not restore(owner, name)]
 

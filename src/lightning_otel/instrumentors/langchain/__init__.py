@@ -9,6 +9,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, Final
 
@@ -54,7 +55,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
         if not hasattr(self, "_handlers"):
             self._handlers: list[weakref.ref[Handler]] = []
             self._everywhere: Handler | None = None
-            self._innermost: Callable[[], capture.Operation | None] | None = None
+            self._config: ContextVar[Any] = ContextVar("no-config", default=None)
 
     def patches(self) -> Mapping[str, Patch]:
         """The modules of what is replaced."""
@@ -68,6 +69,12 @@ class LangChainInstrumentor(LibraryInstrumentor):
     def is_wanted(self) -> bool:
         """Return whether a run that starts here, below no other, should become a span."""
         return self.is_everywhere and super().is_wanted()
+
+    def innermost(self) -> capture.Operation | None:
+        """Return the operation of the run that LangChain's own variable names."""
+        config = self._config.get(None)
+        run = _run_of(config) if config else None
+        return None if run is None else capture.operation_of(run.context)
 
     def handler_for_one(self) -> Handler:
         """A handler for one object, whose runs are captured while it lives."""
@@ -85,9 +92,6 @@ class LangChainInstrumentor(LibraryInstrumentor):
     def _uninstrument(self, **kwargs: Any) -> None:
         self.is_everywhere = False
         super()._uninstrument(**kwargs)
-        if self._innermost is not None:
-            held = capture.process.frameworks
-            capture.process.frameworks = {each: None for each in held if each != self._innermost}
         if any(held() is not None for held in self._handlers):
             super()._instrument()
 
@@ -140,16 +144,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
 
     def _patch_config(self, module: ModuleType) -> None:
         self._replace(module, _within_run, "_set_config_context")
-        config_variable = module.var_child_runnable_config
-
-        def innermost() -> capture.Operation | None:
-            config = config_variable.get(None)
-            run = _run_of(config) if config else None
-            return None if run is None else capture.operation_of(run.context)
-
-        if self._innermost is None:
-            self._innermost = innermost
-        capture.process.frameworks = {**capture.process.frameworks, self._innermost: None}
+        self._config = module.var_child_runnable_config
 
     def _patch_graph_config(self, module: ModuleType) -> None:
         self._replace(module, _within_run, "_set_config_context")

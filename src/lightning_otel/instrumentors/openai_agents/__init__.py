@@ -37,14 +37,9 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
             "agents.run": self._patch_runner,
         }
 
-    def _instrument(self, **kwargs: Any) -> None:
-        capture.process.frameworks = {**capture.process.frameworks, _spans.innermost: None}
-        super()._instrument(**kwargs)
-
-    def _uninstrument(self, **kwargs: Any) -> None:
-        super()._uninstrument(**kwargs)
-        held = capture.process.frameworks
-        capture.process.frameworks = {each: None for each in held if each != _spans.innermost}
+    def innermost(self) -> capture.Operation | None:
+        """Return the operation of the SDK's innermost span under way."""
+        return _spans.innermost()
 
     # Any package may be called "agents": one that is not the SDK lacks these names, and is left.
 
