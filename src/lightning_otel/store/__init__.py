@@ -320,8 +320,8 @@ class SpanStore:
         Raises:
             StoreError: Something stands at the path already, or it cannot be written.
         """
+        from lightning_otel.store.catalogue import pack
         from lightning_otel.store.engines.clickhouse import SCHEMES, ClickHouse
-        from lightning_otel.store.pack import pack
 
         text = os.fspath(path)
         if text.partition("://")[0] in SCHEMES:

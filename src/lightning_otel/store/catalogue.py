@@ -1,7 +1,8 @@
 """The catalogue ``X.duckdb``: the views, for whoever opens the store with DuckDB alone.
 
 What counts is decided by the manifest at each query, as of the start of the query's transaction; so
-a catalogue, once written, stays right whatever is recorded or settled after.
+a catalogue, once written, stays right whatever is recorded or settled after. A store is also packed
+into one database with real tables, and nothing beside it.
 """
 
 import contextlib
@@ -9,10 +10,12 @@ import hashlib
 import logging
 import os
 import secrets
+import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lightning_otel.errors import StoreError
 from lightning_otel.store.layout import (
     EMPTY_DATA,
     EMPTY_LIVE,
@@ -21,7 +24,7 @@ from lightning_otel.store.layout import (
     Layout,
     write_private,
 )
-from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.schema import COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.spans import (
     IS_SPAN,
     ONE_LINE_EACH,
@@ -32,10 +35,12 @@ from lightning_otel.store.spans import (
     settled_and_live,
 )
 from lightning_otel.store.sql import new_connection, quoted
-from lightning_otel.store.views import alive_statement, view_statements
+from lightning_otel.store.views import NAMES, alive_statement, define_derived, view_statements
 
 if TYPE_CHECKING:
     import duckdb
+
+    from lightning_otel.store.reader import Reader
 
 log = logging.getLogger(__name__)
 
@@ -215,3 +220,46 @@ def _new_path(layout: Layout, name: str) -> Path:
 def _put_file(made: Path, final: Path) -> None:
     made.chmod(0o600)
     os.replace(made, final)
+
+
+def pack(con: "Reader", path: str | os.PathLike[str]) -> int:
+    """Write the spans visible on a connection into a new database, with the views over them.
+
+    Returns:
+        The number of spans written.
+    """
+    import duckdb
+
+    final = Path(path)
+    if final.exists():
+        raise StoreError(f"{final} exists already; name another file or remove it")
+    try:
+        # In a folder of one's own: nobody else can read what is half made, and all of it goes.
+        with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as folder:
+            made = Path(folder) / "packed.duckdb"
+            count = _write_pack(con, made)
+            made.chmod(0o600)
+            os.replace(made, final)
+    except (duckdb.Error, OSError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise StoreError(f"cannot write {final}: {why}; name a writable place with room") from exc
+    return count
+
+
+def _write_pack(reader: "Reader", path: Path) -> int:
+    con = reader.con
+    # zstd is both smaller and cheaper than DuckDB's own choice for long texts.
+    columns = ", ".join(
+        f"{name} {kind}{' USING COMPRESSION zstd' if name in WIDE_COLUMNS else ''}"
+        for name, kind in COLUMNS.items()
+    )
+    con.execute(f"ATTACH {quoted(str(path))} AS packed (ROW_GROUP_SIZE 20480)")
+    con.execute(f"CREATE TABLE packed.spans ({columns})")
+    rows = f"SELECT {', '.join(COLUMNS)} FROM spans ORDER BY trace_id, start_ns, sequence"
+    reader.attempt(lambda: con.execute(f"INSERT INTO packed.spans {rows}"))
+    (row,) = con.execute("SELECT count(*) FROM packed.spans").fetchall()
+    con.execute("USE packed")
+    define_derived(con, NAMES)
+    con.execute("USE memory")
+    con.execute("DETACH packed")
+    return int(row[0])
