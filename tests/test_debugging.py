@@ -23,7 +23,7 @@ def _off_again() -> Iterator[None]:
     yield
     lo.set_debug_mode(False)
     assert not debugging.is_on
-    debugging._teller.flush()
+    debugging.flush()
 
 
 @pytest.fixture

@@ -25,41 +25,11 @@ is_on: bool = False
 """Whether anything is to be told; looked at before a text is made."""
 
 
-class _Teller:
-    """Writes lines, so many a second and each of them once, and says how many it left out."""
-
-    def __init__(self) -> None:
-        # Guards: a line is written or counted, and counts are told once.
-        self._turns = Turns()
-        self._since_s = 0.0
-        self._said: set[str] = set()
-        self._left_out = 0
-
-    def tell(self, text: str) -> None:
-        from lightning_otel.markup import one_line
-
-        line, now_s = one_line(text, 300), time.monotonic()
-        with self._turns.alone():
-            if now_s - self._since_s >= 1:
-                self._begin(now_s)
-            if line in self._said or len(self._said) >= MOST_LINES:
-                self._left_out += 1
-                return
-            self._said.add(line)
-            _write(line)
-
-    def flush(self) -> None:
-        with self._turns.alone():
-            self._begin(0.0)
-
-    def _begin(self, now_s: float) -> None:
-        if self._left_out:
-            _write(f"… {self._left_out:,} more lines within a second, the same or too many")
-        self._since_s, self._left_out = now_s, 0
-        self._said.clear()
-
-
-_teller: Final = _Teller()
+# Guards the next three: lines of this second, when it began, and how many were left out in it.
+_turns: Final = Turns()
+_told: Final[set[str]] = set()
+_since_s = 0.0
+_left_out = 0
 # Guards the next two: what was asked for, and how many recordings that asked for it are open.
 _lock: Final = threading.Lock()
 _is_asked = False
@@ -75,45 +45,64 @@ def set_debug_mode(enabled: bool = True) -> None:  # noqa: FBT001  # as others s
     Args:
         enabled: Whether to tell.
     """
-    global _is_asked
-    with _lock:
-        _is_asked = enabled
-        _switch()
+    _switch(is_asked=enabled)
 
 
 def take_setting() -> None:
     """Switch on where ``LIGHTNING_OTEL_DEBUG`` says so."""
     if not is_on and config.is_debug_enabled():
-        set_debug_mode()
+        _switch(is_asked=True)
 
 
 def begin(is_wanted: object) -> None:
     """Switch on for one recording more, if it wants that."""
-    global _wanting
     if is_wanted:
-        with _lock:
-            _wanting += 1
-            _switch()
+        _switch(more=1)
 
 
 def end(is_wanted: object) -> None:
     """Take that back."""
-    global _wanting
     if is_wanted:
-        _teller.flush()
-        with _lock:
-            _wanting -= 1
-            _switch()
+        flush()
+        _switch(more=-1)
 
 
-def _switch() -> None:
-    global is_on
-    is_on = _is_asked or _wanting > 0
+def _switch(*, is_asked: bool | None = None, more: int = 0) -> None:
+    global is_on, _is_asked, _wanting
+    with _lock:
+        _is_asked = _is_asked if is_asked is None else is_asked
+        _wanting += more
+        is_on = _is_asked or _wanting > 0
 
 
 def tell(text: str) -> None:
-    """Tell a line."""
-    _teller.tell(text)
+    """Write a line, so many a second and each of them once, and say how many are left out."""
+    global _left_out
+    from lightning_otel.markup import one_line
+
+    line = one_line(text, 300)
+    with _turns.alone():
+        if time.monotonic() - _since_s >= 1:
+            _begin_second()
+        if line in _told or len(_told) >= MOST_LINES:
+            _left_out += 1
+        else:
+            _told.add(line)
+            _write(line)
+
+
+def flush() -> None:
+    """Say how many lines were left out so far."""
+    with _turns.alone():
+        _begin_second()
+
+
+def _begin_second() -> None:
+    global _since_s, _left_out
+    if _left_out:
+        _write(f"… {_left_out:,} more lines within a second, the same or too many")
+    _since_s, _left_out = time.monotonic(), 0
+    _told.clear()
 
 
 def tell_kept(span: Any) -> None:
@@ -168,7 +157,7 @@ def tell_report(rollout_id: str, report: "Report") -> None:
         tell(f"moved   span {repair.span_id}: {repair.rule}")
     for why, count in report.inexact.items():
         tell(f"inexact {count:,} × {why}")
-    _teller.flush()
+    flush()
 
 
 def _write(line: str) -> None:
