@@ -362,16 +362,17 @@ class Operation:
         parent: The context it stands in.
         request: What the instrumentor that sends its request keeps with it.
         is_claimed: Whether that instrumentor took it over from a framework.
+        is_over: Whether it was stopped or failed.
         attributes: Set on the span at its end.
         body: Content, kept beside the span at its end.
     """
 
     __slots__ = (
         "_count_end",
-        "_is_over",
         "attributes",
         "body",
         "is_claimed",
+        "is_over",
         "outer",
         "parent",
         "request",
@@ -413,7 +414,7 @@ class Operation:
         self.body: dict[str, str] = body or {}
         self.request: object = None
         self.is_claimed = False
-        self._is_over = False
+        self.is_over = False
         # Without a lock, which a thread may die holding as the interpreter ends: a stream may be
         # finished by its reader and by the garbage collector of another thread at once.
         self._count_end = itertools.count().__next__
@@ -438,9 +439,9 @@ class Operation:
             found = found.outer
         return found is self
 
-    def stop(self, end_ns: int | None = None) -> None:
+    def stop(self) -> None:
         """End the span with what was gathered in ``attributes`` and ``body``."""
-        self._end("", "", end_ns)
+        self._end("", "")
 
     def fail(self, exc: BaseException) -> None:
         """End the span as failed by an exception, which is the caller's to raise again."""
@@ -450,13 +451,8 @@ class Operation:
         """End the span as failed where there is no exception, such as an error inside a stream."""
         self._end(error_type, clean(message))
 
-    @property
-    def is_over(self) -> bool:
-        """True if the operation was stopped or failed."""
-        return self._is_over
-
-    def _end(self, error_type: str, message: str, end_ns: int | None = None) -> None:
-        self._is_over = True
+    def _end(self, error_type: str, message: str) -> None:
+        self.is_over = True
         if self._count_end():
             return
         if error_type:
@@ -473,7 +469,7 @@ class Operation:
         kept = beside(context)
         kept.body = {**self._process_stamps(), **body} if is_exported else body
         try:
-            self.span.end(end_ns)
+            self.span.end()
         finally:
             if not is_exported:
                 kept.body = _NO_BODY

@@ -108,27 +108,21 @@ def table(
     return f"{above}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{told}"
 
 
-def facts(title: str, pairs: Iterable[tuple[str, object]], note: str = "") -> str:
+def facts(title: str, pairs: Iterable[tuple[str, object]]) -> str:
     """Render facts about one thing as an HTML table: a name and a value in each row.
 
     Args:
         title: What the thing is.
         pairs: Names, and what they are; what is None or an empty text is left out.
-        note: What is said below.
     """
     known = [pair for pair in pairs if pair[1] is not None and pair[1] != ""]
-    return table(("", ""), known, note, title=title, cells=200)
+    return table(("", ""), known, title=title, cells=200)
 
 
-def block(text: str, most: int = 4000) -> str:
-    """Text as an HTML block with its lines as they are; of a long one the beginning, and its size.
-
-    Args:
-        text: The text.
-        most: Characters shown.
-    """
-    lines = "\n".join(safe(line) for line in text[:most].split("\n"))
-    cut = f"<p>the first {most:,} of {len(text):,} characters</p>" if len(text) > most else ""
+def block(text: str) -> str:
+    """Render text as an HTML block with its lines as they are; of a long one the beginning."""
+    lines = "\n".join(safe(line) for line in text[:4000].split("\n"))
+    cut = f"<p>the first 4,000 of {len(text):,} characters</p>" if len(text) > 4000 else ""
     return f'<pre style="white-space:pre-wrap;text-align:left">{lines}</pre>{cut}'
 
 
