@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import duckdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
 from lightning_otel.store import arrivals, journal
-from lightning_otel.store.layout import DataFile, Layout, Manifest
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import checked_line
 from lightning_otel.store.settle import settle
 from lightning_otel.store.writer import SpanWriter
@@ -37,25 +36,6 @@ Write = Callable[..., Path]
 def names(spans: Iterable[Span]) -> list[str]:
     """What the spans are called."""
     return [span.name for span in spans]
-
-
-def merge_files(layout: Layout) -> None:
-    """Make one file of all, as compacting does."""
-    manifest = layout.read_manifest()
-    if len(manifest.live_files) < 2:
-        return
-    name = f"spans-{time.time_ns():019d}-merged.parquet"
-    paths = [str(layout.data / file.name) for file in manifest.live_files]
-    with duckdb.connect() as con:
-        con.execute(
-            f"COPY (SELECT * FROM read_parquet({paths}) ORDER BY trace_id) "
-            f"TO '{layout.data / name}' (FORMAT parquet)"
-        )
-    rows = sum(file.rows for file in manifest.live_files)
-    merged = DataFile(name, 0, rows, 1, 0, 1 << 61)
-    layout.write_manifest(Manifest((merged,), manifest.segments))
-    for path in paths:
-        Path(path).unlink()
 
 
 def test_follow_delivers_each_ended_span_once(
@@ -356,7 +336,7 @@ def test_follow_delivers_once_whatever_happens(
                 settle(layout)
                 settle(layout)
             case "merge":
-                merge_files(layout)
+                store.compact()
             case "take" | "take one":
                 spans = follower.batch(1 if operation == "take one" else 4)
                 follower.commit()

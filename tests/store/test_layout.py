@@ -1,7 +1,6 @@
 """The store's folders are private, and its manifest is whole at every moment."""
 
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,29 +79,6 @@ def test_create_never_replaces_a_manifest(layout: Layout, monkeypatch: pytest.Mo
     monkeypatch.undo()
     assert layout.read_manifest() == manifest
     assert list(layout.new.iterdir()) == []
-
-
-def test_create_by_many_processes_at_once(tmp_path: Path, run_python: Callable[..., str]) -> None:
-    """Whoever comes first makes the store; nobody fails."""
-    script = """
-    import os, sys, time
-    from lightning_otel.store.layout import Layout
-    start = time.time() + 0.3
-    children = []
-    for _ in range(8):
-        child = os.fork()
-        if not child:
-            while time.time() < start:
-                pass
-            Layout(sys.argv[1]).create()
-            os._exit(0)
-        children.append(child)
-    print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
-    """
-
-    printed = run_python(script, tmp_path / "deep" / "er" / "traces.duckdb")
-
-    assert printed.strip() == str([0] * 8)
 
 
 def test_create_refuses_a_database_that_is_no_catalogue(layout: Layout) -> None:
