@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import (
     BatchSpanProcessor,
     SpanExportResult,
 )
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import SpanContext, Tracer
 
 from lightning_otel import Store, capture
 from lightning_otel import conventions as c
@@ -63,6 +63,32 @@ def test_processor_twice_keeps_a_span_once(recorded: Store) -> None:
     provider.get_tracer("test").start_span("work").end()
 
     assert len(_spans(recorded)) == 1
+
+
+class Anonymizing(FrameSpanProcessor):
+    """Hands on a copy without attributes, as a processor of a program's own may."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Keep the copy."""
+        copy = ReadableSpan(
+            span.name,
+            SpanContext(span.context.trace_id, span.context.span_id, is_remote=False),
+            resource=span.resource,
+            start_time=span.start_time,
+            end_time=span.end_time,
+        )
+        super().on_end(copy)
+
+
+def test_copy_of_a_span_is_kept_in_its_place(recorded: Store) -> None:
+    """It ends what the original began."""
+    provider = TracerProvider()
+    provider.add_span_processor(Anonymizing())
+
+    provider.get_tracer("test").start_span("work", attributes={"who": "me"}).end()
+
+    (span,) = _spans(recorded)
+    assert (span.name, span.is_incomplete, "who" in span.attributes) == ("work", False, False)
 
 
 def test_processor_shutdown_seals_the_segment_and_loses_no_span(

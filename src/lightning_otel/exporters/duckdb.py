@@ -23,6 +23,7 @@ from lightning_otel.store.writer import (
     seal_all,
     writer_for,
     writer_if_any,
+    writer_of_open,
 )
 
 log = logging.getLogger(__name__)
@@ -65,10 +66,12 @@ class FrameSpanProcessor(SpanProcessor):
 
     def _finish_span(self, span: ReadableSpan) -> None:
         kept = capture.beside(span.context)
-        if kept.sink is None or kept.is_kept:
+        # A processor of the program's may hand on a copy, which knows nothing of the original.
+        sink = kept.sink or writer_of_open(span.context.trace_id, span.context.span_id)
+        if sink is None or kept.is_kept:
             return
         kept.is_kept = True
-        kept.sink.ended(span, kept.body)
+        sink.ended(span, kept.body)
         if debugging.is_on:
             debugging.tell_kept(span)
 

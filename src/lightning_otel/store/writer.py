@@ -125,6 +125,10 @@ class SpanWriter(Journal):
             begun.line = line_of(record)
             self._append_line(begun.line, 0)
 
+    def has_open(self, trace_id: int, span_id: int) -> bool:
+        """Return whether a span began here and has not ended."""
+        return (trace_id, span_id) in self._open
+
     def ended(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
         """Keep an ended span. One that began in a parent process, or before us, is only counted."""
         self._forget_if_forked()
@@ -282,6 +286,11 @@ def writer_for(layout: Layout) -> SpanWriter:
 def writer_if_any(layout: Layout) -> SpanWriter | None:
     """This process's writer of a store, if it has one."""
     return _by_catalogue.get(layout.catalogue)
+
+
+def writer_of_open(trace_id: int, span_id: int) -> SpanWriter | None:
+    """Return the writer of this process that keeps a span which has not ended yet."""
+    return next((each for each in list(_writers) if each.has_open(trace_id, span_id)), None)
 
 
 def flush_all() -> bool:
