@@ -28,6 +28,8 @@ _ROLES: Final = {
 }
 _NO_FIELDS: Final[Mapping[str, Any]] = {}
 _REASONINGS: Final = ("reasoning", "thinking")
+_MORE: Final = ("name", "tool_calls", "invalid_tool_calls", "additional_kwargs")
+"""Fields that say more than the content."""
 _CALLS: Final = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call"})
 """Blocks that say again what the message's list of tool calls says."""
 
@@ -47,9 +49,9 @@ def _read_message(item: Any, **extra: Any) -> dict[str, Any]:
         return message("user", [text_part(item)])
     held = fields_of(item)
     role, content = _role_of(held), held.get("content")
-    if role == "user" and content and type(content) is str and not held.get("name"):
+    if content and type(content) is str and role != "tool" and not any(map(held.get, _MORE)):
         # Most messages of a long history are this plain, and each is read anew with every call.
-        return {"role": role, "parts": [text_part(content)]}
+        return message(role, [text_part(content)], **extra)
     if role == "tool":
         return message(role, [tool_response_part(held.get("tool_call_id"), content)])
     if isinstance(content, list):
