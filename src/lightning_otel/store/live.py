@@ -9,12 +9,14 @@ from typing import Any, Final
 
 from lightning_otel.errors import StoreDamagedError
 from lightning_otel.store.counts import ENDED
-from lightning_otel.store.layout import Layout
+from lightning_otel.store.layout import Layout, total_bytes
 from lightning_otel.store.lines import read_records
 from lightning_otel.store.schema import Record
 
 _COARSE_NS: Final = 1_000_000_000
 """How far a file's time may lie behind the clock, on any filesystem."""
+_MOST_BYTES: Final = 8 << 20
+"""Segments that take longer to read here than DuckDB takes to start."""
 
 
 def records_of_others(
@@ -55,13 +57,14 @@ def records_if_whole(layout: Layout, since_ns: int) -> list[Record] | None:
     """Return the records of segments written to since a time, one a span, ended or not.
 
     Returns:
-        None where the store must be asked: if some are settled already, or one is damaged, doubled
-        or told to be lost.
+        None where the store must be asked: if they are large, some are settled already, or one is
+        damaged, doubled or told to be lost.
     """
     found: dict[Any, Record] = {}
-    for path in layout.segments():
-        if not _is_written_since(path, since_ns):
-            continue
+    segments = [path for path in layout.segments() if _is_written_since(path, since_ns)]
+    if total_bytes(segments) > _MOST_BYTES:
+        return None
+    for path in segments:
         ended, told = 0, None
         for record in read_records(path):
             get = record.get
@@ -73,16 +76,14 @@ def records_if_whole(layout: Layout, since_ns: int) -> list[Record] | None:
                 found[name] = record
             elif kind in ("span", "start") and None not in name:
                 found.setdefault(name, record)
-            elif (
-                kind in ("count", "seal") and isinstance(counts, dict) and counts.keys() <= {ENDED}
-            ):
-                told = counts.get(ENDED, told)
-            else:
+            elif kind not in ("count", "seal") or counts is None or counts.keys() - {ENDED}:
                 return None
+            else:
+                told = counts.get(ENDED, told)
         if told not in (None, ended):
             return None
-    manifest = layout.read_manifest()  # last: what was settled meanwhile stands in it
-    is_settled = any(file.max_start_ns >= since_ns for file in manifest.live_files)
+    # Looked at last: what was settled meanwhile stands in it.
+    is_settled = any(file.max_start_ns >= since_ns for file in layout.read_manifest().live_files)
     return None if is_settled else list(found.values())
 
 
