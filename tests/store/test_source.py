@@ -30,6 +30,9 @@ def test_reading_never_makes_a_store(store: Store, tmp_path: Path) -> None:
         lambda: store.find("x"),
         lambda: store.pack(tmp_path / "out.duckdb"),
         lambda: store.report(),
+        lambda: list(store.transitions()),
+        lambda: list(store.transitions(bodies=False)),
+        lambda: list(store.trajectories()),
         store.settle,
     ):
         with pytest.raises(StoreMissingError):
@@ -44,7 +47,8 @@ def test_a_newer_store_is_refused(store: Store, layout: Layout) -> None:
     newer = layout_module.SCHEMA_VERSION + 1
     layout.manifest_path.write_text(f'{{"kind":"store","schema":{newer}}}\n')
 
-    for use in (store.connect, store.spans().rows, store.settle, store.report, store.writer):
+    read = (store.connect, store.spans().rows, store.transitions().rows, store.report)
+    for use in (*read, store.settle, store.writer):
         with pytest.raises(StoreVersionError, match="upgrade"):
             use()
 

@@ -302,6 +302,7 @@ class Store(SpanStore):
 
         if self.layout is None or not supports(asked.adapter):
             return None
+        self.layout.require()
         self._settle_if_worthwhile()
         return self.layout
 

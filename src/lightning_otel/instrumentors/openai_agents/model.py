@@ -164,6 +164,5 @@ def _copy_plain(value: object) -> Any:
     if value is None or isinstance(value, str):
         return value
     with contextlib.suppress(ValueError):
-        # Not orjson, which makes a great integer a float.
         return json.loads(text_of(value))
     return None
