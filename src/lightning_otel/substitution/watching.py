@@ -91,7 +91,8 @@ class Watch:
             fixed: Keeps what a rollout may be assigned, once that was read.
         """
         pins = list(pinned.items())
-        if not self._pinned.keys() >= set(pins):
+        is_new = not self._pinned.keys() >= set(pins)
+        if is_new:
             for pin in pins:
                 self._pinned.setdefault(pin, None)
             self._pinned_s = time.monotonic()
@@ -99,9 +100,9 @@ class Watch:
         # that is held to a version would else be made with what the agent wrote, and what it
         # earned be taken for what the version earns.
         needed_s = max(changed_s(), self._pinned_s)
-        for _ in range(2):  # what is being read already may not know of it
+        for _ in range(2):  # what is being read already may not know of it, or fail
             if self._asked_s < needed_s:
-                if self._begun_s < needed_s:
+                if is_new or self._begun_s < needed_s:
                     self.begin_reading(is_urgent=True)
                 self._await_end(FIRST_S)
         age_s = time.monotonic() - self._read_s

@@ -27,6 +27,7 @@ from tests.instrumentors.openai.test_surfaces import (
 from lightning_otel import Store, auto_trace, capture, carried, context, emit_reward, substitution
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.errors import StoreError
 from lightning_otel.resources import Resources
 from lightning_otel.state import State
 from lightning_otel.substitution import requests as substituting
@@ -545,6 +546,33 @@ def test_state_that_hangs_holds_up_only_the_first_request(monkeypatch: pytest.Mo
 
     assert 0.15 < took[0] < 5
     assert max(took[1:]) < 0.1
+
+
+class Locked:
+    """A reader that fails at first: a database that another process has locked does so."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    def standings(self) -> Any:
+        """Nothing is live."""
+        self.tries += 1
+        if self.tries == 1:
+            raise StoreError("the database is locked")
+        return {}
+
+    def get(self, name: str, version: int | str) -> Any:
+        """The version, in a word."""
+        return f"{name}@{version}"
+
+
+def test_pinned_version_is_given_though_the_first_reading_failed() -> None:
+    """Else the request would be made with what the agent wrote, and count for the version."""
+    reader: Any = Locked()
+
+    given = watching.Watch(lambda: reader).given("key", None, {"system_prompt": 1})
+
+    assert (given, reader.tries) == ({"system_prompt": "system_prompt@1"}, 2)
 
 
 def test_forked_child_reads_for_itself(scene: Scene) -> None:
