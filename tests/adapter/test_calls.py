@@ -10,7 +10,9 @@ from tests.adapter.forest import call_attributes, said, text_of, token_attribute
 from lightning_otel import TripletAdapter
 from lightning_otel import conventions as c
 from lightning_otel.adapter import exactness
+from lightning_otel.adapter.calls import History
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
+from lightning_otel.messages import parse_messages
 from lightning_otel.types import Span, Transition
 
 CALL = Span(
@@ -106,3 +108,23 @@ def test_a_call_takes_the_ids_of_the_first_choice() -> None:
     assert isinstance(found, Transition)
     assert (list(found.response_ids), list(found.logprobs)) == ([2, 3], [-1.0, -2.0])
     assert [tool["name"] for tool in found.tools] == ["add"]
+
+
+ONE, TWO, THREE = (json.dumps(said("user", text)) for text in ("one", "two", "three"))
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [f"[{ONE}]", f"[{ONE},{TWO}]", f"[{ONE},{TWO},{THREE}]"],
+        [f"[{ONE},{TWO}]", f"[{ONE}]", f"[{ONE}, {THREE}]", f"[{TWO}]"],
+        [f"[{ONE}]", f"[{ONE},{TWO}", f"[{ONE},1]", f"[{ONE},]", f"[{ONE}],{TWO}]"],
+        [f"[{ONE}] ", f"[{ONE}],{TWO}]", "[]", f"[{ONE}]"],
+        ["[]", "[,]", f"[,{ONE}]", None, f"[{ONE},{TWO}]"],
+    ],
+)
+def test_a_history_that_goes_on_is_as_one_that_is_parsed_whole(inputs: list[str | None]) -> None:
+    """Whatever came before, and also where a text is damaged."""
+    history = History()
+
+    assert list(map(history.read_messages, inputs)) == list(map(parse_messages, inputs))

@@ -1,5 +1,6 @@
 """One attempt on its way from a tree to trajectories, with a reason for all that is left behind."""
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -24,6 +25,7 @@ from lightning_otel.adapter.calls import (
     NOT_TRACKED,
     UNKNOWN,
     UNREADABLE,
+    History,
     is_call,
     is_failure,
     read_call,
@@ -35,7 +37,17 @@ from lightning_otel.adapter.exactness import NO_IDS, notes_of
 from lightning_otel.adapter.repair import REPEATED
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tree import Tree, reordered
-from lightning_otel.types import Call, Credited, Dropped, Repair, Report, Reward, Span, Trajectory
+from lightning_otel.types import (
+    Call,
+    Credited,
+    Dropped,
+    Message,
+    Repair,
+    Report,
+    Reward,
+    Span,
+    Trajectory,
+)
 
 if TYPE_CHECKING:
     from lightning_otel.adapter.triplet import TripletAdapter
@@ -113,10 +125,7 @@ class Assembly:
             self._drop_span(span, "mark", reason)
         self._recorded += len(calls) + len(actions)
         self._steps = dict(sorted({**self._steps, **actions}.items()))
-        self._talks = {
-            position: conversations.read_conversation(call.observation, call.action)
-            for position, call in self._steps.items()
-        }
+        self._read_conversations()
         self._follow_messages()
         rewards, adapter = self._find_rewards(), self._adapter
         placement = credit.place_rewards(
@@ -174,10 +183,12 @@ class Assembly:
         tree = self._tree
         requests = duplicates.find_requests(tree, calls)
         repeated = {i for records in requests for i in records}
+        histories: dict[str, History] = {}
         for position in calls:
             if position not in repeated:
-                span = tree.spans[position]
-                self._add_call(position, read_call(span, tree.agents[position]), span)
+                span, agent = tree.spans[position], tree.agents[position]
+                history = histories.setdefault(agent, History())
+                self._add_call(position, read_call(span, agent, history), span)
         for records in requests:
             place = duplicates.place_of(tree, records)
             agent = next((name for i in records if (name := tree.agents[i])), "")
@@ -216,6 +227,14 @@ class Assembly:
         self, span: Span, noun: Literal["call", "reward", "mark", "composition"], reason: str
     ) -> None:
         self._dropped.append(Dropped(span.span_id, span.trace_id, noun, reason))
+
+    def _read_conversations(self) -> None:
+        latest: dict[str, tuple[Sequence[Message], array[int]]] = {}
+        for position, call in self._steps.items():
+            earlier = latest.get(call.agent, ((), array("q")))
+            talk = conversations.read_conversation(call.observation, call.action, earlier)
+            latest[call.agent] = call.observation, talk.prefixes
+            self._talks[position] = talk
 
     def _follow_messages(self) -> None:
         """Build the tree anew where messages tell another order than the clock."""

@@ -50,14 +50,45 @@ def seems_call(span: Span) -> bool:
     )
 
 
-def read_call(span: Span, agent: str) -> Call | str:
-    """The call a span stands for, or the reason why it makes no transition."""
+class History:
+    """The latest input of an agent: a call that goes on from it has only the rest parsed.
+
+    Of a conversation of n turns n messages are parsed, and not the square of that.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._messages: tuple[Message, ...] = ()
+
+    def read_messages(self, found: object) -> tuple[Message, ...] | None:
+        """Return the messages of an input; None where it cannot be read."""
+        if not isinstance(found, str) or "\\u" in found:
+            return _read_messages(found)
+        held = self._text[:-1]
+        if self._messages and found.startswith(f"{held},"):
+            rest = _read_messages(f"[{found[len(held) + 1 :]}")
+            messages = self._messages + rest if rest else None
+        else:
+            messages = _read_messages(found)
+        if messages and found.endswith("}]"):
+            self._text, self._messages = found, messages
+        return messages
+
+
+def read_call(span: Span, agent: str, history: History | None = None) -> Call | str:
+    """Return the call a span stands for, or the reason why it makes no transition.
+
+    Args:
+        span: The span.
+        agent: The agent it belongs to.
+        history: What the agent was asked before it.
+    """
     reason = _why_unusable(span, agent)
     if reason:
         return reason
     get = span.attributes.get
     prompt_ids, response_ids, logprobs, inexact = read_tokens(span.attributes)
-    given = _read_messages(get(c.INPUT_MESSAGES))
+    given = (history or History()).read_messages(get(c.INPUT_MESSAGES))
     answered = _read_messages(get(c.OUTPUT_MESSAGES))
     if answered is None and not len(response_ids) and get(c.OUTPUT_MESSAGES) is not None:
         return CUT if get(c.CUT) else UNREADABLE
@@ -123,11 +154,16 @@ def _read_messages(found: object) -> tuple[Message, ...] | None:
 
 
 def _read_instructions(found: object) -> tuple[Message, ...]:
-    parts = _parse_repeated(found) if isinstance(found, str) and found else ()
+    return _make_instructions(found) if isinstance(found, str) and found else ()
+
+
+@lru_cache(maxsize=16)
+def _make_instructions(found: str) -> tuple[Message, ...]:
+    parts = _read_messages(found)
     return (message("system", [dict(part) for part in parts]),) if parts else ()
 
 
 @lru_cache(maxsize=16)
 def _parse_repeated(found: str) -> tuple[Message, ...]:
-    """Parse instructions or tools, which every call repeats, once; empty if unreadable."""
+    """Parse tools, which every call repeats, once; empty if unreadable."""
     return _read_messages(found) or ()

@@ -5,6 +5,7 @@ Belongs here: what messages alone say. Neither time nor the tree is known here.
 
 from array import array
 from collections.abc import Container, Iterable, Mapping, Sequence
+from operator import is_
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.types import Call, Message
@@ -31,20 +32,27 @@ class Conversation(NamedTuple):
 
 
 def read_conversation(
-    observation: Iterable[Message], action: Iterable[Message] = ()
+    observation: Sequence[Message],
+    action: Iterable[Message] = (),
+    earlier: tuple[Sequence[Message], "array[int]"] = ((), array("q")),
 ) -> Conversation:
     """Return the conversation of a call, one step a message.
 
     Args:
         observation: The messages it was given.
         action: Its choices.
+        earlier: Messages that it may go on from, the very same objects, and their running hashes.
     """
-    found, given = [], 0
-    for message in observation:
+    told, prefixes = earlier
+    found = array("q")
+    if len(told) <= len(observation) and all(map(is_, told, observation)):
+        found.extend(prefixes)
+    given = found[-1] if found else 0
+    for message in observation[len(found) :]:
         given = hash((given, _message_key(message)))
         found.append(given)
     left = [hash((given, _message_key(each))) for each in action] if found else []
-    return Conversation(array("q", found), array("q", left))
+    return Conversation(found, array("q", left))
 
 
 def read_spoken(call: Call) -> Conversation:

@@ -21,7 +21,7 @@ import orjson
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter
-from lightning_otel.adapter.calls import read_call
+from lightning_otel.adapter.calls import History, read_call
 from lightning_otel.adapter.linear import CALL, OTHER, TOOL, Step, TokenFacts, Walk, check_tokens
 from lightning_otel.adapter.quick import unswept
 from lightning_otel.adapter.selection import Selection
@@ -209,12 +209,7 @@ def without_bodies(step: Transition) -> Transition:
 
 
 class _Pass:
-    """One pass over the wanted rollouts, on a connection of bounded memory.
-
-    Attributes:
-        con: The connection.
-        folder: The folder that it spills to.
-    """
+    """One pass over the wanted rollouts, on a connection of bounded memory."""
 
     def __init__(
         self, source: SpanSource, layout: Layout, wanted: Selection, *, bodies: bool
@@ -299,15 +294,18 @@ class _Pass:
 def _read_calls(con: Reader, walk: Walk) -> list[Call] | None:
     """Read the call of each step; None if the general adapter must look closer at one."""
     names = [(step.attempt[2], *step.rest[1:3]) for step in walk.steps]
-    starts = [start_ns for _, _, start_ns in names] or [0]
-    asked = [min(starts), max(starts), list({trace_id for trace_id, _, _ in names})]
+    if not names:
+        return []
+    traces, _, starts = zip(*names, strict=True)
+    asked = [min(starts), max(starts), list(set(traces))]
     rows = con.answered(lambda: list(_fetch_rows(con, _SAID, asked)))
     keys = tuple(BODY_COLUMNS.values())
     said = {row[:3]: dict(zip(keys, row[3:], strict=True)) for row in rows}
-    found: list[Call] = []
+    found, history = list[Call](), History()
     for trace_id, span_id, start_ns in names:
         attributes = said.get((trace_id, span_id, start_ns), {})
-        call = read_call(Span(trace_id, span_id, None, "", 0, 0, attributes=attributes), "")
+        span = Span(trace_id, span_id, None, "", 0, 0, attributes=attributes)
+        call = read_call(span, "", history)
         if not isinstance(call, Call):
             return None
         found.append(call)
