@@ -7,14 +7,14 @@ import functools
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar, TypeAlias
 
 import wrapt
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in its __all__
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.doors import Begin, Run, around, around_steps
+from lightning_otel.instrumentors.doors import Begin, Make, Run, around, around_steps
 from lightning_otel.instrumentors.patching import (
     MARK,
     replace,
@@ -47,6 +47,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
             self._imported: dict[str, ModuleType] = {}
             self._is_hooked = False
             self._wrapped: list[tuple[Any, str]] = []
+            self._families: list[tuple[Any, Any]] = []
 
     @abstractmethod
     def patches(self) -> Mapping[str, Patch]:
@@ -121,6 +122,39 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
             if is_past and any(id(each) in bare for each in walk_wrapped(found)):
                 self.wrap(subclass, name, make)
 
+    def wrap_family(
+        self,
+        base: Any,
+        methods: Mapping[str, Make],
+        is_left_out: Callable[[type], bool] = lambda cls: False,
+    ) -> None:
+        """Wrap methods of a class and its subclasses: those there are, and those to come.
+
+        Where each defines them, because a library's abstract methods hold nothing to replace.
+        """
+
+        def adopt(cls: type) -> None:
+            for name, make in methods.items():
+                original: Any = cls.__dict__.get(name)
+                # Another tool's wrapper of wrapt's says that it is a function, too.
+                is_own = isinstance(original, FunctionType) and not is_left_out(cls)
+                if is_own and not getattr(original, "__isabstractmethod__", False):
+                    self.wrap(cls, name, make)
+
+        hook = base.__dict__.get("__init_subclass__")
+
+        def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:  # noqa: N807  # the hook's name
+            if hook is None:
+                super(base, cls).__init_subclass__(**kwargs)
+            else:
+                hook.__func__(cls, **kwargs)
+            capture.guarded(adopt, cls)
+
+        for cls in (base, *subclasses_of(base)):
+            adopt(cls)
+        base.__init_subclass__ = classmethod(__init_subclass__)
+        self._families.append((base, hook))
+
     def _instrument(self, **kwargs: Any) -> None:
         self.is_active = True
         capture.refresh_settings()
@@ -148,6 +182,12 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         capture.process.frameworks = {each: None for each in held if each != self.innermost}
         capture.process.is_global = bool(_everywhere)
         self._wrapped = [(owner, name) for owner, name in self._wrapped if not restore(owner, name)]
+        while self._families:
+            base, hook = self._families.pop()
+            if hook is None:
+                del base.__init_subclass__
+            else:
+                base.__init_subclass__ = hook
 
     def patch_imported(self, module_name: str) -> None:
         """Patch a module that was half imported as this was switched on."""

@@ -39,7 +39,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
     if importlib.util.find_spec(found.needs) is None:
         pytest.skip(f"{found.name} has another environment")
     yield found
-    if found.name.startswith("ag2"):  # which leaves its clients open
+    if found.name.startswith(("ag2", "crewai")):  # which leave their clients open
         gc.collect()
 
 

@@ -1,7 +1,8 @@
 """CrewAI as it is used, on its own storage, silent towards its maker, over the demo server."""
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 
 @pytest.fixture(autouse=True)
-def _own_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What CrewAI remembers is remembered in the test's folder."""
+def _own_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What CrewAI remembers is remembered in the test's folder; its open clients are dropped."""
     monkeypatch.setenv("CREWAI_STORAGE_DIR", str(tmp_path / "crewai"))
+    yield
+    gc.collect()
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ AutoGen has none of, there is one too.
 
 import functools
 from collections.abc import Callable, Mapping
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, Final
 
 from lightning_otel import capture
 from lightning_otel.instrumentors.autogen import models, runs
-from lightning_otel.instrumentors.doors import Make, around, around_steps
+from lightning_otel.instrumentors.doors import around, around_steps
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.patching import subclasses_of
 
 _OURS: Final = "lightning_otel.instrumentors."
 
@@ -23,11 +22,6 @@ class AutoGenInstrumentor(LibraryInstrumentor):
     """Switches the capture of AutoGen on and off; AutoGen itself is never imported."""
 
     requires = ("autogen-core >= 0.7.5, < 0.8",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        if not hasattr(self, "_families"):
-            self._families: list[Any] = []
 
     def patches(self) -> Mapping[str, Patch]:
         """The packages whose modules hold the methods themselves."""
@@ -61,7 +55,7 @@ class AutoGenInstrumentor(LibraryInstrumentor):
             "create": around(self.if_wanted(models.begin_call)),
             "create_stream": around_steps(self.if_wanted(stream)),
         }
-        self._wrap_family(package.ChatCompletionClient, methods)
+        self.wrap_family(package.ChatCompletionClient, methods, models.is_delegate)
 
     def _patch_agents(self, package: ModuleType) -> None:
         module = package._base_chat_agent
@@ -71,7 +65,7 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         self.wrap_steps(package.BaseChatAgent, runs.begin_agent, "run_stream")
         begin = self.if_wanted(runs.begin_turn)
         methods = {"on_messages": around(begin), "on_messages_stream": around_steps(begin)}
-        self._wrap_family(module.ChatAgent, methods)
+        self.wrap_family(module.ChatAgent, methods)
 
     def _patch_teams(self, package: ModuleType) -> None:
         modules = package._group_chat
@@ -108,34 +102,6 @@ class AutoGenInstrumentor(LibraryInstrumentor):
             return made
 
         return get_telemetry_envelope_metadata
-
-    def _wrap_family(self, base: Any, methods: Mapping[str, Make]) -> None:
-        """Wrap methods in a class and its subclasses: those there are, and those to come.
-
-        Where each defines them, because a library's abstract methods hold nothing to replace.
-        """
-
-        def adopt(cls: type) -> None:
-            for name, make in methods.items():
-                original: Any = cls.__dict__.get(name)
-                # Another tool's wrapper of wrapt's says that it is a function, too.
-                is_own = isinstance(original, FunctionType) and not models.is_delegate(cls)
-                if is_own and not getattr(original, "__isabstractmethod__", False):
-                    self.wrap(cls, name, make)
-
-        def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:  # noqa: N807  # the hook's name
-            super(base, cls).__init_subclass__(**kwargs)
-            capture.guarded(adopt, cls)
-
-        for cls in (base, *subclasses_of(base)):
-            adopt(cls)
-        base.__init_subclass__ = classmethod(__init_subclass__)
-        self._families.append(base)
-
-    def _uninstrument(self, **kwargs: Any) -> None:
-        super()._uninstrument(**kwargs)
-        while self._families:
-            del self._families.pop().__init_subclass__
 
 
 def _without_our_frames(owner: type, original: Any) -> Any:

@@ -14,7 +14,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import call_slot, capture
 from lightning_otel import conventions as c
-from lightning_otel.instrumentors.doors import Begin, Run, named
+from lightning_otel.instrumentors.doors import Begin, Run, around, named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.reading import field_of, word
 from lightning_otel.instrumentors.steps import (
@@ -49,13 +49,14 @@ class CrewAIInstrumentor(LibraryInstrumentor):
         task = steps((), _begin_task, _keep_output)
         call = steps(("tool_call",), _begin_tool_call, _keep_call_result)
         tool = steps(("input",), _begin_tool, _keep_tool_result)
-        alone = self._with_model(steps(("messages",), _begin_alone, _keep_output))
+        alone = steps(("messages",), _begin_alone, _keep_output)
         called = "execute_single_native_tool_call"
         return {
             "crewai.crew": self._patch("Crew", crew, "kickoff", "akickoff"),
             "crewai.flow.runtime": self._patch("Flow", flow, "kickoff_async"),
             "crewai.task": self._patch("Task", task, "_execute_core", "_aexecute_core"),
             "crewai.agent.core": self._patch_agent,
+            "crewai.llms.base_llm": self._patch_models,
             "crewai.lite_agent": self._patch("LiteAgent", alone, "kickoff"),
             "crewai.agents.agent_executor": self._patch("AgentExecutor", call, f"_{called}"),
             "crewai.agents.step_executor": self._patch(None, call, called),
@@ -76,28 +77,20 @@ class CrewAIInstrumentor(LibraryInstrumentor):
             (("kickoff",), "messages", _begin_alone_here),
             (("kickoff_async",), "messages", _begin_alone),
         ):
-            step = steps((parameter,), begin, _keep_output)
-            self.wrap_calls(module.Agent, self._with_model(step), *names)
+            self.wrap_calls(module.Agent, steps((parameter,), begin, _keep_output), *names)
 
-    def _with_model(self, begin: Begin) -> Begin:
-        """Begin an agent's step, with the class of its model wrapped before."""
-
-        def begin_agent(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
-            capture.guarded(self._wrap_model, getattr(args[0], "llm", None))
-            return begin(args, kwargs)
-
-        return begin_agent
-
-    def _wrap_model(self, model: Any) -> None:
-        """Wrap the call methods of a model's class, unless ``openai`` sends its requests.
+    def _patch_models(self, module: ModuleType) -> None:
+        """Wrap each model's calls, unless ``openai`` sends its requests.
 
         Such a call stands ready for whichever client sends the request; where none of those we know
         does, it is told by what CrewAI was given.
         """
-        classes = [cls for cls in type(model).__mro__ if cls.__name__ != "BaseLLM"]
-        if all(cls.__name__ != _BY_OPENAI for cls in classes):
-            for cls in classes:
-                self.wrap_calls(cls, _begin_call, *({"call", "acall"} & vars(cls).keys()))
+        make = around(self.if_wanted(_begin_call))
+        self.wrap_family(module.BaseLLM, {"call": make, "acall": make}, _is_seen_elsewhere)
+
+
+def _is_seen_elsewhere(cls: type) -> bool:
+    return cls.__name__ == "BaseLLM" or any(base.__name__ == _BY_OPENAI for base in cls.__mro__)
 
 
 def _begin_crew(owner: Any, arguments: Arguments, name: str = "crew") -> Step | None:

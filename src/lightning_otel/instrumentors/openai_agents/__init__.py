@@ -6,7 +6,6 @@ nothing where tracing is disabled, and adding one makes the exporter that sends 
 program's processors stay as they are, and nothing is sent that was not sent before.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -14,11 +13,10 @@ from typing import Any
 from opentelemetry import context as otel_context
 
 from lightning_otel import call_slot, capture
-from lightning_otel.instrumentors.doors import Make, Run, Within, around, named
+from lightning_otel.instrumentors.doors import Make, Run, Within, around, around_steps, named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai_agents.model import ModelCall
 from lightning_otel.instrumentors.openai_agents.spans import SESSION_KEY, SdkSpans
-from lightning_otel.instrumentors.patching import subclasses_of
 
 
 class OpenAIAgentsInstrumentor(LibraryInstrumentor):
@@ -60,8 +58,11 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
         self._wrap_if_there(module, "DefaultTraceProvider", "create_trace", made)
 
     def _patch_models(self, module: ModuleType) -> None:
-        self._model = getattr(module, "Model", None)
-        self.cover_models()
+        base = getattr(module, "Model", None)
+        if isinstance(base, type):
+            begin = self.if_wanted(_begin_call)
+            methods = {"get_response": around(begin), "stream_response": around_steps(begin)}
+            self.wrap_family(base, methods)
 
     def _patch_tools(self, module: ModuleType) -> None:
         self._wrap_if_there(module, "ToolContext", "__init__", _made(_spans.note_tool_call))
@@ -74,23 +75,11 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
     def _start_span(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         given = named(("mark_as_current",), args, kwargs)
         _spans.start(args[0], is_current=bool(given.get("mark_as_current")))
-        if args[0].span_data.type == "agent":
-            self.cover_models()
 
     def _wrap_if_there(self, module: ModuleType, owner: str, name: str, make: Any) -> None:
         found = getattr(module, owner, None)
         if isinstance(found, type) and name in found.__dict__:
             self.wrap(found, name, make)
-
-    def cover_models(self) -> None:
-        """Wrap each class of models there is by now: the program's own come after the import."""
-        base = getattr(self, "_model", None)
-        for found in subclasses_of(base) if isinstance(base, type) else ():
-            own = found.__dict__
-            if inspect.iscoroutinefunction(own.get("get_response")):
-                self.wrap_calls(found, _begin_call, "get_response")
-            if inspect.isfunction(own.get("stream_response")):
-                self.wrap_steps(found, _begin_call, "stream_response")
 
 
 _spans = SdkSpans()
