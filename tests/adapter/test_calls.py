@@ -128,3 +128,18 @@ def test_a_history_that_goes_on_is_as_one_that_is_parsed_whole(inputs: list[str 
     history = History()
 
     assert list(map(history.read_messages, inputs)) == list(map(parse_messages, inputs))
+
+
+def test_a_program_that_changes_a_step_changes_no_later_reading() -> None:
+    """Instructions come again with every call, and are parsed once for all of them."""
+    told = {c.SYSTEM_INSTRUCTIONS: '[{"type":"text","content":"be brief"}]'}
+    first = read(told)
+    assert isinstance(first, Transition)
+    before = json.dumps(first.observation)
+
+    for message in first.observation:
+        message["parts"][0]["content"] = "changed"
+
+    second = read(told)
+    assert isinstance(second, Transition)
+    assert json.dumps(second.observation) == before

@@ -57,8 +57,9 @@ class History:
     """
 
     def __init__(self) -> None:
-        self._text = ""
+        self._text = self._instructions_text = ""
         self._messages: tuple[Message, ...] = ()
+        self._instructions: tuple[Message, ...] = ()
 
     def read_messages(self, found: object) -> tuple[Message, ...] | None:
         """Return the messages of an input; None where it cannot be read."""
@@ -74,6 +75,17 @@ class History:
             self._text, self._messages = found, messages
         return messages
 
+    def read_instructions(self, found: object) -> tuple[Message, ...]:
+        """Return instructions as a message, the same one as long as they are the same."""
+        if not isinstance(found, str) or not found:
+            return ()
+        if found != self._instructions_text:
+            # A copy: what is parsed once is kept for every reader, and a program may change this.
+            parts = [dict(part) for part in _parse_repeated(found)]
+            self._instructions = (message("system", parts),) if parts else ()
+            self._instructions_text = found
+        return self._instructions
+
 
 def read_call(span: Span, agent: str, history: History | None = None) -> Call | str:
     """Return the call a span stands for, or the reason why it makes no transition.
@@ -88,7 +100,8 @@ def read_call(span: Span, agent: str, history: History | None = None) -> Call | 
         return reason
     get = span.attributes.get
     prompt_ids, response_ids, logprobs, inexact = read_tokens(span.attributes)
-    given = (history or History()).read_messages(get(c.INPUT_MESSAGES))
+    history = history or History()
+    given = history.read_messages(get(c.INPUT_MESSAGES))
     answered = _read_messages(get(c.OUTPUT_MESSAGES))
     if answered is None and not len(response_ids) and get(c.OUTPUT_MESSAGES) is not None:
         return CUT if get(c.CUT) else UNREADABLE
@@ -103,7 +116,7 @@ def read_call(span: Span, agent: str, history: History | None = None) -> Call | 
     return Call(
         span=span,
         agent=agent,
-        observation=_read_instructions(get(c.SYSTEM_INSTRUCTIONS)) + (given or ()),
+        observation=history.read_instructions(get(c.SYSTEM_INSTRUCTIONS)) + (given or ()),
         action=answered or (),
         tools=_parse_repeated(tools) if isinstance(tools, str) else (),
         prompt_ids=prompt_ids,
@@ -121,7 +134,8 @@ def is_failure(reason: str) -> bool:
 def observation_of(span: Span) -> tuple[Message, ...]:
     """Return a call's input, instructions first; empty if it cannot be read."""
     given = _read_messages(span.attributes.get(c.INPUT_MESSAGES))
-    return _read_instructions(span.attributes.get(c.SYSTEM_INSTRUCTIONS)) + given if given else ()
+    instructions = History().read_instructions(span.attributes.get(c.SYSTEM_INSTRUCTIONS))
+    return instructions + given if given else ()
 
 
 def _why_unusable(span: Span, agent: str) -> str | None:
@@ -153,17 +167,7 @@ def _read_messages(found: object) -> tuple[Message, ...] | None:
     return messages
 
 
-def _read_instructions(found: object) -> tuple[Message, ...]:
-    return _make_instructions(found) if isinstance(found, str) and found else ()
-
-
-@lru_cache(maxsize=16)
-def _make_instructions(found: str) -> tuple[Message, ...]:
-    parts = _read_messages(found)
-    return (message("system", [dict(part) for part in parts]),) if parts else ()
-
-
 @lru_cache(maxsize=16)
 def _parse_repeated(found: str) -> tuple[Message, ...]:
-    """Parse tools, which every call repeats, once; empty if unreadable."""
+    """Parse instructions or tools, which every call repeats, once; empty if unreadable."""
     return _read_messages(found) or ()
