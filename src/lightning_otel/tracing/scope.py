@@ -147,14 +147,17 @@ class Scope(Lifetime[Recording]):
 
         No resource is applied meanwhile: a model that judges is not the agent that is tuned.
         """
-        recording, was_over, self._is_over = self.opened, self._is_over, True
-        recording.error, recording.result = None if is_clean(exc) else exc, result
-        if was_over:
+        recording = self.opened
+        recording.error = None if is_clean(exc) else exc
+        recording.result = result
+        if self._is_over:
             return
+        self._is_over = True
         try:
             evaluator = self._options.get("reward_evaluator")
             if evaluator is not None and self.inside is not None:
-                frame, inside = capture.current_frame(self.inside), self.inside
+                inside = self.inside
+                frame = capture.current_frame(inside)
                 if frame is not None and frame.applied is not None:
                     inside = capture.in_frame(replace(frame, applied=None), inside)
                 with capture.attached(inside):

@@ -233,7 +233,8 @@ def begin_team(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
         {c.WORKFLOW_NAME: name},
         {c.INPUT_MESSAGES: messages.chat_messages(kwargs.get("task"), "user")},
     )
-    run, running = Run(operation, context, _keep_outcome), _teams.get(team_id)
+    run = Run(operation, context, _keep_outcome)
+    running = _teams.get(team_id)
     # A team that is running refuses to run again: what it does still belongs to its first run.
     if running is None or running.operation.is_over:
         _teams[team_id] = run

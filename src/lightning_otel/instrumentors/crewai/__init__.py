@@ -44,8 +44,8 @@ class CrewAIInstrumentor(LibraryInstrumentor):
 
     def patches(self) -> Mapping[str, Patch]:
         """The modules of what is executed."""
-        inputs = ("inputs",)
-        crew, flow = (steps(inputs, begin, _keep_output) for begin in (_begin_crew, _begin_flow))
+        crew = steps(("inputs",), _begin_crew, _keep_output)
+        flow = steps(("inputs",), _begin_flow, _keep_output)
         task = steps((), _begin_task, _keep_output)
         call = steps(("tool_call",), _begin_tool_call, _keep_call_result)
         tool = steps(("input",), _begin_tool, _keep_tool_result)

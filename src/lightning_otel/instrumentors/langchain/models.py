@@ -72,7 +72,10 @@ class ModelCall(steps.ModelCall):
             attributes[c.REQUEST_MODEL] = name
         title = name if isinstance(name, str) else type(model).__name__
         super().__init__(operation, title, attributes, parent)
-        self._run_id, self._given, self._metadata, self._tools = run_id, given, metadata, tools
+        self._run_id = run_id
+        self._given = given
+        self._metadata = metadata
+        self._tools = tools
         run = runs.Run("", self.context)
         run.agent, run.integration = metadata.get("lc_agent_name"), metadata.get("ls_integration")
         if is_stream:
