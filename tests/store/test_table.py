@@ -14,12 +14,12 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # has no stubs
 import pytest
 
 from lightning_otel import Store
+from lightning_otel.dataset.tables import query_of
 from lightning_otel.errors import ConfigError, QueryError
 from lightning_otel.store.sql import new_connection
 from lightning_otel.store.table import (
     Query,
     Table,
-    query_of,
 )
 from lightning_otel.types import Span
 

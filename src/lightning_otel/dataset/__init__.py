@@ -94,8 +94,9 @@ class Store(SpanStore):
             AdapterError: The other adapter cannot be loaded.
         """
         from lightning_otel.dataset import linear
+        from lightning_otel.dataset.tables import query_of
         from lightning_otel.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
-        from lightning_otel.store.table import Query, Transitions, query_of
+        from lightning_otel.store.table import Query, Transitions
 
         asked = Asked.of(keywords)
         columns = COLUMNS if bodies else NARROW_COLUMNS
@@ -159,7 +160,8 @@ class Store(SpanStore):
         """
         from lightning_otel.adapter.conversation_rows import conversations
         from lightning_otel.dataset.messages import MESSAGE_COLUMNS, message_row
-        from lightning_otel.store.table import Query, Table, query_of
+        from lightning_otel.dataset.tables import query_of
+        from lightning_otel.store.table import Query, Table
 
         def rows() -> Iterator[Conversation]:
             return conversations(self.trajectories(**keywords))

@@ -26,6 +26,7 @@ from lightning_otel.adapter.linear import CALL, OTHER, TOOL, Step, TokenFacts, W
 from lightning_otel.adapter.quick import unswept
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.dataset.batches import BATCH_SPANS, TOKENS_A_SPAN, clauses, hold_moved
+from lightning_otel.dataset.tables import write_rows
 from lightning_otel.formats.format import distinct
 from lightning_otel.formats.transition_rows import BODIES, NARROW_COLUMNS, row
 from lightning_otel.store.gist import GIST, KIND, ODD, RECEIVED, REWARD, TOKENS
@@ -34,7 +35,7 @@ from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import BODY_COLUMNS
 from lightning_otel.store.source import SpanSource
 from lightning_otel.store.sql import ROLLOUT, quoted
-from lightning_otel.store.table import Query, write_rows
+from lightning_otel.store.table import Query
 from lightning_otel.store.views import NARROW
 from lightning_otel.types import Call, Report, Span, Transition
 

@@ -10,9 +10,7 @@ import itertools
 import json
 import os
 import re
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -28,7 +26,7 @@ from lightning_otel.errors import (
 from lightning_otel.store.layout import private_file
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import span_of
-from lightning_otel.store.sql import new_connection, quoted, struct_sql
+from lightning_otel.store.sql import quoted
 from lightning_otel.types import Report, Span, Transition
 from lightning_otel.types.wording import step_row
 
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FETCH: Final = 2048
-_LINE_BYTES: Final = 1 << 20
 _ROW_GROUP_BYTES: Final = 8 << 20
 """Of a Parquet file, in memory at once: few long rows, or many short ones, which pack better."""
 _PAGE: Final = 20
@@ -330,36 +327,6 @@ class Transitions(Table[Transition]):
     def keep(self, report: Report) -> None:
         """Keep the funnel of a pass that came to its end."""
         self._report = report
-
-
-def query_of(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Query:
-    """Return Python rows as a query over a temporary file, which goes with it."""
-    file = tempfile.NamedTemporaryFile(suffix=".ndjson")  # noqa: SIM115  # closed with the query
-    try:
-        text = f"FROM {write_rows(rows, columns, file)}"
-    except BaseException:
-        file.close()
-        raise
-    con = new_connection()
-    con.execute("SET threads = 1")  # each holds a piece of the lines
-    con.execute(f"SET temp_directory = {quoted(f'{file.name}.spilled')}")
-    found = Query(con, text)
-    weakref.finalize(found, file.close)
-    return found
-
-
-def write_rows(
-    rows: Iterable[Mapping[str, Any]],
-    columns: Mapping[str, str],
-    file: "tempfile._TemporaryFileWrapper[bytes]",
-) -> str:
-    """Write rows as lines of JSON, and return the SQL table function that reads them."""
-    longest = max(map(file.write, map(line, rows)), default=0)
-    file.flush()
-    options = f"format='newline_delimited', maximum_object_size={max(_LINE_BYTES, longest + 1)}"
-    if columns:
-        options += f", columns={struct_sql(columns)}"
-    return f"read_json({quoted(file.name)}, {options})"
 
 
 def _rows_of(found: "duckdb.DuckDBPyRelation") -> list[dict[str, Any]]:

@@ -1,0 +1,41 @@
+"""Python rows as a table of DuckDB's: lines of JSON in a file, and the query that reads them."""
+
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from lightning_otel.store.sql import new_connection, quoted, struct_sql
+from lightning_otel.store.table import Query, line
+
+_LINE_BYTES: Final = 1 << 20
+
+
+def query_of(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Query:
+    """Return Python rows as a query over a temporary file, which goes with it."""
+    file = tempfile.NamedTemporaryFile(suffix=".ndjson")  # noqa: SIM115  # closed with the query
+    try:
+        text = f"FROM {write_rows(rows, columns, file)}"
+    except BaseException:
+        file.close()
+        raise
+    con = new_connection()
+    con.execute("SET threads = 1")  # each holds a piece of the lines
+    con.execute(f"SET temp_directory = {quoted(f'{file.name}.spilled')}")
+    found = Query(con, text)
+    weakref.finalize(found, file.close)
+    return found
+
+
+def write_rows(
+    rows: Iterable[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    file: "tempfile._TemporaryFileWrapper[bytes]",
+) -> str:
+    """Write rows as lines of JSON, and return the SQL table function that reads them."""
+    longest = max(map(file.write, map(line, rows)), default=0)
+    file.flush()
+    options = f"format='newline_delimited', maximum_object_size={max(_LINE_BYTES, longest + 1)}"
+    if columns:
+        options += f", columns={struct_sql(columns)}"
+    return f"read_json({quoted(file.name)}, {options})"
