@@ -14,7 +14,8 @@ from opentelemetry.trace import SpanKind
 
 from lightning_otel import capture, provider
 from lightning_otel import conventions as c
-from lightning_otel.capture import Frame, Operation
+from lightning_otel.capture import Frame
+from lightning_otel.operations import Operation
 
 KEY = "sk-" + "a1B2" * 8
 

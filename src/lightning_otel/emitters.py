@@ -19,7 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture, config
+from lightning_otel import capture, config, operations
 from lightning_otel import conventions as c
 from lightning_otel.adapter.rewards import matched_text
 from lightning_otel.dataset import Store
@@ -244,11 +244,11 @@ def emit_state(state: State, *, message: str = "") -> str | None:
 
 def emit_exception(exc: BaseException) -> str | None:
     """Keep an exception with its stack trace; gives the span id."""
-    stack = capture.guarded(traceback.format_exception, exc) or [capture.type_name(exc)]
+    stack = capture.guarded(traceback.format_exception, exc) or [operations.type_name(exc)]
     attributes: dict[str, AttributeValue] = {
-        c.EXCEPTION_TYPE: capture.type_name(exc),
-        c.EXCEPTION_MESSAGE: capture.message_of(exc),
-        c.EXCEPTION_STACKTRACE: capture.clean(scrub_error("".join(stack))[-_STACK_LIMIT:]),
+        c.EXCEPTION_TYPE: operations.type_name(exc),
+        c.EXCEPTION_MESSAGE: operations.message_of(exc),
+        c.EXCEPTION_STACKTRACE: operations.clean(scrub_error("".join(stack))[-_STACK_LIMIT:]),
         c.EXCEPTION_ESCAPED: False,
     }
     return _emit_span("emit_exception", c.SPAN_EXCEPTION, attributes, is_error=True)
@@ -322,7 +322,7 @@ def _emit_value(
     return _emit_span(verb, span_name, {**attributes, c.OBJECT_TYPE: kind}, {key: text})
 
 
-def span_id_of(operation: capture.Operation | None) -> str | None:
+def span_id_of(operation: operations.Operation | None) -> str | None:
     """The id of an operation's span; None if there is none, or its provider records nothing."""
     if operation is None:
         return None
@@ -345,7 +345,7 @@ def _emit_span(
                 "record with lightning_otel.auto_trace() or lightning-otel run"
             )
         return None
-    found = capture.guarded(capture.Operation, name, SpanKind.INTERNAL, attributes or {}, body)
+    found = capture.guarded(operations.Operation, name, SpanKind.INTERNAL, attributes or {}, body)
     if found is not None:
         if is_error:
             found.span.set_status(Status(StatusCode.ERROR))

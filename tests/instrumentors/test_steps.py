@@ -7,7 +7,7 @@ import pytest
 from opentelemetry import context as otel_context
 from tests.instrumentors.outline import outline
 
-from lightning_otel import Store, auto_trace, capture
+from lightning_otel import Store, auto_trace, capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import around
 from lightning_otel.instrumentors.steps import (
@@ -48,7 +48,7 @@ def begin(owner: Any, arguments: Arguments) -> Step | None:
     return agent_step(owner, owner.name, str(arguments["asked"]))
 
 
-def ended(operation: capture.Operation, result: Any) -> None:
+def ended(operation: operations.Operation, result: Any) -> None:
     """Its result."""
     operation.body.update(answered(result))
 

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from tests.tracing.conftest import KINDS, run_in
 
-from lightning_otel import Store, auto_trace, capture, context, emit_message, emit_reward
+from lightning_otel import (
+    Store,
+    auto_trace,
+    context,
+    emit_message,
+    emit_reward,
+    operations,
+)
 from lightning_otel import conventions as c
 from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
@@ -51,7 +58,9 @@ def test_exception_passes_through_and_marks_the_root_as_failed(
     assert recording.error is (None if exc in CLEAN else exc)
     assert recording.spans()[-1].attributes[c.REWARD_VALUE] == (1.0 if exc in CLEAN else -1.0)
     assert root.status == ("UNSET" if exc in CLEAN else "ERROR")
-    assert root.attributes.get(c.ERROR_TYPE) == (None if exc in CLEAN else capture.type_name(exc))
+    assert root.attributes.get(c.ERROR_TYPE) == (
+        None if exc in CLEAN else operations.type_name(exc)
+    )
     assert not root.is_incomplete
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 import wrapt
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # not in its __all__
 
-from lightning_otel import capture
+from lightning_otel import capture, operations
 from lightning_otel.instrumentors.doors import Begin, Make, Run, around, around_steps
 from lightning_otel.instrumentors.patching import (
     MARK,
@@ -65,7 +65,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
             capture.process.is_global = True
         return super().instrument(**kwargs)
 
-    def innermost(self) -> capture.Operation | None:
+    def innermost(self) -> operations.Operation | None:
         """Return the framework's innermost operation, of what it carries in a way of its own."""
 
     def is_wanted(self) -> bool:

@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture
+from lightning_otel import call_slot, capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import Begin, Run, named
 from lightning_otel.messages import message, text_part
@@ -21,7 +21,7 @@ from lightning_otel.values import text_of
 _KEY = otel_context.create_key("lightning-otel-step")
 
 Arguments: TypeAlias = Mapping[str, Any]
-Ended: TypeAlias = Callable[[capture.Operation, Any], None]
+Ended: TypeAlias = Callable[[operations.Operation, Any], None]
 
 
 class Step(Run):
@@ -36,7 +36,7 @@ class Step(Run):
 
     __slots__ = ("context", "ended", "operation", "owner")
 
-    def __init__(self, owner: object, operation: capture.Operation) -> None:
+    def __init__(self, owner: object, operation: operations.Operation) -> None:
         self.owner = owner
         self.operation = operation
         self.ended: Ended | None = None
@@ -52,18 +52,18 @@ class Step(Run):
         body: Mapping[str, str],
     ) -> "Step | None":
         """Start the span of a step; None if it goes on what its owner is already doing."""
-        parent = capture.parent_context()
+        parent = operations.parent_context()
         outer = otel_context.get_value(_KEY, parent)
         if (
             isinstance(outer, Step)
             and outer.owner is owner
-            and outer.operation is capture.operation_of(parent)
+            and outer.operation is operations.operation_of(parent)
             and not outer.operation.is_over
         ):
             return None
         content = dict(body) if capture.content_policy().is_kept else None
-        operation = capture.Operation(
-            capture.clean(name), SpanKind.INTERNAL, attributes, content, parent=parent
+        operation = operations.Operation(
+            operations.clean(name), SpanKind.INTERNAL, attributes, content, parent=parent
         )
         return cls(owner, operation)
 
@@ -101,9 +101,9 @@ class ModelCall(Run):
             attributes: Attributes of the span.
             parent: The context it stands in.
         """
-        title = capture.clean(operation if model is None else f"{operation} {model}")
+        title = operations.clean(operation if model is None else f"{operation} {model}")
         known = {c.OPERATION: operation, **attributes}
-        self.operation = capture.Operation(title, SpanKind.CLIENT, known, parent=parent)
+        self.operation = operations.Operation(title, SpanKind.CLIENT, known, parent=parent)
         self.context = call_slot.offer_call(self.operation, self.operation.context)
 
     def fill(self, answer: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from opentelemetry import trace
 
-from lightning_otel import capture, config
+from lightning_otel import capture, config, operations
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter
 from lightning_otel.adapter.advantages import last_rewards
@@ -182,8 +182,8 @@ def _emit_answer(answer: Answer, *, is_judged: bool) -> float | None:
 
 
 def _word_reason(exc: BaseException) -> str:
-    said = capture.message_of(exc)
-    name = capture.type_name(exc).rpartition(".")[2]
+    said = operations.message_of(exc)
+    name = operations.type_name(exc).rpartition(".")[2]
     return f"{name}: {said}" if said else name
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, ge
 
 import sqlalchemy as sa
 
-from lightning_otel import capture
+from lightning_otel import operations
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.state.tables import ATTEMPTS, PAUSES, ROLLOUTS
 from lightning_otel.types import Mode, Rollout, RolloutStatus
@@ -86,7 +86,7 @@ class RolloutPage(NamedTuple):
 
 def kept_reason(text: str) -> str:
     """Return a reason without secrets, of bounded length, and text in any database."""
-    reason = capture.scrubbed(capture.clean(text)).replace("\0", "�").strip()
+    reason = operations.scrubbed(operations.clean(text)).replace("\0", "�").strip()
     return reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…"
 
 

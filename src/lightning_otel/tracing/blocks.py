@@ -16,7 +16,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
-from lightning_otel import capture
+from lightning_otel import capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.emitters import json_of, span_id_of
 from lightning_otel.instrumentors.doors import Begin, Run, around, around_steps
@@ -146,11 +146,11 @@ class Operation(Lifetime["Operation"]):
 
     def __init__(self, name: str, inputs: Mapping[str, object]) -> None:
         self.output: object = None
-        self._span: capture.Operation | None = None
+        self._span: operations.Operation | None = None
         if capture.is_wanted():
             body = {c.OPERATION_INPUT: json_of(inputs)} if inputs else {}
             self._span = capture.guarded(
-                capture.Operation, c.SPAN_OPERATION, SpanKind.INTERNAL, {c.OPERATION_NAME: name},
+                operations.Operation, c.SPAN_OPERATION, SpanKind.INTERNAL, {c.OPERATION_NAME: name},
                 body,
             )  # fmt: skip
         if self._span is not None:

@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture, config, provider
+from lightning_otel import capture, config, operations, provider
 from lightning_otel.dataset import Store
 from lightning_otel.errors import warn_once
 from lightning_otel.instrumentors.doors import Within
@@ -35,7 +35,7 @@ class _Carried:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._context: Context | None = capture.guarded(capture.parent_context)
+        self._context: Context | None = capture.guarded(operations.parent_context)
         self._pid = os.getpid()
         self._packed = None
         if self._context is not None:

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture, config, debugging, provider
+from lightning_otel import capture, config, debugging, operations, provider
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import Resources, resources_text
 from lightning_otel.dataset import Store
@@ -74,7 +74,7 @@ class Scope(Lifetime[Recording]):
             has_root: Whether there is a root span, or only a context.
         """
         self._options = options
-        self._root: capture.Operation | None = None
+        self._root: operations.Operation | None = None
         self._is_over = False
         self._lost_before: int | None = None
         self.opened = Recording()
@@ -112,11 +112,11 @@ class Scope(Lifetime[Recording]):
             sink, stamps, outer.parent, recording, asks_for_ids, applied,
             transforms=(*outer.transforms, *(options.get("transforms") or ())),
         )  # fmt: skip
-        inside = capture.in_frame(frame, capture.parent_context())
+        inside = capture.in_frame(frame, operations.parent_context())
         if has_root:
             body = {c.TASK: json_of(recording.task)} if recording.task is not None else {}
             with capture.attached(inside):
-                self._root = capture.Operation(
+                self._root = operations.Operation(
                     c.SPAN_ROLLOUT, SpanKind.INTERNAL, {c.OPERATION_NAME: name}, body
                 )
             recording.root_is(self._root.span.get_span_context(), is_part=is_part)
@@ -249,7 +249,7 @@ def _make_stamps(
 ) -> tuple[dict[str, AttributeValue], bool]:
     """Return the attributes of every span within, and whether this is a part of a rollout."""
     named: dict[str, AttributeValue] = {
-        key: capture.clean(str(value))
+        key: operations.clean(str(value))
         for option, key in _STAMPS.items()
         if (value := options.get(option)) is not None
     }

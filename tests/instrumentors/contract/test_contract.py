@@ -23,7 +23,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.instrumentors.contract.drivers import ASKED, DRIVERS, SUM, Driver
 from tests.instrumentors.outline import assert_each_call_once, calls_of, named, outline
 
-from lightning_otel import Resources, State, Store, auto_trace, capture, operation, provider
+from lightning_otel import (
+    Resources,
+    State,
+    Store,
+    auto_trace,
+    operation,
+    operations,
+    provider,
+)
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.doors import Run
@@ -466,7 +474,7 @@ def test_fault_of_ours_stays_with_us(
 
     untraced = ask()
     with auto_trace(store=store), monkeypatch.context() as patch:
-        patch.setattr(capture.Operation, name, broken)
+        patch.setattr(operations.Operation, name, broken)
         assert ask() == untraced
 
 
@@ -475,7 +483,7 @@ def test_nothing_is_kept_once_it_is_over(driver: Driver, server: DemoServer, sto
 
     def held() -> int:
         gc.collect()
-        kinds = (Run, capture.Operation)
+        kinds = (Run, operations.Operation)
         return sum(issubclass(type(each), kinds) for each in gc.get_objects())
 
     driver.ask_somehow(server.base_url)

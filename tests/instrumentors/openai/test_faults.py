@@ -12,7 +12,16 @@ import pytest
 from tests.instrumentors.openai.test_surfaces import ASKED, plain, result_of
 from tests.instrumentors.transport import http
 
-from lightning_otel import Store, auto_trace, capture, messages, provider, redact, values
+from lightning_otel import (
+    Store,
+    auto_trace,
+    capture,
+    messages,
+    operations,
+    provider,
+    redact,
+    values,
+)
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors import openai as instrumentor
 from lightning_otel.instrumentors import reading
@@ -41,8 +50,8 @@ MODULES = [
     reading,
 ]
 CLASSES = [
-    request.ModelRequest, body.BodyRecorder, capture.Operation, formats.Chat, formats.Completions,
-    formats.Embeddings, responses.Responses,
+    request.ModelRequest, body.BodyRecorder, operations.Operation, formats.Chat,
+    formats.Completions, formats.Embeddings, responses.Responses,
 ]  # fmt: skip
 FENCE = {"guarded", "note_fault", "__del__"}
 """What keeps faults in cannot be tried by failing itself."""

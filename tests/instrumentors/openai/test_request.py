@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.trace import SpanKind
 from tests.instrumentors.transport import answering
 
-from lightning_otel import Store, auto_trace, call_slot, capture
+from lightning_otel import Store, auto_trace, call_slot, capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.openai.request import ModelRequest
@@ -217,7 +217,7 @@ def test_request_takes_over_the_call_a_framework_began(
 ) -> None:
     """Structure from the framework, payload from the client, one span for one request."""
     with auto_trace(store=store) as recording:
-        call = capture.Operation("their name", SpanKind.CLIENT, {c.AGENT_NAME: "planner"})
+        call = operations.Operation("their name", SpanKind.CLIENT, {c.AGENT_NAME: "planner"})
         with capture.attached(call_slot.offer_call(call)):
             for _ in range(2):
                 client.chat.completions.create(

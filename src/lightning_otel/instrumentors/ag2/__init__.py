@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from lightning_otel import capture
 from lightning_otel import conventions as c
+from lightning_otel import operations
 from lightning_otel.instrumentors.ag2 import turns
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.reading import word
@@ -62,7 +62,7 @@ def _begin_chat(owner: Any, arguments: Arguments) -> Step | None:
     return workflow_step(object(), f"{_agent_name(owner)} and {_agent_name(recipient)}", asked)
 
 
-def _keep_summary(operation: capture.Operation, result: Any) -> None:
+def _keep_summary(operation: operations.Operation, result: Any) -> None:
     operation.body.update(answered(text_of(getattr(result, "summary", None))))
 
 
@@ -77,7 +77,7 @@ def _begin_reply(owner: Any, arguments: Arguments) -> Step | None:
     return step(owner, _agent_name(owner), asked)
 
 
-def _keep_reply(operation: capture.Operation, result: Any) -> None:
+def _keep_reply(operation: operations.Operation, result: Any) -> None:
     if result is not None:  # an agent may have none
         operation.body.update(answered(_message_text(result)))
 
@@ -91,7 +91,7 @@ def _begin_tool(owner: Any, arguments: Arguments) -> Step | None:
     return tool_step(object(), name, asked.get("arguments"), call_id=call_id, agent=agent)
 
 
-def _keep_result(operation: capture.Operation, result: Any) -> None:
+def _keep_result(operation: operations.Operation, result: Any) -> None:
     """Keep the function's result; an exception of its own has become a text by then."""
     is_success, told = result
     content = told.get("content")

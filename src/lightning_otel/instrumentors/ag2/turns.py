@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from lightning_otel import capture
+from lightning_otel import capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import around
 from lightning_otel.instrumentors.reading import word
@@ -60,7 +60,7 @@ def _begin_turn(agent: Any, event: Any) -> Step | None:
     return agent_step(object(), word(getattr(agent, "name", None)) or "agent", asked)
 
 
-def _keep_reply(operation: capture.Operation, reply: Any) -> None:
+def _keep_reply(operation: operations.Operation, reply: Any) -> None:
     operation.body.update(answered(word(getattr(reply, "body", None))))
 
 
@@ -93,7 +93,7 @@ def _begin_tool(event: Any, _: Any) -> Step | None:
     return tool_step(object(), name, event.arguments, call_id=word(event.id), agent=None)
 
 
-def _keep_result(operation: capture.Operation, result: Any) -> None:
+def _keep_result(operation: operations.Operation, result: Any) -> None:
     text = _join_values(getattr(getattr(result, "result", None), "parts", None))
     if text is not None:
         operation.body[c.TOOL_RESULT] = text
@@ -120,7 +120,7 @@ _execute = around(steps((), _begin_tool, _keep_result))(_call_next)
 _ask = around(lambda args, _: _Call(args[0]))(_call_next)
 
 
-def _fill_call(events: Any, operation: capture.Operation, response: Any) -> None:
+def _fill_call(events: Any, operation: operations.Operation, response: Any) -> None:
     """Say what AG2 knows of a call that no instrumented client sent."""
     usage = response.usage
     known = {
@@ -139,7 +139,7 @@ def _fill_call(events: Any, operation: capture.Operation, response: Any) -> None
     if finish:
         operation.attributes[c.FINISH_REASONS] = [finish]
     if word(response.model):
-        operation.span.update_name(capture.clean(f"{c.CHAT} {response.model}"))
+        operation.span.update_name(operations.clean(f"{c.CHAT} {response.model}"))
     operation.body[c.INPUT_MESSAGES] = text_of(_read_history(events))
     answer = message("assistant", _read_answer(response), finish_reason=finish)
     operation.body[c.OUTPUT_MESSAGES] = text_of([answer])

@@ -110,9 +110,9 @@ def _without_our_frames(owner: type, original: Any) -> Any:
     The program reads that text.
     """
 
-    def from_exception(exc: BaseException) -> Any:
-        capture.guarded(_forget_our_frames, exc)
-        return original.__get__(None, owner)(exc)
+    def from_exception(*args: Any) -> Any:  # called on an instance it is given that, too
+        capture.guarded(_forget_our_frames, args[-1])
+        return original.__get__(None, owner)(args[-1])
 
     return from_exception
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture
+from lightning_otel import call_slot, capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import encode_logprobs
 from lightning_otel.instrumentors.autogen import messages, runs
@@ -46,7 +46,7 @@ def is_delegate(cls: type) -> bool:
 class ModelRun(runs.Run):
     """A call of a model, which may give its answer in pieces before the whole of it."""
 
-    def __init__(self, operation: capture.Operation, context: Context) -> None:
+    def __init__(self, operation: operations.Operation, context: Context) -> None:
         super().__init__(operation, context, _keep_answer)
         self._started_s = time.perf_counter()
         self._pieces: list[str] = []
@@ -69,7 +69,7 @@ class ModelRun(runs.Run):
         super().abandon()
 
 
-def _keep_answer(operation: capture.Operation, result: Any) -> None:
+def _keep_answer(operation: operations.Operation, result: Any) -> None:
     if operation.is_over:  # the client that sent the request has ended it
         return
     held = fields_of(result)
@@ -95,7 +95,7 @@ def begin_call(
     client = args[0]
     if _is_seen_below(client):
         return None
-    outside = capture.parent_context()
+    outside = operations.parent_context()
     attributes, model = _read_request(client, kwargs), _read_model(client)
     if model is not None:
         attributes[c.REQUEST_MODEL] = model

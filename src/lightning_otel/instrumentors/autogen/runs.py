@@ -19,7 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, ProxyTracerProvider, Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture, config
+from lightning_otel import call_slot, capture, config, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors import doors
 from lightning_otel.instrumentors.autogen import messages
@@ -58,9 +58,9 @@ class Run(doors.Run):
 
     def __init__(
         self,
-        operation: capture.Operation,
+        operation: operations.Operation,
         context: Context,
-        read: Callable[[capture.Operation, Any], None],
+        read: Callable[[operations.Operation, Any], None],
     ) -> None:
         self.operation = operation
         self.context = context
@@ -131,11 +131,11 @@ def _start(
     name: str,
     attributes: Mapping[str, AttributeValue | None],
     body: Mapping[str, str | None],
-) -> tuple[capture.Operation, Context]:
+) -> tuple[operations.Operation, Context]:
     """Return the operation of a run, and the context within; what is None is left out."""
     known = {c.OPERATION: operation, c.PROVIDER: PROVIDER, **attributes}
-    started = capture.Operation(
-        capture.clean(f"{operation} {name}"),
+    started = operations.Operation(
+        operations.clean(f"{operation} {name}"),
         SpanKind.INTERNAL,
         {key: value for key, value in known.items() if value is not None},
         {key: text for key, text in body.items() if text is not None},
@@ -143,7 +143,7 @@ def _start(
     return started, call_slot.context_within(started)
 
 
-def _keep_message(operation: capture.Operation, answer: object) -> None:
+def _keep_message(operation: operations.Operation, answer: object) -> None:
     text = messages.chat_messages(answer, "assistant")
     if text is not None:
         operation.body[c.OUTPUT_MESSAGES] = text
@@ -183,7 +183,7 @@ def _begin_agent(agent: Any, task: object, agent_id: str | None = None) -> Run:
     return Run(operation, otel_context.set_value(_TURN_KEY, id(agent), context), _keep_answer)
 
 
-def _keep_answer(operation: capture.Operation, result: Any) -> None:
+def _keep_answer(operation: operations.Operation, result: Any) -> None:
     """Keep an agent's answer, in its response or result, and to whom it hands over."""
     held = fields_of(result)
     answer, given = held.get("chat_message"), held.get("messages")
@@ -205,14 +205,14 @@ def replace_creation(agent_name: str, **kwargs: Any) -> AbstractContextManager[S
 
     Outside a run that would be a trace of its own, of a span that says nothing.
     """
-    if not trace.get_current_span(capture.parent_context()).get_span_context().is_valid:
+    if not trace.get_current_span(operations.parent_context()).get_span_context().is_valid:
         return skip_span()
     described = {c.AGENT_NAME: agent_name, c.AGENT_DESCRIPTION: kwargs.get("agent_description")}
     return _end_creation(_start(c.CREATE_AGENT, agent_name, described, {})[0])
 
 
 @contextmanager
-def _end_creation(operation: capture.Operation) -> Iterator[Span]:
+def _end_creation(operation: operations.Operation) -> Iterator[Span]:
     try:
         yield operation.span
     except BaseException as exc:
@@ -241,7 +241,7 @@ def begin_team(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
     return run
 
 
-def _keep_outcome(operation: capture.Operation, result: Any) -> None:
+def _keep_outcome(operation: operations.Operation, result: Any) -> None:
     """Keep a team's last message, and why it stopped."""
     held = fields_of(result)
     given, reason = held.get("messages"), held.get("stop_reason")
@@ -293,7 +293,7 @@ def begin_tool(
     return ToolRun(operation, context, functools.partial(_keep_result, tool))
 
 
-def _keep_result(tool: object, operation: capture.Operation, result: Any) -> None:
+def _keep_result(tool: object, operation: operations.Operation, result: Any) -> None:
     """Keep a tool's result; a workbench gives what its tool raised as a result, too."""
     # Told to give so much of a whole conversation.
     is_last_only = fields_of(tool).get("_return_value_as_last_message") is True

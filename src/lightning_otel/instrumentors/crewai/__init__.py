@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture
+from lightning_otel import call_slot, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import Begin, Run, around, named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
@@ -113,7 +113,7 @@ def _begin_task(owner: Any, _: Arguments) -> Step | None:
     """Begin a task, within which its agent acts, again where a guardrail asks for it."""
     description = word(owner.description)
     name = word(owner.name) or description or "task"
-    attributes = {c.OPERATION: c.EXECUTE_TASK, c.WORKFLOW_STEP: capture.clean(name)}
+    attributes = {c.OPERATION: c.EXECUTE_TASK, c.WORKFLOW_STEP: operations.clean(name)}
     shown = name if len(name) <= _NAME_LIMIT else f"{name[:_NAME_LIMIT]}…"
     return Step.begin(owner, f"{c.EXECUTE_TASK} {shown}", attributes, given(description))
 
@@ -140,7 +140,7 @@ def _begin_alone_here(owner: Any, arguments: Arguments) -> Step | None:
     return None
 
 
-def _keep_output(operation: capture.Operation, result: Any) -> None:
+def _keep_output(operation: operations.Operation, result: Any) -> None:
     """Keep a crew's, flow's, task's or agent's result: its text where it has one."""
     if inspect.isawaitable(result):
         return
@@ -166,7 +166,7 @@ def _read_call(call: Any) -> tuple[str | None, str | None, Any]:
     return word(field_of(call, "id")), name, field_of(call, "input") if asked is None else asked
 
 
-def _keep_call_result(operation: capture.Operation, result: Any) -> None:
+def _keep_call_result(operation: operations.Operation, result: Any) -> None:
     """Keep what a model is told of a tool; that it failed, if it did."""
     _keep_tool_result(operation, field_of(result, "result"))
     failure = field_of(result, "tool_failure")
@@ -182,7 +182,7 @@ def _begin_tool(owner: Any, arguments: Arguments) -> Step | None:
     return tool_step(owner, name, arguments.get("input"), call_id=None, agent=None)
 
 
-def _keep_tool_result(operation: capture.Operation, result: Any) -> None:
+def _keep_tool_result(operation: operations.Operation, result: Any) -> None:
     operation.body[c.TOOL_RESULT] = text_of(result)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from opentelemetry import context as otel_context
 
-from lightning_otel import capture
+from lightning_otel import capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import Make, around, around_steps
 from lightning_otel.instrumentors.langchain import models, runs
@@ -70,11 +70,11 @@ class LangChainInstrumentor(LibraryInstrumentor):
         """Return whether a run that starts here, below no other, should become a span."""
         return self.is_everywhere and super().is_wanted()
 
-    def innermost(self) -> capture.Operation | None:
+    def innermost(self) -> operations.Operation | None:
         """Return the operation of the run that LangChain's own variable names."""
         config = self._config.get(None)
         run = _run_of(config) if config else None
-        return None if run is None else capture.operation_of(run.context)
+        return None if run is None else operations.operation_of(run.context)
 
     def handler_for_one(self) -> Handler:
         """A handler for one object, whose runs are captured while it lives."""

@@ -12,7 +12,7 @@ from uuid import UUID
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.langchain import runs
 from lightning_otel.instrumentors.langchain.models import conversation_of
@@ -137,8 +137,8 @@ class Handler:
         ):
             title = ""
         if title:
-            run.operation = capture.Operation(
-                capture.clean(title),
+            run.operation = operations.Operation(
+                operations.clean(title),
                 SpanKind.INTERNAL,
                 {**attributes, **conversation_of(metadata)},
                 parent=run.context,
@@ -213,8 +213,8 @@ class Handler:
         parent, is_wanted = self.parent(parent_run_id)
         if not is_wanted:
             return
-        operation = capture.Operation(
-            capture.clean(name), SpanKind.INTERNAL, attributes, parent=runs.context_in(parent)
+        operation = operations.Operation(
+            operations.clean(name), SpanKind.INTERNAL, attributes, parent=runs.context_in(parent)
         )
         run = runs.Run(name, operation.context, operation)
         if parent is not None:
@@ -296,7 +296,7 @@ def _acts_itself(run: runs.Run, node: str) -> bool:
         graph = c.INVOKE_AGENT if run.is_guessed else c.INVOKE_WORKFLOW
         if graph != run.graph:
             run.graph = graph
-            run.operation.span.update_name(capture.clean(f"{graph} {run.name}"))
+            run.operation.span.update_name(operations.clean(f"{graph} {run.name}"))
             run.operation.attributes.update({c.OPERATION: graph, _NAME_KEYS[graph]: run.name})
     run.is_first = False
     return run.graph != c.INVOKE_AGENT or (run.is_guessed and node not in _AGENT_NODES)
@@ -318,7 +318,7 @@ def _end_operation(run_id: UUID, key: str, value: Any) -> None:
     runs.end(run_id)
 
 
-def _keep_value(operation: capture.Operation, key: str, value: Any) -> None:
+def _keep_value(operation: operations.Operation, key: str, value: Any) -> None:
     """Keep a value beside the span; of LangChain's own wrappers what they hold."""
     if not capture.content_policy().is_kept:
         return

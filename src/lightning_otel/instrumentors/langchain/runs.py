@@ -17,7 +17,7 @@ from uuid import UUID
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
-from lightning_otel import capture
+from lightning_otel import capture, operations
 from lightning_otel.instrumentors import doors, steps
 
 OPEN_LIMIT: Final = 10_000
@@ -41,7 +41,7 @@ class Run:
     """
 
     def __init__(
-        self, name: str, context: Context, operation: capture.Operation | None = None
+        self, name: str, context: Context, operation: operations.Operation | None = None
     ) -> None:
         self.name = name
         self.context = context
@@ -100,11 +100,11 @@ def open_count() -> int:
 def context_in(parent: Run | None) -> Context:
     """The context of a new run: its parent's, or a span's that the program opened within that."""
     if parent is None:
-        return capture.parent_context()
+        return operations.parent_context()
     current = otel_context.get_current()
     if current is parent.context:
         return current
-    owner = capture.operation_of(parent.context)
+    owner = operations.operation_of(parent.context)
     return current if owner is None or owner.encloses(current) else parent.context
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 from opentelemetry.context import Context
 
-from lightning_otel import call_slot, capture, debugging
+from lightning_otel import call_slot, capture, debugging, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import Run
 from lightning_otel.instrumentors.openai.body import BodyRecorder
@@ -50,7 +50,7 @@ def endpoint_of(method: str, url: str) -> Chat | None:
 
 def current_request() -> "ModelRequest | None":
     """The request being sent in this context."""
-    operation = capture.operation_of()
+    operation = operations.operation_of()
     found = operation.request if operation is not None else None
     return found if isinstance(found, ModelRequest) else None
 
@@ -64,7 +64,7 @@ class ModelRequest(Run):
     """
 
     def __init__(
-        self, client: Any, options: Any, endpoint: Chat, operation: capture.Operation
+        self, client: Any, options: Any, endpoint: Chat, operation: operations.Operation
     ) -> None:
         self.client = client
         self.options = self.given = options

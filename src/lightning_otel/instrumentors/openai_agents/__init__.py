@@ -12,7 +12,7 @@ from typing import Any
 
 from opentelemetry import context as otel_context
 
-from lightning_otel import call_slot, capture
+from lightning_otel import call_slot, capture, operations
 from lightning_otel.instrumentors.doors import Make, Run, Within, around, around_steps, named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai_agents.model import ModelCall
@@ -35,7 +35,7 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
             "agents.run": self._patch_runner,
         }
 
-    def innermost(self) -> capture.Operation | None:
+    def innermost(self) -> operations.Operation | None:
         """Return the operation of the SDK's innermost span under way."""
         return _spans.innermost()
 

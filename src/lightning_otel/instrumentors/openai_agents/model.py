@@ -14,7 +14,7 @@ from typing import Any, Final
 from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import capture
+from lightning_otel import capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors import steps
 from lightning_otel.instrumentors.reading import (
@@ -88,14 +88,14 @@ Facts = tuple[dict[str, AttributeValue], dict[str, str]]
 """Attributes, and the content to keep beside the span."""
 
 
-def add_facts(operation: capture.Operation, facts: Facts | None) -> None:
+def add_facts(operation: operations.Operation, facts: Facts | None) -> None:
     """Put what was read of a call on it."""
     attributes, content = facts or ({}, {})
     operation.attributes.update(attributes)
     operation.body.update(content)
     name = attributes.get(c.REQUEST_MODEL)
     if isinstance(name, str):
-        operation.span.update_name(capture.clean(f"{c.CHAT} {name}"))
+        operation.span.update_name(operations.clean(f"{c.CHAT} {name}"))
 
 
 def read_span(data: object) -> Facts:

@@ -15,7 +15,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture
+from lightning_otel import call_slot, capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.openai_agents import model
 from lightning_otel.instrumentors.steps import ModelCall
@@ -52,8 +52,8 @@ class Node:
         self.parent = parent
         self.kind = kind
         self.conversation = found
-        self.operation: capture.Operation | None = None
-        self.deferred: Callable[[], capture.Operation] | None = None
+        self.operation: operations.Operation | None = None
+        self.deferred: Callable[[], operations.Operation] | None = None
         self.error: object = None
         self.attached: capture.attached | None = None
         # What is being handled where a run begins is not what the run fails with.
@@ -69,7 +69,7 @@ class Node:
         exc = sys.exception()
         return None if exc is self._handled or isinstance(exc, GeneratorExit) else exc
 
-    def enclosing(self) -> capture.Operation | None:
+    def enclosing(self) -> operations.Operation | None:
         """The operation it stands for, or of the nearest one around it that stands for one."""
         node: Node | None = self
         while node is not None:
@@ -96,7 +96,7 @@ class SdkSpans:
         self._by_id: WeakValueDictionary[str, Node] = WeakValueDictionary()
         self._names: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
-    def innermost(self) -> capture.Operation | None:
+    def innermost(self) -> operations.Operation | None:
         """The operation of the innermost span under way; a model's call is known to the context."""
         node = self._current_node()
         return node.enclosing() if node is not None else None
@@ -143,8 +143,8 @@ class SdkSpans:
             name, attributes = described
             if node.conversation is not None:
                 attributes[c.CONVERSATION_ID] = node.conversation
-            node.operation = capture.Operation(
-                capture.clean(name), SpanKind.INTERNAL, attributes, parent=context
+            node.operation = operations.Operation(
+                operations.clean(name), SpanKind.INTERNAL, attributes, parent=context
             )
             if is_current and node.kind in _ENCLOSING:
                 node.attach(call_slot.context_within(node.operation))
@@ -164,12 +164,12 @@ class SdkSpans:
         if node.conversation is not None:
             attributes[c.CONVERSATION_ID] = node.conversation
         begin = functools.partial(
-            capture.Operation,
-            capture.clean(f"{c.INVOKE_WORKFLOW} {_read_text(name)}"),
+            operations.Operation,
+            operations.clean(f"{c.INVOKE_WORKFLOW} {_read_text(name)}"),
             SpanKind.INTERNAL,
             attributes,
             start_ns=time.time_ns(),
-            parent=capture.parent_context(),
+            parent=operations.parent_context(),
         )
         if trace.trace_id != _NO_ID:
             node.operation = begin()
@@ -241,7 +241,7 @@ def _describe_start(data: Any) -> tuple[str, Attributes] | None:
     return kinds.get(data.type)
 
 
-def _fill_operation(operation: capture.Operation, data: Any) -> None:
+def _fill_operation(operation: operations.Operation, data: Any) -> None:
     """Put what a span knows at its end on its operation."""
     kind = data.type
     if kind in _MODEL_KINDS:
@@ -254,12 +254,14 @@ def _fill_operation(operation: capture.Operation, data: Any) -> None:
         operation.attributes[c.GUARDRAIL_TRIGGERED] = bool(data.triggered)
     elif kind == "handoff" and isinstance(data.to_agent, str):
         operation.attributes[c.HANDOFF_TARGET] = data.to_agent
-        operation.span.update_name(capture.clean(f"{c.SPAN_HANDOFF} {data.to_agent}"))
+        operation.span.update_name(operations.clean(f"{c.SPAN_HANDOFF} {data.to_agent}"))
     elif kind == "custom" and data.data:
         operation.body[c.OPERATION_INPUT] = text_of(data.data)
 
 
-def _end_operation(operation: capture.Operation, exc: BaseException | None, error: object) -> None:
+def _end_operation(
+    operation: operations.Operation, exc: BaseException | None, error: object
+) -> None:
     if exc is not None:
         operation.fail(exc)
     elif isinstance(error, Mapping):
@@ -267,6 +269,6 @@ def _end_operation(operation: capture.Operation, exc: BaseException | None, erro
         detail = error.get("data")
         why = detail.get("error") if isinstance(detail, Mapping) else None
         message = f"{kind}: {why}" if isinstance(why, str) else kind
-        operation.fail_with(kind, capture.scrubbed(message))
+        operation.fail_with(kind, operations.scrubbed(message))
     else:
         operation.stop()
