@@ -52,10 +52,10 @@ CASES: list[tuple[Callable[[], Any], dict[str, str], Any]] = [
     (config.is_enabled, {"OTEL_SDK_DISABLED": "true"}, False),
     (config.is_enabled, {"OTEL_SDK_DISABLED": "TRUE", "LIGHTNING_OTEL": "1"}, False),
     (config.is_enabled, {"OTEL_SDK_DISABLED": "false"}, True),
-    (config.store_path, {STORE: "/data/x.duckdb"}, "/data/x.duckdb"),
-    (config.store_path, {STORE: "~/traces"}, "~/traces"),
-    (config.store_path, {STORE: ":memory:"}, ":memory:"),
-    (config.store_path, {STORE: ""}, ".lightning/traces.duckdb"),
+    (config.STORE.read, {STORE: "/data/x.duckdb"}, "/data/x.duckdb"),
+    (config.STORE.read, {STORE: "~/traces"}, "~/traces"),
+    (config.STORE.read, {STORE: ":memory:"}, ":memory:"),
+    (config.STORE.read, {STORE: ""}, ".lightning/traces.duckdb"),
     (config.content, {}, HERE),
     (config.content, exported("1"), OUT),
     (config.content, exported("0"), HERE),
@@ -123,11 +123,11 @@ def test_child_environment_is_what_a_child_inherits(
         monkeypatch.setenv(name, value)
     assert child["KEPT"] == "as it was"
     assert child["PYTHONPATH"] == ("/startup:/a:/b" if inner else "/startup")
-    assert config.is_run_child()
-    assert config.store_path() == "/s.duckdb"
+    assert config.RUN.read()
+    assert config.STORE.read() == "/s.duckdb"
     assert config.inherited_rollout() == ("r1", "2")
     assert config.inherited_trace_parent() == "00-a-b-01"
-    assert config.inherited_agent() == heard
+    assert (config.RUN_AGENT.read() or None) == heard
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_child_environment_is_what_a_child_inherits(
     [
         ("LIGHTNING_OTEL", config.is_enabled, True),
         ("OTEL_SDK_DISABLED", config.is_enabled, True),
-        ("LIGHTNING_OTEL_RUN", config.is_run_child, False),
+        ("LIGHTNING_OTEL_RUN", config.RUN.read, False),
         ("LIGHTNING_OTEL_EXPORT_CONTENT", config.content, HERE),
         (CONTENT, config.content, HERE),
     ],

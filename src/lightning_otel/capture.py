@@ -119,7 +119,7 @@ class _Process:
         self.faults = 0
         self.tracer: trace.Tracer | None = None
         self.content = config.content()
-        self.asks_for_ids = config.is_retokenization_fix_enabled()
+        self.asks_for_ids = config.RETOKENIZATION_FIX.read()
         self.frameworks: Mapping[Callable[[], Any], None] = {}
 
 
@@ -129,7 +129,7 @@ process: Final = _Process()
 def refresh_settings() -> None:
     """Read the settings anew that are kept."""
     process.content = config.content()
-    process.asks_for_ids = config.is_retokenization_fix_enabled()
+    process.asks_for_ids = config.RETOKENIZATION_FIX.read()
     if process.frame is not None:
         process.frame = replace(process.frame, asks_for_ids=process.asks_for_ids)
 

@@ -212,7 +212,7 @@ def misunderstood() -> Iterator[tuple[str, str]]:
         text = os.environ.get(each.name, "").strip()
         if text and each.parse(text) is None:
             yield each.name, each.wanted
-    if not all(":" in name for name in named_transforms()):
+    if not all(":" in name for name in TRANSFORMS.read()):
         yield TRANSFORMS.name, TRANSFORMS.wanted
 
 
@@ -221,27 +221,9 @@ def is_enabled() -> bool:
     return ENABLED.read() and not SDK_DISABLED.read()
 
 
-is_collect_enabled: Final = COLLECT.read
-is_debug_enabled: Final = DEBUG.read
-is_apply_enabled: Final = APPLY.read
-is_training_enabled: Final = TRAIN.read
-is_retokenization_fix_enabled: Final = RETOKENIZATION_FIX.read
-is_run_child: Final = RUN.read
-store_path: Final = STORE.read
-max_size_bytes: Final = MAX_SIZE.read
-named_transforms: Final = TRANSFORMS.read
-endpoint_key: Final = ENDPOINT_KEY.read
-token: Final = TOKEN.read
-
-
 def set_retokenization_fix() -> None:
     """Switch it on for this process, and for those that it starts."""
     os.environ[RETOKENIZATION_FIX.name] = "1"
-
-
-def named_state() -> str | None:
-    """Return ``LIGHTNING_OTEL_STATE``, if it is set."""
-    return STATE.read() or None
 
 
 def state_place() -> str:
@@ -372,11 +354,6 @@ def inherited_rollout() -> tuple[str, str] | None:
     return (rollout_id, ATTEMPT.read()) if (rollout_id := ROLLOUT.read()) else None
 
 
-def inherited_agent() -> str | None:
-    """Return who acts where the program does not say, as ``lightning-otel run`` named it."""
-    return RUN_AGENT.read() or None
-
-
 def inherited_trace_parent() -> str | None:
     """Return the W3C ``traceparent`` handed down by a parent process, if any."""
     return os.environ.get("TRACEPARENT")
@@ -400,7 +377,7 @@ def child_environment(
     What the environment asks for already stays: a run around this one may have named the agent,
     transforms and switches. The ``sitecustomize`` of the folder ``startup`` switches tracing on.
     """
-    named = ",".join((*named_transforms(), *transforms))
+    named = ",".join((*TRANSFORMS.read(), *transforms))
     python_path = os.environ.get("PYTHONPATH")
     is_on = {RETOKENIZATION_FIX: enable_retokenization_fix, APPLY: apply, DEBUG: debug}
     return {

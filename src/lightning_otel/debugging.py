@@ -50,7 +50,7 @@ def set_debug_mode(enabled: bool = True) -> None:  # noqa: FBT001  # as others s
 
 def take_setting() -> None:
     """Switch on where ``LIGHTNING_OTEL_DEBUG`` says so."""
-    if not is_on and config.is_debug_enabled():
+    if not is_on and config.DEBUG.read():
         _switch(is_asked=True)
 
 

@@ -61,7 +61,7 @@ class _Setup:
         self.awaited: set[str] = set()
         # Guards provider and the instrumentors: of several threads that begin at once one sets up.
         self.lock = threading.Lock()
-        self.is_otlp_elsewhere = config.is_run_child()
+        self.is_otlp_elsewhere = config.RUN.read()
 
 
 _setup = _Setup()
@@ -288,7 +288,7 @@ def pre_instrument() -> None:
     The stock configurator puts any exporter behind a ``BatchSpanProcessor``, which loses spans; a
     processor of our own loses none, and our exporter then stands back.
     """
-    is_asked = "duckdb" in config.traces_exporters() or config.is_run_child()
+    is_asked = "duckdb" in config.traces_exporters() or config.RUN.read()
     if is_asked and config.is_enabled():
         capture.guarded(start_process)
     elif "otlp" in config.traces_exporters() and config.is_enabled() and not has_provider():
@@ -310,8 +310,8 @@ def start_process() -> None:
     capture.refresh_settings()
     debugging.take_setting()
     store = SpanStore()
-    applied = capture.guarded(applied_of, store) if config.is_apply_enabled() else None
-    is_kept = config.is_collect_enabled()
+    applied = capture.guarded(applied_of, store) if config.APPLY.read() else None
+    is_kept = config.COLLECT.read()
     if not is_kept and applied is None:
         return
     writer = store.writer() if is_kept else None
@@ -325,7 +325,7 @@ def start_process() -> None:
         writer,
         named,
         _inherited_parent(),
-        asks_for_ids=config.is_retokenization_fix_enabled(),
+        asks_for_ids=config.RETOKENIZATION_FIX.read(),
         applied=applied,
         process_stamps={} if named else capture.begin_rollout(),
     )
@@ -346,7 +346,7 @@ def applied_of(store: Any) -> capture.Applied | None:
     from lightning_otel.substitution.watching import watch_of
 
     layout = store.local.layout
-    place = config.named_state() or (str(layout.catalogue) if layout is not None else None)
+    place = config.STATE.read() or (str(layout.catalogue) if layout is not None else None)
     if place is None:
         log.warning(
             "resources are not applied: %s is not on this machine; set %s",

@@ -103,4 +103,4 @@ def test_max_size_of_nonsense_is_no_limit(text: str, monkeypatch: pytest.MonkeyP
     """A store is never emptied by a slip of the keyboard."""
     monkeypatch.setenv(config.MAX_SIZE.name, text)
 
-    assert config.max_size_bytes() is None
+    assert config.MAX_SIZE.read() is None

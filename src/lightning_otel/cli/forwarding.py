@@ -37,7 +37,7 @@ def start_forwarding(
     layout: Layout, rollout_id: str, trace_id: str, since_ns: int
 ) -> Forwarder | None:
     """Begin to send a run's spans, unless an outer run does."""
-    if config.is_run_child() and Layout(config.store_path()).catalogue == layout.catalogue:
+    if config.RUN.read() and Layout(config.STORE.read()).catalogue == layout.catalogue:
         return None  # the outer run follows the same trace in the same store
     endpoint = config.otlp_endpoint()
     if endpoint is None:

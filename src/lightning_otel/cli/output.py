@@ -286,7 +286,7 @@ def suggest(command: str, store: str | None) -> None:
     """Name the command a person may want next, in the same store."""
     from lightning_otel import config
 
-    named = "" if store in (None, config.store_path()) else f" --store {shlex.quote(str(store))}"
+    named = "" if store in (None, config.STORE.read()) else f" --store {shlex.quote(str(store))}"
     # A password or token in a URL is not repeated: terminals are logged and pasted.
     talk(re.sub(r"(://)[^/@\s']*@", r"\1…@", f"→ {program()} {command}{named}"))
 

@@ -42,7 +42,7 @@ def opened_resources(store: str | None, *, is_reading: bool = False) -> "Resourc
     from lightning_otel.state import State
     from lightning_otel.store.layout import Layout
 
-    place = config.named_state() or store or config.store_path()
+    place = config.STATE.read() or store or config.STORE.read()
     if is_reading and "://" not in place:
         Layout(place).require()
     return Resources(State(place))

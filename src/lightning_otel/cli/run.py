@@ -178,8 +178,8 @@ class _Run:
         from lightning_otel import config
         from lightning_otel.tracing import Recording
 
-        is_applied = self._options.get("apply") or config.is_apply_enabled()
-        if not is_applied or not config.is_enabled() or config.is_collect_enabled():
+        is_applied = self._options.get("apply") or config.APPLY.read()
+        if not is_applied or not config.is_enabled() or config.COLLECT.read():
             return None
         rollout_id = self._options.get("rollout_id") or f"rollout-{secrets.token_hex(8)}"
         unrecorded = Recording(rollout_id=rollout_id)
@@ -351,7 +351,7 @@ def _find_problem(opened: "Store") -> LightningOtelError | None:
             "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED; "
             f"unset {config.ENABLED.name} OTEL_SDK_DISABLED"
         )
-    if not config.is_collect_enabled():
+    if not config.COLLECT.read():
         return ConfigError(f"nothing is kept, as {config.COLLECT.name} asks; unset it")
     try:
         opened.layout.create()

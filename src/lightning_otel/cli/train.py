@@ -142,7 +142,7 @@ def _work_until_signal(
     from lightning_otel.trainer import Trainer, state_of
     from lightning_otel.trainer.worker import TrainingWorker
 
-    if not config.is_training_enabled():
+    if not config.TRAIN.read():
         raise ConfigError("training is switched off by LIGHTNING_OTEL_TRAIN; unset it to train")
     sys.path.insert(0, os.getcwd())
     own = {name: value for name, value in more.items() if value is not None}

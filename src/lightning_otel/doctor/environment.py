@@ -116,7 +116,7 @@ def _check_settings() -> Iterator[Finding]:
             "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED",
             f"unset {config.ENABLED.name} OTEL_SDK_DISABLED",
         )
-    if not config.is_collect_enabled():
+    if not config.COLLECT.read():
         yield problem(
             "collect-off",
             "no span is kept, as the environment asks",

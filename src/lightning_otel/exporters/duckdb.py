@@ -105,8 +105,8 @@ class LightningSpanProcessor(FrameSpanProcessor):
             store: ``X.duckdb`` or a folder; by default the store the settings name.
         """
         self._frame: capture.Frame | None = None
-        if config.is_enabled() and config.is_collect_enabled():
-            capture.guarded(self._begin_writer, Layout(store or config.store_path()))
+        if config.is_enabled() and config.COLLECT.read():
+            capture.guarded(self._begin_writer, Layout(store or config.STORE.read()))
 
     def _begin_writer(self, layout: Layout) -> None:
         try:
@@ -114,7 +114,7 @@ class LightningSpanProcessor(FrameSpanProcessor):
         except StoreError as exc:
             log.warning("nothing is recorded: %s", exc)
             return
-        asks_for_ids = config.is_retokenization_fix_enabled()
+        asks_for_ids = config.RETOKENIZATION_FIX.read()
         rollout = capture.begin_rollout()
         self._frame = capture.Frame(writer, asks_for_ids=asks_for_ids, process_stamps=rollout)
         capture.process.frame = self._frame
@@ -141,14 +141,14 @@ class DuckDBSpanExporter(SpanExporter):
         Args:
             path: ``X.duckdb`` or a folder; by default the store the settings name.
         """
-        self._layout = Layout(path or config.store_path())
+        self._layout = Layout(path or config.STORE.read())
         self._is_failing = False
         self._is_over = False
         capture.process.exporters += 1
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append the batch; FAILURE, with one warning, where the store cannot be made."""
-        if not config.is_collect_enabled():
+        if not config.COLLECT.read():
             return SpanExportResult.SUCCESS
         try:
             writer = writer_for(self._layout)

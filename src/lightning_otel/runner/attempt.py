@@ -104,7 +104,7 @@ class Course(NamedTuple):
         found = self.resources.assigned(rollout.rollout_id, agent=agent.name, pinned=pinned)
         if agent.takes_resources:
             return found
-        is_applied = config.is_apply_enabled() if self.apply is None else self.apply
+        is_applied = config.APPLY.read() if self.apply is None else self.apply
         reaching = SUBSTITUTED if is_applied else ()
         lost = sorted(name for name in pinned if name.rpartition("/")[2] not in reaching)
         if lost:

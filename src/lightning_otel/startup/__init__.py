@@ -13,7 +13,7 @@ from lightning_otel.provider import start_run_child
 def start() -> None:
     """Switch tracing on and take over what the run says of the whole program."""
     start_run_child()
-    agent = config.inherited_agent()
+    agent = config.RUN_AGENT.read() or None
     frame = capture.current_frame()
     if agent and frame is not None:
         stamps = {c.AGENT_NAME: agent, **frame.stamps}

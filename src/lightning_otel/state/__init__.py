@@ -74,7 +74,7 @@ class State:
     def beside(cls, store: "Store") -> "State":
         """The state that goes with a store: ``LIGHTNING_OTEL_STATE``, else beside its files."""
         layout = store.local.layout
-        named = config.named_state()
+        named = config.STATE.read() or None
         return cls(named if named is not None or layout is None else layout.catalogue)
 
     def __reduce__(self) -> "tuple[Callable[..., State], tuple[object, ...]]":

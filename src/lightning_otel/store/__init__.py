@@ -53,7 +53,7 @@ class SpanStore:
             ConfigError: The path is a URL of an engine this version does not know, or one that
                 cannot be understood.
         """
-        self._given = os.fspath(path) if path is not None else config.store_path()
+        self._given = os.fspath(path) if path is not None else config.STORE.read()
         self._data = data
         # A path's source is made when the store is read: the traced process never does.
         self._files = Layout(self._given) if ":" not in self._given else None

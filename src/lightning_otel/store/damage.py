@@ -258,7 +258,7 @@ def warn_of_missing_spans(layout: Layout, also: Collection[str] = ()) -> None:
 def repair_command(layout: Layout) -> str:
     """Return the command line that gets back what it can in a store."""
     try:
-        is_default = Layout(config.store_path()).catalogue == layout.catalogue
+        is_default = Layout(config.STORE.read()).catalogue == layout.catalogue
     except LightningOtelError:  # a URL, or memory
         is_default = False
     named = "" if is_default else f" --store {shlex.quote(str(layout.catalogue))}"

@@ -272,7 +272,7 @@ def state_place(store: "SpanStore") -> str | None:
 
     Found without SQLAlchemy, which takes 13 MB. A shared state is taken to be there.
     """
-    named = config.named_state()
+    named = config.STATE.read() or None
     if named is not None and "://" in named:
         return named
     layout = store.local.layout if named is None else Layout(named)

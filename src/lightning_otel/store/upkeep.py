@@ -62,7 +62,7 @@ class Keeper:
                 done = settle(layout, 1)
             self._waited -= done.segments
             with reading(layout, "keep in order"):
-                told = compact_some(layout, config.max_size_bytes())
+                told = compact_some(layout, config.MAX_SIZE.read())
             if told:
                 log.warning(
                     "%s outgrew %s: its oldest rollouts were dropped, %d spans",

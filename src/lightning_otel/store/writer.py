@@ -278,7 +278,7 @@ def writer_for(layout: Layout) -> SpanWriter:
         writer = _by_catalogue.get(layout.catalogue)
         if writer is None:
             layout.create()
-            add_named(config.named_transforms())
+            add_named(config.TRANSFORMS.read())
             writer = _by_catalogue.setdefault(layout.catalogue, SpanWriter(layout))
         return writer
 

@@ -274,7 +274,7 @@ def _change_server(options: Any, client: Any, base_url: str) -> None:
             for name, value in {**client.default_headers, **own}.items()
             if name in own or not name.lower().startswith(_PLAIN_HEADERS)
         },
-        "Authorization": f"Bearer {config.endpoint_key() or 'none'}",
+        "Authorization": f"Bearer {config.ENDPOINT_KEY.read() or 'none'}",
     }
 
 

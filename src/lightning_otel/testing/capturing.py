@@ -204,7 +204,7 @@ class captured:  # noqa: N801  # used as a function
         Raises:
             ConfigError: Recording is switched off, so a test could only pass by accident.
         """
-        if not (config.is_enabled() and config.is_collect_enabled()):
+        if not (config.is_enabled() and config.COLLECT.read()):
             raise ConfigError(
                 f"nothing can be captured, as recording is switched off; unset "
                 f"{config.ENABLED.name} OTEL_SDK_DISABLED {config.COLLECT.name}"

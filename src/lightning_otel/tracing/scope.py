@@ -125,7 +125,7 @@ class Scope(Lifetime[Recording]):
         self.opened = recording
 
     def _make_sink(self, store: Store, *, is_part: bool) -> capture.SpanSink | None:
-        if not config.is_collect_enabled():
+        if not config.COLLECT.read():
             return None
         writer = store.writer()
         if not is_part:
@@ -217,7 +217,7 @@ def _find_applied(
     A rollout is made with one version of each to its end; a part of one with the same.
     """
     around = outer.applied if outer is not None else None
-    is_wanted = config.is_apply_enabled() if outer is None else around is not None
+    is_wanted = config.APPLY.read() if outer is None else around is not None
     if not (is_wanted if named is None else named):
         return None
     if is_part and around is not None:
@@ -232,7 +232,7 @@ def _find_store(named: Store | str | os.PathLike[str] | None, outer: capture.Fra
         return named
     if named is None and isinstance(outer.recording, Recording):
         return outer.recording.store
-    path = config.store_path() if named is None else os.fspath(named)
+    path = config.STORE.read() if named is None else os.fspath(named)
     if path[:1] == "~" or ":" in path:  # a URL, a lake, or ":memory:", anew each time
         return Store(path)
     return _store_at(path, os.getcwd() if path[:1] != "/" else "")

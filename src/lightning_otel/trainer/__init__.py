@@ -288,7 +288,7 @@ class Trainer:
         return self
 
     def _run_fit(self, setting: Setting, stop: threading.Event) -> Fit:
-        if not config.is_training_enabled():
+        if not config.TRAIN.read():
             raise ConfigError(
                 "training is switched off by LIGHTNING_OTEL_TRAIN; unset it to train here"
             )
@@ -341,7 +341,7 @@ class Trainer:
 def state_of(store: Store | str | os.PathLike[str] | None) -> State:
     """Open the state of a store, unless ``LIGHTNING_OTEL_STATE`` names another one."""
     opened = store if isinstance(store, Store) else Store(store)
-    layout, named = opened.local.layout, config.named_state()
+    layout, named = opened.local.layout, config.STATE.read() or None
     return State(named if named is not None or layout is None else layout.catalogue)
 
 

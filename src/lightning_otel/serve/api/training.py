@@ -172,7 +172,7 @@ async def status(request: Request) -> Response:
             **{**total.model_dump(), "average_reward": total.average_reward or 0.0},
             agent_lightning_available=True,
             store_available=store.layout is None or store.layout.exists(),
-            trainer_available=config.is_training_enabled(),
+            trainer_available=config.TRAIN.read(),
             categories={name: _describe_totals(each) for name, each in found.categories.items()},
             pending_feedback=rooms.pending.waiting().count,
             runs=[_describe_run(each) for each in runs[: asked.limit]],

@@ -119,7 +119,7 @@ class Server(RemoteSource):
 
     @contextlib.contextmanager
     def _post_body(self, path: str, body: bytes, kind: str) -> Iterator[http.client.HTTPResponse]:
-        token = self._token or config.token()
+        token = self._token or config.TOKEN.read()
         headers = {"Content-Type": kind, "Connection": "close"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
