@@ -44,6 +44,7 @@ _CLOSING_S: Final = 1.0
 """How long processes that write are waited for until their segments are closed."""
 _CLOSING_STEP_S: Final = 0.02
 _FINISH_STEP_S: Final = 0.5
+_LEAST_STEP_S: Final = 0.1
 _BATCH: Final = 256
 _COLUMN: Final = {
     "rollout": ROLLOUT,
@@ -297,7 +298,7 @@ def _wait_for_unlink(layout: Layout, wait_s: float, told: Callable[[float], None
         left_s = (max(times, default=0) + settle.GRACE_US - now_us()) / 1e6
         if told is not None and left_s > 0:
             told(left_s)
-        time.sleep(min(_FINISH_STEP_S, max(0.01, left_s)))
+        time.sleep(min(_FINISH_STEP_S, max(_LEAST_STEP_S, left_s)))
 
 
 def _list_old_parts(layout: Layout) -> set[Path]:
