@@ -1,7 +1,6 @@
 """One attempt on its way from a tree to trajectories, with a reason for all that is left behind."""
 
-from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -31,7 +30,7 @@ from lightning_otel.adapter.calls import (
     read_call,
     seems_call,
 )
-from lightning_otel.adapter.conversations import Conversation
+from lightning_otel.adapter.conversations import Conversation, Said
 from lightning_otel.adapter.credit import Placement
 from lightning_otel.adapter.exactness import NO_IDS, notes_of
 from lightning_otel.adapter.repair import REPEATED
@@ -41,7 +40,6 @@ from lightning_otel.types import (
     Call,
     Credited,
     Dropped,
-    Message,
     Repair,
     Report,
     Reward,
@@ -183,12 +181,11 @@ class Assembly:
         tree = self._tree
         requests = duplicates.find_requests(tree, calls)
         repeated = {i for records in requests for i in records}
-        histories: dict[str, History] = {}
+        histories: defaultdict[str, History] = defaultdict(History)
         for position in calls:
             if position not in repeated:
                 span, agent = tree.spans[position], tree.agents[position]
-                history = histories.setdefault(agent, History())
-                self._add_call(position, read_call(span, agent, history), span)
+                self._add_call(position, read_call(span, agent, histories[agent]), span)
         for records in requests:
             place = duplicates.place_of(tree, records)
             agent = next((name for i in records if (name := tree.agents[i])), "")
@@ -229,9 +226,9 @@ class Assembly:
         self._dropped.append(Dropped(span.span_id, span.trace_id, noun, reason))
 
     def _read_conversations(self) -> None:
-        latest: dict[str, tuple[Sequence[Message], array[int]]] = {}
+        latest: dict[str, Said] = {}
         for position, call in self._steps.items():
-            earlier = latest.get(call.agent, ((), array("q")))
+            earlier = latest.get(call.agent, conversations.NOTHING)
             talk = conversations.read_conversation(call.observation, call.action, earlier)
             latest[call.agent] = call.observation, talk.prefixes
             self._talks[position] = talk

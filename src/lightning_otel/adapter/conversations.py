@@ -6,11 +6,15 @@ Belongs here: what messages alone say. Neither time nor the tree is known here.
 from array import array
 from collections.abc import Container, Iterable, Mapping, Sequence
 from operator import is_
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from lightning_otel.types import Call, Message
 
 _MAX_DEPTH: Final = 20
+
+Said: TypeAlias = tuple[Sequence[Message], "array[int]"]
+"""Messages and their running hashes."""
+NOTHING: Final[Said] = (), array("q")
 
 
 class Conversation(NamedTuple):
@@ -34,7 +38,7 @@ class Conversation(NamedTuple):
 def read_conversation(
     observation: Sequence[Message],
     action: Iterable[Message] = (),
-    earlier: tuple[Sequence[Message], "array[int]"] = ((), array("q")),
+    earlier: Said = NOTHING,
 ) -> Conversation:
     """Return the conversation of a call, one step a message.
 

@@ -41,7 +41,8 @@ from lightning_otel.types import Call, Report, Span, Transition
 
 ROWS: Final = 200_000
 """Spans whose narrow rows are in memory at once."""
-ROWS_WITH_BODIES: Final = 20000
+ROWS_WITH_BODIES: Final = 20_000
+"""Likewise, where bodies are joined to them."""
 MEMORY: Final = "512MB"
 """Of DuckDB's, before it spills to the disk."""
 THREADS: Final = 4
