@@ -4,8 +4,8 @@ One worker is a :class:`Runner`; several at once, in threads, processes or on Ra
 :func:`run_workers`.
 """
 
+from lightning_otel.runner.attempt import Hook
 from lightning_otel.runner.crew import run_workers
-from lightning_otel.runner.hooks import Hook
 from lightning_otel.runner.worker import Runner
 
 __all__ = ["Hook", "Runner", "run_workers"]

@@ -1,12 +1,9 @@
-"""One attempt: the agent acts on its task, recorded, with the resources that are its."""
+"""One attempt: the agent acts on its task, recorded, with its resources, and hooks look on."""
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
-from contextvars import Context
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from opentelemetry import trace
 
@@ -16,16 +13,15 @@ from lightning_otel.adapter import TripletAdapter
 from lightning_otel.adapter.advantages import last_rewards
 from lightning_otel.agents import Agent, Answer
 from lightning_otel.agents.agent import finished
-from lightning_otel.dataset import Store
 from lightning_otel.emitters import emit_reward
 from lightning_otel.errors import ConfigError, StateError
 from lightning_otel.resources import stamps
 from lightning_otel.substitution import SUBSTITUTED
-from lightning_otel.tracing import Recording, RewardEvaluator, auto_trace
-from lightning_otel.types import Resource, Rollout
+from lightning_otel.tracing import Recording, auto_trace
+from lightning_otel.types import Resource, Rollout, Span
 
 if TYPE_CHECKING:
-    from lightning_otel.runner.hooks import Hooks
+    from lightning_otel.runner.worker import Runner
     from lightning_otel.state.queue import Lease
 
 log = logging.getLogger(__name__)
@@ -39,14 +35,60 @@ class ResourceSource(Protocol):
     def assigned(
         self, key: str, *, agent: str | None = None, pinned: Mapping[str, int] = ...
     ) -> Mapping[str, Resource]:
-        """By name what is to be used under a key, such as a rollout's id."""
+        """Return by name what is to be used under a key, such as a rollout's id."""
+
+
+class Hook:
+    """Called around each attempt; write those that are wanted, each sync or async.
+
+    An error of a hook is logged, and disturbs nothing.
+
+    Source: Agent Lightning 0.3, ``Hook``, whose names these are.
+    """
+
+    def on_rollout_start(self, *, agent: Agent, runner: "Runner", rollout: Rollout) -> Any:
+        """Look on before an attempt begins, outside its recording."""
+
+    def on_trace_start(
+        self, *, agent: Agent, runner: "Runner", rollout: Rollout, recording: Recording
+    ) -> Any:
+        """Look on in the recording, before the agent acts: emitted spans are the rollout's."""
+
+    def on_trace_end(
+        self, *, agent: Agent, runner: "Runner", rollout: Rollout, recording: Recording
+    ) -> Any:
+        """Look on in the recording, when the agent has acted or failed (``recording.error``)."""
+
+    def on_rollout_end(
+        self, *, agent: Agent, runner: "Runner", rollout: Rollout, spans: list[Span]
+    ) -> Any:
+        """Look on after the attempt, with the rollout as the queue has it then."""
+
+
+def call_hooks(
+    runner: "Runner", name: str, *, recording: Recording | None = None, **known: Any
+) -> None:
+    """Call a runner's hooks that are written; the spans are read where one wants them."""
+    for hook in runner.hooks:
+        written = getattr(type(hook), name, None)
+        if written is None or written is getattr(Hook, name):
+            continue
+        if name == "on_rollout_end":
+            if "spans" not in known:
+                known["spans"] = recording.spans() if recording is not None else []
+        elif name != "on_rollout_start":
+            known["recording"] = recording
+        try:
+            finished(getattr(hook, name)(runner=runner, **known))
+        except Exception:  # a hook looks on; what it watches goes on
+            log.warning("%s of %s failed", name, type(hook).__name__, exc_info=True)
 
 
 class Outcome(NamedTuple):
     """The outcome of an attempt.
 
     Attributes:
-        reason: Why it failed; empty if it did not.
+        reason: The reason of a failure; empty otherwise.
         recording: Its spans; None if it failed before it was recorded.
     """
 
@@ -55,107 +97,99 @@ class Outcome(NamedTuple):
     recording: Recording | None = None
 
 
-class Course(NamedTuple):
-    """The settings that all attempts of a runner share."""
+def run_attempt(runner: "Runner", agent: Agent, lease: "Lease") -> Outcome:
+    """Make the attempt; whatever goes wrong in it is its outcome."""
+    recording: Recording | None = None
+    rollout = lease.rollout
+    try:
+        resources = _assign_resources(runner, agent, rollout)
+        with auto_trace(
+            name=agent.name,
+            store=runner.store,
+            rollout_id=rollout.rollout_id,
+            attempt_id=lease.attempt_id,
+            task=rollout.task,
+            mode=rollout.mode,
+            agent=agent.name,
+            track_only=agent.track_only,
+            resources=stamps(resources) or None,
+            apply=runner.apply,
+        ) as recording:
+            reward = _run_agent(runner, agent, rollout, resources, recording)
+        earned = last_rewards(TripletAdapter().explain(recording.spans()).outcomes)
+        # Where nothing is recorded, what was given back is all there is.
+        return Outcome(earned.get(rollout.rollout_id, reward), "", recording)
+    # An agent that calls sys.exit(), or is cancelled, has failed like any other.
+    except BaseException as exc:
+        log.debug("an attempt at %s failed", rollout.rollout_id, exc_info=True)
+        name = operations.type_name(exc).rpartition(".")[2]
+        message = operations.message_of(exc)
+        return Outcome(None, f"{name}: {message}" if message else name, recording)
 
-    store: Store
-    resources: ResourceSource | None
-    hooks: "Hooks"
-    reward_evaluator: RewardEvaluator | None
-    apply: bool | None
 
-    def run(self, agent: Agent, lease: "Lease") -> Outcome:
-        """Make the attempt; whatever goes wrong in it is its outcome."""
-        recording: Recording | None = None
-        rollout = lease.rollout
-        try:
-            assigned = self._assign_resources(agent, rollout)
-            with auto_trace(
-                name=agent.name,
-                store=self.store,
-                rollout_id=rollout.rollout_id,
-                attempt_id=lease.attempt_id,
-                task=rollout.task,
-                mode=rollout.mode,
-                agent=agent.name,
-                track_only=agent.track_only,
-                resources=stamps(assigned) or None,
-                apply=self.apply,
-            ) as recording:
-                given = self._run_agent(agent, rollout, assigned, recording)
-            earned = last_rewards(TripletAdapter().explain(recording.spans()).outcomes)
-            # Where nothing is recorded, what was given back is all there is.
-            return Outcome(earned.get(rollout.rollout_id, given), "", recording)
-        # An agent that calls sys.exit(), or is cancelled, has failed like any other.
-        except BaseException as exc:
-            log.debug("an attempt at %s failed", rollout.rollout_id, exc_info=True)
-            return Outcome(None, _word_reason(exc), recording)
-
-    def _assign_resources(self, agent: Agent, rollout: Rollout) -> Mapping[str, Resource]:
-        """Return the resources of an attempt, without those that do not reach the agent."""
-        pinned = rollout.resources
-        if pinned and self.resources is None:
+def _assign_resources(runner: "Runner", agent: Agent, rollout: Rollout) -> Mapping[str, Resource]:
+    """Return the resources of an attempt, without those that do not reach the agent."""
+    pinned = rollout.resources
+    if runner.resources is None:
+        if pinned:
             raise ConfigError(
                 f"the rollout is pinned to {dict(pinned)}, and the runner has no resources; give "
                 "Runner(resources=…)"
             )
-        if self.resources is None:
-            return {}
-        found = self.resources.assigned(rollout.rollout_id, agent=agent.name, pinned=pinned)
-        if agent.takes_resources:
-            return found
-        is_applied = config.APPLY.read() if self.apply is None else self.apply
-        reaching = SUBSTITUTED if is_applied else ()
-        lost = sorted(name for name in pinned if name.rpartition("/")[2] not in reaching)
-        if lost:
-            raise ConfigError(
-                f"the rollout is pinned to {', '.join(lost)}, which {agent.name} does not take; "
-                f"write it as (task, resources), or name them {' and '.join(SUBSTITUTED)} and have "
-                "its requests made with them: apply=True"
-            )
-        return {name: found[name] for name in reaching if name in found}
-
-    def _run_agent(
-        self,
-        agent: Agent,
-        rollout: Rollout,
-        assigned: Mapping[str, Resource],
-        recording: Recording,
-    ) -> float | None:
-        """The reward that the agent, or who judges it, gave back."""
-        if rollout.group_id:
-            trace.get_current_span().set_attribute(c.TASK_ID, rollout.group_id)
-        self.hooks.trace_start(agent, rollout, recording)
-        try:
-            if not agent.takes_resources:
-                _await_applied(agent, rollout, assigned)
-            answer = agent.run(rollout.task, assigned, rollout)
-            recording.result = answer
-            if self.reward_evaluator is not None:
-                answer = finished(self.reward_evaluator(recording))
-            return _emit_answer(answer, is_judged=self.reward_evaluator is not None)
-        except BaseException as exc:
-            recording.error = exc
-            raise
-        finally:
-            self.hooks.trace_end(agent, rollout, recording)
+        return {}
+    found = runner.resources.assigned(rollout.rollout_id, agent=agent.name, pinned=pinned)
+    if agent.takes_resources:
+        return found
+    is_applied = config.APPLY.read() if runner.apply is None else runner.apply
+    reaching = SUBSTITUTED if is_applied else ()
+    lost = sorted(name for name in pinned if name.rpartition("/")[2] not in reaching)
+    if lost:
+        raise ConfigError(
+            f"the rollout is pinned to {', '.join(lost)}, which {agent.name} does not take; "
+            f"write it as (task, resources), or name them {' and '.join(SUBSTITUTED)} and have "
+            "its requests made with them: apply=True"
+        )
+    return {name: found[name] for name in reaching if name in found}
 
 
-def _await_applied(agent: Agent, rollout: Rollout, assigned: Mapping[str, Resource]) -> None:
-    """Wait until requests are made with what the attempt is said to be made with.
+def _run_agent(
+    runner: "Runner",
+    agent: Agent,
+    rollout: Rollout,
+    resources: Mapping[str, Resource],
+    recording: Recording,
+) -> float | None:
+    """Return the reward that the agent, or its evaluator, gave back; emit it."""
+    if rollout.group_id:
+        trace.get_current_span().set_attribute(c.TASK_ID, rollout.group_id)
+    known: dict[str, Any] = {"agent": agent, "rollout": rollout, "recording": recording}
+    call_hooks(runner, "on_trace_start", **known)
+    try:
+        if not agent.takes_resources:
+            _await_applied(agent, rollout, resources)
+        answer = agent.run(rollout.task, resources, rollout)
+        recording.result = answer
+        if runner.reward_evaluator is not None:
+            answer = finished(runner.reward_evaluator(recording))
+        return _emit_answer(answer, is_judged=runner.reward_evaluator is not None)
+    except BaseException as exc:
+        recording.error = exc
+        raise
+    finally:
+        call_hooks(runner, "on_trace_end", **known)
 
-    Raises:
-        StateError: They are not, since it cannot be read.
-    """
+
+def _await_applied(agent: Agent, rollout: Rollout, resources: Mapping[str, Resource]) -> None:
+    """Wait until requests are made with the resources that the attempt is stamped with."""
     frame = capture.current_frame()
     applied = frame.applied if frame is not None else None
-    if applied is None or not assigned:
+    if applied is None or not resources:
         return
-    pinned = {name: resource.version for name, resource in assigned.items()}
+    pinned = {name: resource.version for name, resource in resources.items()}
     until_s = time.monotonic() + _READ_S
     while True:
-        given = applied.given(rollout.rollout_id, agent.name, pinned)
-        missing = [name for name in pinned if name not in given]
+        known = applied.given(rollout.rollout_id, agent.name, pinned)
+        missing = [name for name in pinned if name not in known]
         if not missing:
             return
         if time.monotonic() > until_s:
@@ -164,7 +198,6 @@ def _await_applied(agent: Agent, rollout: Rollout, assigned: Mapping[str, Resour
 
 
 def _emit_answer(answer: Answer, *, is_judged: bool) -> float | None:
-    """The reward an agent gave back, which is emitted; of several the primary, None if none."""
     if answer is None:
         return None
     if isinstance(answer, Mapping):
@@ -179,58 +212,3 @@ def _emit_answer(answer: Answer, *, is_judged: bool) -> float | None:
         )
     emit_reward(float(answer))
     return float(answer)
-
-
-def _word_reason(exc: BaseException) -> str:
-    said = operations.message_of(exc)
-    name = operations.type_name(exc).rpartition(".")[2]
-    return f"{name}: {said}" if said else name
-
-
-class Hand:
-    """A thread that makes attempts one after the other, so that another one can look on.
-
-    It does not keep the program from ending.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.thread = threading.Thread(
-            target=_work_jobs, args=(self._jobs,), name=name, daemon=True
-        )
-        self.thread.start()
-
-    def start(self, function: Callable[[], Outcome]) -> "Job":
-        """Begin with something."""
-        job = Job(function)
-        self._jobs.put(job.run)
-        return job
-
-    def end(self) -> None:
-        """Let the thread end when it is done with what it does."""
-        self._jobs.put(None)
-
-
-class Job:
-    """Something that is done in another thread."""
-
-    def __init__(self, function: Callable[[], Outcome]) -> None:
-        self._function = function
-        self._is_done = threading.Event()
-        self.outcome = Outcome()
-
-    def run(self) -> None:
-        """Do it, in a context that knows nothing of who asked for it."""
-        try:
-            self.outcome = Context().run(self._function)
-        finally:
-            self._is_done.set()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait some seconds; return whether it is done."""
-        return self._is_done.wait(timeout_s)
-
-
-def _work_jobs(jobs: "SimpleQueue[Callable[[], None] | None]") -> None:
-    while (job := jobs.get()) is not None:
-        job()

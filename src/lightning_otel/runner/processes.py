@@ -3,48 +3,37 @@
 import contextlib
 import multiprocessing
 import signal
+import threading
 from multiprocessing.connection import Connection
-from types import FrameType
-from typing import TYPE_CHECKING
 
 from lightning_otel.errors import ConfigError
-
-if TYPE_CHECKING:
-    from lightning_otel.runner.crew import Duty
-
-
-def start(duty: "Duty") -> "Process":
-    """Start a worker in a process of its own.
-
-    Raises:
-        ConfigError: What it is to do cannot be sent there.
-    """
-    return Process(duty)
+from lightning_otel.runner.worker import Runner
 
 
 class Process:
     """A worker in a process of its own, which ends after its attempt when this one dies."""
 
-    def __init__(self, duty: "Duty") -> None:
+    def __init__(self, runner: Runner, *, until_empty: bool) -> None:
+        """Start it, or raise ConfigError if it cannot be sent there."""
         # A fresh interpreter: a fork would take along the threads' locks of this one. The end of a
         # pipe says stop; a shared event's lock would stay locked by a worker killed in it.
         context = multiprocessing.get_context("spawn")
-        told, self._tell = context.Pipe(duplex=False)
-        self._process = context.Process(target=_work_duty, args=(duty, told), name=duty.worker_id)
+        heard, self._tell = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_work,
+            args=(runner, heard),
+            kwargs={"until_empty": until_empty},
+            name=runner.worker_id,
+        )
         try:
             self._process.start()
         except Exception as exc:  # whatever an object raises that cannot be sent
             raise ConfigError(
-                f"the agent {duty.agent.name!r} (or a hook or evaluator) cannot be sent to another "
-                f"process ({exc}); define it at the top of a module, or run threads"
+                f"the agent {runner.agent.name!r} (or a hook or evaluator) cannot be sent to "
+                f"another process ({exc}); define it at the top of a module, or run threads"
             ) from exc
         finally:
-            told.close()
-
-    @property
-    def pid(self) -> int | None:
-        """The process."""
-        return self._process.pid
+            heard.close()
 
     def is_alive(self) -> bool:
         """Return whether it works."""
@@ -73,25 +62,16 @@ class Process:
         self._process.join()
 
 
-class _Told:
-    """Set when the other end of a pipe is closed: by whoever started this process, or its death."""
-
-    def __init__(self, told: "Connection[object, object]") -> None:
-        self._told = told
-
-    def is_set(self) -> bool:
-        return self._told.poll(0)
-
-    def wait(self, timeout: float) -> bool:
-        return self._told.poll(timeout)
-
-
-def _work_duty(duty: "Duty", told: "Connection[object, object]") -> None:
+def _work(runner: Runner, heard: "Connection[object, object]", *, until_empty: bool) -> None:
     # An interrupt of the terminal reaches everybody; whoever started this says what is to be done.
     # A handler, since what is ignored would be ignored by the agent's own children too.
-    signal.signal(signal.SIGINT, _let_pass)
-    duty.run(_Told(told))
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    stop = threading.Event()
 
+    def listen() -> None:
+        # Readable once the other end is closed: by whoever started this process, or its death.
+        heard.poll(None)
+        stop.set()
 
-def _let_pass(number: int, frame: FrameType | None) -> None:
-    pass
+    threading.Thread(target=listen, daemon=True).start()
+    runner.run(until_empty=until_empty, stop=stop)

@@ -5,21 +5,21 @@ Each records into the store of its own machine; the queue is one that all of the
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_otel.agents.functions import by_value
 from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.runner.worker import Runner
+from lightning_otel.state import State
 
-if TYPE_CHECKING:
-    from lightning_otel.runner.crew import Duty
 
-
-def starter(duty: "Duty", options: Mapping[str, Any]) -> "Callable[[Duty], Actor]":
+def starter(state: State, options: Mapping[str, Any]) -> "Callable[..., Actor]":
     """Return a function that starts workers on Ray; start Ray here if there is no cluster.
 
     Args:
-        duty: What the workers are to do.
+        state: Of the queue.
         options: Of the actors, by Ray's names.
 
     Raises:
@@ -34,15 +34,15 @@ def starter(duty: "Duty", options: Mapping[str, Any]) -> "Callable[[Duty], Actor
     if not ray.is_initialized():
         ray.init()
     machines = sum(1 for node in ray.nodes() if node["Alive"])
-    if machines > 1 and not duty.state.is_shared:
+    if machines > 1 and not state.is_shared:
         raise ConfigError(
-            f"Ray has {machines} machines, and the queue {duty.state.name} is a file of this one; "
+            f"Ray has {machines} machines, and the queue {state.name} is a file of this one; "
             "name a database that all reach: State('postgresql+psycopg://user@host/database')"
         )
     # A second thread of the actor hears that it is to stop.
     cls = ray.remote(max_concurrency=2, max_restarts=0)(Worker)
     made = cls.options(**options) if options else cls
-    return lambda each: Actor(made, each)
+    return partial(Actor, made)
 
 
 class Worker:
@@ -51,9 +51,9 @@ class Worker:
     def __init__(self) -> None:
         self._stop = threading.Event()
 
-    def work(self, duty: "Duty") -> None:
-        """Do what a duty says, until nothing is left of it."""
-        duty.run(self._stop)
+    def work(self, runner: Runner, *, until_empty: bool) -> None:
+        """Run rollouts until none is left."""
+        runner.run(until_empty=until_empty, stop=self._stop)
 
     def stop(self) -> None:
         """End after the present attempt."""
@@ -63,12 +63,12 @@ class Worker:
 class Actor:
     """A worker on Ray, as its starter sees it."""
 
-    def __init__(self, cls: Any, duty: "Duty") -> None:
+    def __init__(self, cls: Any, runner: Runner, *, until_empty: bool) -> None:
         self._ray = import_module("ray")
         with by_value():
-            sent = self._ray.put(duty)
+            sent = self._ray.put(runner)
         self._actor = cls.remote()
-        self._result = self._actor.work.remote(sent)
+        self._result = self._actor.work.remote(sent, until_empty=until_empty)
 
     def is_alive(self) -> bool:
         """Return whether it works."""

@@ -7,33 +7,34 @@ import signal
 import socket
 import threading
 import weakref
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, wait
+from contextvars import Context
+from queue import SimpleQueue
+from typing import Any, Final, Protocol, TypeAlias
 
 from lightning_otel.agents import Agent, agent_of
 from lightning_otel.agents.agent import interrupt
 from lightning_otel.dataset import Store
-from lightning_otel.errors import StateError, WorkerError
-from lightning_otel.runner.attempt import Course, Hand, Job, Outcome, ResourceSource
-from lightning_otel.runner.hooks import Hook, Hooks
+from lightning_otel.errors import ConfigError, StateError, WorkerError
+from lightning_otel.runner.attempt import Hook, Outcome, ResourceSource, call_hooks, run_attempt
 from lightning_otel.state import State
 from lightning_otel.state.queue import Lease, Queue
 from lightning_otel.tracing import RewardEvaluator
 from lightning_otel.types import Mode, Rollout
 
-if TYPE_CHECKING:
-    from lightning_otel.tracing import Recording
-
 log = logging.getLogger(__name__)
 
 LEASE_S: Final = 30.0
-"""How long a worker may be unheard of, seconds."""
+"""Seconds without a heartbeat after which a worker counts as dead."""
 _HEARTBEAT_S: Final = 2.0  # within which a worker learns that its rollout was cancelled
 _GRACE_S: Final = 1.0  # for an async agent to clean up when it is cancelled
 _MOST_HANGING: Final = 16
 _SHORTEST_IDLE_S: Final = 0.02
 _LONGEST_IDLE_S: Final = 0.5
 _numbers: Final = itertools.count(1)
+
+Job: TypeAlias = "Future[Outcome]"
 
 
 class Stop(Protocol):
@@ -81,13 +82,13 @@ class Runner:
             hooks: Called around each attempt.
             reward_evaluator: Judges each attempt in the agent's place: gives the reward of a
                 recording, whose ``result`` is what the agent gave back.
-            apply: Whether the requests of an agent that does not take resources are made with them;
-                by default as ``LIGHTNING_OTEL_APPLY`` says, which is off.
+            apply: Make the requests of an agent that does not take resources with them; by default
+                as ``LIGHTNING_OTEL_APPLY`` says, which is off.
             modes: What rollouts are taken for; None is all.
-            lease_s: After how many seconds unheard of the worker counts as dead.
-            worker_id: What the queue calls it; no two workers may have the same.
-            is_process_own: Whether the process is the worker's, and is killed with an attempt that
-                cannot be ended otherwise; somebody else must start it anew.
+            lease_s: Seconds without a heartbeat after which the worker counts as dead.
+            worker_id: Its name in the queue; no two workers may have the same.
+            is_process_own: Kill the process with an attempt that cannot be ended otherwise;
+                somebody else must start it anew.
 
         Raises:
             ConfigError: The agent is none.
@@ -96,15 +97,32 @@ class Runner:
         self.store = store if isinstance(store, Store) else Store(store)
         self.queue = queue if queue is not None else Queue(State.beside(self.store))
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
-        self._pid = os.getpid()
-        self._hooks = Hooks(hooks, self)
-        self._course = Course(self.store, resources, self._hooks, reward_evaluator, apply)
-        self._agents = self.agent.names
+        self.resources = resources
+        self.hooks = tuple(hooks)
+        self.reward_evaluator = reward_evaluator
+        self.apply = apply
         self._modes = modes
         self._lease_s = lease_s
         self._is_process_own = is_process_own
-        self._hand: Hand | None = None
+        self._pid = os.getpid()
+        self._hand: _Hand | None = None
         self._hanging: list[threading.Thread] = []
+
+    def __reduce__(self) -> Any:
+        # Another process opens a store, queue and resources of its own, and ends with what hangs.
+        settings = {
+            "store": working_place(self.store),
+            "queue": self.queue,
+            "hooks": self.hooks,
+            "reward_evaluator": self.reward_evaluator,
+            "apply": self.apply,
+            "modes": self._modes,
+            "lease_s": self._lease_s,
+            "worker_id": self.worker_id,
+            "is_process_own": True,
+        }
+        kind = None if self.resources is None else type(self.resources)
+        return _reopen_runner, (self.agent, kind, settings)
 
     @property
     def hanging(self) -> int:
@@ -113,7 +131,7 @@ class Runner:
         return len(self._hanging)
 
     def step(self) -> Rollout | None:
-        """Make one attempt at the next rollout; gives it as it stands then, None if none waits.
+        """Make one attempt at the next rollout; return it as it stands then, None if none waits.
 
         Raises:
             StateError: The queue cannot be read or changed.
@@ -125,55 +143,67 @@ class Runner:
                 "which cannot be ended; run the workers as kind='processes', or make the agent "
                 "give up by itself"
             )
-        if self._pid != os.getpid():
-            self._become_another()
+        if self._pid != os.getpid():  # a forked child: what the parent holds is the parent's
+            self._pid = os.getpid()
+            self.worker_id = f"{self.worker_id}-fork-{self._pid}"
+            self._hand, self._hanging = None, []
         lease = self.queue.lease(
-            self.worker_id, agents=self._agents, modes=self._modes, lease_s=self._lease_s
+            self.worker_id, agents=self.agent.names, modes=self._modes, lease_s=self._lease_s
         )
         if lease is None:
             return None
         agent, outcome = self._make_attempt(lease)
         rollout = self.queue.get(lease.rollout.rollout_id)
-        self._hooks.rollout_end(agent, rollout, _recording_of(outcome))
+        call_hooks(
+            self, "on_rollout_end", agent=agent, rollout=rollout, recording=outcome.recording
+        )
         return rollout
 
     def run(self, *, until_empty: bool = True, stop: Stop | None = None) -> int:
-        """Make attempts one after the other; gives how many were made.
+        """Make attempts one after the other; return their number.
 
         Args:
-            until_empty: Whether to come back when nothing waits, nor runs elsewhere that may have
-                to be tried again; otherwise only ``stop`` ends it. A pause is waited for.
+            until_empty: Come back when nothing waits, nor runs elsewhere that may have to be tried
+                again; otherwise only ``stop`` ends it. A pause is waited for.
             stop: When it is set, the attempt that runs is finished, and none is begun.
 
         Raises:
             StateError: The queue cannot be read or changed.
             WorkerError: Too many attempts hang in threads.
         """
-        told = stop if stop is not None else threading.Event()
+        signal_set = stop if stop is not None else threading.Event()
         made, idle_s = 0, _SHORTEST_IDLE_S
         try:
-            while not told.is_set():
+            while not signal_set.is_set():
                 if self.step() is not None:
                     made, idle_s = made + 1, _SHORTEST_IDLE_S
-                elif until_empty and self.queue.is_empty(agents=self._agents, modes=self._modes):
+                elif until_empty and self.queue.is_empty(
+                    agents=self.agent.names, modes=self._modes
+                ):
                     break
                 else:
-                    told.wait(idle_s)
+                    signal_set.wait(idle_s)
                     idle_s = min(2 * idle_s, _LONGEST_IDLE_S)
         finally:
-            self._let_go()
+            hand, self._hand = self._hand, None
+            if hand is not None:
+                hand.end()
+                hand.thread.join(_GRACE_S)
         return made
 
-    def _make_attempt(self, lease: Lease) -> tuple[Agent, Outcome | None]:
-        """One attempt, whose outcome is in the queue; None if it was lost."""
+    def _make_attempt(self, lease: Lease) -> tuple[Agent, Outcome]:
+        """Make one attempt and put its outcome into the queue; an empty one if it was lost."""
         try:
             agent = self.agent.choose(lease.rollout)
         except Exception as exc:  # noqa: BLE001  # a rule is the user's own
             self.queue.fail(lease, f"no agent: {exc}")
-            return self.agent, None
-        self._hooks.rollout_start(agent, lease.rollout)
-        hand = self._hand = self._hand or _hand_of(self)
-        job = hand.start(lambda: self._course.run(agent, lease))
+            return self.agent, Outcome()
+        call_hooks(self, "on_rollout_start", agent=agent, rollout=lease.rollout)
+        if self._hand is None:
+            self._hand = _Hand(f"attempts of {self.worker_id}")
+            weakref.finalize(self, self._hand.end)
+        hand = self._hand
+        job = hand.start(lambda: run_attempt(self, agent, lease))
         try:
             is_held = self._attend_lease(lease, job)
         except BaseException:
@@ -182,8 +212,8 @@ class Runner:
             raise
         if not is_held:
             self._give_up(hand, job, lease)
-            return agent, None
-        outcome = job.outcome
+            return agent, Outcome()
+        outcome = job.result()
         if outcome.reason:
             self.queue.fail(lease, outcome.reason)
         else:
@@ -191,27 +221,25 @@ class Runner:
         return agent, outcome
 
     def _attend_lease(self, lease: Lease, job: Job) -> bool:
-        """Prolong the lease until the attempt is over; False as soon as it is lost."""
-        every_s = min(self._lease_s / 3, _HEARTBEAT_S)
-        while not job.wait(self._next_s(lease, every_s)):
+        """Prolong the lease until the attempt is over; return False as soon as it is lost."""
+        while True:
+            wait_s = min(self._lease_s / 3, _HEARTBEAT_S)
+            if lease.deadline_ns is not None:
+                left_s = (lease.deadline_ns - self.queue.state.now_ns()) / 1e9
+                wait_s = min(wait_s, max(left_s, 0.001))
+            if wait([job], wait_s).done:
+                return True
             try:
                 if not self.queue.heartbeat(lease):
                     return False
             except StateError:  # it may answer again before the lease is over
                 log.warning("no heartbeat for %s", lease.rollout.rollout_id, exc_info=True)
-        return True
 
-    def _next_s(self, lease: Lease, every_s: float) -> float:
-        if lease.deadline_ns is None:
-            return every_s
-        left_s = (lease.deadline_ns - self.queue.state.now_ns()) / 1e9
-        return min(every_s, max(left_s, 0.001))
-
-    def _give_up(self, hand: Hand, job: Job, lease: Lease) -> None:
+    def _give_up(self, hand: "_Hand", job: Job, lease: Lease) -> None:
         """Leave an attempt whose lease is lost, as far as it can be ended."""
         if interrupt(hand.thread):
-            job.wait(_GRACE_S)
-        if job.wait(0):
+            wait([job], _GRACE_S)
+        if job.done():
             return
         rollout_id, attempt_id = lease.rollout.rollout_id, lease.attempt_id
         if self._is_process_own:
@@ -227,24 +255,48 @@ class Runner:
         self._hanging.append(hand.thread)
         hand.end()
 
-    def _let_go(self) -> None:
-        hand, self._hand = self._hand, None
-        if hand is not None:
-            hand.end()
-            hand.thread.join(_GRACE_S)
 
-    def _become_another(self) -> None:
-        """A forked child: what the parent holds, and its threads, are the parent's."""
-        self._pid = os.getpid()
-        self.worker_id = f"{self.worker_id}-fork-{self._pid}"
-        self._hand, self._hanging = None, []
+def working_place(store: Store) -> str:
+    """Return where workers record, which is on disk, or raise ConfigError."""
+    layout = store.local.layout
+    if layout is None:
+        raise ConfigError(f"workers cannot record into {store.name}; name a store on disk")
+    return str(layout.catalogue)
 
 
-def _recording_of(outcome: Outcome | None) -> "Recording | None":
-    return outcome.recording if outcome is not None else None
+def _reopen_runner(
+    agent: Agent, kind: Callable[[State], ResourceSource] | None, settings: dict[str, Any]
+) -> Runner:
+    state = settings["queue"].state
+    return Runner(agent, resources=None if kind is None else kind(state), **settings)
 
 
-def _hand_of(runner: Runner) -> Hand:
-    hand = Hand(f"attempts of {runner.worker_id}")
-    weakref.finalize(runner, hand.end)
-    return hand
+class _Hand:
+    """A daemon thread that makes attempts one after the other, while another one looks on."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[tuple[Job, Callable[[], Outcome]] | None] = SimpleQueue()
+        self.thread = threading.Thread(
+            target=_work_jobs, args=(self._jobs,), name=name, daemon=True
+        )
+        self.thread.start()
+
+    def start(self, function: Callable[[], Outcome]) -> Job:
+        job: Job = Future()
+        self._jobs.put((job, function))
+        return job
+
+    def end(self) -> None:
+        self._jobs.put(None)
+
+
+def _work_jobs(jobs: "SimpleQueue[tuple[Job, Callable[[], Outcome]] | None]") -> None:
+    while (entry := jobs.get()) is not None:
+        job, function = entry
+        outcome = Outcome()
+        try:
+            # In a context that knows nothing of who asked for it.
+            outcome = Context().run(function)
+        finally:
+            job.set_result(outcome)
+        del job, function, entry, outcome
