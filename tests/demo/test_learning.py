@@ -1,28 +1,17 @@
 """The demo's policy learns from what the store holds, and from nothing else."""
 
-import random
 import statistics
 from typing import Any
 
 import pytest
-from tests.adapter.forest import said
 
 from lightning_otel import Store
 from lightning_otel.demo import Lesson, train
-from lightning_otel.demo.learning import learn
-from lightning_otel.demo.policy import STYLES, ToyPolicy, style_of
+from lightning_otel.demo.policy import STYLES
 from lightning_otel.plot import plot_training_metrics
 from lightning_otel.types import Transition
 
 ROLLOUTS, ROUND = 120, 24
-
-
-def step(answer: str, reward: float | None, result: str = "510") -> Transition:
-    """An answer to a tool's result, as the store has it."""
-    return Transition(
-        "r", "1", "calc", 1, (said("tool", result),), (said("assistant", answer),), reward, None,
-        done=True,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -95,32 +84,3 @@ def test_nothing_is_learnt_from_a_store_that_gives_nothing_back(
     assert len(lesson.outcomes) == 6
     assert lesson.steps == 0
     assert lesson.likely == pytest.approx(dict.fromkeys(STYLES, 1 / 3), abs=1e-6)
-
-
-def test_what_earned_more_becomes_likelier() -> None:
-    """By its advantage over the mean; equal rewards, and strange steps, change nothing."""
-    policy, same = ToyPolicy(), ToyPolicy()
-
-    count = learn(policy, [step("The answer is 510", 1.0), step("The answer is 509", 0.0)])
-    learn(same, [step("The answer is 510", 1.0), step("The answer is 509", 1.0)])
-
-    assert count == 2
-    assert policy.weights == pytest.approx({"copy": 0.5, "guess": -0.5, "round": 0.0})
-    assert same.weights == dict.fromkeys(STYLES, 0.0)
-    assert (
-        learn(same, [step("Who knows", 1.0), step("The answer is 510", None), step("", 1.0, "")])
-        == 0
-    )
-
-
-@pytest.mark.parametrize("number", [0, 7, 10, 391, 9801, 4995])
-def test_a_style_is_known_by_its_words(number: int) -> None:
-    """What the policy says in each style is read back as that style."""
-    found = set()
-    for seed in range(20):
-        reply = ToyPolicy()._report_result(str(number), random.Random(seed))
-        style = style_of(str(number), reply.text)
-        assert style is not None
-        assert reply.logprobs[0] == ToyPolicy().logprobs()[style]
-        found.add(style)
-    assert found == set(STYLES)
