@@ -22,9 +22,9 @@ from starlette.applications import Starlette
 from starlette.routing import Match
 
 from lightning_otel import Store
-from lightning_otel.serve import grpc, otlp
+from lightning_otel.serve import otlp
 from lightning_otel.serve.api import MEMBERS, ROUTES, Member, operations
-from lightning_otel.serve.api.document import document
+from lightning_otel.serve.api.operation import document
 from lightning_otel.serve.app import make_app
 from lightning_otel.serve.intake import Intake
 from lightning_otel.serve.server import access_for
@@ -60,32 +60,23 @@ def test_document_is_valid() -> None:
 
 
 def test_document_tells_of_every_route_and_of_no_other(store: Store) -> None:
-    """What the app serves beside pages for people, method by method."""
+    """What the app serves beside pages for people, method by method, each by one member alone."""
     intake = Intake(store)
     guard: Any = make_app(store, intake, access_for("127.0.0.1", ""))
     intake.close()
     app: Starlette = guard._app
 
-    others = [route for route in app.routes if route not in PAGES]
-
-    assert others == [*otlp.ROUTES, *ROUTES]
-    # A call of gRPC is none of HTTP's operations.
-    by_http = [route for route in otlp.ROUTES if route.path != grpc.EXPORT]
-    plain = {(*(route.methods or ()), route.path) for route in by_http}
-    assert plain == {(each.method, each.path) for each in operations(["otlp"])}
+    assert [route for route in app.routes if route not in PAGES] == [*otlp.ROUTES, *ROUTES]
+    members = {name: Member(name, roots) for name, roots in MEMBERS.items()}
+    for name in MEMBERS:
+        for each in operations([name]):
+            scope = {"type": "http", "path": each.path}
+            own = [other for other in MEMBERS if members[other].matches(scope)[0] is Match.FULL]
+            # Spans are taken without the API's models; a call of gRPC is none of HTTP's operations.
+            assert own == ([name] if each.path != "/v1/traces" else []), each.path
     served = {(each.method.lower(), each.path.replace(":path}", "}")) for each in operations()}
     told = {(method, path) for path, methods in DOCUMENT["paths"].items() for method in methods}
     assert served == told
-
-
-def test_operations_stand_where_their_member_is_looked_for() -> None:
-    """Each below an address of its own member, and of no other: or it would never be asked."""
-    for name in MEMBERS:
-        for operation in operations([name]):
-            scope = {"type": "http", "path": operation.path}
-            members = {each: Member(each, roots) for each, roots in MEMBERS.items()}
-            own = [each for each in MEMBERS if members[each].matches(scope)[0] is Match.FULL]
-            assert own == ([name] if MEMBERS[name] else []), operation.path
 
 
 def test_server_loads_what_is_asked_for() -> None:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.serve.api.conftest import Client
 
-from lightning_otel.serve.api.transitions import ARROW, LINES, PARQUET
+from lightning_otel.serve.api.reading import ARROW, LINES, PARQUET
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -192,13 +192,3 @@ def test_metrics_are_read_by_prometheus(filled: Client) -> None:
     assert found[("lightning_otel_store_size_bytes",)] > 0
     assert found[("lightning_otel_settle_lag_seconds",)] >= 0
     assert found[("lightning_otel_training_requests", "waiting")] == 0
-
-
-def test_labels_are_escaped() -> None:
-    """As the exposition format asks."""
-    from lightning_otel.serve.api.status import _write_metric
-
-    text = _write_metric("x", "gauge", "Odd.", [({"reason": 'a "b"\\\nc'}, 1)])
-
-    (family,) = text_string_to_metric_families(text)
-    assert family.samples[0].labels == {"reason": 'a "b"\\\nc'}

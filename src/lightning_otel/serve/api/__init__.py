@@ -1,4 +1,4 @@
-"""The HTTP API: members with ``OPERATIONS``, each of which is a route and its documentation.
+"""The HTTP API: members with operations, each of which is a route and its documentation.
 
 A member reads and writes by the rooms below, as everybody does; it checks what comes in, and says
 what it does in the OpenAPI document. Nothing in here trains. A member is imported when one of its
@@ -17,26 +17,23 @@ if TYPE_CHECKING:
     from lightning_otel.serve.api.operation import Operation
 
 MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "otlp": (),
-    "fetching": ("/v1/fetch",),
-    "status": ("/healthz", "/v1/status", "/metrics"),
+    "status": ("/healthz", "/v1/status", "/metrics", "/v1/events", "/openapi.json"),
     "feedback": ("/v1/feedback", "/feedback"),
-    "transitions": ("/v1/transitions",),
-    "rollouts": ("/v1/rollouts",),
+    "reading": ("/v1/transitions", "/v1/rollouts", "/v1/fetch"),
     "resources": ("/v1/resources",),
-    "training": ("/training",),
-    "optimizing": ("/optimize",),
-    "events": ("/v1/events",),
-    "document": ("/openapi.json",),
+    "training": ("/training", "/optimize"),
 }
-"""Modules in here, each with the addresses at and below which its operations are; OTLP comes
-in by ``serve/otlp.py``, which needs none of this."""
+"""Modules in here, each with the addresses at and below which its operations are; OTLP, which
+``status`` tells of, comes in by ``serve/otlp.py`` and needs none of this."""
 
 
 def operations(names: Iterable[str] = tuple(MEMBERS)) -> "list[Operation]":
-    """Every operation of some members."""
+    """Return every operation of some members."""
+    from lightning_otel.serve.api.operation import Operation
+
     modules = (import_module(f"{__name__}.{name}") for name in names)
-    return [each for module in modules for each in module.OPERATIONS]
+    known = (each for module in modules for each in vars(module).values())
+    return [each for each in known if isinstance(each, Operation)]
 
 
 class Member(BaseRoute):

@@ -3,21 +3,19 @@
 import json
 import secrets
 import time
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from opentelemetry.util.types import AttributeValue
 from pydantic import Field, StringConstraints
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError
 from lightning_otel.rewarding.feedback import reward_from_feedback, said_attributes
 from lightning_otel.rewarding.giving import Clash, Feedback, Noun
-from lightning_otel.serve.answers import JSON, RefusalError
-from lightning_otel.serve.api.operation import Answer, Asked, Operation, Told, body_of, routes, told
-from lightning_otel.serve.viewer.page import run
+from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.api.operation import Asked, Told, operation
 
 _MOST_METADATA: Final = 16_384
 _PARTS: Final = ("quality_score", "rating", "satisfied", "used_result")
@@ -77,20 +75,24 @@ class FeedbackTold(Told):
     """Whether it was not kept before; null while it waits."""
 
 
-async def feedback(request: Request) -> Response:
-    """Keep feedback: 200 where it was given to what it judges, 202 where it waits for that."""
-    asked = await body_of(request, FeedbackBody)
+@operation(
+    "POST",
+    "/v1/feedback",
+    {
+        200: "It was given to what it judges.",
+        202: "What it judges is not there yet: it waits, on disk.",
+        409: "Its id was given to other feedback before.",
+    },
+    is_open=True,
+)
+def feedback(request: Request, asked: FeedbackBody) -> tuple[FeedbackTold, int]:
+    """Give the reward that feedback comes to."""
     state = request.app.state
     peer = request.client.host if request.client else ""
     came = f"{'http+token' if state.access.admits(request) else 'http'}:{peer}"
     given = _parse_feedback(asked, came)
     known = state.answers if asked.feedback_id is None else {}
-
-    answer = await run(
-        request,
-        lambda store: state.rooms.pending.give(store, given, state.intake.keep, known),
-        readers=state.givers,
-    )
+    answer = state.rooms.pending.give(state.store, given, state.intake.keep, known)
     if isinstance(answer, Clash):
         raise RefusalError(409, f"{answer.reason}; give an id of its own to what was said later")
     found = FeedbackTold(
@@ -99,11 +101,14 @@ async def feedback(request: Request) -> Response:
         reward=given.value,
         judges=given.noun,
         target=given.target,
-        rollout_id=answer.rollout_id if answer is not None else None,
-        span_id=answer.span_id if answer is not None else None,
-        is_new=answer.is_new if answer is not None else None,
+        **(answer._asdict() if answer is not None else {}),
     )
-    return told(found, 200 if answer is not None else 202)
+    return found, 200 if answer is not None else 202
+
+
+same_feedback: Final = replace(
+    feedback, path="/feedback", says="Give feedback; the same as `/v1/feedback`."
+)
 
 
 def _parse_feedback(asked: FeedbackBody, came: str) -> Feedback:
@@ -172,21 +177,3 @@ def _write_metadata(metadata: dict[str, Any]) -> str:
     if len(text) > _MOST_METADATA:
         raise RefusalError(413, f"metadata may have {_MOST_METADATA} characters")
     return text
-
-
-_ANSWERS: Final = {
-    200: Answer("It was given to what it judges.", {JSON: FeedbackTold}),
-    202: Answer("What it judges is not there yet: it waits, on disk.", {JSON: FeedbackTold}),
-    409: Answer("Its id was given to other feedback before."),
-}
-OPERATIONS: Final = (
-    Operation(
-        "POST", "/v1/feedback", feedback, "Give the reward that feedback comes to.",
-        _ANSWERS, body=FeedbackBody, is_open=True,
-    ),
-    Operation(
-        "POST", "/feedback", feedback, "The same as `/v1/feedback`.",
-        _ANSWERS, body=FeedbackBody, is_open=True,
-    ),
-)  # fmt: skip
-ROUTES: Final[list[Route]] = routes(OPERATIONS)

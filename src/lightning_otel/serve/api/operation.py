@@ -1,24 +1,60 @@
-"""One operation of the HTTP API: its route, what it takes, what it answers, and how that is said.
+"""One operation of the HTTP API: a function, whose types are its checks and documentation.
 
-The route and its part of the OpenAPI document are made of the same thing, so that neither is there
-without the other.
+It takes the request and, as ``asked``, a model of the query (GET) or of the JSON body (POST), and
+returns a model, with a status where that is not 200, or a response of its own. One that is no
+coroutine function runs in a reader's thread and may read the store.
+
+Source: OpenAPI Specification 3.1.1.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, get_origin
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import (
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic.json_schema import JsonSchemaMode
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel.serve.answers import JSON, RefusalError, base_type
+from lightning_otel.serve.viewer.page import run
 
-LINES: Final = "application/x-ndjson"
+Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""JSON schemas by media type."""
+
 _MOST_FAULTS: Final = 5
 _BODY_BYTES: Final = 1 << 20
+_PARAMETER: Final = re.compile(r"{(\w+)(?::\w+)?}")
+_REF: Final = "#/components/schemas/{model}"
+_REFUSALS: Final[Mapping[int, str]] = {
+    400: "Something in it cannot be understood; the message says what.",
+    401: "It needs the key.",
+    403: "It comes from another site.",
+    408: "Its body took too long.",
+    413: "It is too long.",
+    415: "It is no JSON.",
+    421: "This server is not called so.",
+    503: "Too much at once, or the store cannot be read or written now; come again.",
+}
+_BODY_ONLY: Final = frozenset({408, 413, 415})
+_SAYS: Final = """\
+Spans in by OTLP, rewards by feedback, transitions out, and training asked for. Reading needs the
+key of the store (`Authorization: Bearer KEY`); sending spans and feedback does not on loopback.
+Times are Unix nanoseconds. A refusal is JSON, too, and says why."""
 
 
 class Asked(BaseModel):
@@ -28,9 +64,24 @@ class Asked(BaseModel):
 
 
 class Told(BaseModel):
-    """A response model."""
+    """A response model, made of an object with attributes or of keywords."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        use_attribute_docstrings=True, from_attributes=True, populate_by_name=True
+    )
+
+    @classmethod
+    def of(cls, found: object) -> Self:
+        """Return what an object's attributes say."""
+        return cls.model_validate(found)
+
+
+class Parts(NamedTuple):
+    """An answer that is sent in parts, as they are made."""
+
+    parts: Iterator[bytes]
+    media_type: str
+    headers: Mapping[str, str] | None = None
 
 
 class Refusal(Told):
@@ -42,90 +93,164 @@ class Refusal(Told):
     """What is wrong, and after a semicolon what to do."""
 
 
-A = TypeVar("A", bound=Asked)
-Schema: TypeAlias = type[BaseModel] | Mapping[str, Any]
-
-
-class Answer(NamedTuple):
-    """One way in which an operation answers.
-
-    Attributes:
-        says: What it means.
-        content: What it looks like, by media type.
-        headers: What else it says, by header.
-    """
-
-    says: str
-    content: Mapping[str, Schema] = {}
-    headers: Mapping[str, str] = {}
-
-
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation of the API: method, path, models and handler.
+    """One operation of the API.
 
     Attributes:
-        method: Of HTTP.
-        path: As Starlette writes it.
-        handler: Serves it.
-        says: What it does, in one sentence; more of it after an empty line.
-        answers: By status; refusals stand in the document by themselves.
-        query: What may stand in the query.
-        body: What the body is, where it is JSON.
-        bodies: What else it may be, by media type.
-        is_open: Whether everybody on this machine may, without the key.
-        needs_body: Whether there must be one.
+        work: The function that serves it.
+        says: Its summary; more of it after an empty line.
+        asked: The model of its query or body.
+        told: The type of its answer, where that is JSON.
+        answers: Its answers by status, beside the refusals that all have.
+        content: Forms of an answer that is not ``told``.
+        bodies: Forms of a body that is not ``asked``.
+        headers: Headers of its answer.
+        is_open: Whether everybody on this machine may ask for it, without the key.
+        most_bytes: The most that a JSON body may have.
     """
 
     method: Literal["GET", "POST"]
     path: str
-    handler: Callable[[Request], Awaitable[Response]]
+    work: Callable[..., Any]
     says: str
-    answers: Mapping[int, Answer]
-    query: type[Asked] | None = None
-    body: type[Asked] | None = None
-    bodies: Mapping[str, Schema] = field(default_factory=dict)
-    is_open: bool = False
-    needs_body: bool = True
+    asked: type[Asked] | None
+    told: Any
+    answers: Mapping[int, str]
+    content: Schemas
+    bodies: Schemas
+    headers: Mapping[str, str]
+    is_open: bool
+    most_bytes: int
 
     @property
     def route(self) -> Route:
         """The route that serves it."""
-        return Route(self.path, self.handler, methods=[self.method])
+        return Route(self.path, self.serve, methods=[self.method])
+
+    async def serve(self, request: Request) -> Response:
+        """Answer a request.
+
+        Raises:
+            RefusalError: It is not what is asked for, or cannot be served.
+        """
+        given = [request]
+        if self.asked is not None:
+            read = _read_query if self.method == "GET" else self._read_body
+            given.append(await read(request, self.asked))
+        if inspect.iscoroutinefunction(self.work):
+            found = await self.work(*given)
+        else:
+            # Anybody here may give feedback: who has the key does not wait for that.
+            readers = request.app.state.givers if self.is_open else None
+            found = await run(request, lambda _: self.work(*given), readers=readers)
+        if isinstance(found, Response):
+            return found
+        if isinstance(found, Parts):
+            answer: Response = await request.app.state.streams.answer(*found)
+            return answer
+        told, status = found if isinstance(found, tuple) else (found, 200)
+        return Response(told.model_dump_json(), status, media_type=JSON)
+
+    async def _read_body(self, request: Request, model: type[Asked]) -> Any:
+        """Return a JSON body; an empty one is an empty object."""
+        body = await request.app.state.bodies.read(request)
+        if len(body) > self.most_bytes:
+            raise RefusalError(413, f"a body may have {self.most_bytes} bytes here")
+        if body and base_type(request.headers.get("content-type")) != JSON:
+            raise RefusalError(415, f"send {JSON}")
+        try:
+            return model.model_validate_json(body or b"{}", strict=True)
+        except ValidationError as exc:
+            raise RefusalError(400, _word_errors(exc)) from exc
+
+    def describe(self, schemas: Mapping[Any, Any], models: Mapping[str, Any]) -> dict[str, Any]:
+        """Return its part of the OpenAPI document, of the schemas of all types and models."""
+        summary, _, more = self.says.partition("\n\n")
+        words = re.findall(r"\w+", _PARAMETER.sub(r"by_\1", self.path))
+        found: dict[str, Any] = {
+            "operationId": "_".join([self.method.lower(), *words]),
+            "summary": summary,
+            "responses": self._describe_responses(schemas),
+            "security": [{}, {"key": []}] if self.is_open else [{"key": []}],
+        }
+        if more:
+            found["description"] = more
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in _PARAMETER.findall(self.path)
+        ]
+        model = {} if self.asked is None else models[self.asked.__name__]
+        if self.method == "GET":
+            parameters += map(_describe_parameter, model.get("properties", {}).items())
+        else:
+            content = self.bodies or {JSON: schemas[self.asked, "validation"]}
+            found["requestBody"] = {
+                "required": self.is_open or "required" in model,
+                "content": {kind: {"schema": schema} for kind, schema in content.items()},
+            }
+        return {**found, **({"parameters": parameters} if parameters else {})}
+
+    def _describe_responses(self, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for status, says in sorted({**_REFUSALS, **self.answers}.items()):
+            if status in _BODY_ONLY and self.method == "GET":
+                continue
+            if status == 401 and self.is_open:
+                says = "It needs the token, where this server has one."
+            is_served = status < 300
+            told = schemas[
+                self.told if is_served and not self.content else Refusal, "serialization"
+            ]
+            content = self.content if is_served and self.content else {JSON: told}
+            found[str(status)] = {
+                "description": says,
+                "content": {kind: {"schema": schema} for kind, schema in content.items()},
+            }
+            if is_served and self.headers:
+                found[str(status)]["headers"] = {
+                    name: {"description": text, "schema": {"type": "string"}}
+                    for name, text in self.headers.items()
+                }
+        return found
 
 
-def routes(operations: Iterable[Operation]) -> list[Route]:
-    """The routes of operations."""
-    return [each.route for each in operations]
+def operation(
+    method: Literal["GET", "POST"],
+    path: str,
+    answers: Mapping[int, str] | None = None,
+    *,
+    content: Schemas | None = None,
+    bodies: Schemas | None = None,
+    headers: Mapping[str, str] | None = None,
+    is_open: bool = False,
+    most_bytes: int = _BODY_BYTES,
+) -> Callable[[Callable[..., Any]], Operation]:
+    """Make an operation of a function; what follows the path is as in :class:`Operation`."""
+
+    def make(work: Callable[..., Any]) -> Operation:
+        types = get_type_hints(work)
+        says, told = inspect.getdoc(work) or "", types["return"]
+        if get_origin(told) is tuple:
+            told = get_args(told)[0]
+        is_model = isinstance(told, type) and issubclass(told, Told)
+        served = {200: (is_model and inspect.getdoc(told)) or "The answer."}
+        served = {} if any(status < 300 for status in answers or {}) else served
+        return Operation(
+            method, path, work, says, types.get("asked"), told, {**served, **(answers or {})},
+            content or {}, bodies or {}, headers or {}, is_open, most_bytes,
+        )  # fmt: skip
+
+    return make
 
 
-async def body_of(request: Request, model: type[A], *, most_bytes: int = _BODY_BYTES) -> A:
-    """The JSON body of a request, checked; one that is empty is an empty object.
-
-    Raises:
-        RefusalError: It is no JSON, too long, or not what is asked for.
-    """
-    body = await request.app.state.bodies.read(request)
-    if len(body) > most_bytes:
-        raise RefusalError(413, f"a body may have {most_bytes} bytes here")
-    if body and base_type(request.headers.get("content-type")) != JSON:
-        raise RefusalError(415, f"send {JSON}")
-    try:
-        return model.model_validate_json(body or b"{}", strict=True)
-    except ValidationError as exc:
-        raise RefusalError(400, _word_errors(exc)) from exc
-
-
-def query_of(request: Request, model: type[A]) -> A:
-    """The query of a request, checked.
-
-    Raises:
-        RefusalError: It names what is not known, or something cannot be understood.
-    """
+async def _read_query(request: Request, model: type[Asked]) -> Any:
+    """Return the query; a name that is no list stands in it once."""
     found: dict[str, Any] = {}
     for name in request.query_params:
         values = request.query_params.getlist(name)
-        if name in model.model_fields and _is_list(model, name):
+        field = model.model_fields.get(name)
+        if field is not None and get_origin(field.annotation) is list:
             found[name] = values
         elif len(values) > 1:
             raise RefusalError(400, f"{name} stands {len(values)} times in the query; give one")
@@ -137,22 +262,6 @@ def query_of(request: Request, model: type[A]) -> A:
         raise RefusalError(400, _word_errors(exc)) from exc
 
 
-def told(
-    answer: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
-    """An answer as JSON."""
-    return Response(answer.model_dump_json(), status, headers, media_type=JSON)
-
-
-def told_plain(answer: object, status: int = 200) -> Response:
-    """An answer of plain values as JSON."""
-    return Response(orjson.dumps(answer, default=str), status, media_type=JSON)
-
-
-def _is_list(model: type[Asked], name: str) -> bool:
-    return get_origin(model.model_fields[name].annotation) is list
-
-
 def _word_errors(found: ValidationError) -> str:
     """Word the validation errors by field, without the values."""
     faults = [
@@ -161,3 +270,49 @@ def _word_errors(found: ValidationError) -> str:
     ]
     more = len(faults) - _MOST_FAULTS
     return "; ".join([*faults[:_MOST_FAULTS], *([f"and {more} more"] if more > 0 else [])])
+
+
+def document(operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the OpenAPI document of some operations."""
+    known = list(operations)
+    asked: set[tuple[Any, JsonSchemaMode]] = {(each.asked, "validation") for each in known}
+    told: set[tuple[Any, JsonSchemaMode]] = {
+        (Refusal if each.content else each.told, "serialization") for each in known
+    }
+    schemas, found = TypeAdapter.json_schemas(
+        [(*each, TypeAdapter(each[0])) for each in sorted({*asked, *told}, key=str) if each[0]],
+        ref_template=_REF,
+    )
+    models = found["$defs"]
+    paths: dict[str, dict[str, Any]] = {}
+    for each in known:
+        methods = paths.setdefault(_PARAMETER.sub(r"{\1}", each.path), {})
+        methods[each.method.lower()] = each.describe(schemas, models)
+    key = {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "What `lightning-otel serve` prints, or the token it was given.",
+    }
+    return {
+        "openapi": "3.1.1",
+        "info": {
+            "title": "lightning-otel",
+            "version": version("lightning-otel"),
+            "description": _SAYS,
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {"schemas": models, "securitySchemes": {"key": key}},
+    }
+
+
+def _describe_parameter(field: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return a parameter of a query, which may be left out, but not be null."""
+    name, schema = field
+    rest = {k: v for k, v in schema.items() if k not in ("title", "description", "anyOf")}
+    if rest.get("default", "") is None:
+        del rest["default"]
+    kinds = [each for each in schema.get("anyOf", []) if each != {"type": "null"}]
+    found = {"name": name, "in": "query", "schema": {**rest, **(kinds[0] if kinds else {})}}
+    return found | {key: schema[key] for key in ("description",) if key in schema}

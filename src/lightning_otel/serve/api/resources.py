@@ -1,29 +1,17 @@
 """Resources by HTTP: read their versions and aliases, publish, point an alias, roll back."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from pydantic import Field, StringConstraints
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from lightning_otel.resources import CANARY, Resources
-from lightning_otel.serve.answers import JSON
-from lightning_otel.serve.api.operation import (
-    Answer,
-    Asked,
-    Operation,
-    Told,
-    body_of,
-    query_of,
-    routes,
-    told,
-)
-from lightning_otel.serve.viewer.page import run
-from lightning_otel.types import Resource, ResourceKind
+from lightning_otel.serve.api.operation import Asked, Told, operation
+from lightning_otel.types import ResourceKind
 
-_BODY_BYTES: Final = 4 << 20
 _INT32: Final = (1 << 31) - 1
+_UNKNOWN: Final[Mapping[int, str]] = {404: "There is no such resource or version."}
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -86,10 +74,15 @@ class VersionQuery(Asked):
     """A number or an alias; without, all versions."""
 
 
-class PublishBody(Asked):
-    """A version to keep."""
+class NameBody(Asked):
+    """The name of a resource."""
 
     name: Name
+
+
+class PublishBody(NameBody):
+    """A version to keep."""
+
     body: str | list[Any] | dict[str, Any]
     """Text of a prompt; chat messages; or an object of the kind's keys."""
     kind: ResourceKind | None = None
@@ -103,10 +96,9 @@ class PublishBody(Asked):
     metrics: dict[str, float] = Field(default_factory=dict)
 
 
-class AliasBody(Asked):
+class AliasBody(NameBody):
     """The version that an alias is to mean."""
 
-    name: Name
     alias: Word
     version: Version | None
     """null takes the alias away."""
@@ -114,89 +106,65 @@ class AliasBody(Asked):
     """The share that is given the canary."""
 
 
-class NameBody(Asked):
-    """The name of a resource."""
-
-    name: Name
-
-
-async def resources(request: Request) -> Response:
-    """Every resource, its newest version and its aliases."""
-    held: Resources = request.app.state.rooms.resources
-
-    def read(_: object) -> ResourcesTold:
-        return ResourcesTold(resources=[_describe_aliases(held, name) for name in held.names()])
-
-    return told(await run(request, read))
+@operation("GET", "/v1/resources")
+def resources(request: Request) -> ResourcesTold:
+    """List every resource with its newest version and its aliases."""
+    held = _resources(request)
+    return ResourcesTold(resources=[_describe_aliases(held, name) for name in held.names()])
 
 
-async def resource(request: Request) -> Response:
-    """One resource with its versions and aliases; or one version of it."""
-    asked = query_of(request, VersionQuery)
-    held: Resources = request.app.state.rooms.resources
-    name = request.path_params["name"]
-
-    def read(_: object) -> ResourceTold | VersionTold:
-        if asked.version is not None:
-            given = asked.version
-            is_number = given.isascii() and given.isdecimal() and int(given) <= _INT32
-            return version_told(held.get(name, int(given) if is_number else given))
-        versions = [version_told(each) for each in held.versions(name)]
-        taken = [WithdrawalTold(**each._asdict()) for each in held.withdrawals(name)]
-        standing = _describe_aliases(held, name).model_dump()
-        return ResourceTold(**standing, versions=versions, withdrawals=taken)
-
-    return told(await run(request, read))
-
-
-async def publish(request: Request) -> Response:
+@operation("POST", "/v1/resources", {201: "The version.", **_UNKNOWN}, most_bytes=4 << 20)
+def publish(request: Request, asked: PublishBody) -> tuple[VersionTold, int]:
     """Keep a version; what the newest one says already stays that version."""
-    asked = await body_of(request, PublishBody, most_bytes=_BODY_BYTES)
-    held: Resources = request.app.state.rooms.resources
     given = asked.model_dump()
-
-    def act(_: object) -> VersionTold:
-        return version_told(held.publish(given.pop("name"), given.pop("body"), **given))
-
-    return told(await run(request, act), 201)
+    made = _resources(request).publish(given.pop("name"), given.pop("body"), **given)
+    return VersionTold.of(made), 201
 
 
-async def alias(request: Request) -> Response:
+@operation("POST", "/v1/resources/alias", _UNKNOWN)
+def alias(request: Request, asked: AliasBody) -> StandingTold:
     """Let an alias mean a version from now on, for every process that asks."""
-    asked = await body_of(request, AliasBody)
-    held: Resources = request.app.state.rooms.resources
-
-    def act(_: object) -> StandingTold:
-        held.set_alias(asked.name, asked.alias, asked.version, weight=asked.weight)
-        return _describe_aliases(held, asked.name)
-
-    return told(await run(request, act))
+    held = _resources(request)
+    held.set_alias(asked.name, asked.alias, asked.version, weight=asked.weight)
+    return _describe_aliases(held, asked.name)
 
 
-async def promote(request: Request) -> Response:
+@operation("POST", "/v1/resources/promote", _UNKNOWN)
+def promote(request: Request, asked: NameBody) -> StandingTold:
     """Make the canary live for all."""
-    return await _move_alias(request, Resources.promote)
+    held = _resources(request)
+    held.promote(asked.name)
+    return _describe_aliases(held, asked.name)
 
 
-async def rollback(request: Request) -> Response:
+@operation("POST", "/v1/resources/rollback", _UNKNOWN)
+def rollback(request: Request, asked: NameBody) -> StandingTold:
     """Make live what was live before; once more goes back further."""
-    return await _move_alias(request, Resources.rollback)
+    held = _resources(request)
+    held.rollback(asked.name)
+    return _describe_aliases(held, asked.name)
 
 
-async def _move_alias(request: Request, move: Any) -> Response:
-    asked = await body_of(request, NameBody)
-    held: Resources = request.app.state.rooms.resources
+@operation("GET", "/v1/resources/{name:path}", _UNKNOWN)
+def resource(request: Request, asked: VersionQuery) -> ResourceTold | VersionTold:
+    """Read one resource with its versions and aliases; with `version`, that one alone."""
+    held, name = _resources(request), request.path_params["name"]
+    if (given := asked.version) is not None:
+        is_number = given.isascii() and given.isdecimal() and int(given) <= _INT32
+        return VersionTold.of(held.get(name, int(given) if is_number else given))
+    versions = [VersionTold.of(each) for each in held.versions(name)]
+    taken = [WithdrawalTold.of(each) for each in held.withdrawals(name)]
+    standing = _describe_aliases(held, name).model_dump()
+    return ResourceTold(**standing, versions=versions, withdrawals=taken)
 
-    def act(_: object) -> StandingTold:
-        move(held, asked.name)
-        return _describe_aliases(held, asked.name)
 
-    return told(await run(request, act))
+def _resources(request: Request) -> Resources:
+    found: Resources = request.app.state.rooms.resources
+    return found
 
 
 def _describe_aliases(held: Resources, name: str) -> StandingTold:
-    newest = held.versions(name)[-1]
-    aliases = held.aliases(name)
+    newest, aliases = held.versions(name)[-1], held.aliases(name)
     return StandingTold(
         name=name,
         kind=newest.kind,
@@ -204,61 +172,3 @@ def _describe_aliases(held: Resources, name: str) -> StandingTold:
         aliases=aliases,
         canary_weight=held.canary_weight(name) if CANARY in aliases else 0.0,
     )
-
-
-def version_told(found: Resource) -> VersionTold:
-    """A version as it is told."""
-    return VersionTold(
-        name=found.name,
-        version=found.version,
-        kind=found.kind,
-        body=dict(found.body),
-        sha256=found.sha256,
-        parent=found.parent,
-        run_id=found.run_id,
-        metrics=dict(found.metrics),
-        created_ns=found.created_ns,
-    )
-
-
-_UNKNOWN: Final = Answer("There is no such resource or version.")
-OPERATIONS: Final = (
-    Operation(
-        "GET", "/v1/resources", resources, "Every resource, its newest version and its aliases.",
-        {200: Answer("All of them.", {JSON: ResourcesTold})},
-    ),
-    Operation(
-        "POST", "/v1/resources", publish,
-        "Keep a version; what the newest one says already stays that version.",
-        {201: Answer("The version.", {JSON: VersionTold}), 404: _UNKNOWN},
-        body=PublishBody,
-    ),
-    Operation(
-        "POST", "/v1/resources/alias", alias,
-        "Let an alias mean a version from now on, for every process that asks.",
-        {200: Answer("How it stands.", {JSON: StandingTold}), 404: _UNKNOWN},
-        body=AliasBody,
-    ),
-    Operation(
-        "POST", "/v1/resources/promote", promote, "Make the canary live for all.",
-        {200: Answer("How it stands.", {JSON: StandingTold}), 404: _UNKNOWN},
-        body=NameBody,
-    ),
-    Operation(
-        "POST", "/v1/resources/rollback", rollback,
-        "Make live what was live before; once more goes back further.",
-        {200: Answer("How it stands.", {JSON: StandingTold}), 404: _UNKNOWN},
-        body=NameBody,
-    ),
-    Operation(
-        "GET", "/v1/resources/{name:path}", resource,
-        "One resource with its versions and aliases; with `version`, that one alone.",
-        {
-            200: Answer("The resource, or the version.",
-                        {JSON: {"anyOf": [ResourceTold, VersionTold]}}),
-            404: _UNKNOWN,
-        },
-        query=VersionQuery,
-    ),
-)  # fmt: skip
-ROUTES: Final[list[Route]] = routes(OPERATIONS)

@@ -1,41 +1,31 @@
-"""Status of the server, for people, health checks and Prometheus."""
+"""The server by HTTP: how it stands, for people and Prometheus; its events; what it serves."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
+import orjson
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from lightning_otel.dataset import Store
-from lightning_otel.serve.answers import JSON
-from lightning_otel.serve.api.operation import Answer, Operation, Told, routes, told
-from lightning_otel.serve.api.rooms import Rooms
-from lightning_otel.serve.viewer.page import run
+from lightning_otel.serve import answers, otlp
+from lightning_otel.serve.api import operations
+from lightning_otel.serve.api.hub import EVENTS
+from lightning_otel.serve.api.operation import Asked, Told, document, operation
 from lightning_otel.store.layout import total_bytes
 from lightning_otel.store.settle import sealed
 from lightning_otel.store.source import overview
 
-EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
-_PREFIX: Final = "lightning_otel"
+_EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
 _STATUSES: Final = ("running", "succeeded", "failed", "incomplete")
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-
-
-class Sizes(NamedTuple):
-    """The size of a store and the backlog of its settling.
-
-    Attributes:
-        size_bytes: Of its files and segments.
-        segments: Those that are not settled.
-        lag_s: How long the oldest closed segment has waited; 0 if none waits.
-    """
-
-    size_bytes: int
-    segments: int
-    lag_s: float
+_TEXT: Final = {"type": "string"}
+_OTLP: Final = {answers.PROTOBUF: _TEXT, answers.JSON: {"type": "object"}}
 
 
 class PendingTold(Told):
@@ -74,162 +64,145 @@ class HealthTold(Told):
     status: str
 
 
-async def health(request: Request) -> Response:
-    """200: it serves."""
-    return told(HealthTold(status="ok"))
+class EventsQuery(Asked):
+    """From where on."""
+
+    last_event_id: Annotated[str, Field(max_length=64)] = ""
+    """The id of the last event that was seen; the header `Last-Event-ID`, which a browser sends by
+    itself, is the same and counts more."""
 
 
-async def status(request: Request) -> Response:
-    """Answer with the server, its store and its counters."""
-    counts = request.app.state.intake.counts
-
-    def read(store: Store) -> ServerTold:
-        found = _read_status(request, store)
-        sizes, waiting = found["sizes"], found["waiting"]
-        return ServerTold(
-            name="lightning-otel",
-            version=version("lightning-otel"),
-            store=store.name,
-            stored=counts.stored,
-            rejected=dict(counts.rejected),
-            refused={str(number): count for number, count in counts.refused.items()},
-            pending_feedback=PendingTold(count=waiting.count, oldest_s=_age_s(waiting.oldest_ns)),
-            rollouts=found["rollouts"],
-            queued=found["queued"],
-            training_requests=found["requests"],
-            size_bytes=sizes.size_bytes,
-            settle_lag_s=sizes.lag_s,
-        )
-
-    return told(await run(request, read))
+@operation("GET", "/healthz", {200: "It serves."}, is_open=True)
+async def health(request: Request) -> HealthTold:
+    """Tell that it serves."""
+    return HealthTold(status="ok")
 
 
-async def metrics(request: Request) -> Response:
-    """The same as numbers for Prometheus."""
-    counts = request.app.state.intake.counts
+@operation("GET", "/v1/status")
+def status(request: Request) -> ServerTold:
+    """Tell what this server is, and what became of what it was sent."""
+    found = _read_status(request)
+    pending = PendingTold(count=found.pop("pending"), oldest_s=found.pop("oldest_s"))
+    return ServerTold(
+        **found,
+        name="lightning-otel",
+        version=version("lightning-otel"),
+        store=request.app.state.store.name,
+        pending_feedback=pending,
+    )
 
-    def read(store: Store) -> bytes:
-        found = _read_status(request, store)
-        return "".join(_write_metrics(counts, found)).encode()
 
-    return Response(await run(request, read), media_type=EXPOSITION)
+@operation("GET", "/metrics", content={"text/plain": _TEXT})
+def metrics(request: Request) -> Response:
+    """Tell numbers for Prometheus, in the text format 0.0.4."""
+    return Response("".join(_write_metrics(_read_status(request))), media_type=_EXPOSITION)
 
 
-def _read_status(request: Request, store: Store) -> dict[str, Any]:
+@operation(
+    "GET",
+    "/v1/events",
+    {200: "The events, until either side ends.", 503: "Too many listen."},
+    content={EVENTS: _TEXT},
+)
+async def events(request: Request, asked: EventsQuery) -> Response:
+    """Send what happens as Server-Sent Events, resumed by `Last-Event-ID`.
+
+    `trace`: spans of a trace ended. `rollout`: one ended. `reward`: one was given. `run`: a
+    training run began, went on or ended. `ready` comes first; `reset` says that something was
+    missed, so that what is shown is to be read anew.
+    """
+    last = request.headers.get("last-event-id", asked.last_event_id)[:64]
+    answer: Response = await request.app.state.hub.answer(last)
+    return answer
+
+
+@operation(
+    "POST",
+    "/v1/traces",
+    {200: "They are kept, but for those counted as rejected."},
+    content=_OTLP,
+    bodies=_OTLP,
+    is_open=True,
+)
+async def traces(request: Request) -> Response:
+    """Take spans by OTLP/HTTP; 200 says that they are kept."""
+    return await otlp.traces(request)
+
+
+@operation(
+    "GET", "/openapi.json", {200: "OpenAPI 3.1."}, content={answers.JSON: {"type": "object"}}
+)
+async def openapi(request: Request) -> Response:
+    """Return this document."""
+    return Response(await run_in_threadpool(_write_document), media_type=answers.JSON)
+
+
+@cache
+def _write_document() -> bytes:
+    return orjson.dumps(document(operations()), default=str)
+
+
+def _read_status(request: Request) -> dict[str, Any]:
     state = request.app.state
-    rooms: Rooms = state.rooms
-    return {
-        "sizes": _measure_store(store),
-        "waiting": rooms.pending.waiting(),
-        "rollouts": state.by_status.of(store, _by_status),
+    counts, rooms, store = state.intake.counts, state.rooms, state.store
+    waiting, layout = rooms.pending.waiting(), store.layout
+    since_ns = waiting.oldest_ns
+    found = {
+        "stored": counts.stored,
+        "rejected": dict(counts.rejected),
+        "refused": {str(number): count for number, count in counts.refused.items()},
+        "pending": waiting.count,
+        "oldest_s": None if since_ns is None else max(0.0, (time.time_ns() - since_ns) / 1e9),
+        "rollouts": state.by_status.of(store, _count_rollouts),
         "queued": {str(name): count for name, count in rooms.queue.counts().items()},
-        "requests": {str(name): count for name, count in rooms.requests.counts().items()},
+        "training_requests": {str(name): n for name, n in rooms.requests.counts().items()},
+        "size_bytes": 0,
+        "segments": 0,
+        "settle_lag_s": 0.0,
     }
+    if layout is not None:
+        manifest = layout.read_manifest()
+        segments = layout.unsettled(manifest)
+        files = [layout.data / file.name for file in manifest.live_files]
+        since_s = [path.stat().st_mtime for path in sealed(layout) if path.exists()]
+        found["size_bytes"], found["segments"] = total_bytes([*files, *segments]), len(segments)
+        found["settle_lag_s"] = max([0.0, *(time.time() - each for each in since_s)])
+    return found
 
 
-def _by_status(store: Store) -> dict[str, int]:
+def _count_rollouts(store: Store) -> dict[str, int]:
     query = "SELECT status, count(DISTINCT rollout_id) AS n FROM rollouts GROUP BY 1"
     found = {row["status"]: int(row["n"]) for row in overview(store.source, query)}
     return {name: found.get(name, 0) for name in _STATUSES}
 
 
-def _measure_store(store: Store) -> Sizes:
-    layout = store.layout
-    if layout is None:
-        return Sizes(0, 0, 0.0)
-    manifest = layout.read_manifest()
-    segments = layout.unsettled(manifest)
-    files = [layout.data / file.name for file in manifest.live_files]
-    oldest_s = min((path.stat().st_mtime for path in sealed(layout) if path.exists()), default=None)
-    lag_s = 0.0 if oldest_s is None else max(0.0, time.time() - oldest_s)
-    return Sizes(total_bytes([*files, *segments]), len(segments), lag_s)
-
-
-def _age_s(since_ns: int | None) -> float | None:
-    return None if since_ns is None else max(0.0, (time.time_ns() - since_ns) / 1e9)
-
-
-def _write_metrics(counts: Any, found: Mapping[str, Any]) -> Iterator[str]:
-    """The metrics in the text format.
+def _write_metrics(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the metrics in the text format.
 
     Source: Prometheus, "Exposition formats", text format 0.0.4.
     """
-    sizes, waiting = found["sizes"], found["waiting"]
-    refused = {str(number): count for number, count in counts.refused.items()}
-    yield _write_metric(
-        "spans_stored_total", "counter", "Spans kept, those sent twice counted twice.",
-        [({}, counts.stored)],
+    table: Sequence[tuple[str, str, str, Any]] = (
+        ("spans_stored_total", "Spans kept, those sent twice counted twice.", "", found["stored"]),
+        ("spans_rejected_total", "Spans that were not kept, by reason.", "reason",
+         found["rejected"]),
+        ("requests_refused_total", "Requests not served, by status of HTTP.", "status",
+         found["refused"]),
+        ("feedback_pending", "Feedback that waits for what it judges.", "", found["pending"]),
+        ("feedback_pending_oldest_seconds", "For how long the oldest of it has waited.", "",
+         found["oldest_s"] or 0.0),
+        ("rollouts", "Recorded rollouts, by status.", "status", found["rollouts"]),
+        ("queue_rollouts", "Rollouts in the queue, by status.", "status", found["queued"]),
+        ("training_requests", "Training that was asked for, by status.", "status",
+         found["training_requests"]),
+        ("store_size_bytes", "Size of the store's files.", "", found["size_bytes"]),
+        ("store_unsettled_segments", "Segments that are not settled.", "", found["segments"]),
+        ("settle_lag_seconds", "How long the oldest closed segment waits to be settled.", "",
+         found["settle_lag_s"]),
     )  # fmt: skip
-    yield _write_metric(
-        "spans_rejected_total", "counter", "Spans that were not kept, by reason.",
-        _label_counts("reason", dict(counts.rejected)),
-    )  # fmt: skip
-    yield _write_metric(
-        "requests_refused_total", "counter", "Requests not served, by status of HTTP.",
-        _label_counts("status", refused),
-    )  # fmt: skip
-    yield _write_metric(
-        "feedback_pending", "gauge", "Feedback that waits for what it judges.",
-        [({}, waiting.count)],
-    )  # fmt: skip
-    yield _write_metric(
-        "feedback_pending_oldest_seconds", "gauge", "For how long the oldest of it has waited.",
-        [({}, _age_s(waiting.oldest_ns) or 0.0)],
-    )  # fmt: skip
-    yield _write_metric(
-        "rollouts",
-        "gauge",
-        "Recorded rollouts, by status.",
-        _label_counts("status", found["rollouts"]),
-    )
-    yield _write_metric(
-        "queue_rollouts", "gauge", "Rollouts in the queue, by status.",
-        _label_counts("status", found["queued"]),
-    )  # fmt: skip
-    yield _write_metric(
-        "training_requests", "gauge", "Training that was asked for, by status.",
-        _label_counts("status", found["requests"]),
-    )  # fmt: skip
-    yield _write_metric(
-        "store_size_bytes", "gauge", "Size of the store's files.", [({}, sizes.size_bytes)]
-    )
-    yield _write_metric(
-        "store_unsettled_segments", "gauge", "Segments that are not settled.",
-        [({}, sizes.segments)],
-    )  # fmt: skip
-    yield _write_metric(
-        "settle_lag_seconds", "gauge", "How long the oldest closed segment waits to be settled.",
-        [({}, sizes.lag_s)],
-    )  # fmt: skip
-
-
-def _label_counts(label: str, counts: Mapping[str, int]) -> list[tuple[dict[str, str], float]]:
-    return [({label: value}, count) for value, count in sorted(counts.items())]
-
-
-def _write_metric(
-    name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str, str], float]]
-) -> str:
-    full = f"{_PREFIX}_{name}"
-    lines = [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
-    for labels, value in samples:
-        named = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items())
-        lines.append(f"{full}{{{named}}} {value}" if named else f"{full} {value}")
-    return "\n".join(lines) + "\n"
-
-
-OPERATIONS: Final = (
-    Operation(
-        "GET", "/healthz", health, "Whether it serves.",
-        {200: Answer("It does.", {JSON: HealthTold})}, is_open=True,
-    ),
-    Operation(
-        "GET", "/v1/status", status, "What this server is, and what became of what it was sent.",
-        {200: Answer("Counts since it began, and how the store stands.", {JSON: ServerTold})},
-    ),
-    Operation(
-        "GET", "/metrics", metrics, "Numbers for Prometheus.",
-        {200: Answer("The text format 0.0.4.", {"text/plain": {"type": "string"}})},
-    ),
-)  # fmt: skip
-ROUTES: Final[list[Route]] = routes(OPERATIONS)
+    for name, text, label, values in table:
+        name = f"lightning_otel_{name}"
+        kind = "counter" if name.endswith("_total") else "gauge"
+        yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+        for value, count in sorted(values.items()) if label else [("", values)]:
+            named = f'{{{label}="{value.translate(_ESCAPES)}"}}' if label else ""
+            yield f"{name}{named} {count}\n"

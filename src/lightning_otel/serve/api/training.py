@@ -1,37 +1,46 @@
-"""Training by HTTP: ask for it, and look how it stands. A worker trains; nothing does in here."""
+"""Training by HTTP: ask for it, look how it stands, and get the best prompt known so far.
+
+A worker trains; nothing does in here. Each answer with a prompt is recorded as a rollout.
+"""
 
 import json
-from dataclasses import asdict
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final
 
 from pydantic import Field, StringConstraints
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from lightning_otel import algorithms, config
+from lightning_otel import conventions as c
+from lightning_otel.adapter.tracking import resources_text
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ConfigError
-from lightning_otel.rewarding.totals import Totals, standing
-from lightning_otel.serve.answers import JSON, RefusalError
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.rewarding.learned import learned, rewards_by_version
+from lightning_otel.rewarding.totals import standing
+from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api.feedback import Key
-from lightning_otel.serve.api.operation import (
-    Answer,
-    Asked,
-    Operation,
-    Told,
-    body_of,
-    query_of,
-    routes,
-    told,
-)
-from lightning_otel.serve.api.rooms import Rooms
-from lightning_otel.serve.viewer.page import run
-from lightning_otel.state.requests import RequestStatus, TrainingRequest
-from lightning_otel.state.runs import TrainingRun
+from lightning_otel.serve.api.fresh import Fresh, mark_of_store
+from lightning_otel.serve.api.operation import Asked, Told, operation
+from lightning_otel.serve.api.resources import Name, VersionTold
+from lightning_otel.state.requests import RequestStatus
+from lightning_otel.types import Span
 
 _HEADER: Final = "idempotency-key"
 _MOST_SETTINGS: Final = 16_384
+_AGENT: Final = "optimize"
+_MOST_ANSWERS: Final = 1_000
+"""Of which the server knows by heart to what rollout feedback goes; of others it looks them up."""
+_MOST_HELD: Final = 64
+_PATIENCE: Final = 9.0
+"""Rewards that come all the time are read a tenth of it."""
+_UNKNOWN: Final = 50.0
+_CLASH: Final[Mapping[int, str]] = {409: "The key asked for other training before."}
+
+Rewards = Mapping[int, Sequence[float]]
 Category = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f/@,\[\]]*$")]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")]
 
@@ -76,7 +85,7 @@ class RequestTold(Told):
 class TotalsTold(Told):
     """Counts of a store, and the share that has rewards."""
 
-    total_spans: int
+    total_spans: Annotated[int, Field(validation_alias="spans")]
     rollouts: int
     rewarded_rollouts: int
     rewarded_rollouts_share: float | None
@@ -134,58 +143,132 @@ class StatusQuery(Asked):
     """Runs and requests, at most."""
 
 
-async def trigger(request: Request) -> Response:
-    """Ask for training: 202 with what was asked for, which a worker takes."""
-    asked = await body_of(request, TriggerBody)
+class OptimizeBody(Asked):
+    """A request for the best version of a category's resource."""
+
+    category: Category = ""
+    """The kind of task; empty is any."""
+    name: Name = "system_prompt"
+    """The resource that is optimised."""
+    model: Annotated[str, StringConstraints(max_length=255)] | None = None
+    """Only what rollouts of this model earned counts; a name or glob."""
+    min_rollouts: Annotated[int, Field(ge=1, le=1_000_000)] = 3
+    """The fewest rewarded rollouts by which a version may be judged."""
+    prompt: Annotated[str, Field(max_length=200_000)] | None = None
+    """The task's text, which fills the placeholder of a template that has just one."""
+    train: bool = False
+    """Whether a run is asked for that looks for a better one."""
+    algorithm: Word = "apo"
+    idempotency_key: Key | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The algorithm's own, where `train` is true."""
+
+
+class EarnedTold(Told):
+    """The rewards of a version's rollouts."""
+
+    version: int
+    rollouts: int
+    mean: float
+    error: float | None
+    """The standard error of the mean."""
+
+
+class OptimizeTold(Told):
+    """The best version that is known, and the run that looks for a better one."""
+
+    category: str
+    resource: VersionTold | None
+    """null where nothing is known; `reason` says so."""
+    optimized_prompt: str | None
+    """Its text, filled in where `prompt` was given; `prompt` itself where nothing is known."""
+    quality_score: float = _UNKNOWN
+    """What that version earned on average, -1 to 1 brought to 0 to 100; 50 where that is not
+    known."""
+    task_id: str | None = None
+    """The rollout that a `prompt` and its answer were recorded as."""
+    span_id: str | None = None
+    """Its step, which `/feedback` judges."""
+    earned: EarnedTold | None
+    """null where too few rollouts were rewarded to judge by: it is the live version then."""
+    versions: list[EarnedTold]
+    """What each version earned, the best first."""
+    is_general: bool
+    """Whether nothing is known of the category, and it is what all are given."""
+    reason: str
+    request: RequestTold | None
+    """The training that was asked for."""
+
+
+@operation(
+    "POST",
+    "/training/trigger",
+    {202: "It was asked for.", 200: "It was asked for before, and stands so.", **_CLASH},
+)
+def trigger(request: Request, asked: TriggerBody) -> tuple[RequestTold, int]:
+    """Ask for training, which a worker does: `lightning-otel train --worker`."""
     named = ("max_iterations", "min_batch_size", "samples")
-    given = {name: value for name in named if (value := getattr(asked, name)) is not None}
-    settings = {**given, "options": asked.options} if asked.options else given
-    key = key_of(request, asked.idempotency_key)
-    rooms: Rooms = request.app.state.rooms
-    return await _asked_for(
-        request, lambda: put(rooms, asked.algorithm or "", asked.category, settings, key)
+    settings = {name: value for name in named if (value := getattr(asked, name)) is not None}
+    key = _read_key(request, asked.idempotency_key)
+    found = _put_request(request, asked.algorithm or "", asked, settings, key)
+    return found, 202 if found.is_new else 200
+
+
+@operation("GET", "/training/requests/{request_id}", {404: "There is none."})
+def requested(request: Request) -> RequestTold:
+    """Read one request for training as it stands."""
+    found = request.app.state.rooms.requests.get(request.path_params["request_id"])
+    return RequestTold.of(found)
+
+
+@operation("GET", "/training/status")
+def status(request: Request, asked: StatusQuery) -> TrainingTold:
+    """Tell totals, average reward and the rewarded share, by category; runs and requests."""
+    state, rooms = request.app.state, request.app.state.rooms
+    store: Store = state.store
+    found = state.standing.of(store, standing)
+    runs = rooms.runs.all()
+    total = TotalsTold.of(found.total).model_dump()
+    return TrainingTold(
+        **{**total, "average_reward": found.total.average_reward or 0.0},
+        agent_lightning_available=True,
+        store_available=store.layout is None or store.layout.exists(),
+        trainer_available=config.TRAIN.read(),
+        categories={name: TotalsTold.of(each) for name, each in found.categories.items()},
+        pending_feedback=rooms.pending.waiting().count,
+        runs=[RunTold.of(each) for each in runs[: asked.limit]],
+        run_count=len(runs),
+        requests=[RequestTold.of(each) for each in rooms.requests.all(asked.limit)],
+        request_counts={str(name): n for name, n in rooms.requests.counts().items()},
     )
 
 
-async def _asked_for(request: Request, put: Any) -> Response:
-    found: RequestTold = await run(request, lambda _: put())
-    return told(found, 202 if found.is_new else 200)
+@operation(
+    "POST",
+    "/optimize",
+    {
+        200: "The best version, or that none is known.",
+        202: "The same, and training was asked for.",
+        **_CLASH,
+    },
+)
+def optimize(request: Request, asked: OptimizeBody) -> tuple[OptimizeTold, int]:
+    """Find the best version known for a kind of task; with `train`, ask for a search as well."""
+    key = _read_key(request, asked.idempotency_key)
+    found = _find_best(request, asked)
+    if asked.prompt is not None and found.optimized_prompt is not None:
+        _record_prompt(request, asked, found)
+    if asked.train:
+        found.request = _put_request(request, asked.algorithm, asked, {}, key)
+    return found, 202 if found.request is not None and found.request.is_new else 200
 
 
-async def requested(request: Request) -> Response:
-    """One request for training as it stands."""
-    rooms: Rooms = request.app.state.rooms
-    name = request.path_params["request_id"]
-    return told(await run(request, lambda _: _describe_request(rooms.requests.get(name))))
-
-
-async def status(request: Request) -> Response:
-    """Totals, rewards by category, runs and what was asked for."""
-    asked = query_of(request, StatusQuery)
-    state = request.app.state
-
-    def read(store: Store) -> TrainingTold:
-        found = state.standing.of(store, standing)
-        runs, rooms = state.rooms.runs.all(), state.rooms
-        total = _describe_totals(found.total)
-        return TrainingTold(
-            **{**total.model_dump(), "average_reward": total.average_reward or 0.0},
-            agent_lightning_available=True,
-            store_available=store.layout is None or store.layout.exists(),
-            trainer_available=config.TRAIN.read(),
-            categories={name: _describe_totals(each) for name, each in found.categories.items()},
-            pending_feedback=rooms.pending.waiting().count,
-            runs=[_describe_run(each) for each in runs[: asked.limit]],
-            run_count=len(runs),
-            requests=[_describe_request(each) for each in rooms.requests.all(asked.limit)],
-            request_counts={str(name): n for name, n in rooms.requests.counts().items()},
-        )
-
-    return told(await run(request, read))
-
-
-def put(
-    rooms: Rooms, algorithm: str, category: str, settings: dict[str, Any], key: str | None
+def _put_request(
+    request: Request,
+    algorithm: str,
+    asked: TriggerBody | OptimizeBody,
+    settings: dict[str, Any],
+    key: str | None,
 ) -> RequestTold:
     """Ask for training.
 
@@ -195,24 +278,26 @@ def put(
     if algorithm and algorithm not in algorithms.names():
         known = ", ".join(algorithms.names())
         raise RefusalError(400, f"there is no algorithm {algorithm!r}; there are {known}")
+    if asked.options:
+        settings = {**settings, "options": asked.options}
     try:
         text = json.dumps(settings, allow_nan=False)
     except ValueError as exc:
         raise RefusalError(400, "options hold a number that is none") from exc
     if len(text) > _MOST_SETTINGS:
         raise RefusalError(413, f"options may have {_MOST_SETTINGS} characters")
-    if not all(name.isidentifier() for name in settings.get("options", {})):
+    if not all(map(str.isidentifier, asked.options)):
         raise RefusalError(400, "an option's name is a word, such as learning_rate")
     try:
-        made, is_new = rooms.requests.put(
-            algorithm, category=category, settings=settings, idempotency_key=key
+        made, is_new = request.app.state.rooms.requests.put(
+            algorithm, category=asked.category, settings=settings, idempotency_key=key
         )
     except ConfigError as exc:
         raise RefusalError(409, str(exc)) from exc
-    return _describe_request(made, is_new=is_new)
+    return RequestTold.of(made).model_copy(update={"is_new": is_new})
 
 
-def key_of(request: Request, given: str | None) -> str | None:
+def _read_key(request: Request, given: str | None) -> str | None:
     """Return the idempotency key of a request, from its header or body."""
     header = request.headers.get(_HEADER)
     if header is None:
@@ -225,52 +310,93 @@ def key_of(request: Request, given: str | None) -> str | None:
     return header
 
 
-def _describe_request(found: TrainingRequest, *, is_new: bool = False) -> RequestTold:
-    known = asdict(found)
-    return RequestTold(
-        **{name: known[name] for name in RequestTold.model_fields if name in known}, is_new=is_new
-    )
+def _record_prompt(request: Request, asked: OptimizeBody, found: OptimizeTold) -> None:
+    """Keep a prompt and what it became as a rollout of one step, which feedback may judge."""
+    state = request.app.state
+    found.task_id = f"rollout-{secrets.token_hex(8)}"
+    task = {"prompt": asked.prompt, "category": asked.category, "model": asked.model}
+    stamps: dict[str, Any] = {
+        c.ROLLOUT_ID: found.task_id,
+        c.ATTEMPT_ID: "1",
+        c.AGENT_NAME: _AGENT,
+        c.RECEIVED: f"http:{request.client.host if request.client else ''}",
+    }
+    if asked.model:
+        stamps[c.REQUEST_MODEL] = asked.model
+    if found.resource is not None:
+        used = {found.resource.name: str(found.resource.version)}
+        stamps[c.RESOURCES] = resources_text({"*": used})
+    now_ns, trace_id, root_id = time.time_ns(), secrets.token_hex(16), secrets.token_hex(8)
+    found.span_id = secrets.token_hex(8)
+
+    def span(span_id: str, name: str, attributes: dict[str, Any], at_ns: int) -> Span:
+        parent = None if span_id == root_id else root_id
+        return Span(
+            trace_id, span_id, parent, name, at_ns, at_ns, attributes={**stamps, **attributes}
+        )
+
+    def text(value: str) -> dict[str, str]:
+        return {c.OBJECT_TYPE: "str", c.OBJECT_LITERAL: value}
+
+    root = {c.OPERATION_NAME: _AGENT, c.TASK: json.dumps(task, ensure_ascii=False)}
+    given, made = str(asked.prompt), str(found.optimized_prompt)
+    spans = [
+        span(secrets.token_hex(8), c.SPAN_OBSERVATION, text(given), now_ns + 1),
+        span(found.span_id, c.SPAN_ACTION, text(made), now_ns + 2),
+        replace(span(root_id, c.SPAN_ROLLOUT, root, now_ns), end_ns=now_ns + 3),
+    ]
+    before = mark_of_store(state.store)
+    state.intake.keep(spans)
+    after = mark_of_store(state.store)
+    if len(state.answers) >= _MOST_ANSWERS:
+        state.answers.clear()
+    state.answers[found.span_id] = found.task_id
+    for fresh in list(state.earnings.values()):
+        fresh.stay(before, after)  # a rollout without a reward says nothing of any version
 
 
-def _describe_run(found: TrainingRun) -> RunTold:
-    return RunTold(**{name: getattr(found, name) for name in RunTold.model_fields})
+def _read_rewards(request: Request, store: Store, name: str, model: str | None) -> Rewards:
+    """Return rewards by version, cached for a moment."""
+    held: dict[tuple[str, str | None], Fresh[Rewards]] = request.app.state.earnings
+    if len(held) > _MOST_HELD:
+        held.clear()
+    fresh = held.setdefault((name, model), Fresh(_PATIENCE))
+    return fresh.of(store, lambda each: rewards_by_version(each, name, model))
 
 
-def _describe_totals(found: Totals) -> TotalsTold:
-    return TotalsTold(
-        total_spans=found.spans,
-        rollouts=found.rollouts,
-        rewarded_rollouts=found.rewarded_rollouts,
-        rewarded_rollouts_share=found.rewarded_rollouts_share,
-        steps=found.steps,
-        rewarded_steps=found.rewarded_steps,
-        rewarded_share=found.rewarded_share,
-        rewards=found.rewards,
-        average_reward=found.average_reward,
-    )
-
-
-CLASH: Final = Answer("The key asked for other training before.")
-OPERATIONS: Final = (
-    Operation(
-        "POST", "/training/trigger", trigger,
-        "Ask for training, which a worker does: `lightning-otel train --worker`.",
-        {
-            202: Answer("It was asked for.", {JSON: RequestTold}),
-            200: Answer("It was asked for before, and stands so.", {JSON: RequestTold}),
-            409: CLASH,
-        },
-        body=TriggerBody, needs_body=False,
-    ),
-    Operation(
-        "GET", "/training/requests/{request_id}", requested,
-        "One request for training as it stands.",
-        {200: Answer("The request.", {JSON: RequestTold}), 404: Answer("There is none.")},
-    ),
-    Operation(
-        "GET", "/training/status", status,
-        "Totals, average reward and the share of what is rewarded, by category; runs and requests.",
-        {200: Answer("How it stands.", {JSON: TrainingTold})}, query=StatusQuery,
-    ),
-)  # fmt: skip
-ROUTES: Final[list[Route]] = routes(OPERATIONS)
+def _find_best(request: Request, asked: OptimizeBody) -> OptimizeTold:
+    found = OptimizeTold(
+        category=asked.category, resource=None, optimized_prompt=asked.prompt, earned=None,
+        versions=[], is_general=False, reason="", request=None,
+    )  # fmt: skip
+    try:
+        best = learned(
+            asked.category,
+            asked.name,
+            model=asked.model,
+            min_rollouts=asked.min_rollouts,
+            resources=request.app.state.rooms.resources,
+            store=request.app.state.store,
+            rewards_of=partial(_read_rewards, request),
+        )
+    except NotFoundError as exc:
+        found.reason = str(exc)
+        return found
+    found.resource = VersionTold.of(best.resource)
+    found.earned = best.earned and EarnedTold.of(best.earned)
+    if best.earned is not None:
+        found.quality_score = 50 * (1 + max(-1.0, min(1.0, best.earned.mean)))
+    found.versions = [EarnedTold.of(each) for each in best.versions]
+    found.is_general = best.is_general
+    if best.earned is None:
+        found.reason = (
+            f"fewer than {asked.min_rollouts} rewarded rollouts of any version: the live one"
+        )
+    if best.resource.kind == "prompt":
+        prompt = best.resource.prompt
+        names = prompt.placeholders
+        is_filled = asked.prompt is not None and len(names) == 1
+        found.optimized_prompt = (
+            prompt.format(**{names[0]: asked.prompt}) if is_filled else prompt.template
+        )
+    return found

@@ -1,0 +1,406 @@
+"""Rollouts, transitions and spans by HTTP: a page at a time, or all at once.
+
+A page of transitions holds whole rollouts, in order of when they began: what is adapted together is
+read together, and a rollout's rewards and neighbours are never cut off.
+"""
+
+import base64
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import UTC
+from typing import Annotated, Any, Final, Literal, NamedTuple, cast
+
+import orjson
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+from starlette.requests import Request
+
+from lightning_otel import conventions as c
+from lightning_otel.dataset import Store
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.instants import FORMS, instant_ns
+from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.api.operation import Asked, Parts, Told, operation
+from lightning_otel.serve.streaming import PARQUET, PART_BYTES, parquet_parts
+from lightning_otel.serve.viewer.page import url
+from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
+from lightning_otel.store.sql import ROLLOUT, quoted
+from lightning_otel.types import CaptureLevel, Credit, Report
+from lightning_otel.values import parse_json
+
+LINES: Final = "application/x-ndjson"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+_LINES_TOO: Final = (
+    LINES, "application/jsonl", "application/x-jsonlines", "application/json", "application/*",
+    "*/*", "",
+)  # fmt: skip
+_KINDS: Final = {**dict.fromkeys(_LINES_TOO, LINES), ARROW: ARROW, PARQUET: PARQUET}
+_BINARY: Final = {"type": "string"}
+_ROW: Final = {"type": "object", "description": "A transition by column; docs/exports.md."}
+_MOST_STEPS: Final = 100_000
+_PART_STEPS: Final = 10_000
+_MOST_ROLLOUTS: Final = 10_000
+_MAX_IDS: Final = 200_000
+_CALLS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
+# Whole rollouts until they hold so many steps, and whether there are more of them.
+_PAGE: Final = f"""
+WITH r AS (
+  SELECT {ROLLOUT} AS rollout_id, min(start_ns) AS start_ns,
+    count(*) FILTER (operation IN ({_CALLS}) OR name = {quoted(c.SPAN_ACTION)}) AS calls
+  FROM spans WHERE {{wanted}} GROUP BY 1
+), rest AS (
+  SELECT rollout_id, start_ns, count(*) OVER () AS left_over,
+    coalesce(sum(calls) OVER (ORDER BY start_ns, rollout_id
+      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+  FROM r WHERE {{range}}
+)
+SELECT rollout_id, start_ns, left_over FROM rest WHERE before < ?
+ORDER BY start_ns, rollout_id LIMIT {_MOST_ROLLOUTS}"""
+
+
+def _read_time(text: str) -> int:
+    try:
+        return instant_ns(text, zone=UTC)
+    except ConfigError as exc:
+        raise PydanticCustomError("time", f"this is no time; {FORMS}") from exc
+
+
+def _read_cursor(text: str) -> Any:
+    try:
+        padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+        return orjson.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+    except ValueError as exc:
+        raise PydanticCustomError("cursor", "this is no cursor; begin without one") from exc
+
+
+def _write_cursor(start_ns: int, *ids: str) -> str:
+    """Return the place behind a row, which is known by its time and ids."""
+    return base64.urlsafe_b64encode(orjson.dumps([start_ns, *ids])).decode().rstrip("=")
+
+
+def _check_column(name: str) -> str:
+    if name not in COLUMNS and name != REWARD_ATTRIBUTES:
+        raise ValueError("no column of the view spans")
+    return name
+
+
+Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Time = Annotated[int, BeforeValidator(_read_time), WithJsonSchema({"type": "string"})]
+_IS_CURSOR: Final = (
+    BeforeValidator(_read_cursor), WithJsonSchema({"type": "string", "maxLength": 4096})
+)  # fmt: skip
+RolloutCursor = Annotated[tuple[Int64, str], *_IS_CURSOR]
+AttemptCursor = Annotated[tuple[Int64, str, str], *_IS_CURSOR]
+Id = Annotated[str, Field(max_length=1024)]
+Ids = Annotated[tuple[Id, ...], Field(max_length=_MAX_IDS)]
+SpanIds = Annotated[tuple[tuple[Id, Id], ...], Field(max_length=_MAX_IDS)]
+Columns = Annotated[tuple[Annotated[str, AfterValidator(_check_column)], ...], Field(min_length=1)]
+
+
+class RolloutsQuery(Asked):
+    """Filters of the list of rollouts."""
+
+    status: Literal["running", "succeeded", "failed", "incomplete"] | None = None
+    agent: Annotated[str, Field(max_length=1_000)] | None = None
+    """One that took part, by its whole name."""
+    rewarded: bool | None = None
+    since: Time | None = None
+    """Began then or later: `10m`, ISO 8601 (UTC if it names no zone), or Unix nanoseconds."""
+    until: Time | None = None
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 100
+    cursor: AttemptCursor | None = None
+    """What the page before said as `next_cursor`."""
+
+
+class AttemptTold(Told):
+    """An attempt as it was recorded."""
+
+    rollout_id: str
+    attempt_id: str
+    status: str
+    start_ns: int
+    end_ns: int
+    spans: int
+    traces: int
+    calls: int
+    rewards: int
+    reward: float | None
+    """What it earned; null if nothing."""
+    input_tokens: int | None
+    output_tokens: int | None
+    agents: str | None
+    task: Annotated[Any, BeforeValidator(parse_json)]
+
+
+class RolloutsTold(Told):
+    """A page of attempts, the newest first."""
+
+    rollouts: list[AttemptTold]
+    total: int
+    """How many there are on all pages."""
+    next_cursor: str | None
+    """Where the next page begins; null on the last one."""
+
+
+class RolloutTold(Told):
+    """One rollout."""
+
+    rollout_id: str
+    attempts: list[AttemptTold]
+    """What was recorded of each; none if nothing is recorded yet."""
+    queued: dict[str, Any] | None
+    """Where it stands in the queue; null if it never was in it."""
+
+
+class TransitionsQuery(Asked):
+    """Filters of the list of transitions."""
+
+    agents: list[str] = Field(default_factory=list, max_length=100)
+    """Names, globs or `re:…`, the first that matches decides; `!` before one leaves out."""
+    rollout_id: list[str] = Field(default_factory=list, max_length=1_000)
+    """Only these rollouts, by their whole ids."""
+    since: Time | None = None
+    """Rollouts that began then or later: `10m`, ISO 8601 (UTC if it names no zone), or Unix ns."""
+    until: Time | None = None
+    """Rollouts that began before then."""
+    mode: str | None = None
+    resource_version: str | None = None
+    """The version stamped on a step, or `name@version`; globs too."""
+    rewarded: bool | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    capture: CaptureLevel | None = None
+    received: bool = True
+    """Whether spans that came over the network count, rewards among them."""
+    include_incomplete: bool = False
+    """Also what rollouts did that broke off."""
+    credit: Credit = "previous"
+    """How a reward without a link reaches a step."""
+    bodies: bool = True
+    """Whether messages and tokens are among the columns."""
+    limit: Annotated[int, Field(ge=1, le=_MOST_STEPS)] | None = None
+    """A page holds whole rollouts until they have so many steps; without, all comes at once."""
+    cursor: RolloutCursor | None = None
+    """Where the page before ended: the header `Next-Cursor`."""
+    report: Literal["0", "1"] = "0"
+    """`1` adds a last line with the funnel of what was looked at, and why steps are left out."""
+
+
+class SelectionBody(Asked):
+    """Which spans to fetch; an empty list or none selects all."""
+
+    rollout_ids: Ids = ()
+    trace_ids: Ids = ()
+    since_ns: Int64 | None = None
+    """Spans that start at this time or later, in Unix nanoseconds."""
+    until_ns: Int64 | None = None
+    """Spans that start at this time or earlier."""
+    only: SpanIds = ()
+    """Pairs of trace id and span id."""
+    without: SpanIds = ()
+    is_ordered: bool = False
+    columns: Columns = tuple(COLUMNS)
+    """Of the view `spans`."""
+
+
+@operation("GET", "/v1/rollouts")
+def rollouts(request: Request, asked: RolloutsQuery) -> RolloutsTold:
+    """List recorded rollouts, the newest first."""
+    conditions = {
+        "status = ?": asked.status,
+        "list_contains(string_split(agents, ', '), ?)": asked.agent,
+        "(reward IS NOT NULL) = ?": asked.rewarded,
+        "start_ns >= ?": asked.since,
+        "start_ns < ?": asked.until,
+    }
+    named = {condition: value for condition, value in conditions.items() if value is not None}
+    after, behind = "true", list[object]()
+    if asked.cursor is not None:
+        after, behind = "(start_ns, rollout_id, attempt_id) < (?, ?, ?)", [*asked.cursor]
+    # One look at the spans for both: the view costs as much as it reads.
+    query = f"""
+WITH r AS MATERIALIZED (SELECT * FROM rollouts WHERE {" AND ".join(["true", *named])})
+SELECT total, page.* FROM (SELECT count(*) AS total FROM r) LEFT JOIN (
+  SELECT * FROM r WHERE {after}
+  ORDER BY start_ns DESC, rollout_id DESC, attempt_id DESC LIMIT {asked.limit + 1}
+) AS page ON true ORDER BY start_ns DESC, rollout_id DESC, attempt_id DESC"""
+    rows = request.app.state.store.sql(query, [*named.values(), *behind]).rows()
+    total = int(rows[0].pop("total"))
+    found = [AttemptTold(**row) for row in rows if row["rollout_id"] is not None]
+    shown, cursor = found[: asked.limit], None
+    if len(found) > asked.limit:
+        last = shown[-1]
+        cursor = _write_cursor(last.start_ns, last.rollout_id, last.attempt_id)
+    return RolloutsTold(rollouts=shown, total=total, next_cursor=cursor)
+
+
+@operation("GET", "/v1/rollouts/{rollout_id:path}", {404: "There is none."})
+def rollout(request: Request) -> RolloutTold:
+    """Read one rollout: each attempt, and where it stands in the queue."""
+    name, state = request.path_params["rollout_id"], request.app.state
+    query = "SELECT * FROM rollouts WHERE rollout_id = ? ORDER BY start_ns, attempt_id"
+    attempts = [AttemptTold(**row) for row in state.store.sql(query, [name])]
+    queued = state.rooms.queue.rollouts(ids=[name])
+    if not attempts and not queued:
+        raise NotFoundError(
+            f"no rollout {name!r} is recorded or queued; GET /v1/rollouts lists those there are"
+        )
+    return RolloutTold(
+        rollout_id=name, attempts=attempts, queued=asdict(queued[0]) if queued else None
+    )
+
+
+@operation("POST", "/v1/fetch", content={PARQUET: _BINARY}, most_bytes=20 << 20)
+async def fetch(request: Request, asked: SelectionBody) -> Parts:
+    """Return selected spans as Parquet, for `Store("http://…")` elsewhere."""
+    selection, source = Selection(**asked.model_dump()), request.app.state.store.source
+    return Parts(parquet_parts(lambda: source.fetch(selection)), PARQUET)
+
+
+class _Page(NamedTuple):
+    """The rollouts of a page, and where the next one begins; empty for the last page."""
+
+    rollout_ids: list[str]
+    cursor: str
+
+
+@operation(
+    "GET",
+    "/v1/transitions",
+    {
+        200: "The rows; with `limit`, a page of whole rollouts.",
+        406: "None of the forms it comes in is accepted.",
+    },
+    content={LINES: _ROW, ARROW: _BINARY, PARQUET: _BINARY},
+    headers={
+        "Next-Cursor": "Where the next page begins; absent on the last one.",
+        "Link": 'The address of the next page, with `rel="next"`.',
+    },
+)
+def transitions(request: Request, asked: TransitionsQuery) -> Parts:
+    """Return transitions, one row each; one that several branches share appears once."""
+    state, kind = request.app.state, _choose_kind(request.headers.get("accept", ""))
+    if asked.report == "1" and kind != LINES:
+        raise RefusalError(400, f"the report comes with {LINES}; ask for that")
+    keywords = asked.model_dump(exclude={"limit", "cursor", "report"})
+    keywords |= {name: keywords[name] or None for name in ("agents", "rollout_id")}
+    store: Store = state.store
+    state.rooms.give_waiting(state.intake.keep)
+    limit = _PART_STEPS if kind == PARQUET and asked.limit is None else asked.limit
+    page, headers = None, {}
+    if limit is not None or asked.cursor is not None:
+        page = _find_page(store, keywords, asked.cursor, limit or _MOST_STEPS)
+        if page.cursor:
+            link = f'<{url(request, cursor=page.cursor)}>; rel="next"'
+            headers = {"Next-Cursor": page.cursor, "Link": link}
+    # Checked before anything is said; nothing is read yet.
+    store.transitions(**_select_rollouts(keywords, _Page([], "")))
+    if kind == ARROW:
+        made = _write_arrow(_read_tables(store, keywords, page))
+    elif kind == PARQUET:
+        made = parquet_parts(lambda: store.transitions(**_select_rollouts(keywords, page)))
+    else:
+        made = _write_lines(store, keywords, page, is_reported=asked.report == "1")
+    return Parts(made, kind, headers)
+
+
+def _choose_kind(accept: str) -> str:
+    """Return the first media type of the Accept header that we have."""
+    for each in accept.split(","):
+        kind = _KINDS.get(each.partition(";")[0].strip().lower())
+        if kind is not None:
+            return kind
+    raise RefusalError(406, f"transitions come as {LINES}, {ARROW} or {PARQUET}")
+
+
+def _find_page(
+    store: Store, keywords: Mapping[str, Any], place: tuple[int, str] | None, limit: int
+) -> _Page:
+    wanted, values = "true", list[object]()
+    if keywords["rollout_id"] is not None:
+        wanted = f"{ROLLOUT} IN (SELECT unnest(?::VARCHAR[]))"
+        values.append(keywords["rollout_id"])
+    bounds = ["true"]
+    if place is not None:
+        bounds.append("(start_ns, rollout_id) > (?, ?)")
+        values += place
+    for sign, name in ((">=", "since"), ("<", "until")):
+        if keywords[name] is not None:
+            bounds.append(f"start_ns {sign} ?")
+            values.append(keywords[name])
+    query = _PAGE.format(wanted=wanted, range=" AND ".join(bounds))
+    rows = store.sql(query, [*values, limit]).rows()
+    is_last = not rows or rows[-1]["left_over"] <= len(rows)
+    cursor = "" if is_last else _write_cursor(rows[-1]["start_ns"], rows[-1]["rollout_id"])
+    return _Page([row["rollout_id"] for row in rows], cursor)
+
+
+def _select_rollouts(keywords: Mapping[str, Any], page: _Page | None) -> dict[str, Any]:
+    """Return the keywords of a page: its rollouts stand for when they began."""
+    if page is None:
+        return dict(keywords)
+    return {**keywords, "rollout_id": page.rollout_ids, "since": None, "until": None}
+
+
+def _write_lines(
+    store: Store, keywords: Mapping[str, Any], page: _Page | None, *, is_reported: bool
+) -> Iterator[bytes]:
+    """Yield JSON Lines in parts of some size, and the report."""
+    table = store.transitions(**_select_rollouts(keywords, page))
+    held: list[bytes] = []
+    size = 0
+    for line in table.lines():
+        held.append(line)
+        size += len(line)
+        if size >= PART_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    if is_reported:
+        cursor = page.cursor or None if page else None
+        told = {"report": _describe_report(table.report()), "cursor": cursor}
+        held.append(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
+    if held:
+        yield b"".join(held)
+
+
+def _describe_report(report: Report) -> dict[str, Any]:
+    """Return the funnel, with each reason counted rather than each loss listed."""
+    found = asdict(report)
+    repairs = found.pop("repairs")
+    found.pop("dropped")
+    return {**found, "repairs": len(repairs), "left_out": report.reasons()}
+
+
+def _read_tables(store: Store, keywords: Mapping[str, Any], page: _Page | None) -> Iterator[Any]:
+    """Yield the transitions as tables that memory holds; at least one, if an empty one."""
+    if page is not None:
+        yield store.transitions(**_select_rollouts(keywords, page))
+        return
+    place: tuple[int, str] | None = None
+    while True:
+        some = _find_page(store, keywords, place, _PART_STEPS)
+        yield store.transitions(**_select_rollouts(keywords, some))
+        if not some.cursor:
+            return
+        place = cast(tuple[int, str], tuple(_read_cursor(some.cursor)))
+
+
+def _write_arrow(tables: Iterator[Any]) -> Iterator[bytes]:
+    """Yield one Arrow IPC stream of the tables' rows; memory holds one of them at a time."""
+    from nanoarrow.ipc import StreamWriter  # type: ignore[import-untyped]  # no stubs
+
+    sink = io.BytesIO()
+    writer = StreamWriter.from_writable(sink)
+    try:
+        for table in tables:
+            writer.write_stream(table)
+            yield sink.getvalue()
+            sink.seek(0)
+            sink.truncate()
+        writer.close()
+        yield sink.getvalue()
+    finally:
+        # Not closed if something failed: that would write the mark of a whole stream.
+        writer.release()
