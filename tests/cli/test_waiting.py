@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import Cli
 
 from lightning_otel import Store, auto_trace, emit_action
-from lightning_otel.rewarding.giving import Feedback
+from lightning_otel.rewarding.feedback import Feedback
 from lightning_otel.rewarding.pending import Pending
 from lightning_otel.state import State
 

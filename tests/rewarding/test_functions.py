@@ -1,4 +1,4 @@
-"""What a reward function may ask for and give back, without any store."""
+"""Input and results of a reward function, without any store."""
 
 import asyncio
 from collections.abc import Mapping
@@ -35,74 +35,50 @@ def test_function_gets_what_it_asks_for() -> None:
         asked.update(locals())
         return rewards["tone"] + tolerance
 
+    def steps(path: Trajectory) -> int:  # a sole parameter gets the trajectory
+        return len(path.transitions)
+
     assert judged(judge) == {"judge": 0.75}
     assert {name: asked[name] for name in ("task", "answer", "trajectory", "trajectories")} == {
         "task": {"want": "4"}, "answer": "4", "trajectory": PATH, "trajectories": (PATH,)
     }  # fmt: skip
     assert asked["rollout"] is CASE.rollout
-
-
-def test_sole_parameter_gets_the_trajectory() -> None:
-    """Whatever it is called, and then the function is called for each trajectory."""
-
-    def steps(path: Trajectory) -> int:
-        return len(path.transitions)
-
     assert judged(steps) == {"steps": 1.0}
     assert RewardFunction.of(steps).judges_each_trajectory
 
 
-def test_named_numbers_keep_their_order_and_version() -> None:
-    """The first is the primary one; a version stands behind each name."""
-
-    def judge(answer: str) -> dict[str, float]:
-        return {"ok": True, "short": 0.5}
-
-    assert judged(judge) == {"ok": 1.0, "short": 0.5}
-    assert judged(judge, "2") == {"ok@2": 1.0, "short@2": 0.5}
-
-
 @pytest.mark.parametrize(
-    ("result", "expected"),
+    ("result", "version", "expected"),
     [
-        (None, None),
-        ({}, None),
-        ("1", Failure("no number, but str", "judge is '1', no number")),
-        ([1.0], Failure("no number, but list", "judge is [1.0], no number")),
-        (float("nan"), Failure("not finite", "judge is nan; a reward must be finite")),
-        ({"ok": 1.0, "x": None}, Failure("no number, but NoneType", "x is None, no number")),
+        (None, "", None),
+        ({}, "", None),
+        ({"ok": True, "short": 0.5}, "", {"ok": 1.0, "short": 0.5}),
+        ({"ok": True, "short": 0.5}, "2", {"ok@2": 1.0, "short@2": 0.5}),
+        ("1", "", Failure("no number, but str", "judge is '1', no number")),
+        ([1.0], "", Failure("no number, but list", "judge is [1.0], no number")),
+        (float("nan"), "", Failure("not finite", "judge is nan; a reward must be finite")),
+        ({"ok": 1.0, "x": None}, "", Failure("no number, but NoneType", "x is None, no number")),
+        (KeyError("no\nsuch"), "", Failure("KeyError", "KeyError: 'no\\nsuch'")),
     ],
 )
-def test_result_that_is_no_reward_is_told(result: object, expected: object) -> None:
-    """None is no reward; what is no finite number is a failure, with what it was."""
+def test_result_is_rewards_or_a_failure(result: object, version: str, expected: object) -> None:
+    """The first number is the primary one; async as sync, also where a loop runs already."""
 
     def judge(answer: str) -> object:
+        if isinstance(result, Exception):
+            raise result
         return result
 
-    assert judged(judge) == expected
-
-
-def test_what_a_function_raises_is_a_failure() -> None:
-    """On one line, by its kind."""
-
-    def judge(task: Mapping[str, str]) -> float:
-        return float(task["no\nsuch"])
-
-    assert judged(judge) == Failure("KeyError", "KeyError: 'no\\nsuch'")
-
-
-def test_async_function_is_awaited() -> None:
-    """Also where a loop runs already, as in a notebook; what it raises comes out the same."""
-
-    async def judge(answer: str) -> float:
+    async def judge_async(answer: str) -> object:
         await asyncio.sleep(0)
-        return 1 / (len(answer) - 1)
+        return judge(answer)
 
     async def notebook() -> object:
-        return judged(judge)
+        return judged(judge_async, version)
 
-    expected = Failure("ZeroDivisionError", "ZeroDivisionError: division by zero")
-    assert judged(judge) == asyncio.run(notebook()) == expected
+    judge_async.__name__ = "judge"
+    assert judged(judge, version) == expected
+    assert judged(judge_async, version) == asyncio.run(notebook()) == expected
 
 
 def unknown(answer: str, completion: str) -> float:

@@ -13,7 +13,7 @@ from lightning_otel import Store, auto_trace, context, emit_action, emit_feedbac
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError, StateError
 from lightning_otel.rewarding import pending as module
-from lightning_otel.rewarding.giving import Clash, Feedback, Given, Noun
+from lightning_otel.rewarding.feedback import Clash, Feedback, Given, Noun
 from lightning_otel.rewarding.pending import Pending, Settled, settle_waiting
 from lightning_otel.state import State
 from lightning_otel.types import Span
@@ -192,7 +192,7 @@ KILLED = """
 import os, signal, sys, time
 from lightning_otel import Store
 from lightning_otel.rewarding import pending as module
-from lightning_otel.rewarding.giving import Feedback
+from lightning_otel.rewarding.feedback import Feedback
 from lightning_otel.state import State
 
 store, where = Store(sys.argv[1]), sys.argv[2]

@@ -14,7 +14,7 @@ from lightning_otel.microsoft.client import OUR_ATTEMPT, OUR_ROLLOUT, Client, Fo
 from lightning_otel.microsoft.handing import FINAL
 from lightning_otel.receivers import Rejected
 from lightning_otel.receivers.documents import span_of
-from lightning_otel.rewarding.writing import add_surely
+from lightning_otel.rewarding.feedback import add_surely
 from lightning_otel.types import Span
 
 _CAME: Final = "agentlightning"

@@ -5,7 +5,7 @@ A reward is a span like any other, written when it is given; nothing that is sto
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, NamedTuple, Unpack, get_args
@@ -15,8 +15,8 @@ from lightning_otel.adapter.assembly import INCOMPLETE_ROLLOUT
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import Asked, Keywords
 from lightning_otel.emitters import reward_span
+from lightning_otel.rewarding.feedback import add_surely, derived_id, identified
 from lightning_otel.rewarding.functions import Case, Failure, RewardFunction
-from lightning_otel.rewarding.writing import add_surely, derived_id, identified
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import attribute
 from lightning_otel.types import Mode, Rollout, Span, Trajectory
@@ -38,7 +38,7 @@ class Judgement(NamedTuple):
 
     Attributes:
         values: Rewards by name; empty where it gave none.
-        failure: Why it could give none; empty otherwise.
+        failure: The reason why it could give none; empty otherwise.
     """
 
     rollout_id: str
@@ -113,8 +113,8 @@ def apply_rewards(
         version: Another one than before is asked about everything anew; it stands behind the names
             of its rewards, as in ``exact_match@2``.
         is_dry_run: Ask the function, and keep nothing.
-        told: Told of each judgement.
-        progress: Told how many of about how many attempts are done.
+        told: Called with each judgement.
+        progress: Called with the numbers of attempts that are done, and of about all.
         **keywords: Which attempts, and how rewards there are reach steps, as
             :meth:`Store.transitions` takes them, such as ``rollout_id`` and ``since``.
 
@@ -125,146 +125,85 @@ def apply_rewards(
     """
     opened = store if isinstance(store, Store) else Store(store)
     judge = RewardFunction.of(function, version)
-    done = _Application(opened, judge, Asked.of(keywords), is_dry_run=is_dry_run)
-    seen = set()
-    for key, trajectories in _read_attempts(opened, keywords):
-        seen.add(key)
-        done.attempt(key, trajectories, told)
-        if progress is not None:
-            progress(done.applied.attempts, max(done.expected, done.applied.attempts))
-    done.count_stepless(seen)
-    return done.applied
-
-
-def _read_attempts(
-    store: Store, keywords: Keywords
-) -> Iterator[tuple[tuple[str, str], tuple[Trajectory, ...]]]:
-    """The trajectories of each attempt with its rollout and attempt ids."""
-    every = store.trajectories(**keywords)
+    wanted = Asked.of(keywords).wanted
+    rollouts, held = _read_known(opened, judge)
+    left = {
+        key
+        for key, rollout in rollouts.items()
+        if (wanted.rollout_ids is None or key[0] in wanted.rollout_ids)
+        and (wanted.since_ns is None or rollout.created_ns >= wanted.since_ns)
+        and (wanted.until_ns is None or rollout.created_ns < wanted.until_ns)
+    }
+    expected, applied = len(left), Applied(judge.name, judge.version)
+    every = opened.trajectories(**keywords)
     for key, members in groupby(every, key=lambda each: (each.rollout_id, each.attempt_id)):
-        yield key, tuple(members)
-
-
-class _Application:
-    """One function on its way through a store."""
-
-    def __init__(
-        self, store: Store, judge: RewardFunction, asked: Asked, *, is_dry_run: bool
-    ) -> None:
-        self._store = store
-        self._judge = judge
-        self._is_dry_run = is_dry_run
-        self._rollouts, self._held = _read_known(store, judge)
-        self.applied = Applied(judge.name, judge.version)
-        wanted = asked.wanted
-        self._wants_all = wanted.wants_all and wanted.received
-        self._wanted = {
-            key
-            for key, rollout in self._rollouts.items()
-            if (wanted.rollout_ids is None or key[0] in wanted.rollout_ids)
-            and (wanted.since_ns is None or rollout.created_ns >= wanted.since_ns)
-            and (wanted.until_ns is None or rollout.created_ns < wanted.until_ns)
-        }
-        self.expected = len(self._wanted)
-
-    def count_stepless(self, seen: Collection[tuple[str, str]]) -> None:
-        """Count the ended attempts that had nothing to judge, where none was left out by choice."""
-        if self._wants_all:
-            left = (self._rollouts[key] for key in self._wanted.difference(seen))
-            self.applied.stepless = sum(
-                each.status in _FINISHED and each.reason != INCOMPLETE_ROLLOUT for each in left
-            )
-
-    def attempt(
-        self,
-        key: tuple[str, str],
-        trajectories: tuple[Trajectory, ...],
-        told: Callable[[Judgement], None] | None,
-    ) -> None:
-        """Have the function judge an attempt."""
-        self.applied.attempts += 1
-        rollout = self._rollouts.get(key)
+        trajectories = tuple(members)
+        left.discard(key)
+        applied.attempts += 1
+        found = rollouts.get(key)
         # One that is not there began after the store was asked, and so cannot be over for sure.
-        if rollout is None or rollout.status not in _FINISHED:
-            self.applied.running += 1
-            return
-        given: list[Span] = []
-        for case in self._make_cases(rollout, key[1], trajectories):
-            identity = _case_id(self._judge, case)
-            if identity in self._held:
-                self.applied.held += 1
-                self.applied.changed += self._held[identity] not in ("", self._judge.source)
-                continue
-            judgement = self._judge_case(case)
-            if judgement.values:
-                given.append(_make_span(self._judge, case, judgement.values, identity))
-            if told is not None:
-                told(judgement)
-        if given and not self._is_dry_run:
-            add_surely(self._store, given)
-
-    def _make_cases(
-        self, rollout: Rollout, attempt_id: str, trajectories: tuple[Trajectory, ...]
-    ) -> Iterator[Case]:
-        rewards = _sum_rewards(trajectories)
-        mode = trajectories[0].transitions[0].mode
-        if mode in get_args(Mode):
-            rollout = replace(rollout, mode=mode)  # type: ignore[arg-type]  # it is one of them
-        last = max(trajectories, key=lambda each: each.transitions[-1].end_ns)
-        for each in trajectories if self._judge.judges_each_trajectory else (last,):
-            yield Case(rollout, attempt_id, trajectories, rewards, each)
-
-    def _judge_case(self, case: Case) -> Judgement:
-        found = self._judge.judge(case)
-        agent = case.trajectory.agent
-        if isinstance(found, Failure):
-            self.applied.failed[found.kind] += 1
-            return Judgement(case.rollout.rollout_id, case.attempt_id, agent, {}, found.message)
-        if not found:
-            self.applied.none += 1
-            return Judgement(case.rollout.rollout_id, case.attempt_id, agent, {})
-        self.applied.rewards += 1
-        self.applied.total += next(iter(found.values()))
-        return Judgement(case.rollout.rollout_id, case.attempt_id, agent, found)
+        if found is None or found.status not in _FINISHED:
+            applied.running += 1
+        else:
+            spans: list[Span] = []
+            for case in _make_cases(judge, found, key[1], trajectories):
+                identity = _case_id(judge, case)
+                if identity in held:
+                    applied.held += 1
+                    applied.changed += held[identity] not in ("", judge.source)
+                    continue
+                judgement = _judge_case(judge, case, applied)
+                if judgement.values:
+                    spans.append(_make_span(judge, case, judgement.values, identity))
+                if told is not None:
+                    told(judgement)
+            if spans and not is_dry_run:
+                add_surely(opened, spans)
+        if progress is not None:
+            progress(applied.attempts, max(expected, applied.attempts))
+    if wanted.wants_all and wanted.received:  # else what is left may have been left by choice
+        applied.stepless = sum(
+            rollouts[key].status in _FINISHED and rollouts[key].reason != INCOMPLETE_ROLLOUT
+            for key in left
+        )
+    return applied
 
 
 def _read_known(
     store: Store, judge: RewardFunction
 ) -> tuple[dict[tuple[str, str], Rollout], dict[str, str]]:
-    """Each attempt's rollout, as far as spans tell of it; and the rewards the function gave before.
-
-    Of these the span ids, each with the hash of the function's source then.
-    """
+    """Return each attempt's rollout; and the hash of the function's source by its reward spans."""
     # One connection for both: each costs as much as its queries.
     con = store.source.connect(("spans", "rollouts"), (*NARROW_COLUMNS, "attributes"))
     rows = con.execute(_ROLLOUTS).fetchall()
-    given = con.execute(_HELD, [judge.name]).fetchall()
-    rollouts = {(row[0], row[1]): _make_rollout(*row) for row in rows}
-    return rollouts, {span_id: source or "" for span_id, source in given}
+    rewards = con.execute(_HELD, [judge.name]).fetchall()
+    rollouts: dict[tuple[str, str], Rollout] = {}
+    for rollout_id, attempt_id, status, task, agents, reward, start_ns, end_ns in rows:
+        broke_off = status == "incomplete"
+        rollouts[rollout_id, attempt_id] = Rollout(
+            rollout_id=rollout_id,
+            task=parse_json(task),
+            status="failed" if broke_off else status,
+            reason=INCOMPLETE_ROLLOUT if broke_off else "",
+            agent=agents,
+            attempts=int(attempt_id) if attempt_id.isdecimal() else 1,
+            reward=reward,
+            created_ns=start_ns,
+            ended_ns=end_ns,
+        )
+    return rollouts, {span_id: source or "" for span_id, source in rewards}
 
 
-def _make_rollout(
-    rollout_id: str,
-    attempt_id: str,
-    status: Any,
-    task: str | None,
-    agents: str | None,
-    reward: float | None,
-    start_ns: int,
-    end_ns: int,
-) -> Rollout:
-    broke_off = status == "incomplete"
-    return Rollout(
-        rollout_id=rollout_id,
-        task=parse_json(task),
-        status="failed" if broke_off else status,
-        reason=INCOMPLETE_ROLLOUT if broke_off else "",
-        agent=agents,
-        attempts=int(attempt_id) if attempt_id.isdecimal() else 1,
-        reward=reward,
-        created_ns=start_ns,
-        ended_ns=end_ns,
-    )
+def _make_cases(
+    judge: RewardFunction, rollout: Rollout, attempt_id: str, trajectories: tuple[Trajectory, ...]
+) -> Iterator[Case]:
+    rewards = _sum_rewards(trajectories)
+    mode = trajectories[0].transitions[0].mode
+    if mode in get_args(Mode):
+        rollout = replace(rollout, mode=mode)  # type: ignore[arg-type]  # it is one of them
+    last = max(trajectories, key=lambda each: each.transitions[-1].end_ns)
+    for each in trajectories if judge.judges_each_trajectory else (last,):
+        yield Case(rollout, attempt_id, trajectories, rewards, each)
 
 
 def _sum_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
@@ -276,11 +215,28 @@ def _sum_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     return found
 
 
+def _judge_case(judge: RewardFunction, case: Case, applied: Applied) -> Judgement:
+    found = judge.judge(case)
+    values: Mapping[str, float] = {}
+    failure = ""
+    if isinstance(found, Failure):
+        applied.failed[found.kind] += 1
+        failure = found.message
+    elif not found:
+        applied.none += 1
+    else:
+        applied.rewards += 1
+        applied.total += next(iter(found.values()))
+        values = found
+    agent = case.trajectory.agent
+    return Judgement(case.rollout.rollout_id, case.attempt_id, agent, values, failure)
+
+
 def _case_id(judge: RewardFunction, case: Case) -> str:
-    """The span id of what a function says of a case: it is the same each time it is asked."""
+    """Return the span id of a judgement: it is the same each time the function is asked."""
     where = (case.trajectory.agent, case.trajectory.branch) if judge.judges_each_trajectory else ()
-    told = (judge.name, judge.version, case.rollout.rollout_id, case.attempt_id, *where)
-    return derived_id(json.dumps(told))
+    key = (judge.name, judge.version, case.rollout.rollout_id, case.attempt_id, *where)
+    return derived_id(json.dumps(key))
 
 
 def _make_span(
@@ -288,10 +244,10 @@ def _make_span(
 ) -> Span:
     link = case.trajectory.transitions[-1].span_id if judge.judges_each_trajectory else None
     made = reward_span(values, rollout_id=case.rollout.rollout_id, span_id=link)
-    found = {
+    attributes: dict[str, Any] = {
         c.ATTEMPT_ID: case.attempt_id,
         c.REWARD_FUNCTION: judge.name,
         c.REWARD_VERSION: judge.version,
         c.REWARD_SOURCE: judge.source,
     }
-    return identified(made, identity, {name: text for name, text in found.items() if text})
+    return identified(made, identity, {name: text for name, text in attributes.items() if text})

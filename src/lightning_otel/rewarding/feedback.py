@@ -1,27 +1,110 @@
-"""People's feedback on an answer, as one reward between -1 and 1."""
+"""People's feedback on an answer: one reward between -1 and 1, given once to what it judges."""
 
+import hashlib
 import logging
 import math
+import secrets
 import time
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import config
 from lightning_otel import conventions as c
 from lightning_otel.dataset import Store
-from lightning_otel.emitters import emit_reward
-from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.rewarding.giving import NAME, Clash, Feedback, Noun, give
+from lightning_otel.emitters import emit_reward, reward_span
+from lightning_otel.errors import ConfigError, NotFoundError, StoreError
+from lightning_otel.store.schema import NARROW_COLUMNS
+from lightning_otel.store.source import INDEX_COLUMNS
+from lightning_otel.store.sql import ROLLOUT, attribute, quoted
+from lightning_otel.types import Span
 
 log = logging.getLogger(__name__)
 
-QUALITY_WEIGHT: Final = 0.4
-RATING_WEIGHT: Final = 0.6
-SATISFIED_STEP: Final = 0.2
-USED_STEP: Final = 0.1
-_QUALITY: Final = 100.0
-_RATING: Final = 5.0
+Noun: TypeAlias = Literal["response", "rollout", "trace", "span", "conversation"]
+"""A target of feedback."""
+NAME: Final = "feedback"
+"""The name of the reward."""
+_STEPS: Final = {"satisfied": 0.2, "used_result": 0.1}
+_KEYS: Final = {
+    "quality_score": c.FEEDBACK_QUALITY,
+    "rating": c.FEEDBACK_RATING,
+    "satisfied": c.FEEDBACK_SATISFIED,
+    "used_result": c.FEEDBACK_USED,
+    "text": c.FEEDBACK_TEXT,
+}
+_CALLS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
+_IS_CALL: Final = f"(operation IN ({_CALLS}) OR name = {quoted(c.SPAN_ACTION)})"
+_COLUMNS: Final[Mapping[Noun, str]] = {
+    "response": "response_id",
+    "rollout": ROLLOUT,
+    "trace": "trace_id",
+    "span": "span_id",
+    "conversation": attribute(c.CONVERSATION_ID),
+}
+# What a conversation came to when it was judged: its latest call then, else the first after that.
+_FOUND: Final = f"""
+SELECT n,
+  coalesce(arg_max(home, start_ns) FILTER (is_before), arg_min(home, start_ns)),
+  coalesce(arg_max(span_id, start_ns) FILTER (is_before), arg_min(span_id, start_ns)),
+  max(end_ns)
+FROM (
+  SELECT asked.n, {ROLLOUT} AS home, span_id, start_ns, coalesce(end_ns, start_ns) AS end_ns,
+    {{is_conversation}} AND start_ns <= asked.given_ns AS is_before
+  FROM spans JOIN (
+    SELECT unnest(?::INTEGER[]) AS n, unnest(?::VARCHAR[]) AS id, unnest(?::BIGINT[]) AS given_ns
+  ) AS asked ON {{column}} = asked.id
+  WHERE {{condition}}
+) GROUP BY n"""
+_HELD: Final = f"""
+SELECT span_id, reward, {ROLLOUT} FROM spans
+WHERE span_id IN (SELECT unnest(?::VARCHAR[])) AND reward IS NOT NULL"""
+
+Keep: TypeAlias = Callable[[Sequence[Span]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """One person's judgement, as a reward.
+
+    Attributes:
+        noun: The kind of its target.
+        target: The target's whole id.
+        value: The reward, -1 to 1.
+        given_ns: The time at which it was said.
+        attributes: Kept with it.
+        feedback_id: Its id, under which it is kept once, however often it is sent; empty if none.
+    """
+
+    noun: Noun
+    target: str
+    value: float
+    given_ns: int
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    feedback_id: str = ""
+
+
+class Given(NamedTuple):
+    """A reward that stands in the store: its span and rollout, and if it was not there before."""
+
+    span_id: str
+    rollout_id: str
+    is_new: bool
+
+
+class Clash(NamedTuple):
+    """The refusal of feedback whose id was given to other feedback before."""
+
+    reason: str
+
+
+class _Home(NamedTuple):
+    rollout_id: str
+    span_id: str
+    end_ns: int
 
 
 def reward_from_feedback(
@@ -31,7 +114,7 @@ def reward_from_feedback(
     satisfied: bool | None = None,
     used_result: bool | None = None,
 ) -> float:
-    """One reward of what somebody said, between -1 and 1.
+    """Return one reward of what somebody said, between -1 and 1.
 
     Its base is what was measured, brought to -1…1: the quality score, the rating, or of both 0.4
     times the one and 0.6 times the other. ``satisfied`` adds 0.2 and ``used_result`` 0.1; that they
@@ -40,23 +123,30 @@ def reward_from_feedback(
     Args:
         quality_score: 0 to 100.
         rating: Stars, 0 to 5.
-        satisfied: Whether they were.
-        used_result: Whether they used what they got.
+        satisfied: True if they were.
+        used_result: True if they used what they got.
 
     Raises:
         ConfigError: Nothing was said, or something that cannot be.
     """
-    quality = _check_number("quality_score", quality_score, _QUALITY)
-    stars = _check_number("rating", rating, _RATING)
-    liked, used = _check_answer("satisfied", satisfied), _check_answer("used_result", used_result)
-    if quality is None and stars is None and liked is None and used is None:
+    answers = {"satisfied": satisfied, "used_result": used_result}
+    for name, value, most in (("quality_score", quality_score, 100.0), ("rating", rating, 5.0)):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0 <= value <= most):
+            raise ConfigError(f"{name} is {value!r}; it must be a number from 0 to {most:g}")
+    for name, answer in answers.items():
+        if answer is not None and not isinstance(answer, bool):
+            raise ConfigError(f"{name} is {answer!r}; it must be True or False")
+    if quality_score is not None or rating is not None:
+        return feedback_reward(
+            quality_score, rating, satisfied=bool(satisfied), used_result=bool(used_result)
+        )
+    said = [(name, answer) for name, answer in answers.items() if answer is not None]
+    if not said:
         raise ConfigError(
             "there is no feedback; give quality_score, rating, satisfied or used_result"
         )
-    if quality is None and stars is None:
-        steps = ((liked, SATISFIED_STEP), (used, USED_STEP))
-        return math.fsum(size if said else -size for said, size in steps if said is not None)
-    return feedback_reward(quality, stars, satisfied=bool(liked), used_result=bool(used))
+    return math.fsum(_STEPS[name] if answer else -_STEPS[name] for name, answer in said)
 
 
 def feedback_reward(
@@ -66,22 +156,15 @@ def feedback_reward(
     satisfied: bool = False,
     used_result: bool = False,
 ) -> float:
-    """Return the reward of what was measured, and raise it by what else was said, to 1 at most.
-
-    Args:
-        quality_score: 0 to 100.
-        rating: Stars, 0 to 5.
-        satisfied: Whether they were.
-        used_result: Whether they used what they got.
-    """
-    quality = None if quality_score is None else quality_score / _QUALITY * 2.0 - 1.0
-    stars = None if rating is None else rating / _RATING * 2.0 - 1.0
+    """Return the reward of what was measured, raised by what else was said, to 1 at most."""
+    quality = None if quality_score is None else quality_score / 100.0 * 2.0 - 1.0
+    stars = None if rating is None else rating / 5.0 * 2.0 - 1.0
     if quality is not None and stars is not None:
-        total = quality * QUALITY_WEIGHT + stars * RATING_WEIGHT
+        total = quality * 0.4 + stars * 0.6
     else:
         total = quality if quality is not None else stars or 0.0
-    for is_said, size in ((satisfied, SATISFIED_STEP), (used_result, USED_STEP)):
-        total = min(total + size, 1.0) if is_said else total
+    for name, is_said in (("satisfied", satisfied), ("used_result", used_result)):
+        total = min(total + _STEPS[name], 1.0) if is_said else total
     return max(-1.0, min(1.0, total))
 
 
@@ -108,9 +191,9 @@ def emit_feedback(
     Args:
         quality_score: As :func:`reward_from_feedback` takes it, like the next three.
         rating: Stars, 0 to 5.
-        satisfied: Whether they were.
-        used_result: Whether they used what they got.
-        text: What they wrote.
+        satisfied: True if they were.
+        used_result: True if they used what they got.
+        text: Their words.
         response_id: The model response it judges, such as ``chatcmpl-…``.
         rollout_id: The rollout it judges; or a trace or span instead.
         trace_id: The trace it judges.
@@ -118,7 +201,7 @@ def emit_feedback(
         conversation_id: The conversation it judges, by its latest call so far.
         feedback_id: An id of the caller's: feedback that has it is kept once, however often it is
             sent.
-        store: Where the target is; by default the store that is used where none is named.
+        store: The store of the target; by default the store that is used where none is named.
 
     Returns:
         The reward's span id; None if nothing is recorded, here or at all.
@@ -129,24 +212,16 @@ def emit_feedback(
         NotFoundError: The store does not hold the target.
         StoreError: The store cannot be read or written.
     """
-    value = reward_from_feedback(
-        quality_score=quality_score, rating=rating, satisfied=satisfied, used_result=used_result
-    )
-    attributes = said_attributes(
-        quality_score=quality_score,
-        rating=rating,
-        satisfied=satisfied,
-        used_result=used_result,
-        text=text,
-    )
-    named: dict[Noun, str | None] = {
-        "response": response_id,
-        "rollout": rollout_id,
-        "trace": trace_id,
-        "span": span_id,
-        "conversation": conversation_id,
+    answers: dict[str, Any] = {
+        "quality_score": quality_score,
+        "rating": rating,
+        "satisfied": satisfied,
+        "used_result": used_result,
     }
-    targets = [(noun, given) for noun, given in named.items() if given]
+    value = reward_from_feedback(**answers)
+    attributes = said_attributes(**answers, text=text)
+    ids = (response_id, rollout_id, trace_id, span_id, conversation_id)
+    targets = [(noun, each) for noun, each in zip(get_args(Noun), ids, strict=True) if each]
     if len(targets) > 1:
         raise ConfigError(
             f"feedback judges one thing, and {' and '.join(noun for noun, _ in targets)} are "
@@ -161,66 +236,153 @@ def emit_feedback(
         return emit_reward(NAME, value, attributes=attributes)
     if not config.is_enabled():
         return None
-    ((noun, given),) = targets
-    return _keep_reward(
-        store if store is not None else Store(),
-        Feedback(noun, given, value, time.time_ns(), attributes, feedback_id or ""),
-    )
-
-
-def said_attributes(
-    *,
-    quality_score: float | None = None,
-    rating: float | None = None,
-    satisfied: bool | None = None,
-    used_result: bool | None = None,
-    text: str | None = None,
-) -> dict[str, AttributeValue]:
-    """Return the attributes that keep feedback beside its reward.
-
-    Args:
-        quality_score: As :func:`reward_from_feedback` takes it, like the next three.
-        rating: Stars, 0 to 5.
-        satisfied: Whether they were.
-        used_result: Whether they used what they got.
-        text: What they wrote.
-    """
-    said = {
-        c.FEEDBACK_QUALITY: quality_score,
-        c.FEEDBACK_RATING: rating,
-        c.FEEDBACK_SATISFIED: satisfied,
-        c.FEEDBACK_USED: used_result,
-        c.FEEDBACK_TEXT: text,
-    }
-    return {key: given for key, given in said.items() if given is not None}
-
-
-def _keep_reward(store: Store, feedback: Feedback) -> str:
-    """Keep the reward in the store, unless it is there already; gives its span id."""
-    (found,) = give(store, [feedback])
+    ((noun, target),) = targets
+    opened = store if store is not None else Store()
+    feedback = Feedback(noun, target, value, time.time_ns(), attributes, feedback_id or "")
+    (found,) = give(opened, [feedback])
     if found is None:
         raise NotFoundError(
-            f"{store.name} holds no {feedback.noun} {feedback.target!r}; is it the store that the "
-            "agent records into?"
+            f"{opened.name} holds no {noun} {target!r}; is it the store that the agent records "
+            "into?"
         )
     if isinstance(found, Clash):
         raise ConfigError(f"{found.reason}; give an id of its own to what was said later")
     if not found.is_new:
-        log.debug("feedback %s is kept already", feedback.feedback_id)
+        log.debug("feedback %s is kept already", feedback_id)
     return found.span_id
 
 
-def _check_number(name: str, given: object, most: float) -> float | None:
-    """A number from 0 to the most."""
-    if given is None:
-        return None
-    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
-    if not is_number or not 0 <= given <= most:  # type: ignore[operator]  # it is a number then
-        raise ConfigError(f"{name} is {given!r}; it must be a number from 0 to {most:g}")
-    return float(given)  # type: ignore[arg-type]
+def said_attributes(**said: AttributeValue | None) -> dict[str, AttributeValue]:
+    """Return the attributes that keep feedback beside its reward, without what was not said."""
+    return {_KEYS[name]: value for name, value in said.items() if value is not None}
 
 
-def _check_answer(name: str, given: object) -> bool | None:
-    if given is not None and not isinstance(given, bool):
-        raise ConfigError(f"{name} is {given!r}; it must be True or False")
-    return given
+def give(
+    store: Store,
+    feedback: Sequence[Feedback],
+    keep: Keep | None = None,
+    known: Mapping[str, str] = MappingProxyType({}),
+) -> list[Given | Clash | None]:
+    """Give feedback to what it judges; return None for targets that the store does not hold.
+
+    Args:
+        store: Where the targets are.
+        feedback: Any number, each with an id of its own, if it has one.
+        keep: Keeps spans; by default the store does.
+        known: Rollouts by span, of spans that are there for certain; feedback on these alone, whose
+            ids are all new, is given without a look at the store.
+
+    Raises:
+        StoreError: The store cannot be read or written; nothing, or not all of it, was given.
+    """
+    if not feedback:
+        return []
+    ids = [
+        derived_id(f"{NAME} {each.feedback_id}") if each.feedback_id else secrets.token_hex(8)
+        for each in feedback
+    ]
+    if all(each.noun == "span" and each.target in known for each in feedback):
+        homes = {n: _Home(known[each.target], each.target, 0) for n, each in enumerate(feedback)}
+        held: dict[str, tuple[float, str]] = {}
+    else:
+        homes, held = _look_up(store, feedback, ids)
+    found: list[Given | Clash | None] = []
+    spans: list[Span] = []
+    for n, (each, span_id) in enumerate(zip(feedback, ids, strict=True)):
+        home = homes.get(n)
+        if home is None:
+            found.append(None)
+        elif span_id in held:
+            found.append(_answer_repeat(each, span_id, home, *held[span_id]))
+        else:
+            spans.append(_make_span(each, span_id, home))
+            found.append(Given(span_id, home.rollout_id, is_new=True))
+    if spans:
+        (keep or (lambda made: add_surely(store, made)))(spans)
+    return found
+
+
+def _look_up(
+    store: Store, feedback: Sequence[Feedback], span_ids: Sequence[str]
+) -> tuple[dict[int, _Home], dict[str, tuple[float, str]]]:
+    """Return targets by position, and the number and rollout of rewards that are there already."""
+    nouns = {each.noun for each in feedback}
+    columns = (*NARROW_COLUMNS, "attributes") if "conversation" in nouns else INDEX_COLUMNS
+    con = store.source.connect(("spans",), columns)
+    homes: dict[int, _Home] = {}
+    for noun in nouns:
+        is_conversation = noun == "conversation"
+        query = _FOUND.format(
+            is_conversation=str(is_conversation).lower(),
+            column=_COLUMNS[noun],
+            condition=_IS_CALL if is_conversation else "true",
+        )
+        asked = [(n, each) for n, each in enumerate(feedback) if each.noun == noun]
+        values = [
+            [n for n, _ in asked],
+            [each.target for _, each in asked],
+            [each.given_ns for _, each in asked],
+        ]
+        for n, rollout_id, span_id, end_ns in con.execute(query, values).fetchall():
+            homes[n] = _Home(str(rollout_id), str(span_id), int(end_ns))
+    rows = con.execute(_HELD, [list(span_ids)]).fetchall()
+    return homes, {span_id: (float(value), str(rollout)) for span_id, value, rollout in rows}
+
+
+def _answer_repeat(
+    feedback: Feedback, span_id: str, home: _Home, value: float, rollout_id: str
+) -> Given | Clash:
+    """Answer feedback whose id is there already."""
+    kept = f"feedback {feedback.feedback_id!r} was kept"
+    if value != feedback.value:
+        return Clash(f"{kept} as {value:g} and cannot become {feedback.value:g}")
+    if rollout_id != home.rollout_id:
+        return Clash(f"{kept} of rollout {rollout_id!r} and cannot go to {home.rollout_id!r}")
+    return Given(span_id, rollout_id, is_new=False)
+
+
+def _make_span(feedback: Feedback, span_id: str, home: _Home) -> Span:
+    linked = {"span": feedback.target, "conversation": home.span_id}.get(feedback.noun)
+    made = reward_span(
+        {NAME: feedback.value},
+        rollout_id=home.rollout_id,
+        span_id=linked,
+        response_id=feedback.target if feedback.noun == "response" else None,
+    )
+    attributes = dict(feedback.attributes)
+    if feedback.feedback_id:
+        attributes[c.FEEDBACK_ID] = feedback.feedback_id
+    if feedback.noun == "conversation":
+        attributes[c.FEEDBACK_CONVERSATION] = feedback.target
+    # It judges all that there is of it, be that from a machine whose clock is ahead of ours.
+    given_ns = max(feedback.given_ns, home.end_ns)
+    return identified(replace(made, start_ns=given_ns, end_ns=given_ns), span_id, attributes)
+
+
+def add_surely(store: Store, spans: Iterable[Span]) -> None:
+    """Keep spans, or raise StoreError: the store cannot be written."""
+    if store.layout is None:
+        store.add(spans)
+        return
+    try:
+        store.writer().take(spans)
+    except OSError as exc:
+        raise StoreError(
+            f"{store.name} refuses it: {exc.strerror or exc}; is it writable, and the disk "
+            "not full?"
+        ) from exc
+
+
+def derived_id(text: str) -> str:
+    """Return a span id made of a text: the same of the same."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def identified(span: Span, span_id: str, attributes: Mapping[str, Any]) -> Span:
+    """Return the span with an id of one's own, and further attributes."""
+    return replace(
+        span,
+        trace_id=span_id + derived_id(span_id),
+        span_id=span_id,
+        attributes={**span.attributes, **attributes},
+    )

@@ -8,8 +8,8 @@ import asyncio
 import hashlib
 import inspect
 import math
-import threading
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -67,10 +67,9 @@ class RewardFunction:
     """A function that judges what an agent did.
 
     Attributes:
-        call: The function.
-        name: What its reward is called, where it gives a plain number.
+        name: The name of its reward, where it gives a plain number.
         version: Empty for the first; else it stands behind each name, as in ``exact_match@2``.
-        asked: For each parameter what it gets.
+        asked: Its input by parameter.
         source: The hash of its source text; empty where there is none to be found.
     """
 
@@ -82,15 +81,7 @@ class RewardFunction:
 
     @classmethod
     def of(cls, function: Callable[..., object], version: str = "") -> "RewardFunction":
-        """The function with its name and what it asks for.
-
-        Args:
-            function: Asks for any of ``ASKABLE``.
-            version: As the attribute says.
-
-        Raises:
-            ConfigError: It has no name, or asks for what there is not.
-        """
+        """Return the function with its name and input; raise ConfigError if it is unfit."""
         if not callable(function):
             raise ConfigError(
                 f"a reward function is called, and {function!r} cannot be; give a function"
@@ -112,9 +103,12 @@ class RewardFunction:
 
     def judge(self, case: Case) -> dict[str, float] | Failure | None:
         """The rewards by name, the primary one first; None if it gives none."""
-        given = {name: _parameter_value(case, what) for name, what in self.asked.items()}
+        values = {
+            name: case.rollout.task if what == "task" else getattr(case, what)
+            for name, what in self.asked.items()
+        }
         try:
-            result = self.call(**given)
+            result = self.call(**values)
             if inspect.iscoroutine(result):
                 result = _await_result(result)
         except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
@@ -180,10 +174,6 @@ def _hash_source(function: Callable[..., object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _parameter_value(case: Case, what: str) -> object:
-    return case.rollout.task if what == "task" else getattr(case, what)
-
-
 def _read_number(value: object) -> float | None:
     """A number of any type, such as NumPy's; text is none."""
     if isinstance(value, (str, bytes, bytearray)):
@@ -204,18 +194,5 @@ def _await_result(pending: Coroutine[Any, Any, object]) -> object:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(pending)
-    found: list[object] = []
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(asyncio.run(pending))
-        except BaseException as exc:  # noqa: BLE001  # raised again where it was awaited
-            raised.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
-    return found[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, pending).result()

@@ -4,6 +4,7 @@ It lies in the state beside the store, so that no restart or kill loses it. It i
 then: nothing else gets it meanwhile.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ import sqlalchemy as sa
 from lightning_otel import conventions as c
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, StateError
-from lightning_otel.rewarding.giving import Clash, Feedback, Given, Keep, digest, give
+from lightning_otel.rewarding.feedback import Clash, Feedback, Given, Keep, give
+from lightning_otel.state.leases import id_batches
 
 FEEDBACK: Final = sa.Table(
     "lightning_feedback",
@@ -33,13 +35,13 @@ FEEDBACK: Final = sa.Table(
     sa.Column("given_ns", sa.BigInteger, nullable=False),
 )
 MOST: Final = 100_000
-"""Feedback that may wait; whoever sends more is refused, rather than the disk filled."""
+"""The most feedback that may wait; more is refused, rather than the disk filled."""
 OPEN_SHARE: Final = 0.5
-"""How much of that may be from senders without a key: the rest is for those who have one."""
+"""The share of that for senders without a key: the rest is for those who have one."""
 LONGEST_NS: Final = 30 * 86_400 * 1_000_000_000
-"""For how long feedback waits."""
+"""The longest time that feedback waits."""
 OPEN: Final = "http:"
-"""What the origin of feedback begins with that came without a key."""
+"""The beginning of the origin of feedback that came without a key."""
 _AT_ONCE: Final = 2_000
 
 Answer: TypeAlias = Given | Clash | None
@@ -47,25 +49,14 @@ Answer: TypeAlias = Given | Clash | None
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The feedback that waits.
-
-    Attributes:
-        count: How much feedback.
-        oldest_ns: When the oldest was given; None if none waits.
-    """
+    """The number of feedback that waits, and the time of the oldest; None if none waits."""
 
     count: int
     oldest_ns: int | None
 
 
 class Settled(NamedTuple):
-    """The result of delivering feedback that waited.
-
-    Attributes:
-        given: It was given to what it judges, now or before.
-        refused: Its id was given to other feedback meanwhile; it is gone, and not given.
-        waiting: It still waits.
-    """
+    """The numbers of feedback that was given, refused (its id is another's), or still waits."""
 
     given: int = 0
     refused: int = 0
@@ -76,11 +67,7 @@ class Pending:
     """The feedback of a state that waits."""
 
     def __init__(self, state: State) -> None:
-        """Name the state; a table is made there if it is not there.
-
-        Raises:
-            StateError: It cannot be read or made.
-        """
+        """Name the state; a table is made there if it is not there."""
         state.ensure(FEEDBACK)
         self._state = state
 
@@ -109,7 +96,7 @@ class Pending:
         if not feedback.feedback_id:
             raise ConfigError("feedback without an id cannot wait; give feedback_id")
         with self._state.read() as connection:
-            held = self._find_held(connection, feedback)
+            held = _find_held(connection, feedback)
         if isinstance(held, Clash):
             return held
         (answer,) = give(store, [feedback], keep, known)
@@ -124,37 +111,26 @@ class Pending:
 
         Any number of processes may do so at once: each reward has one span id, and is kept once.
 
-        Args:
-            store: Where it is looked for.
-            keep: Keeps spans; by default the store does.
-
         Raises:
             StoreError: The store cannot be read or written; all of it goes on waiting.
         """
-        total, until_ns = Settled(), time.time_ns() - LONGEST_NS
-        for some in self._read_parts():
-            answers = give(store, some, keep)
-            done = [each for each, answer in zip(some, answers, strict=True) if answer is not None]
-            over = [
-                each
-                for each, answer in zip(some, answers, strict=True)
-                if answer is None and each.given_ns < until_ns
-            ]
-            self._delete_feedback([each.feedback_id for each in [*done, *over]])
-            refused = sum(isinstance(answer, Clash) for answer in answers)
-            total = Settled(
-                total.given + len(done) - refused,
-                total.refused + refused,
-                total.waiting + len(some) - len(done) - len(over),
-            )
-        return total
+        counts, until_ns = [0, 0, 0], time.time_ns() - LONGEST_NS
+        for part in self._read_parts():
+            gone = []
+            for feedback, answer in zip(part, give(store, part, keep), strict=True):
+                counts[0] += isinstance(answer, Given)
+                counts[1] += isinstance(answer, Clash)
+                if answer is not None or feedback.given_ns < until_ns:
+                    gone.append(feedback.feedback_id)
+            counts[2] += len(part) - len(gone)
+            self._delete_feedback(gone)
+        return Settled(*counts)
 
     def waiting(self) -> Waiting:
         """Count the waiting feedback, and find the oldest."""
         with self._state.read() as connection:
             query = sa.select(sa.func.count(), sa.func.min(FEEDBACK.c.given_ns))
-            count, oldest_ns = connection.execute(query).one()
-        return Waiting(int(count), oldest_ns)
+            return Waiting(*connection.execute(query).one())
 
     def all(self, limit: int | None = None) -> list[Feedback]:
         """List the waiting feedback, the oldest first."""
@@ -162,33 +138,17 @@ class Pending:
         with self._state.read() as connection:
             return [_feedback_of(row) for row in connection.execute(query.limit(limit))]
 
-    @staticmethod
-    def _find_held(connection: "sa.Connection", feedback: Feedback) -> Clash | bool:
-        """Return whether the same feedback waits; a clash if other feedback has its id."""
-        mine = FEEDBACK.c.feedback_id == feedback.feedback_id
-        row = connection.execute(sa.select(FEEDBACK).where(mine)).one_or_none()
-        if row is None or digest(_feedback_of(row)) == digest(feedback):
-            return row is not None
-        return Clash(f"other feedback waits as {feedback.feedback_id!r} already")
-
     def _put_feedback(self, feedback: Feedback) -> Clash | None:
-        """Keep feedback, unless the same waits already; says if other feedback has its id."""
+        """Keep feedback, unless the same waits already; refuse other feedback under its id."""
         with self._state.change() as connection:
-            held = self._find_held(connection, feedback)
+            held = _find_held(connection, feedback)
             if held:
                 return held if isinstance(held, Clash) else None
-            connection.execute(
-                sa.delete(FEEDBACK).where(FEEDBACK.c.given_ns < time.time_ns() - LONGEST_NS)
-            )
+            oldest_ns = time.time_ns() - LONGEST_NS
+            connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.given_ns < oldest_ns))
             _check_room(connection, feedback)
-            values = {
-                "feedback_id": feedback.feedback_id,
-                "noun": feedback.noun,
-                "target": feedback.target,
-                "value": feedback.value,
-                "attributes": json.dumps(dict(feedback.attributes)),
-                "given_ns": feedback.given_ns,
-            }
+            values = {each.name: getattr(feedback, each.name) for each in FEEDBACK.c}
+            values["attributes"] = json.dumps(dict(feedback.attributes))
             connection.execute(sa.insert(FEEDBACK).values(**values))
         return None
 
@@ -196,23 +156,57 @@ class Pending:
         if not feedback_ids:
             return
         with self._state.change() as connection:
-            for start in range(0, len(feedback_ids), _AT_ONCE // 4):
-                some = list(feedback_ids[start : start + _AT_ONCE // 4])
-                connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.feedback_id.in_(some)))
+            for ids in id_batches(feedback_ids):
+                connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.feedback_id.in_(ids)))
 
     def _read_parts(self) -> Iterator[list[Feedback]]:
         """Yield the waiting feedback in parts, by id; later arrivals may be missed."""
         last = ""
         while True:
             query = sa.select(FEEDBACK).where(FEEDBACK.c.feedback_id > last)
+            query = query.order_by(FEEDBACK.c.feedback_id).limit(_AT_ONCE)
             with self._state.read() as connection:
-                rows = connection.execute(
-                    query.order_by(FEEDBACK.c.feedback_id).limit(_AT_ONCE)
-                ).all()
-            if not rows:
+                part = [_feedback_of(row) for row in connection.execute(query)]
+            if not part:
                 return
-            last = rows[-1].feedback_id
-            yield [_feedback_of(row) for row in rows]
+            last = part[-1].feedback_id
+            yield part
+
+
+def settle_waiting(store: Store) -> Settled:
+    """Give what waits beside a store, where anything does; nothing is made for it.
+
+    Raises:
+        StateError: The state cannot be read.
+        StoreError: The store cannot be read or written.
+    """
+    if store.layout is None:
+        return Settled()  # whoever serves it gives it
+    state = State.beside(store)
+    if not state.is_made:
+        return Settled()
+    with state.read() as connection:  # makes no table: nothing may be writable here
+        if not sa.inspect(connection).has_table(FEEDBACK.name):
+            return Settled()
+        if connection.execute(sa.select(FEEDBACK.c.feedback_id).limit(1)).first() is None:
+            return Settled()
+    return Pending(state).settle(store)
+
+
+def _find_held(connection: "sa.Connection", feedback: Feedback) -> Clash | bool:
+    """Return True if the same feedback waits; a clash if other feedback has its id."""
+    mine = FEEDBACK.c.feedback_id == feedback.feedback_id
+    row = connection.execute(sa.select(FEEDBACK).where(mine)).one_or_none()
+    if row is None or _digest(_feedback_of(row)) == _digest(feedback):
+        return row is not None
+    return Clash(f"other feedback waits as {feedback.feedback_id!r} already")
+
+
+def _digest(feedback: Feedback) -> str:
+    """Hash feedback without its time and origin, to tell repeats from clashes."""
+    said = sorted(item for item in feedback.attributes.items() if item[0] != c.RECEIVED)
+    key = repr((feedback.noun, feedback.target, feedback.value, said))
+    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
 def _check_room(connection: "sa.Connection", feedback: Feedback) -> None:
@@ -230,35 +224,6 @@ def _check_room(connection: "sa.Connection", feedback: Feedback) -> None:
         )
 
 
-def settle_waiting(store: Store) -> Settled:
-    """Give what waits beside a store, where anything does; nothing is made for it.
-
-    Raises:
-        StateError: The state cannot be read.
-        StoreError: The store cannot be read or written.
-    """
-    if store.layout is None:
-        return Settled()  # whoever serves it gives it
-    state = State.beside(store)
-    if not state.is_made or not _is_any_waiting(state):
-        return Settled()
-    return Pending(state).settle(store)
-
-
-def _is_any_waiting(state: State) -> bool:
-    """Found out without making a table, so that it can be asked where nothing may be written."""
-    with state.read() as connection:
-        if not sa.inspect(connection).has_table(FEEDBACK.name):
-            return False
-        return connection.execute(sa.select(FEEDBACK.c.feedback_id).limit(1)).first() is not None
-
-
 def _feedback_of(row: "sa.Row[tuple[object, ...]]") -> Feedback:
-    return Feedback(
-        noun=row.noun,
-        target=row.target,
-        value=row.value,
-        given_ns=row.given_ns,
-        attributes=json.loads(row.attributes),
-        feedback_id=row.feedback_id,
-    )
+    values = dict(row._mapping)
+    return Feedback(**values | {"attributes": json.loads(row.attributes)})

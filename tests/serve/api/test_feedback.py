@@ -16,7 +16,7 @@ from tests.serve.serving import JSON, Serving, request_of
 
 from lightning_otel import Store, auto_trace, emit_action
 from lightning_otel import conventions as c
-from lightning_otel.rewarding.giving import Feedback
+from lightning_otel.rewarding.feedback import Feedback
 from lightning_otel.rewarding.pending import Pending
 from lightning_otel.state import State
 

@@ -12,8 +12,13 @@ from starlette.requests import Request
 
 from lightning_otel import conventions as c
 from lightning_otel.errors import ConfigError
-from lightning_otel.rewarding.feedback import reward_from_feedback, said_attributes
-from lightning_otel.rewarding.giving import Clash, Feedback, Noun
+from lightning_otel.rewarding.feedback import (
+    Clash,
+    Feedback,
+    Noun,
+    reward_from_feedback,
+    said_attributes,
+)
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api.operation import Asked, Told, operation
 

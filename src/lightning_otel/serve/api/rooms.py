@@ -9,7 +9,7 @@ from lightning_otel.store.layout import state_place
 
 if TYPE_CHECKING:
     from lightning_otel.resources import Resources
-    from lightning_otel.rewarding.giving import Keep
+    from lightning_otel.rewarding.feedback import Keep
     from lightning_otel.rewarding.pending import Pending
     from lightning_otel.serve.api.fresh import Mark
     from lightning_otel.state import State

@@ -13,8 +13,14 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.rewarding.feedback import reward_from_feedback, said_attributes
-from lightning_otel.rewarding.giving import Clash, Feedback, Given, give
+from lightning_otel.rewarding.feedback import (
+    Clash,
+    Feedback,
+    Given,
+    give,
+    reward_from_feedback,
+    said_attributes,
+)
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.guard import form
 from lightning_otel.serve.viewer import page
