@@ -8,13 +8,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.examples import facts
+from tests import facts
 from tests.examples.programs import Program
 
 from lightning_otel import Store, TripletAdapter
@@ -79,8 +79,14 @@ class Recorded:
 
     @property
     def requests(self) -> list[Exchange]:
-        """The server's log, one entry a request."""
-        return facts.final_exchanges(self.host.log)
+        """The server's log without what the client itself repeated: one entry a request."""
+        found: list[Exchange] = []
+        for exchange in self.host.log:
+            if int(exchange.headers.get("x-stainless-retry-count", 0)):
+                tried = [each for each in found if each.request == exchange.request]
+                found.remove(next(each for each in reversed(tried) if each.status != 200))
+            found.append(exchange)
+        return found
 
     @property
     def orphans(self) -> list[Span]:
@@ -133,17 +139,11 @@ def run(
         return Host(done.returncode, done.stdout, done.stderr, tuple(server.log))
 
 
-def record(program: Program, folder: Path, within: Sequence[str] = ()) -> Recorded:
-    """Run it under ``lightning-otel run``.
-
-    Args:
-        program: What to run.
-        folder: Where it runs; its store is there too.
-        within: A Python program and its arguments which run it.
-    """
+def record(program: Program, folder: Path) -> Recorded:
+    """Run it under ``lightning-otel run``, with a store in the folder."""
     path = folder / "traces.duckdb"
     ours = (sys.executable, "-m", "lightning_otel", "run", "--quiet", "--store", str(path))
-    return recorded_in(path, run(program, folder, within, [*ours, "--"]))
+    return recorded_in(path, run(program, folder, recorder=[*ours, "--"]))
 
 
 def recorded_in(path: Path, host: Host) -> Recorded:
@@ -160,14 +160,14 @@ def recorded_in(path: Path, host: Host) -> Recorded:
     return Recorded(host, spans, TripletAdapter().explain(spans).report, in_views)
 
 
-def run_both(program: Program, folder: Path, within: Sequence[str] = ()) -> tuple[Host, Recorded]:
+def run_both(program: Program, folder: Path) -> tuple[Host, Recorded]:
     """Run it as it is and recorded, at the same time, in folders of their own."""
     places = folder / "plain", folder / "recorded"
     for place in places:
         place.mkdir()
     with ThreadPoolExecutor(2) as pool:
-        plain = pool.submit(run, program, places[0], within)
-        recorded = pool.submit(record, program, places[1], within)
+        plain = pool.submit(run, program, places[0])
+        recorded = pool.submit(record, program, places[1])
         return plain.result(), recorded.result()
 
 
@@ -184,7 +184,7 @@ def problems(program: Program, plain: Host, recorded: Recorded) -> list[str]:
     ]
 
 
-def host_problems(plain: Host, host: Host, own_headers: Sequence[str] = OWN_HEADERS) -> list[str]:
+def host_problems(plain: Host, host: Host) -> list[str]:
     """Wherein anybody can see that the program was recorded."""
     found = []
     if plain.code != 0:
@@ -193,54 +193,54 @@ def host_problems(plain: Host, host: Host, own_headers: Sequence[str] = OWN_HEAD
         before, after = getattr(plain, what), getattr(host, what)
         if before != after:
             found.append(f"{what} differs: {before!r} by itself, {after!r} recorded")
-    before, after = (
-        Counter(_sent(exchange, own_headers) for exchange in each.log) for each in (plain, host)
-    )
+    before, after = (Counter(map(_sent, each.log)) for each in (plain, host))
     found += [f"sent only by itself: {each[-_MOST_SHOWN:]}" for each in before - after]
     found += [f"sent only when recorded: {each[-_MOST_SHOWN:]}" for each in after - before]
     return found
 
 
-def _sent(exchange: Exchange, own_headers: Sequence[str]) -> str:
+def _sent(exchange: Exchange) -> str:
     """A request as it was sent, byte for byte but for what is drawn at random."""
-    headers = {name: text for name, text in exchange.headers.items() if name not in own_headers}
+    headers = {name: text for name, text in exchange.headers.items() if name not in OWN_HEADERS}
     return _MADE_UP.sub("ID", json.dumps([exchange.path, exchange.request, headers]))
 
 
 def call_problems(recorded: Recorded) -> list[str]:
     """Requests without a span, spans without a request, and wherein they differ."""
-    wanted = [facts.of_exchange(exchange) for exchange in recorded.requests]
-    told = [facts.of_span(span) for span in recorded.calls]
-    lost, more = _without(wanted, told), _without(told, wanted)
-    found = []
-    for one in lost:
-        other = next((each for each in more if each["response id"] == one["response id"]), None)
-        if other is None:
-            found.append(f"lost: no span for {_short(one)}")
+    found, spans = [], list(recorded.calls)
+    for exchange in recorded.requests:
+        response_id = exchange.response_id if exchange.status == 200 else None
+        fitting = [s for s in spans if s.attributes.get(c.RESPONSE_ID) == response_id]
+        if not fitting:
+            found.append(f"lost: no span for {exchange.path} {exchange.request}"[:_MOST_SHOWN])
             continue
-        more.remove(other)
-        found += [
-            f"call {one['response id']}: {key} is {other[key]!r}, the server says {one[key]!r}"
-            for key in one
-            if one[key] != other[key]
-        ]
-    found += [f"doubled or made up: {_short(one)}" for one in more]
-    return found
+        span, wrong = min(
+            ((span, _wrong_facts(span, exchange)) for span in fitting),
+            key=lambda each: len(each[1]),
+        )
+        spans.remove(span)
+        found += [f"call {response_id}: {key} is {each[0]!r}, the server says {each[1]!r}"
+                  for key, each in wrong.items()]  # fmt: skip
+    return found + [f"doubled or made up: {span.name} {span.attributes}" for span in spans]
 
 
-def _without(one: list[facts.Facts], other: list[facts.Facts]) -> list[facts.Facts]:
-    rest = list(other)
-    found = []
-    for each in one:
-        if each in rest:
-            rest.remove(each)
-        else:
-            found.append(each)
-    return found
-
-
-def _short(one: Mapping[str, Any]) -> str:
-    return json.dumps(one)[:_MOST_SHOWN]
+def _wrong_facts(span: Span, exchange: Exchange) -> dict[str, tuple[Any, Any]]:
+    """What the span says otherwise than the server; whose call it is, the server cannot know."""
+    get = span.attributes.get
+    wrong = facts.differences(span, exchange)
+    for key in (c.PROVIDER, c.AGENT_NAME, c.CONVERSATION_ID, c.OUTPUT_TYPE):
+        wrong.pop(key, None)
+    has_failed = exchange.status != 200
+    if has_failed or exchange.client_gone:  # of the answer under way then, nobody can tell
+        sent = (c.INPUT_MESSAGES, c.TOOL_DEFINITIONS, *facts.REQUEST_KEYS.values())
+        wrong = {key: wrong[key] for key in sent if key in wrong}
+    else:
+        wrong.pop(c.ERROR_TYPE, None)  # an answer that came to its end may have failed to validate
+    # What came to its end and failed, failed to validate.
+    is_failed = span.status == "ERROR" and not get(c.FINISH_REASONS)
+    states = {"has failed": (is_failed, has_failed),
+              "is left": (bool(get(c.ABANDONED)), exchange.client_gone)}  # fmt: skip
+    return wrong | {name: each for name, each in states.items() if each[0] != each[1]}
 
 
 def _tree_problems(recorded: Recorded) -> list[str]:
@@ -281,13 +281,19 @@ def structure_problems(program: Program, recorded: Recorded) -> list[str]:
 
 def _calls_asked_for(exchanges: Iterable[Exchange]) -> set[str]:
     """The ids of all tool calls in the server's answers."""
-    answers = [facts.of_exchange(exchange)["answered"] or [] for exchange in exchanges]
-    return {part[1] for parts in answers for each in parts for part in each if part[0] == "call"}
+    answers = [facts.content(each).get(c.OUTPUT_MESSAGES, "[]") for each in exchanges]
+    messages = [message for answer in answers for message in json.loads(answer)]
+    return {part.get("id") for message in messages for part in message["parts"]} - {None}
 
 
 def transition_problems(recorded: Recorded) -> list[str]:
     """Whether each answer that came to its end is one transition."""
-    wanted = sum(map(facts.is_generative, recorded.requests))
+    wanted = sum(
+        facts.OPERATIONS[facts.endpoint(each)] in c.GENERATIVE_OPERATIONS
+        and each.status == 200
+        and not each.client_gone
+        for each in recorded.requests
+    )
     report = recorded.report
     if report.transitions == wanted:
         return []
@@ -304,14 +310,14 @@ def view_problems(recorded: Recorded) -> list[str]:
 
 def _unshown(program: Program, recorded: Recorded) -> list[str]:
     """Columns of the matrix that the program stands for and does not show."""
-    seen = [facts.of_exchange(exchange) for exchange in recorded.requests]
+    seen = [each for each in recorded.requests if each.status == 200]
     has_calls = any(_calls_asked_for(recorded.requests))
     tree = ast.parse(program.path.read_text())
     shown = {
-        "call": any(one["answered"] for one in seen),
+        "call": bool(seen),
         # Who calls tools by hand has no span for them, but the model's request is in its action.
         "tools": bool(program.tools) or ("" in program.agents and has_calls),
-        "stream": any(one["is stream"] and not one["is left"] for one in seen),
+        "stream": any(each.is_stream and not each.client_gone for each in seen),
         "async": any(isinstance(node, ast.AsyncFunctionDef) for node in ast.walk(tree)),
         "agent": any(program.agents),
         "token ids": recorded.report.exact > 0,

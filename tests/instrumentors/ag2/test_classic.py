@@ -114,7 +114,6 @@ def test_chat_of_two_is_an_outline_of_their_replies(
         untraced = run(plain)
         with auto_trace(store=store) as recording:
             traced = run(server)
-        facts.server = server
         assert_each_call_once(recording, server, facts)
 
     first, second = (without_call_ids(found, found[0][0]) for found in (traced, untraced))

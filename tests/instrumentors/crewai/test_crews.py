@@ -245,7 +245,6 @@ def test_crew_is_an_outline_of_its_work(
                     for each in requests
                 )
                 assert first == second
-        facts.server = server
         if name != "no arguments":
             assert_each_call_once(recording, server, facts)
 
