@@ -103,19 +103,13 @@ def _print_report(found: "Analysis", *, every: bool) -> None:
         print_rows(rows, _COLUMNS)
     is_all = every or not sys.stdout.isatty()
     for given in found.rewards if is_all else found.rewards[:_MANY]:
-        words = [given.name, f"{given.value:g}" if _is_number(given.value) else str(given.value)]
-        where = f"→ {', '.join(given.steps)} by {given.by}" if given.steps else given.left_out
-        say(f"reward {' '.join(word for word in (*words, where) if word)}", "green")
+        say(f"reward {given}", "green")
     if not is_all and len(found.rewards) > _MANY:
         say(f"the first {_MANY} of {len(found.rewards)} rewards · --all for the rest", "dim")
     for each in found.findings:
         say(f"! {each.text}", "red" if each.kind in _BROKEN else "yellow")
     if not found.findings:
         say("nothing stands out", "dim")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _step_rows(steps: "Iterable[Step]") -> Iterable[dict[str, Any]]:
