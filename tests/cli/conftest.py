@@ -26,6 +26,7 @@ Cli = Callable[..., CompletedProcess[str]]
 
 # Colours, moves the cursor, rings, names the window, turns the writing's direction.
 EVIL = "\x1b[31mred\x1b[0m\x07 \x9b2J \x1b]0;title\x07 \u202egnp\u2066 \u061c\u200f end"
+FORMULAS = "SELECT '=1+1' AS \"=a\", -1.5 AS n, '-x' AS t, '@y' AS u, 'a=b' AS v"
 _TIMEOUT_S = 50
 
 

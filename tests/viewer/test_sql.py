@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from tests.cli.test_look import FORMULAS
+from tests.cli.conftest import FORMULAS
 from tests.viewer.visiting import Visits, violations
 
 from lightning_otel import Store
