@@ -8,7 +8,6 @@ from typing import Final
 
 import orjson
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # no stubs
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from starlette.responses import Response
 
 PROTOBUF: Final = "application/x-protobuf"
@@ -44,18 +43,9 @@ def base_type(content_type: str | None) -> str:
     return (content_type or "").partition(";")[0].strip().lower()
 
 
-def accepted(content_type: str, rejected: Mapping[str, int]) -> Response:
-    """The answer that the spans are kept, but for those rejected with a reason each."""
-    count = sum(rejected.values())
-    message = said(rejected) if count else ""
-    if content_type == JSON:
-        partial = {"rejectedSpans": str(count), "errorMessage": message}
-        return Response(orjson.dumps({"partialSuccess": partial} if count else {}), media_type=JSON)
-    answer = ExportTraceServiceResponse()
-    if count:
-        answer.partial_success.rejected_spans = count
-        answer.partial_success.error_message = message
-    return Response(answer.SerializeToString(), media_type=PROTOBUF)
+def busy() -> RefusalError:
+    """Return the refusal of one request too many at a time, which may come again."""
+    return RefusalError(503, "too much at once; come again", {"Retry-After": "1"})
 
 
 def refused(content_type: str, refusal: RefusalError) -> Response:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from lightning_otel.dataset import Store
 from lightning_otel.rewarding.totals import Standing
-from lightning_otel.serve import answers, grpc, otlp
+from lightning_otel.serve import answers, otlp
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api import ROUTES as API
 from lightning_otel.serve.api.fresh import Fresh
@@ -42,18 +42,10 @@ def make_app(
     store: Store,
     intake: Intake,
     access: Access,
-    rooms: Rooms | None = None,
-    hub: Hub | None = None,
+    rooms: Rooms,
+    hub: Hub,
 ) -> ASGIApp:
-    """The app that serves a store.
-
-    Args:
-        store: What is served.
-        intake: Takes spans.
-        access: Who may come in.
-        rooms: What stands beside the store; by default made here.
-        hub: Where events are made; likewise.
-    """
+    """Make the app that serves a store, behind the guard."""
     app = Starlette(
         routes=[*PAGES, *otlp.ROUTES, *API],
         exception_handlers={RefusalError: refuse, HTTPException: refuse_http, 500: fail},
@@ -66,9 +58,8 @@ def make_app(
     state.looks = Looks()
     # Anybody here may give feedback: however much that is, who has the key is not kept waiting.
     state.givers = page.Readers()
-    state.has_token, state.access = bool(access.token), access
-    state.rooms = rooms if rooms is not None else Rooms(store)
-    state.hub = hub if hub is not None else Hub(store, state.rooms)
+    state.access = access
+    state.rooms, state.hub = rooms, hub
     state.streams = Streams(_MOST_STREAMS)
     state.earnings, state.answers = {}, {}
     state.standing, state.by_status = Fresh[Standing](), Fresh[dict[str, int]]()
@@ -96,8 +87,8 @@ async def fail(request: Request, found: Exception) -> Response:
 
 def refused(request: Request, refusal: RefusalError) -> Response:
     """A refusal as its reader expects it."""
-    if grpc.is_call(request):
-        return grpc.refused(refusal)
+    if otlp.is_call(request):
+        return otlp.refuse_call(refusal)
     if page.is_for_people(request):
         return page.refused(request, refusal)
     return answers.refused(answers.base_type(request.headers.get("content-type")), refusal)

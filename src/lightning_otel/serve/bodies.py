@@ -1,14 +1,14 @@
-"""Bodies of requests, read within limits."""
+"""Bodies of requests and forms, read within limits."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Final
+from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
 from lightning_otel.receivers import DEFAULT_LIMITS
-from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.guard import busy
+from lightning_otel.serve.answers import FORM, RefusalError, base_type, busy
 
 BODY_S: Final = 30.0
 """How long a sender may take for its body."""
@@ -16,6 +16,7 @@ PART_S: Final = 10.0
 """How long it may take for the next part of it."""
 _MOST_DRAINED: Final = 3
 """Bodies of the longest allowed length that are read and thrown away to be able to answer."""
+_FORM_BYTES: Final = 1 << 20
 _HELD_BYTES: Final = 128 << 20
 """Of all bodies that are being received; beyond it senders are asked to come again."""
 
@@ -73,3 +74,21 @@ async def _read_parts(request: Request) -> AsyncIterator[bytes]:
         yield message.get("body", b"")
         if not message.get("more_body", False):
             return
+
+
+async def form(request: Request) -> Mapping[str, str]:
+    """The fields of a form; of one that stands twice, the last.
+
+    Raises:
+        RefusalError: It is no form, too long, or no text.
+    """
+    if base_type(request.headers.get("content-type")) != FORM:
+        raise RefusalError(415, f"send {FORM}")
+    body = await request.app.state.bodies.read(request)
+    if len(body) > _FORM_BYTES:
+        raise RefusalError(413, f"a form may have {_FORM_BYTES} bytes")
+    try:
+        text = body.decode("ascii")
+        return dict(parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=1000))
+    except ValueError as exc:
+        raise RefusalError(400, "this is no form as a browser sends it") from exc

@@ -10,7 +10,7 @@ import ipaddress
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lightning_otel.markup import safe
 from lightning_otel.serve.answers import CONTENT_TYPES, FORM, RefusalError, base_type
-from lightning_otel.serve.grpc import is_call
+from lightning_otel.serve.otlp import is_call
 from lightning_otel.serve.session import Session, prefix_of
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,6 @@ _LEADING_ON: Final = (
 )
 _ALONE: Final = {"Cross-Origin-Opener-Policy": "same-origin"}
 """What opened it can neither look at it nor at where it leads."""
-_FORM_BYTES: Final = 1 << 20
 _ALWAYS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -96,7 +95,8 @@ class Access:
 
     def admits(self, request: Request) -> bool:
         """Return whether a request carries the key."""
-        return any(map(self.opens, _find_keys(request)))
+        given = request.query_params.get(_KEY, "") if request.method == "GET" else ""
+        return self.opens(_bearer_token(request)) or self.opens(given)
 
     def knows(self, host: str) -> bool:
         """Return whether a Host header, or an Origin's authority, names this server."""
@@ -259,29 +259,6 @@ class Guard:
             raise RefusalError(403, "a form is sent from a page of this server")
 
 
-async def form(request: Request) -> Mapping[str, str]:
-    """The fields of a form; of one that stands twice, the last.
-
-    Raises:
-        RefusalError: It is no form, too long, or no text.
-    """
-    if base_type(request.headers.get("content-type")) != FORM:
-        raise RefusalError(415, f"send {FORM}")
-    body = await request.app.state.bodies.read(request)
-    if len(body) > _FORM_BYTES:
-        raise RefusalError(413, f"a form may have {_FORM_BYTES} bytes")
-    try:
-        text = body.decode("ascii")
-        return dict(parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=1000))
-    except ValueError as exc:
-        raise RefusalError(400, "this is no form as a browser sends it") from exc
-
-
-def busy() -> RefusalError:
-    """The refusal of one request too many at a time, which may come again."""
-    return RefusalError(503, "too much at once; come again", {"Retry-After": "1"})
-
-
 def _is_own(request: Request) -> bool:
     """Return whether a page of ours sends the request, or an address that somebody typed."""
     return request.headers.get("sec-fetch-site", "none") in _OWN_SITES
@@ -321,13 +298,6 @@ def _address_without_key(request: Request) -> str:
     # Two slashes at its beginning would name another server.
     path = "/" + request.scope["raw_path"].decode("latin-1").lstrip("/")
     return f"{path}?{urlencode(rest)}" if rest else path
-
-
-def _find_keys(request: Request) -> Iterator[str]:
-    """Yield the keys that a request carries, in headers or cookie."""
-    yield _bearer_token(request)
-    if request.method == "GET":
-        yield request.query_params.get(_KEY, "")
 
 
 def _bearer_token(request: Request) -> str:

@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ReceiveError, StoreError, TooLargeError
@@ -19,8 +19,7 @@ from lightning_otel.receivers import (
     otlp,
     protobuf,
 )
-from lightning_otel.serve.answers import JSON, RefusalError
-from lightning_otel.serve.guard import busy
+from lightning_otel.serve.answers import JSON, RefusalError, busy
 from lightning_otel.store.counts import UNFIT
 from lightning_otel.types import Span
 
@@ -29,8 +28,6 @@ _MOST_WAITING: Final = 64
 _LONGEST_WAIT_S: Final = 30.0
 """For its turn and its end: senders wait 10 s by default."""
 _DISK_RETRY_S: Final = "5"
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -128,15 +125,25 @@ class Intake:
         if is_compressed:
             body = inflated(body, self._limits)
         read = otlp.spans_in if content_type == JSON else protobuf.spans_in
-        found = read(body, came, self._limits)
+        found = read(body, came, self._limits)  # what is no request is refused here
         rejected: Counter[str] = Counter()
-        taken = _Counted(_drop_rejected(found, rejected))
+        count = 0
+
+        def fit_spans() -> Iterator[Span]:
+            nonlocal count
+            for each in found:
+                if isinstance(each, Rejected):
+                    rejected[each.reason] += 1
+                else:
+                    count += 1
+                    yield each
+
         self._is_dirty = True
-        self._writer.take(taken)
+        self._writer.take(fit_spans())
         if rejected:  # not before: where the disk refused the others, all of them come again
             self._writer.refused(UNFIT, rejected.total())
         self._last_s = time.monotonic()
-        self.counts.stored += taken.count
+        self.counts.stored += count
         self.counts.rejected.update(rejected)
         return rejected
 
@@ -148,24 +155,3 @@ class Intake:
     def _seal_segment(self) -> None:
         self._is_dirty = False
         self._writer.seal()
-
-
-class _Counted(Iterable[T]):
-    """Items and, when they were taken, how many they were."""
-
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items = items
-        self.count = 0
-
-    def __iter__(self) -> Iterator[T]:
-        for item in self._items:
-            self.count += 1
-            yield item
-
-
-def _drop_rejected(found: Iterable[Span | Rejected], rejected: Counter[str]) -> Iterator[Span]:
-    for each in found:
-        if isinstance(each, Rejected):
-            rejected[each.reason] += 1
-        else:
-            yield each

@@ -14,9 +14,9 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
@@ -154,49 +154,30 @@ async def _serve_door(
     config.errorlog = log
     rooms = Rooms(store)
     hub = Hub(store, rooms)
-    with _told_to_end() as end:
-
-        async def told() -> None:
-            await end.wait()
-            _end_in_time()
-            hub.close()  # or who listens would keep the server for as long as it waits
-
-        upkeep = [
-            asyncio.create_task(keep_settled(store, intake)),
-            asyncio.create_task(keep_given(store, rooms, intake)),
-        ]
-        ready()
-        try:
-            await hypercorn_serve(
-                make_app(store, intake, access, rooms, hub),  # type: ignore[arg-type]  # an ASGI app
-                config,
-                shutdown_trigger=told,
-                mode="asgi",
-            )
-        finally:
-            for task in upkeep:
-                task.cancel()
-            await asyncio.gather(*upkeep, return_exceptions=True)
-
-
-def _end_in_time() -> None:
-    """End the process for threads that go on: they would be waited for, and cannot be ended."""
-    last = threading.Timer(END_S, os._exit, [0])
-    last.daemon = True
-    last.start()
-
-
-@contextlib.contextmanager
-def _told_to_end() -> Iterator[asyncio.Event]:
-    loop = asyncio.get_running_loop()
     end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end.set)
+        asyncio.get_running_loop().add_signal_handler(number, end.set)
+
+    async def wait_for_end() -> None:
+        await end.wait()
+        # Threads that go on would be waited for, and cannot be ended.
+        last = threading.Timer(END_S, os._exit, [0])
+        last.daemon = True
+        last.start()
+        hub.close()  # or who listens would keep the server for as long as it waits
+
+    upkeep = [
+        asyncio.create_task(keep_settled(store, intake)),
+        asyncio.create_task(keep_given(store, rooms, intake)),
+    ]
+    ready()
+    app: Any = make_app(store, intake, access, rooms, hub)
     try:
-        yield end
+        await hypercorn_serve(app, config, shutdown_trigger=wait_for_end, mode="asgi")
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+        for task in upkeep:
+            task.cancel()
+        await asyncio.gather(*upkeep, return_exceptions=True)
 
 
 def _allow_many_files() -> None:

@@ -11,8 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from lightning_otel.errors import ConfigError, LightningOtelError, QueryError
-from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.guard import busy
+from lightning_otel.serve.answers import RefusalError, busy
 
 PARQUET: Final = "application/vnd.apache.parquet"
 PART_BYTES: Final = 1 << 16

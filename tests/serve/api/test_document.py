@@ -24,7 +24,9 @@ from starlette.routing import Match
 from lightning_otel import Store
 from lightning_otel.serve import otlp
 from lightning_otel.serve.api import MEMBERS, ROUTES, Member, operations
+from lightning_otel.serve.api.hub import Hub
 from lightning_otel.serve.api.operation import document
+from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.app import make_app
 from lightning_otel.serve.intake import Intake
 from lightning_otel.serve.server import access_for
@@ -62,7 +64,8 @@ def test_document_is_valid() -> None:
 def test_document_tells_of_every_route_and_of_no_other(store: Store) -> None:
     """What the app serves beside pages for people, method by method, each by one member alone."""
     intake = Intake(store)
-    guard: Any = make_app(store, intake, access_for("127.0.0.1", ""))
+    rooms = Rooms(store)
+    guard: Any = make_app(store, intake, access_for("127.0.0.1", ""), rooms, Hub(store, rooms))
     intake.close()
     app: Starlette = guard._app
 

@@ -27,7 +27,7 @@ from lightning_otel.serve.viewer.page import url
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
 from lightning_otel.store.sql import ROLLOUT, quoted
-from lightning_otel.types import CaptureLevel, Credit, Report
+from lightning_otel.types import CaptureLevel, Credit
 from lightning_otel.values import parse_json
 
 LINES: Final = "application/x-ndjson"
@@ -58,6 +58,13 @@ WITH r AS (
 )
 SELECT rollout_id, start_ns, left_over FROM rest WHERE before < ?
 ORDER BY start_ns, rollout_id LIMIT {_MOST_ROLLOUTS}"""
+
+
+class _Page(NamedTuple):
+    """The rollouts of a page, and where the next one begins; empty for the last page."""
+
+    rollout_ids: list[str]
+    cursor: str
 
 
 def _read_time(text: str) -> int:
@@ -259,13 +266,6 @@ async def fetch(request: Request, asked: SelectionBody) -> Parts:
     return Parts(parquet_parts(lambda: source.fetch(selection)), PARQUET)
 
 
-class _Page(NamedTuple):
-    """The rollouts of a page, and where the next one begins; empty for the last page."""
-
-    rollout_ids: list[str]
-    cursor: str
-
-
 @operation(
     "GET",
     "/v1/transitions",
@@ -292,9 +292,8 @@ def transitions(request: Request, asked: TransitionsQuery) -> Parts:
     page, headers = None, {}
     if limit is not None or asked.cursor is not None:
         page = _find_page(store, keywords, asked.cursor, limit or _MOST_STEPS)
-        if page.cursor:
-            link = f'<{url(request, cursor=page.cursor)}>; rel="next"'
-            headers = {"Next-Cursor": page.cursor, "Link": link}
+        link = f'<{url(request, cursor=page.cursor)}>; rel="next"'
+        headers = {"Next-Cursor": page.cursor, "Link": link} if page.cursor else {}
     # Checked before anything is said; nothing is read yet.
     store.transitions(**_select_rollouts(keywords, _Page([], "")))
     if kind == ARROW:
@@ -339,9 +338,8 @@ def _find_page(
 
 def _select_rollouts(keywords: Mapping[str, Any], page: _Page | None) -> dict[str, Any]:
     """Return the keywords of a page: its rollouts stand for when they began."""
-    if page is None:
-        return dict(keywords)
-    return {**keywords, "rollout_id": page.rollout_ids, "since": None, "until": None}
+    own = {"rollout_id": page.rollout_ids, "since": None, "until": None} if page else {}
+    return {**keywords, **own}
 
 
 def _write_lines(
@@ -359,18 +357,14 @@ def _write_lines(
             held, size = [], 0
     if is_reported:
         cursor = page.cursor or None if page else None
-        told = {"report": _describe_report(table.report()), "cursor": cursor}
+        report = table.report()
+        funnel = {name: value for name, value in asdict(report).items() if name != "dropped"}
+        # Each reason is counted rather than each loss listed.
+        funnel |= {"repairs": len(report.repairs), "left_out": report.reasons()}
+        told = {"report": funnel, "cursor": cursor}
         held.append(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
     if held:
         yield b"".join(held)
-
-
-def _describe_report(report: Report) -> dict[str, Any]:
-    """Return the funnel, with each reason counted rather than each loss listed."""
-    found = asdict(report)
-    repairs = found.pop("repairs")
-    found.pop("dropped")
-    return {**found, "repairs": len(repairs), "left_out": report.reasons()}
 
 
 def _read_tables(store: Store, keywords: Mapping[str, Any], page: _Page | None) -> Iterator[Any]:

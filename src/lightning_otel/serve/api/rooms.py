@@ -1,21 +1,23 @@
 """Queue, resources and runs of the served store, each opened once, when first needed."""
 
 import threading
-from functools import cached_property
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.dataset import Store
+from lightning_otel.serve.api.fresh import Mark, mark_of
 from lightning_otel.store.layout import state_place
 
 if TYPE_CHECKING:
-    from lightning_otel.resources import Resources
     from lightning_otel.rewarding.feedback import Keep
-    from lightning_otel.rewarding.pending import Pending
-    from lightning_otel.serve.api.fresh import Mark
-    from lightning_otel.state import State
-    from lightning_otel.state.queue import Queue
-    from lightning_otel.state.requests import Requests
-    from lightning_otel.state.runs import Runs
+
+_KINDS: Final = {
+    "pending": ("lightning_otel.rewarding.pending", "Pending"),
+    "queue": ("lightning_otel.state.queue", "Queue"),
+    "resources": ("lightning_otel.resources", "Resources"),
+    "runs": ("lightning_otel.state.runs", "Runs"),
+    "requests": ("lightning_otel.state.requests", "Requests"),
+}
 
 
 class Rooms:
@@ -32,18 +34,27 @@ class Rooms:
         # Guards that whoever finds the mark as it is finds given what could be given by then.
         self._lock = threading.Lock()
 
+    def __getattr__(self, name: str) -> Any:
+        """Open ``state``, ``pending``, ``queue``, ``resources``, ``runs`` or ``requests``."""
+        if name == "state":
+            from lightning_otel.state import State
+
+            found: object = State.beside(self._store)
+        elif name in _KINDS:
+            module, kind = _KINDS[name]
+            found = getattr(import_module(module), kind)(self.state)
+        else:
+            raise AttributeError(name)
+        setattr(self, name, found)
+        return found
+
     def give_waiting(self, keep: "Keep") -> None:
         """Give feedback that waits to what it judges, unless nothing was written since the last.
-
-        Args:
-            keep: Keeps the rewards.
 
         Raises:
             StateError: The state cannot be read or changed.
             StoreError: The store cannot be read or written.
         """
-        from lightning_otel.serve.api.fresh import mark_of
-
         layout = self._store.layout
         if layout is None or not self.is_made or not self.pending.waiting().count:
             return
@@ -58,45 +69,3 @@ class Rooms:
     def is_made(self) -> bool:
         """True if there is state to read; opens nothing."""
         return state_place(self._store) is not None
-
-    @cached_property
-    def state(self) -> "State":
-        """The state."""
-        from lightning_otel.state import State
-
-        return State.beside(self._store)
-
-    @cached_property
-    def pending(self) -> "Pending":
-        """Feedback that waits."""
-        from lightning_otel.rewarding.pending import Pending
-
-        return Pending(self.state)
-
-    @cached_property
-    def queue(self) -> "Queue":
-        """Rollouts to be run."""
-        from lightning_otel.state.queue import Queue
-
-        return Queue(self.state)
-
-    @cached_property
-    def resources(self) -> "Resources":
-        """The versioned resources."""
-        from lightning_otel.resources import Resources
-
-        return Resources(self.state)
-
-    @cached_property
-    def runs(self) -> "Runs":
-        """Training runs."""
-        from lightning_otel.state.runs import Runs
-
-        return Runs(self.state)
-
-    @cached_property
-    def requests(self) -> "Requests":
-        """Training that was asked for."""
-        from lightning_otel.state.requests import Requests
-
-        return Requests(self.state)

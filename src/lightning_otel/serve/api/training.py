@@ -7,7 +7,6 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -327,23 +326,19 @@ def _record_prompt(request: Request, asked: OptimizeBody, found: OptimizeTold) -
         used = {found.resource.name: str(found.resource.version)}
         stamps[c.RESOURCES] = resources_text({"*": used})
     now_ns, trace_id, root_id = time.time_ns(), secrets.token_hex(16), secrets.token_hex(8)
-    found.span_id = secrets.token_hex(8)
-
-    def span(span_id: str, name: str, attributes: dict[str, Any], at_ns: int) -> Span:
-        parent = None if span_id == root_id else root_id
-        return Span(
-            trace_id, span_id, parent, name, at_ns, at_ns, attributes={**stamps, **attributes}
-        )
-
-    def text(value: str) -> dict[str, str]:
-        return {c.OBJECT_TYPE: "str", c.OBJECT_LITERAL: value}
-
+    seen_id, found.span_id = secrets.token_hex(8), secrets.token_hex(8)
+    seen, made = (
+        {c.OBJECT_TYPE: "str", c.OBJECT_LITERAL: str(text)}
+        for text in (asked.prompt, found.optimized_prompt)
+    )
     root = {c.OPERATION_NAME: _AGENT, c.TASK: json.dumps(task, ensure_ascii=False)}
-    given, made = str(asked.prompt), str(found.optimized_prompt)
     spans = [
-        span(secrets.token_hex(8), c.SPAN_OBSERVATION, text(given), now_ns + 1),
-        span(found.span_id, c.SPAN_ACTION, text(made), now_ns + 2),
-        replace(span(root_id, c.SPAN_ROLLOUT, root, now_ns), end_ns=now_ns + 3),
+        Span(trace_id, span_id, parent, name, start_ns, end_ns, attributes={**stamps, **more})
+        for span_id, parent, name, start_ns, end_ns, more in (
+            (seen_id, root_id, c.SPAN_OBSERVATION, now_ns + 1, now_ns + 1, seen),
+            (found.span_id, root_id, c.SPAN_ACTION, now_ns + 2, now_ns + 2, made),
+            (root_id, None, c.SPAN_ROLLOUT, now_ns, now_ns + 3, root),
+        )
     ]
     before = mark_of_store(state.store)
     state.intake.keep(spans)

@@ -12,7 +12,7 @@ from lightning_otel import conventions as c
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.messages import parse_messages, plain_text
-from lightning_otel.serve.guard import form
+from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.addresses import path_of
 from lightning_otel.serve.viewer.links import Links

@@ -18,7 +18,7 @@ from lightning_otel import formats
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.formats.format import Format
-from lightning_otel.serve.guard import busy
+from lightning_otel.serve.answers import busy
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.selecting import CHOICES, Chosen, chosen, number, registered
 from lightning_otel.store.table import line

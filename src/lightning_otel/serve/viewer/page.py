@@ -20,8 +20,7 @@ from lightning_otel import errors
 from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.instants import FORMS, instant_ns
-from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.guard import busy
+from lightning_otel.serve.answers import RefusalError, busy
 from lightning_otel.serve.memory import give_back
 from lightning_otel.serve.viewer.templating import render
 

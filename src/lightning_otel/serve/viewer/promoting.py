@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
-from lightning_otel.serve.guard import form
+from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.addresses import path_of
 from lightning_otel.serve.viewer.beside import required

@@ -15,7 +15,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.formats.transition_rows import transition
 from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.guard import form
+from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.addresses import path_of
 from lightning_otel.serve.viewer.beside import required, state_of

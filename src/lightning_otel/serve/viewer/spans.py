@@ -22,7 +22,7 @@ from lightning_otel.rewarding.feedback import (
     said_attributes,
 )
 from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.guard import form
+from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.links import Links
 from lightning_otel.serve.viewer.span import TOKENS, detail, read_span, shown_tokens, text_of
