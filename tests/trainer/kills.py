@@ -17,9 +17,9 @@ from typing import Any
 from tests.trainer.made import Ledger, record
 
 from lightning_otel import Store
-from lightning_otel.algorithms import checkpoint, context
+from lightning_otel.algorithms import checkpoint, run
 from lightning_otel.algorithms.collecting import Collector
-from lightning_otel.algorithms.context import Context
+from lightning_otel.algorithms.run import Run
 from lightning_otel.resources import Resources
 from lightning_otel.state.runs import Claims, Runs
 from lightning_otel.trainer import Trainer
@@ -31,7 +31,7 @@ BOUNDARIES: dict[str, tuple[Any, str, bool]] = {
     "after the claim": (Claims, "claim", True),
     "after the batch was read": (Collector, "next", True),
     "after the step": (Ledger, "train_step", True),
-    "after the metrics": (Context, "report", True),
+    "after the metrics": (Run, "report", True),
     "while the files are written": (Ledger, "save", True),
     "before the checkpoint has its name": (checkpoint, "put_in_place", False),
     "after the checkpoint has its name": (checkpoint, "put_in_place", True),
@@ -39,7 +39,7 @@ BOUNDARIES: dict[str, tuple[Any, str, bool]] = {
     "after the transaction": (Runs, "keep", True),
     "after the publication": (Resources, "publish", True),
     "after the publication is noted": (Runs, "published", True),
-    "after the commit": (Context, "commit", True),
+    "after the commit": (Run, "commit", True),
 }
 
 
@@ -121,7 +121,7 @@ def told(store: Store, boundary: str, first: int) -> None:
 
 def main(folder: Path, boundaries: list[str]) -> None:
     """Kill and resume at each boundary, each in a store of its own."""
-    assert context.KEPT_CHECKPOINTS == 2
+    assert run.KEPT_CHECKPOINTS == 2
     for number, boundary in enumerate(boundaries):
         store = Store(folder / str(number))
         record(store, {f"task {index}": [0.0, 1.0] for index in range(STEPS * ROWS // 2)})

@@ -19,7 +19,7 @@ from tests.trainer.workers import STEPS, WHERE
 
 from lightning_otel import Store
 from lightning_otel.algorithms import Batch, StepResult
-from lightning_otel.algorithms.context import Context
+from lightning_otel.algorithms.run import Run
 from lightning_otel.state.requests import Requests, TrainingRequest
 from lightning_otel.trainer import Fit, Trainer, state_of
 from lightning_otel.trainer.worker import TrainingWorker
@@ -56,7 +56,7 @@ class Gated(Ledger):
         super().__init__(2)
         self.begun = begun
 
-    def run(self, context: Context) -> None:
+    def run(self, context: Run) -> None:
         """As ever."""
         self.context = context
         super().run(context)

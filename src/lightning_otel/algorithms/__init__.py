@@ -7,13 +7,15 @@ they need when they run.
 
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.algorithms.base import BaseAlgorithm, Batch, Context, StepResult, name_of
+from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, name_of
+from lightning_otel.algorithms.run import Run
 from lightning_otel.errors import ConfigError
 from lightning_otel.registry import Registry
 
 if TYPE_CHECKING:
     from lightning_otel.microsoft import Backend
 
+Context = Run
 GROUP: Final = "lightning_otel.algorithms"
 _REGISTRY: Final = Registry("algorithm", GROUP, str.lower)
 
@@ -28,6 +30,7 @@ __all__ = [
     "BaseAlgorithm",
     "Batch",
     "Context",
+    "Run",
     "StepResult",
     "backed",
     "get",

@@ -1,34 +1,141 @@
-"""The base of algorithms: a class with one method, or with a loop of its own."""
+"""The base of algorithms, and the input and the result of a training step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from lightning_otel.algorithms.batch import Batch, StepResult
-from lightning_otel.algorithms.context import Context
+from lightning_otel.adapter.composition import SUCCESS
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import CaptureLevel, Trajectory
+from lightning_otel.types import CaptureLevel, Span, Trajectory
 
 if TYPE_CHECKING:
+    from lightning_otel.algorithms.run import Run
     from lightning_otel.dataset import Store
 
-__all__ = ["BaseAlgorithm", "Batch", "Context", "StepResult"]
+UPDATE: Final = "resource_update"
+TARGET: Final = "system_prompt"
+"""The resource that a text is a version of, where a step returns no name for it."""
+
+
+class Batch(list[Trajectory]):
+    """The trajectories of whole groups of rollouts, each with its reward.
+
+    Attributes:
+        number: The step it is for, from 1.
+        rewards: Reward by rollout id; of all its steps together.
+        groups: Rollout ids by group.
+    """
+
+    def __init__(
+        self,
+        trajectories: Iterable[Trajectory],
+        *,
+        number: int,
+        rewards: Mapping[str, float],
+        groups: Mapping[str, Sequence[str]],
+        store: "Store | None" = None,
+    ) -> None:
+        super().__init__(trajectories)
+        self.number = number
+        self.rewards = dict(rewards)
+        self._store = store
+        self.groups = {group_id: tuple(ids) for group_id, ids in groups.items()}
+
+    def __getitem__(self, index: Any) -> Any:
+        """A trajectory by its place; of a name, ``spans`` or ``rewards``."""
+        if index == "spans":
+            return self.spans()
+        if index == "rewards":
+            return self.rewards
+        if isinstance(index, str):
+            raise ConfigError(f"a batch has no {index!r}; it has 'spans' and 'rewards'")
+        return super().__getitem__(index)
+
+    def spans(self) -> list[Span]:
+        """Read every span of its rollouts from the store now, rollout by rollout."""
+        if self._store is None:
+            return []
+        return [
+            span
+            for rollout_id in self.rollout_ids
+            for span in self._store.spans(rollout_id=rollout_id)
+        ]
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        """Its rollouts, group by group."""
+        return [rollout_id for ids in self.groups.values() for rollout_id in ids]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics that any algorithm has: means over its rollouts."""
+        rollouts = len(self.rollout_ids)
+        steps = {id(step): step for path in self for step in path.transitions}.values()
+        metrics = {"rollouts": float(rollouts)}
+        if rollouts:
+            metrics["length"] = len(steps) / rollouts
+            metrics["tokens"] = sum(step.output_tokens or 0 for step in steps) / rollouts
+        if self.rewards:
+            values = self.rewards.values()
+            metrics["reward"] = sum(values) / len(values)
+            metrics["success_rate"] = sum(value >= SUCCESS for value in values) / len(values)
+        return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The result of a step.
+
+    Attributes:
+        metrics: Numbers by name, such as ``{"loss": 0.3}``.
+        resources: Bodies by name of what it made better; published once the step is kept.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: object) -> "StepResult":
+        """Convert what ``train_step`` returned: a result, None, or a mapping of metrics.
+
+        A mapping has the resources under ``resource_update``: bodies by name, or a text.
+
+        Raises:
+            ConfigError: It is none of these.
+        """
+        if given is None or isinstance(given, StepResult):
+            return given or cls()
+        if not isinstance(given, Mapping):
+            raise ConfigError(
+                f"train_step gave back a {type(given).__name__}; give StepResult(metrics, "
+                "{'name of the resource': body}), a mapping, or None"
+            )
+        made = given.get(UPDATE)
+        resources = made if isinstance(made, Mapping) else {} if made is None else {TARGET: made}
+        metrics = {name: value for name, value in given.items() if name != UPDATE}
+        for name, value in metrics.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(
+                    f"train_step gave back {name}={value!r:.80}; metrics are numbers, and what is "
+                    f"to be published stands under {UPDATE!r}"
+                )
+        return cls(metrics, resources)
 
 
 class BaseAlgorithm:
     """Turns experience into better resources; write ``train_step``, or ``run`` for another loop.
 
     Attributes:
-        name: What it is called in runs and checkpoints; by default its class.
+        name: The name in runs and checkpoints; by default that of the class.
         needs: ``exact`` if it trains on the server's own token ids; ``text`` takes both.
         extra: The extra of this package that installs what it imports; empty if none.
-        group_size: How many rewarded rollouts of a group it needs to compare them; 1 compares none.
-        batch_size: How many rollouts a step learns from where the trainer is not told.
-        needs_reward: Whether only rollouts with a reward are of use.
-        needs_difference: Whether groups that all earned the same are of no use.
-        takes_newest: Whether the newest rollouts are taken first, not the oldest.
-        needs_steps: Whether only rollouts of which calls were recorded are of use.
-        needs_logprobs: Whether the probabilities that tokens were sampled with must be known.
+        group_size: Rewarded rollouts of a group that it needs to compare them; 1 compares none.
+        batch_size: Rollouts that a step learns from where the trainer is not told.
+        needs_reward: Only rollouts with a reward are of use.
+        needs_difference: Groups that all earned the same are of no use.
+        takes_newest: The newest rollouts are taken first, not the oldest.
+        needs_steps: Only rollouts of which calls were recorded are of use.
+        needs_logprobs: The probabilities that tokens were sampled with must be known.
     """
 
     name: ClassVar[str] = ""
@@ -50,11 +157,11 @@ class BaseAlgorithm:
         self._named_store = store
 
     def get_store(self) -> "Store | None":
-        """The store that :meth:`set_store` named."""
+        """Return the store that :meth:`set_store` named."""
         return self._named_store
 
     def set_adapter(self, adapter: Any) -> None:
-        """Say how spans become what is learnt from.
+        """Name what turns spans into what is learnt from.
 
         Args:
             adapter: An object with ``adapt(spans)`` that gives trajectories, of which batches are
@@ -64,7 +171,7 @@ class BaseAlgorithm:
         self._named_adapter = adapter
 
     def get_adapter(self) -> Any:
-        """The adapter that :meth:`set_adapter` named; None if none was."""
+        """Return the adapter that :meth:`set_adapter` named; None if none was."""
         return self._named_adapter
 
     def configure(self, **settings: Any) -> None:
@@ -78,24 +185,17 @@ class BaseAlgorithm:
             f"already to {type(self).__name__}(…) itself"
         )
 
-    def run(self, context: Context) -> None:
-        """Learn until there is nothing more to learn from, or it is to stop.
-
-        Args:
-            context: What there is to learn from, and where results go.
-        """
+    def run(self, context: "Run") -> None:
+        """Learn until there is nothing more to learn from, or the run is to stop."""
         for batch in context.batches():
             context.report(self.train_step(batch))
             context.commit(self.state_dict())
 
     def train_step(self, batch: Batch) -> StepResult | Mapping[str, Any] | None:
-        """Learn from trajectories once.
-
-        Args:
-            batch: Trajectories of whole groups of rollouts; a list, which also has their rewards.
+        """Learn once from the trajectories of whole groups of rollouts.
 
         Returns:
-            What it came to; or a mapping of metrics with, under ``resource_update``, bodies by name
+            The result; or a mapping of metrics with, under ``resource_update``, bodies by name
             of resources, or a text, which becomes the ``system_prompt``.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a train_step or a run of its own")
@@ -105,9 +205,6 @@ class BaseAlgorithm:
 
         It is asked before a batch is made: what is of no use is left out, counted with the reason,
         and others take its place, so that no step is spent on it.
-
-        Args:
-            trajectories: Those of the rollout.
         """
         return ""
 
@@ -116,25 +213,13 @@ class BaseAlgorithm:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what :meth:`state_dict` gave.
-
-        Args:
-            state: That, read back.
-        """
+        """Remember what :meth:`state_dict` returned."""
 
     def save(self, folder: Path) -> None:
-        """Write files of its own, such as weights, into a checkpoint; none by default.
-
-        Args:
-            folder: Empty, and the algorithm's alone.
-        """
+        """Write files of its own, such as weights, into an empty folder; none by default."""
 
     def load(self, folder: Path) -> None:
-        """Read what :meth:`save` wrote.
-
-        Args:
-            folder: The same, at another place perhaps.
-        """
+        """Read what :meth:`save` wrote, at another place perhaps."""
 
 
 def name_of(algorithm: BaseAlgorithm) -> str:

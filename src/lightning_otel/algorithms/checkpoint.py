@@ -4,22 +4,28 @@ A folder is written under a temporary name and renamed once it is whole, so that
 name is never half there.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.errors import ConfigError, NotFoundError, TrainingError
 from lightning_otel.store.layout import write_private
 
+if TYPE_CHECKING:
+    from lightning_otel.state.runs import Runs, TrainingRun
+
 FORMAT: Final = 1
+FILES: Final = "files"
+"""The folder of the algorithm's own files in a checkpoint."""
 _HEADER: Final = "checkpoint.json"
-_FILES: Final = "files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +35,11 @@ class Checkpoint:
     Attributes:
         algorithm: The algorithm's name.
         run_id: The run.
-        consumer: Whose claims the run works with.
+        consumer: The consumer whose claims the run works with.
         step: The steps it holds.
-        state: What ``state_dict`` gave.
+        state: The algorithm's ``state_dict``.
         resources: Versions by name that the run had made by then, or that its steps began with.
-        format: How it is written.
+        format: The format's number.
     """
 
     algorithm: str
@@ -46,12 +52,7 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint, save: Callable[[Path], object]) -> None:
-    """Write a checkpoint; one that stands there already is replaced.
-
-    Args:
-        folder: Where.
-        checkpoint: What is remembered.
-        save: Writes the algorithm's own files into a folder.
+    """Write a checkpoint in place of any that stands there; ``save`` writes the algorithm's files.
 
     Raises:
         ConfigError: The state is no JSON.
@@ -64,13 +65,33 @@ def write(folder: Path, checkpoint: Checkpoint, save: Callable[[Path], object]) 
             f"state_dict() of {checkpoint.algorithm} is no JSON: {exc}; write what is none into "
             "files, in save()"
         ) from exc
+    with _replace_folder(folder) as new:
+        new.mkdir(mode=0o700)
+        (new / FILES).mkdir(mode=0o700)
+        save(new / FILES)
+        write_private(new / _HEADER, text.encode(), is_synced=True)
+
+
+def copy(folder: Path, to: Path) -> None:
+    """Copy a checkpoint to a place of the user's, whole or not at all.
+
+    Raises:
+        TrainingError: Something else stands there, or it cannot be written.
+    """
+    if to.exists() and not (to / _HEADER).exists():
+        raise TrainingError(f"{to} is there and no checkpoint; name another place")
+    with _replace_folder(to) as new:
+        shutil.copytree(folder, new)
+        new.chmod(stat.S_IRWXU)
+
+
+@contextlib.contextmanager
+def _replace_folder(folder: Path) -> Iterator[Path]:
+    """Give the name of a new folder, which takes the place of one once it is whole."""
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new.mkdir(mode=0o700)
-        (new / _FILES).mkdir(mode=0o700)
-        save(new / _FILES)
-        write_private(new / _HEADER, text.encode(), is_synced=True)
+        yield new
         put_in_place(new, folder)
     except OSError as exc:
         raise TrainingError(
@@ -81,37 +102,27 @@ def write(folder: Path, checkpoint: Checkpoint, save: Callable[[Path], object]) 
 
 
 def put_in_place(new: Path, folder: Path) -> None:
-    """Give a folder its final name; one that stands there is gone.
-
-    Args:
-        new: The folder, whole.
-        folder: The name it gets.
-    """
+    """Give a folder its final name, durably; one that stands there is gone."""
     old = folder.with_name(f".{folder.name}.old.{secrets.token_hex(4)}")
     if folder.exists():
         os.replace(folder, old)
     os.replace(new, folder)
     shutil.rmtree(old, ignore_errors=True)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def read(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder.
+def read(folder: Path, algorithm: str = "") -> Checkpoint:
+    """Return the checkpoint in a folder, if it is one of an algorithm.
 
     Raises:
-        TrainingError: There is none, it is damaged, or a newer version wrote it.
+        TrainingError: There is none, it is damaged, of another algorithm or of a newer version.
     """
     try:
-        found = json.loads((folder / _HEADER).read_bytes())
-        checkpoint = Checkpoint(**found)
+        checkpoint = Checkpoint(**json.loads((folder / _HEADER).read_bytes()))
     except OSError as exc:
         raise TrainingError(
             f"no checkpoint at {folder}: {exc.strerror or exc}; name a folder that "
@@ -126,56 +137,73 @@ def read(folder: Path) -> Checkpoint:
             f"the checkpoint {folder} has format {checkpoint.format}, and this release reads "
             f"{FORMAT}; pip install --upgrade lightning-otel"
         )
+    if algorithm and checkpoint.algorithm != algorithm:
+        raise TrainingError(
+            f"the checkpoint {folder} is one of {checkpoint.algorithm}, not of {algorithm}; make "
+            "the trainer with that algorithm, or start anew"
+        )
     return checkpoint
 
 
-def check(checkpoint: Checkpoint, algorithm: str, folder: Path) -> None:
-    """Refuse a checkpoint of another algorithm.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The start of a run.
+
+    Attributes:
+        run: The run that goes on; None to begin one.
+        folder: The checkpoint that is read; None if there is none yet.
+        kept: Its content.
+    """
+
+    run: "TrainingRun | None" = None
+    folder: Path | None = None
+    kept: Checkpoint | None = None
+
+
+def find_origin(runs: "Runs", place: str | os.PathLike[str], algorithm: str) -> Origin:
+    """Find the start that a run's id, its beginning, ``@last`` or a checkpoint's folder names.
 
     Raises:
-        TrainingError: It is one.
+        NotFoundError: There is no such run.
+        TrainingError: It is one of another algorithm, or the checkpoint is damaged.
     """
-    if checkpoint.algorithm != algorithm:
-        raise TrainingError(
-            f"the checkpoint {folder} is one of {checkpoint.algorithm}, not of {algorithm}; make "
-            f"the trainer with that algorithm, or start anew"
-        )
-
-
-def clear(folder: Path, kept: Collection[Path]) -> None:
-    """Take away what a killed process left: checkpoints that do not count, whole or not.
-
-    Args:
-        folder: Where a run has its checkpoints.
-        kept: Those that stay.
-    """
-    if not folder.exists():
-        return
-    for found in folder.iterdir():
-        if found not in kept:
-            shutil.rmtree(found, ignore_errors=True)
-
-
-def files(folder: Path) -> Path:
-    """Return the folder of the algorithm's own files in a checkpoint."""
-    return folder / _FILES
-
-
-def copy(folder: Path, to: Path) -> None:
-    """Copy a checkpoint to a place of the user's, whole or not at all.
-
-    Raises:
-        TrainingError: Something else stands there, or it cannot be written.
-    """
-    if to.exists() and not (to / _HEADER).exists():
-        raise TrainingError(f"{to} is there and no checkpoint; name another place")
-    new = to.with_name(f".{to.name}.{secrets.token_hex(4)}")
+    path = Path(place)
+    if path.is_dir():
+        kept = read(path, algorithm)
+        try:
+            return Origin(replace(runs.get(kept.run_id), step=kept.step), path, kept)
+        except NotFoundError:
+            return Origin(None, path, kept)  # it was made elsewhere: a run of its own begins here
+    if len(path.parts) > 1:
+        raise TrainingError(f"no checkpoint at {path}; name a folder that save_checkpoint() made")
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(folder, new)
-        new.chmod(stat.S_IRWXU)
-        put_in_place(new, to)
-    except OSError as exc:
-        raise TrainingError(f"cannot write {to}: {exc.strerror or exc}; is there room?") from exc
+        run = runs.get(os.fspath(place))
+    except NotFoundError as exc:
+        raise NotFoundError(f"no checkpoint at {path.absolute()}, and {exc}") from exc
+    if run.algorithm != algorithm:
+        raise TrainingError(
+            f"{run.run_id} is a run of {run.algorithm}, not of {algorithm}; make the trainer "
+            "with that algorithm, or start anew"
+        )
+    latest = next(iter(runs.checkpoints(run.run_id)), None)
+    if latest is None:
+        return Origin(replace(run, step=0))
+    folder = Path(latest.place)
+    return Origin(run, folder, read(folder, algorithm))
+
+
+@contextlib.contextmanager
+def lock_folder(run_dir: Path) -> Iterator[None]:
+    """Keep other processes of this machine from the folder of a run."""
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise TrainingError(
+                f"another process is at work on {run_dir.name}; stop it, or begin a run of its own"
+            ) from exc
+        yield
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        os.close(descriptor)

@@ -2,35 +2,32 @@
 
 import logging
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
-from lightning_otel.algorithms.batch import Batch
+from lightning_otel.algorithms.base import BaseAlgorithm, Batch, name_of
 from lightning_otel.algorithms.groups import (
+    LEFT_ALONE,
     NO_DIFFERENCE,
     NO_REWARD,
-    Group,
+    Groups,
+    Loaded,
     Member,
+    count_reasons,
+    find_capture_fault,
     find_groups,
-    queued,
-    ready,
+    find_ready,
+    group_rollouts,
+    load,
     recorded,
-    why_left,
-    with_spans,
 )
-from lightning_otel.algorithms.loading import Loaded, capture_fault, load, told
-from lightning_otel.algorithms.setting import Setting
-from lightning_otel.algorithms.working import work
+from lightning_otel.algorithms.tasks import POLL_S, RunConfig, put_tasks, work
 from lightning_otel.dataset.query import Asked
 from lightning_otel.errors import TrainingError
 from lightning_otel.state.runs import Claimable, Claims
 from lightning_otel.types import Rollout
-
-if TYPE_CHECKING:
-    from lightning_otel.algorithms.base import BaseAlgorithm
 
 log = logging.getLogger(__name__)
 
@@ -41,240 +38,220 @@ _PATIENCE: Final = 5
 _MOST: Final = 1024
 """Rollouts in a batch whose size nobody named: they are in memory with all their messages."""
 
-Taken = dict[str, tuple[Member, ...]]
-"""Rollouts by group."""
+
+class _Claimed(NamedTuple):
+    """Groups that are claimed, and what was read of them."""
+
+    groups: Groups
+    loaded: Loaded
 
 
 class Collector:
-    """Gathers batch after batch of what one run has not trained on."""
+    """Gathers batch after batch of what one run has not trained on.
+
+    Attributes:
+        counts: Rollouts that were left out, by reason.
+    """
 
     def __init__(
         self,
-        setting: Setting,
-        algorithm: "BaseAlgorithm",
+        config: RunConfig,
+        algorithm: BaseAlgorithm,
         claims: Claims,
-        stop: threading.Event,
         versions: Callable[[], Mapping[str, int]],
     ) -> None:
-        """Begin.
-
-        Args:
-            setting: Of the run.
-            algorithm: What the batches are for.
-            claims: The run's.
-            stop: When to give up waiting.
-            versions: What the next rollouts are pinned to.
-        """
-        self._setting = setting
+        """Prepare batches; ``versions`` returns those that the next rollouts are pinned to."""
+        self._config = config
         self._algorithm = algorithm
         self._claims = claims
-        self._stop = stop
         self._versions = versions
-        self._asked = Asked.of(setting.select)  # type: ignore[arg-type]  # checked there
+        self._query = Asked.of(config.select)  # type: ignore[arg-type]  # checked there
         self._is_first = True
-        self._known: list[Group] = []
+        self._known: Groups = {}
         self.counts: Counter[str] = Counter()
 
     def next(self, number: int) -> Batch | None:
-        """The batch of a step; None if there is none, or it is time to stop.
-
-        Args:
-            number: The step, from 1.
+        """Return the batch of a step, from 1; None if there is none, or it is time to stop.
 
         Raises:
             TrainingError: There is nothing that the algorithm can learn from, and why.
         """
-        batch = self._run_tasks(number) if self._setting.train else self._wait_for_batch(number)
+        batch = self._run_tasks(number) if self._config.train else self._wait_for_batch(number)
         self._is_first = self._is_first and batch is None
         return batch
 
     def _run_tasks(self, number: int) -> Batch | None:
-        rollouts = self._queue_step(number)
-        rollouts = work(self._setting, [each.rollout_id for each in rollouts], self._stop)
-        groups = self._wait_for_groups(rollouts)
-        if self._stop.is_set() and not all(m.is_over for group in groups for m in group.members):
+        config = self._config
+        ids = [each.rollout_id for each in self._queue_step(number)]
+        rollouts = work(config, ids)
+        until = time.monotonic() + config.reward_timeout_s
+        while True:
+            groups = self._group_step(rollouts)
+            everyone = [each for members in groups.values() for each in members]
+            waits = self._algorithm.needs_reward and any(
+                each.is_over and not each.lost and each.reward is None for each in everyone
+            )
+            if not waits or time.monotonic() >= until or config.stop.wait(POLL_S):
+                break
+        if config.stop.is_set() and not all(each.is_over for each in everyone):
             return None
-        chosen = dict(self._choose_groups(groups, _FOREVER_NS))
-        loaded = self._claim_groups(chosen)
+        chosen = self._find_ready(groups, _FOREVER_NS)
+        claimed = self._claim_groups(chosen)
         self._leave_rest(groups, chosen)
-        if not loaded:
+        if claimed is None:
             raise self._explain_nothing(rollouts, number)
-        return self._make_batch(number, [loaded])
+        return self._make_batch(number, [claimed])
 
     def _queue_step(self, number: int) -> list[Rollout]:
-        """The rollouts of a step; those that were put before a kill are not put again."""
-        setting, prefix = self._setting, f"{self._claims.run_id}/{number}/"
-        known = [each for each in setting.queue.rollouts() if each.group_id.startswith(prefix)]
+        """Return the rollouts of a step; those that were put before a kill are not put again."""
+        config, prefix = self._config, f"{self._claims.run_id}/{number}/"
+        known = [each for each in config.queue.rollouts() if each.group_id.startswith(prefix)]
         if known:
             return known
         tasks = self._pick_tasks(number)
-        return setting.queue.put(
-            tasks,
-            mode="train",
-            agent=None if setting.agent is None else setting.agent.name,
-            samples=setting.samples,
-            max_attempts=setting.max_attempts,
-            timeout_s=setting.timeout_s,
-            resources=self._versions(),
-            group_ids=[f"{prefix}{index}" for index in range(len(tasks))],
-        )
+        group_ids = [f"{prefix}{index}" for index in range(len(tasks))]
+        return put_tasks(
+            config, tasks, self._versions(), mode="train", samples=config.samples,
+            group_ids=group_ids,
+        )  # fmt: skip
 
     def _pick_tasks(self, number: int) -> list[object]:
-        """The tasks of a step: every task once an epoch, in an order of its own."""
-        train, wanted = self._setting.train, self._setting.min_batch_size
-        size = len(train) if wanted is None else -(-wanted // self._setting.samples)
-        found: list[object] = []
+        """Return the tasks of a step: every task once an epoch, in an order of its own."""
+        train, wanted = self._config.train, self._config.min_batch_size
+        size = len(train) if wanted is None else -(-wanted // self._config.samples)
+        picked: list[object] = []
         start = (number - 1) * size
-        while len(found) < size:
-            epoch, place = divmod(start + len(found), len(train))
+        while len(picked) < size:
+            epoch, place = divmod(start + len(picked), len(train))
             order = list(range(len(train)))
-            random.Random(f"{self._setting.seed}/{epoch}").shuffle(order)
-            found.extend(train[index] for index in order[place : place + size - len(found)])
-        return found
+            random.Random(f"{self._config.seed}/{epoch}").shuffle(order)
+            picked.extend(train[index] for index in order[place : place + size - len(picked)])
+        return picked
 
-    def _wait_for_groups(self, rollouts: Sequence[Rollout]) -> list[Group]:
-        """Their groups, once every reward is there or was waited for."""
-        until = time.monotonic() + self._setting.reward_timeout_s
-        while True:
-            groups = self._groups_of(rollouts)
-            waits = self._algorithm.needs_reward and any(
-                each.is_over and not each.lost and each.reward is None
-                for group in groups
-                for each in group.members
-            )
-            if not waits or time.monotonic() >= until or self._stop.wait(self._setting.poll_s):
-                return groups
-
-    def _groups_of(self, rollouts: Sequence[Rollout]) -> list[Group]:
+    def _group_step(self, rollouts: Sequence[Rollout]) -> Groups:
         taken = self._claims.taken()  # what was left before a kill stays so
-        rollouts = [each for each in rollouts if each.rollout_id not in taken]
-        members = {each.rollout_id: queued(each) for each in rollouts}
-        silent = [key for key, each in members.items() if each.reward is None and not each.lost]
-        if silent:
-            wanted = Asked.of({"rollout_id": silent}).wanted
-            here = recorded(self._setting.store, wanted)
-            for key in silent:
-                if key in here:
-                    members[key] = with_spans(members[key], here[key].member)
-        groups: dict[str, list[Member]] = {}
-        is_grouped = self._algorithm.group_size > 1
-        for each in rollouts:
-            key = each.group_id if is_grouped else each.rollout_id
-            groups.setdefault(key, []).append(members[each.rollout_id])
-        return [Group(key, tuple(held), is_closed=True) for key, held in groups.items()]
+        known = {each.rollout_id: each for each in rollouts if each.rollout_id not in taken}
+        silent = [
+            key
+            for key, each in known.items()
+            if each.reward is None and each.status not in ("failed", "cancelled")
+        ]
+        wanted = Asked.of({"rollout_id": silent}).wanted
+        here = recorded(self._config.store, wanted) if silent else {}
+        return group_rollouts(known, known, here, is_grouped=self._algorithm.group_size > 1)
 
     def _explain_nothing(self, rollouts: Sequence[Rollout], number: int) -> TrainingError:
         reasons = Counter(f"{each.status}: {each.reason}" for each in rollouts if each.reason)
         silent = sum(each.status == "succeeded" and each.reward is None for each in rollouts)
         if silent:
             reasons[NO_REWARD] = silent
-        why = told(reasons) or told(self.counts) or "none is in a group that is large enough"
+        why = count_reasons(reasons) or count_reasons(self.counts)
         return TrainingError(
-            f"none of the {len(rollouts)} rollouts of step {number} can be learnt from ({why}); "
+            f"none of the {len(rollouts)} rollouts of step {number} can be learnt from "
+            f"({why or 'none is in a group that is large enough'}); "
             "the agent must return or emit a reward, and "
             f"samples={self._algorithm.group_size} or more is needed"
         )
 
     def _wait_for_batch(self, number: int) -> Batch | None:
-        held: list[tuple[Taken, Loaded]] = []
-        wanted = self._setting.min_batch_size or 1
+        held: list[_Claimed] = []
+        config = self._config
+        wanted = config.min_batch_size or 1
         if self._algorithm.takes_newest:
-            self._known = []  # newer ones may be there than were seen at the step before
-        while not self._stop.is_set():
+            self._known = {}  # newer ones may be there than were seen at the step before
+        while not config.stop.is_set():
             started = time.monotonic()
             groups, chosen = self._find_offered(wanted - _count_rollouts(held))
-            loaded = self._claim_groups(chosen) if chosen else None
-            if loaded:
-                held.append(loaded)
-                closed = [each for each in groups if each.is_closed and each.group_id in loaded[0]]
+            claimed = self._claim_groups(chosen)
+            if claimed is not None:
+                held.append(claimed)
+                closed = {
+                    key: members
+                    for key, members in groups.items()
+                    if members[0].is_queued and key in claimed.groups
+                }
                 self._leave_rest(closed, chosen)
             if _count_rollouts(held) >= wanted:
                 return self._make_batch(number, held)
             if chosen:
                 continue
-            if not self._setting.follows:
+            if not config.follows:
                 if self._is_first:
                     self._give_back(held)
-                    raise self._too_few(groups, wanted)
+                    raise self._explain_too_few(groups, wanted)
                 break
-            rest_s = max(self._setting.poll_s, _PATIENCE * (time.monotonic() - started))
-            self._stop.wait(rest_s)
+            config.stop.wait(max(POLL_S, _PATIENCE * (time.monotonic() - started)))
         self._give_back(held)
         return None
 
-    def _find_offered(self, short: int) -> tuple[list[Group], Taken]:
-        """Return groups that are not taken; look anew only if there are too few."""
+    def _find_offered(self, short: int) -> tuple[Groups, Groups]:
+        """Return groups that are not taken, and those to claim; look anew if there are too few."""
         taken = self._claims.taken().keys()
-        known = [
-            group
-            for group in self._known
-            if taken.isdisjoint(each.rollout_id for each in group.members)
-        ]
-        chosen = self._pick_enough(known, short)
-        if chosen:
-            return known, chosen
-        setting = self._setting
-        self._known = find_groups(
-            setting.store,
-            setting.queue,
-            self._asked.wanted,
-            is_grouped=self._algorithm.group_size > 1,
-            without=taken,
-        )
-        return self._known, self._pick_enough(self._known, short)
+        self._known = {
+            key: members
+            for key, members in self._known.items()
+            if taken.isdisjoint(each.rollout_id for each in members)
+        }
+        chosen = self._pick_enough(self._known, short)
+        if not chosen:
+            self._known = find_groups(
+                self._config.store,
+                self._config.queue,
+                self._query.wanted,
+                is_grouped=self._algorithm.group_size > 1,
+                without=taken,
+            )
+            chosen = self._pick_enough(self._known, short)
+        return self._known, chosen
 
-    def _pick_enough(self, groups: Sequence[Group], short: int) -> Taken:
-        """Whole groups, by age, until they are enough; none if all are too few.
+    def _pick_enough(self, groups: Groups, short: int) -> Groups:
+        """Return whole groups, by age, until they are enough; none if all are too few.
 
-        Where nobody said what is enough, it is all there are, within reason.
+        Where no size was given, it is all there are, within reason.
         """
-        waited_ns = self._setting.queue.state.now_ns() - int(self._setting.reward_timeout_s * 1e9)
-        before_ns = waited_ns if self._setting.follows else _FOREVER_NS
-        found: Taken = {}
-        size = 0
-        most = _MOST if self._setting.min_batch_size is None else short
-        ready = self._choose_groups(groups, before_ns)
+        config = self._config
+        waited_ns = config.queue.state.now_ns() - int(config.reward_timeout_s * 1e9)
+        ready = self._find_ready(groups, waited_ns if config.follows else _FOREVER_NS)
+        ordered = list(ready.items())
         if self._algorithm.takes_newest:
-            ready.sort(key=lambda each: max(m.ended_ns or 0 for m in each[1]), reverse=True)
-        for key, members in ready:
+            ordered.sort(key=lambda each: max(m.ended_ns or 0 for m in each[1]), reverse=True)
+        most = _MOST if config.min_batch_size is None else short
+        picked: Groups = {}
+        size = 0
+        for key, members in ordered:
             if size >= most:
                 break
-            found[key] = members
+            picked[key] = members
             size += len(members)
-        return found if size >= short else {}
+        return picked if size >= short else {}
 
-    def _too_few(self, groups: Sequence[Group], wanted: int) -> TrainingError:
-        everyone = [each for group in groups for each in group.members]
-        rewarded = sum(each.reward is not None for each in everyone)
-        over = sum(each.is_over for each in everyone)
-        least = self._algorithm.group_size
-        taken = told({**self._claims.counts(), **self.counts})
-        sizes = Counter(sum(each.reward is not None for each in group.members) for group in groups)
-        if rewarded >= wanted and least > 1:
+    def _explain_too_few(self, groups: Groups, wanted: int) -> TrainingError:
+        everyone = [each for members in groups.values() for each in members]
+        sizes = [sum(each.reward is not None for each in members) for members in groups.values()]
+        least, name = self._algorithm.group_size, name_of(self._algorithm)
+        if sum(sizes) >= wanted and least > 1:
             return TrainingError(
-                f"{rewarded} rewarded rollouts are in groups of at most {max(sizes)}, and "
-                f"{self._name} compares {least} or more of one task; run each task several times "
+                f"{sum(sizes)} rewarded rollouts are in groups of at most {max(sizes)}, and "
+                f"{name} compares {least} or more of one task; run each task several times "
                 "(samples=4), or take an algorithm that compares none"
             )
+        taken = count_reasons({**self._claims.counts(), **self.counts})
+        over = sum(each.is_over for each in everyone)
         return TrainingError(
-            f"{self._name} needs {wanted} rewarded rollouts for a step: {self._setting.store.name} "
-            f"has {len(everyone)} new ones, {over} of them over and {rewarded} with a reward"
+            f"{name} needs {wanted} rewarded rollouts for a step: {self._config.store.name} "
+            f"has {len(everyone)} new ones, {over} of them over and {sum(sizes)} with a reward"
             f"{f' ({taken})' if taken else ''}; record or reward more, or lower min_batch_size"
         )
 
-    @property
-    def _name(self) -> str:
-        return self._algorithm.name or type(self._algorithm).__name__
-
-    def _choose_groups(
-        self, groups: Sequence[Group], before_ns: int
-    ) -> list[tuple[str, tuple[Member, ...]]]:
+    def _find_ready(self, groups: Groups, before_ns: int) -> Groups:
         size, needs_reward = self._algorithm.group_size, self._algorithm.needs_reward
-        found = ready(groups, size=size, needs_reward=needs_reward, before_ns=before_ns)
-        return [(group.group_id, usable) for group, usable in found]
+        return find_ready(groups, size=size, needs_reward=needs_reward, before_ns=before_ns)
 
-    def _claim_groups(self, chosen: Taken) -> tuple[Taken, Loaded] | None:
+    def _claim_groups(self, chosen: Groups) -> _Claimed | None:
         """Claim groups and read them; what cannot be used is left, with the reason."""
+        algorithm = self._algorithm
+        if not chosen:
+            return None
         offered = {
             key: [Claimable(each.rollout_id, each.reward) for each in members]
             for key, members in chosen.items()
@@ -283,43 +260,40 @@ class Collector:
         groups = {key: members for key, members in chosen.items() if key in claimed}
         if not groups:
             return None
-        found = self._load_groups(groups)
-        faults = {**self._find_unfit(found), **self._capture_faults(found), **found.faults}
-        kept: Taken = {}
+        loaded = self._load_groups(groups)
+        faults = {**self._find_unfit(loaded), **self._find_capture_faults(loaded), **loaded.faults}
+        kept: Groups = {}
         for key, members in groups.items():
             good = tuple(each for each in members if each.rollout_id not in faults)
-            if len(good) < max(self._algorithm.group_size, 1):
-                self._leave_group(key, good, "left alone: the others of its group cannot be used")
-                good = ()
-            is_flat = len({found.rewards.get(each.rollout_id) for each in good}) == 1
-            if is_flat and self._algorithm.needs_difference and not self._setting.train:
-                self._leave_group(key, good, NO_DIFFERENCE)
-                good = ()
+            is_flat = len({loaded.rewards.get(each.rollout_id) for each in good}) == 1
+            if len(good) < max(algorithm.group_size, 1):
+                self._leave_members(key, good, LEFT_ALONE)
+            elif is_flat and algorithm.needs_difference and not self._config.train:
+                self._leave_members(key, good, NO_DIFFERENCE)
+            else:
+                kept[key] = good
             for each in members:
                 if each.rollout_id in faults:
-                    self._leave_group(key, [each], faults[each.rollout_id])
-            if good:
-                kept[key] = good
+                    self._leave_members(key, [each], faults[each.rollout_id])
         if not kept:
             return None
         # Advantages compare those that are trained on, and no others.
-        left = any(len(kept.get(key, ())) < len(members) for key, members in groups.items())
-        return kept, self._load_groups(kept) if left else found
+        return _Claimed(kept, loaded if kept == groups else self._load_groups(kept))
 
-    def _load_groups(self, groups: Taken) -> Loaded:
+    def _load_groups(self, groups: Groups) -> Loaded:
         return load(
-            self._setting.store,
-            self._asked,
+            self._config.store,
+            self._query,
             groups,
             needs_reward=self._algorithm.needs_reward,
             needs_steps=self._algorithm.needs_steps,
         )
 
-    def _find_unfit(self, found: Loaded) -> dict[str, str]:
-        """Rollouts that the algorithm itself has no use for, such as stale ones."""
+    def _find_unfit(self, loaded: Loaded) -> dict[str, str]:
+        """Return rollouts that the algorithm itself has no use for, such as stale ones."""
         faults = {
             rollout_id: fault
-            for rollout_id, paths in found.trajectories.items()
+            for rollout_id, paths in loaded.trajectories.items()
             if (fault := self._algorithm.unfit(paths))
         }
         for fault, count in Counter(faults.values()).items():
@@ -327,8 +301,8 @@ class Collector:
                 log.warning("%d rollouts are left out: %s", count, fault)
         return faults
 
-    def _capture_faults(self, found: Loaded) -> dict[str, str]:
-        """Rollouts whose tokens the algorithm cannot use.
+    def _find_capture_faults(self, loaded: Loaded) -> dict[str, str]:
+        """Return rollouts whose tokens the algorithm cannot use.
 
         Raises:
             TrainingError: There are some before anything was trained on: better told than guessed.
@@ -338,60 +312,57 @@ class Collector:
             return {}
         faults = {
             rollout_id: fault
-            for rollout_id, paths in found.trajectories.items()
-            if (fault := capture_fault(paths, needs_logprobs=algorithm.needs_logprobs))
+            for rollout_id, paths in loaded.trajectories.items()
+            if (fault := find_capture_fault(paths, needs_logprobs=algorithm.needs_logprobs))
         }
         if faults and self._is_first:
-            self._claims.release(list({**found.trajectories, **found.faults}))
-            count = len(found.trajectories)
+            self._claims.release(list({**loaded.trajectories, **loaded.faults}))
+            count = len(loaded.trajectories)
             mixed = "mixed capture levels: " if len(faults) < count else ""
+            reasons = count_reasons(Counter(faults.values()))
             raise TrainingError(
-                f"{self._name} trains on exact tokens, and {mixed}{len(faults)} of {count} rollouts"
-                f" have none that fit ({told(Counter(faults.values()))}); record with "
+                f"{name_of(algorithm)} trains on exact tokens, and {mixed}{len(faults)} of {count} "
+                f"rollouts have none that fit ({reasons}); record with "
                 "enable_retokenization_fix=True against a server that gives token ids and "
                 "logprobs, at temperature 1 with neutral sampling, or select others with select="
             )
         return faults
 
-    def _leave_group(self, key: str, members: Sequence[Member], reason: str) -> None:
+    def _leave_members(self, key: str, members: Sequence[Member], reason: str) -> None:
         if members:
-            given = [Claimable(each.rollout_id, each.reward) for each in members]
-            self._claims.leave(key, given, reason)
-            self.counts[reason] += len(given)
+            left = [Claimable(each.rollout_id, each.reward) for each in members]
+            self._claims.leave(key, left, reason)
+            self.counts[reason] += len(left)
 
-    def _leave_rest(self, groups: Sequence[Group], chosen: Taken) -> None:
+    def _leave_rest(self, groups: Groups, chosen: Groups) -> None:
         """Say what became of the rollouts of a step that are in no batch."""
-        for group in groups:
-            used = {each.rollout_id for each in chosen.get(group.group_id, ())}
-            for each in group.members:
-                if each.rollout_id not in used:
-                    self._leave_group(
-                        group.group_id,
-                        [each],
-                        why_left(each, needs_reward=self._algorithm.needs_reward),
-                    )
+        for key, members in groups.items():
+            for each in members:
+                if each not in chosen.get(key, ()):
+                    reason = each.lost.partition(":")[0] or LEFT_ALONE
+                    if not each.lost and each.reward is None and self._algorithm.needs_reward:
+                        reason = f"{NO_REWARD} in time"
+                    self._leave_members(key, [each], reason)
 
-    def _make_batch(self, number: int, held: Sequence[tuple[Taken, Loaded]]) -> Batch:
-        groups = {key: members for taken, _ in held for key, members in taken.items()}
+    def _make_batch(self, number: int, held: Sequence[_Claimed]) -> Batch:
+        groups: dict[str, list[str]] = {}
+        for each in held:
+            for key, members in each.groups.items():
+                groups.setdefault(key, []).extend(member.rollout_id for member in members)
+        paths = {key: found for each in held for key, found in each.loaded.trajectories.items()}
         return Batch(
-            (
-                path
-                for taken, loaded in held
-                for members in taken.values()
-                for each in members
-                for path in loaded.trajectories.get(each.rollout_id, ())
-            ),
+            (path for ids in groups.values() for key in ids for path in paths.get(key, ())),
             number=number,
-            rewards={key: value for _, loaded in held for key, value in loaded.rewards.items()},
-            groups={key: [each.rollout_id for each in members] for key, members in groups.items()},
-            store=self._setting.store,
+            rewards={key: value for each in held for key, value in each.loaded.rewards.items()},
+            groups=groups,
+            store=self._config.store,
         )
 
-    def _give_back(self, held: Sequence[tuple[Taken, Loaded]]) -> None:
-        ids = [m.rollout_id for taken, _ in held for members in taken.values() for m in members]
+    def _give_back(self, held: Sequence[_Claimed]) -> None:
+        ids = [m.rollout_id for each in held for members in each.groups.values() for m in members]
         if ids:
             self._claims.release(ids)
 
 
-def _count_rollouts(held: Sequence[tuple[Taken, Loaded]]) -> int:
-    return sum(len(members) for taken, _ in held for members in taken.values())
+def _count_rollouts(held: Sequence[_Claimed]) -> int:
+    return sum(len(members) for each in held for members in each.groups.values())

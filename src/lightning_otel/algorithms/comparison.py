@@ -7,7 +7,7 @@ from typing import NamedTuple
 from lightning_otel.adapter import Advantage, composition
 from lightning_otel.adapter.advantages import Outcome, estimate_advantages, stamp_steps
 from lightning_otel.adapter.attempts import AttemptKey
-from lightning_otel.algorithms.batch import Batch
+from lightning_otel.algorithms.base import Batch
 from lightning_otel.types import Trajectory, Transition
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 from lightning_otel.algorithms import models
-from lightning_otel.algorithms.base import BaseAlgorithm, Batch, Context, StepResult
+from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult
+from lightning_otel.algorithms.run import Run
 from lightning_otel.errors import ConfigError, TrainingError
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class GradientAlgorithm(BaseAlgorithm):
         self.configure(**settings)
         self._resource = resource
         self._announce = announce
-        self._context: Context | None = None
+        self._context: Run | None = None
         self._model: Any = None
         self._tokenizer: Any = None
         self._first: Any = None
@@ -135,7 +136,7 @@ class GradientAlgorithm(BaseAlgorithm):
             **shared: ``model``, ``processing_class`` and ``optimizers``, as it takes them.
         """
 
-    def run(self, context: Context) -> None:
+    def run(self, context: Run) -> None:
         """Train on each batch, and publish the weights.
 
         Args:

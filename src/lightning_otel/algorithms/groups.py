@@ -1,23 +1,35 @@
-"""Rollouts to learn from, in the groups that they are compared in."""
+"""Rollouts to learn from, in the groups they are compared in, read and adapted for a step."""
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel import conventions as c
+from lightning_otel.adapter import Advantage, TripletAdapter
+from lightning_otel.adapter.exactness import MODE_UNKNOWN, NO_IDS, PENALISED, TRUNCATED, notes_of
+from lightning_otel.dataset.batches import batches
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.store.source import INDEX_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute
+from lightning_otel.types import Span, Trajectory, Transition
 
 if TYPE_CHECKING:
     from lightning_otel.adapter.selection import Selection
     from lightning_otel.dataset import Store
+    from lightning_otel.dataset.query import Asked
     from lightning_otel.state.queue import Queue
     from lightning_otel.types import Rollout
 
 BROKE_OFF: Final = "broke off: its process died in it"
 NO_REWARD: Final = "no reward"
 NO_DIFFERENCE: Final = "no difference: all rollouts of its group earned the same"
+LEFT_ALONE: Final = "left alone: the others of its group cannot be used"
+NO_STEPS: Final = "no transitions: no call of a model was recorded, or none is selected"
+RAW: Final = "logprobs of the wrong mode: raw, at a temperature other than 1"
+NO_LOGPROBS: Final = "no logprobs: the server gave token ids alone"
 
 _RECORDED: Final = f"""
 SELECT rollout_id, attempt_id, status, reward, end_ns, task, mode FROM rollouts
@@ -35,12 +47,11 @@ class Member(NamedTuple):
     """A rollout as far as it matters for learning.
 
     Attributes:
-        rollout_id: Its id.
-        attempt_id: The attempt that counts.
-        reward: The rollout's reward; None if it has none.
-        is_over: Whether nothing more is to come but rewards.
-        ended_ns: When it ended; None if it is not over.
-        lost: Why it never will be of use; empty if it may.
+        attempt_id: The attempt that counts: the last.
+        is_over: Nothing more is to come but rewards.
+        ended_ns: The end; None if it is not over.
+        lost: The reason why it never will be of use; empty if it may.
+        is_queued: It comes from the queue, and its group is closed.
     """
 
     rollout_id: str
@@ -49,70 +60,54 @@ class Member(NamedTuple):
     is_over: bool
     ended_ns: int | None
     lost: str = ""
+    task: str = ""
+    mode: str | None = None
+    is_queued: bool = False
+
+    def is_usable(self, *, needs_reward: bool) -> bool:
+        """Return whether it can be learnt from."""
+        return self.is_over and not self.lost and (self.reward is not None or not needs_reward)
 
 
-class Group(NamedTuple):
-    """Rollouts that are compared with each other; of one alone, nothing is compared.
-
-    Attributes:
-        group_id: Its id.
-        members: Its rollouts, the oldest first.
-        is_closed: Whether no others join it.
-    """
-
-    group_id: str
-    members: tuple[Member, ...]
-    is_closed: bool
+Groups = dict[str, tuple[Member, ...]]
+"""Rollouts that are compared with each other, the oldest first, by group."""
 
 
-class Recorded(NamedTuple):
-    """A rollout as a store has it: of its attempts the one that counts, its task and its mode."""
-
-    member: Member
-    task: str
-    mode: str | None
-
-
-def recorded(store: "Store", wanted: "Selection") -> dict[str, Recorded]:
-    """The selected rollouts of a store, the oldest first.
-
-    Args:
-        store: The store; one that is not there yet has none.
-        wanted: Which rollouts.
-    """
+def recorded(store: "Store", wanted: "Selection") -> dict[str, Member]:
+    """Return the selected rollouts of a store, the oldest first; none if it is not there yet."""
     ids = None if wanted.rollout_ids is None else list(wanted.rollout_ids)
-    since_ns, until_ns = wanted.since_ns or 0, wanted.until_ns or _LATEST_NS
-    found: dict[str, Recorded] = {}
     try:
         con = store.source.connect(("spans", "rollouts"), (*INDEX_COLUMNS, "attributes"))
     except StoreMissingError:
-        return found
-    given = [ids, ids, since_ns, until_ns]
-    rows = con.execute(_RECORDED, given).fetchall()
-    for rollout_id, attempt_id, status, reward, end_ns, task, mode in rows:
-        # Of several attempts the last one counts.
+        return {}
+    given = [ids, ids, wanted.since_ns or 0, wanted.until_ns or _LATEST_NS]
+    found: dict[str, Member] = {}
+    for rollout_id, attempt_id, status, reward, end_ns, task, mode in con.execute(
+        _RECORDED, given
+    ).fetchall():
         is_over = status != "running"
         lost = BROKE_OFF if status == "incomplete" and reward is None else ""
         ended_ns = end_ns if is_over else None
-        member = Member(rollout_id, attempt_id, reward, is_over, ended_ns, lost)
-        found[rollout_id] = Recorded(member, task or "", mode)
+        found[rollout_id] = Member(
+            rollout_id, attempt_id, reward, is_over, ended_ns, lost, task or "", mode
+        )
     return found
 
 
-def queued(rollout: "Rollout") -> Member:
-    """A rollout of the queue, as the queue knows it."""
-    is_over = rollout.status in ("succeeded", "failed", "cancelled")
+def queued(rollout: "Rollout", seen: Member | None = None) -> Member:
+    """Return a rollout as the queue knows it, with the reward that the store has by now."""
     lost = ""
     if rollout.status in ("failed", "cancelled"):
         lost = f"{rollout.status}: {rollout.reason}" if rollout.reason else rollout.status
+    attempt_id, reward = str(max(rollout.attempts, 1)), rollout.reward
+    if seen is not None and seen.reward is not None and seen.attempt_id == attempt_id:
+        reward = seen.reward
+    is_over = rollout.status in ("succeeded", "failed", "cancelled")
+    task = "" if seen is None else seen.task
     return Member(
-        rollout.rollout_id,
-        str(max(rollout.attempts, 1)),
-        rollout.reward,
-        is_over,
-        rollout.ended_ns,
-        lost,
-    )
+        rollout.rollout_id, attempt_id, reward, is_over, rollout.ended_ns, lost, task,
+        rollout.mode, is_queued=True,
+    )  # fmt: skip
 
 
 def find_groups(
@@ -122,106 +117,171 @@ def find_groups(
     *,
     is_grouped: bool,
     without: Collection[str],
-) -> list[Group]:
-    """The groups of everything a store holds and a queue knows, the oldest first.
+) -> Groups:
+    """Return the groups of everything a store holds and a queue knows, the oldest first.
 
     A rollout of the queue is in the group it was put into; another one in that of its task.
 
     Args:
-        store: Where rollouts are recorded.
-        queue: Where some of them come from.
-        wanted: Which rollouts; without a mode, all but those for validation and testing.
-        is_grouped: Whether rollouts are compared; if not, each is a group.
+        store: The store.
+        queue: The origin of some of its rollouts.
+        wanted: A selection; without a mode, all but those for validation and testing.
+        is_grouped: Rollouts are compared; if not, each is a group.
         without: Rollouts that are not to be looked at, such as those trained on.
     """
     here = recorded(store, wanted)
     known = {rollout.rollout_id: rollout for rollout in queue.rollouts()}
-    groups: dict[str, tuple[bool, list[Member]]] = {}
     # Those that wait or were cancelled have no spans, and still belong to their groups.
-    for rollout_id in dict.fromkeys([*here, *known] if wanted.rollout_ids is None else here):
-        if rollout_id in without:
-            continue
-        rollout, seen = known.get(rollout_id), here.get(rollout_id)
-        task, mode = (seen.task, seen.mode) if seen is not None else ("", None)
-        if not _is_for(rollout.mode if rollout is not None else mode, wanted.mode):
-            continue
-        member = seen.member if seen is not None else None
-        if rollout is not None:
-            member = with_spans(queued(rollout), member)
-        if member is None:
-            continue
-        group_id = _group_id(rollout, rollout_id, task, is_grouped=is_grouped)
-        groups.setdefault(group_id, (rollout is not None, []))[1].append(member)
-    return [Group(group_id, tuple(held), closed) for group_id, (closed, held) in groups.items()]
-
-
-def with_spans(member: Member, recorded: Member | None) -> Member:
-    """Return a queued rollout with the reward that the store has by now.
-
-    Args:
-        member: As the queue knows it.
-        recorded: As the store does; None if it has no spans.
-    """
-    if recorded is None or recorded.reward is None or recorded.attempt_id != member.attempt_id:
-        return member
-    return member._replace(reward=recorded.reward)
+    ids = [
+        rollout_id
+        for rollout_id in dict.fromkeys([*here, *known] if wanted.rollout_ids is None else here)
+        if rollout_id not in without
+        and _is_for((known.get(rollout_id) or here[rollout_id]).mode, wanted.mode)
+    ]
+    return group_rollouts(ids, known, here, is_grouped=is_grouped)
 
 
 def _is_for(mode: str | None, wanted: str | None) -> bool:
     return mode in (None, "train") if wanted is None else mode == wanted
 
 
-def _group_id(rollout: "Rollout | None", rollout_id: str, task: str, *, is_grouped: bool) -> str:
-    if not is_grouped:
-        return rollout_id
-    if rollout is not None:
-        return rollout.group_id or rollout_id
-    return f"task-{hashlib.sha256(task.encode()).hexdigest()[:16]}" if task else rollout_id
+def group_rollouts(
+    rollout_ids: Iterable[str],
+    known: Mapping[str, "Rollout"],
+    here: Mapping[str, Member],
+    *,
+    is_grouped: bool,
+) -> Groups:
+    """Return rollouts in their groups, of those the queue knows and those that are recorded."""
+    groups: dict[str, list[Member]] = {}
+    for rollout_id in rollout_ids:
+        rollout = known.get(rollout_id)
+        seen = here.get(rollout_id)
+        key = ""
+        if is_grouped and rollout is not None:
+            key = rollout.group_id
+        elif is_grouped and seen is not None and seen.task:
+            key = f"task-{hashlib.sha256(seen.task.encode()).hexdigest()[:16]}"
+        member = here[rollout_id] if rollout is None else queued(rollout, seen)
+        groups.setdefault(key or rollout_id, []).append(member)
+    return {key: tuple(members) for key, members in groups.items()}
 
 
-def ready(
-    groups: Iterable[Group], *, size: int, needs_reward: bool, before_ns: int
-) -> list[tuple[Group, tuple[Member, ...]]]:
-    """The groups that can be learnt from, each with those of its rollouts that can.
+def find_ready(groups: Groups, *, size: int, needs_reward: bool, before_ns: int) -> Groups:
+    """Return the groups that can be learnt from, each with those of its rollouts that can.
 
     A group is whole when every rollout of it is over and has a reward, or never will have one.
 
     Args:
         groups: The groups.
-        size: How many rollouts a group must have.
-        needs_reward: Whether only those with a reward count.
+        size: The least number of rollouts in a group.
+        needs_reward: Only those with a reward count.
         before_ns: A rollout that ended before this has waited for its reward for long enough.
     """
-    found = []
-    for group in groups:
-        usable = tuple(
-            each
-            for each in group.members
-            if each.is_over and not each.lost and (each.reward is not None or not needs_reward)
-        )
+    ready: Groups = {}
+    for key, members in groups.items():
+        usable = tuple(each for each in members if each.is_usable(needs_reward=needs_reward))
         waits = any(
-            _is_waiting(each, needs_reward, before_ns)
-            for each in group.members
+            needs_reward and each.reward is None and (each.ended_ns or 0) >= before_ns
+            if each.is_over
             # Of a task that comes again and again, one rollout or another always runs.
-            if group.is_closed or each.is_over
+            else members[0].is_queued
+            for each in members
+            if not each.lost
         )
         if usable and len(usable) >= size and not waits:
-            found.append((group, usable))
-    return found
+            ready[key] = usable
+    return ready
 
 
-def _is_waiting(member: Member, needs_reward: bool, before_ns: int) -> bool:  # noqa: FBT001
-    if member.lost:
-        return False
-    if not member.is_over:
-        return True
-    return needs_reward and member.reward is None and (member.ended_ns or 0) >= before_ns
+class Loaded(NamedTuple):
+    """Rollouts as trajectories: these, the rewards, and why one is of no use, by rollout id."""
+
+    trajectories: Mapping[str, Sequence[Trajectory]]
+    rewards: Mapping[str, float]
+    faults: Mapping[str, str]
 
 
-def why_left(member: Member, *, needs_reward: bool) -> str:
-    """The reason why a rollout of a group is in no batch."""
-    if member.lost:
-        return member.lost.partition(":")[0]
-    if member.reward is None and needs_reward:
-        return f"{NO_REWARD} in time"
-    return "left alone: the others of its group cannot be used"
+def load(
+    store: "Store",
+    query: "Asked",
+    groups: Mapping[str, Collection[Member]],
+    *,
+    needs_reward: bool = False,
+    needs_steps: bool = True,
+) -> Loaded:
+    """Return the trajectories of rollouts, with advantages among the members of each group.
+
+    Args:
+        store: The store.
+        query: The adapter, and the transitions that are wanted.
+        groups: Rollouts by group.
+        needs_reward: One without a reward is of no use.
+        needs_steps: One of which no call was recorded is of no use; else its reward is the one
+            that was given to it as a whole.
+    """
+    group_of = {each.rollout_id: key for key, held in groups.items() for each in held}
+    members = {each.rollout_id: each for held in groups.values() for each in held}
+    wanted = replace(query.wanted, rollout_ids=tuple(group_of))
+    adapter = query.adapter
+
+    def group_by(spans: Sequence[Span]) -> str | None:
+        ids = (span.rollout_id for span in spans)
+        return next((group_of[each] for each in ids if each in group_of), None)
+
+    if isinstance(adapter, TripletAdapter):  # one of the user's own compares as it likes
+        how = adapter.comparison() or Advantage()
+        adapter = replace(adapter, advantage=replace(how, group_by=group_by))
+    # Advantages compare a whole group: all of them are adapted at once.
+    spans = chain.from_iterable(batches(store.source, wanted))
+    explained = adapter.explain(query.wanted.spans(spans))
+    paths: dict[str, list[Trajectory]] = {}
+    for path in explained.trajectories:
+        member = members.get(path.rollout_id)
+        if member is None or path.attempt_id != member.attempt_id:
+            continue
+        if any(map(query.wanted.wants, path.transitions)):
+            paths.setdefault(path.rollout_id, []).append(path)
+    rewards: dict[str, float] = {}
+    if not needs_steps:
+        rewards = {key: each.reward for key, each in members.items() if each.reward is not None}
+    for outcome in explained.outcomes:
+        member = members.get(outcome.key.rollout_id)
+        if (
+            outcome.value is not None
+            and member is not None
+            and outcome.key.attempt_id == member.attempt_id
+        ):
+            rewards[member.rollout_id] = outcome.value
+    faults = {key: NO_STEPS for key in members if needs_steps and key not in paths}
+    if needs_reward:
+        faults |= {key: NO_REWARD for key in members if key not in rewards and key not in faults}
+    return Loaded(paths, rewards, faults)
+
+
+def find_capture_fault(paths: Sequence[Trajectory], *, needs_logprobs: bool) -> str:
+    """Return the reason why a rollout's tokens cannot be trained on; empty if they can."""
+    steps = (step for path in paths for step in path.transitions)
+    faults = (_find_step_fault(step, needs_logprobs=needs_logprobs) for step in steps)
+    return next(filter(None, faults), "")
+
+
+def _find_step_fault(step: Transition, *, needs_logprobs: bool) -> str:
+    if step.capture != "exact":
+        return f"text only: {step.inexact or NO_IDS}"
+    if not needs_logprobs:
+        return ""
+    if len(step.logprobs) != len(step.response_ids):
+        return NO_LOGPROBS
+    sampling = step.sampling
+    if sampling.get("temperature", 1) != 1 and sampling.get("logprobs_mode") == "raw":
+        return RAW
+    notes = notes_of(step)
+    # These logprobs are not those of the policy the step was sampled from.
+    return next((note for note in (TRUNCATED, PENALISED, MODE_UNKNOWN) if note in notes), "")
+
+
+def count_reasons(reasons: Mapping[str, int]) -> str:
+    """Return reasons with their counts, the most frequent first."""
+    common = Counter(dict(reasons)).most_common(4)
+    return ", ".join(f"{count} × {reason}" for reason, count in common)

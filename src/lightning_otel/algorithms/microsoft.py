@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from lightning_otel.adapter import readers
 from lightning_otel.algorithms.base import BaseAlgorithm
-from lightning_otel.algorithms.working import require_agent
+from lightning_otel.algorithms.tasks import require_agent
 from lightning_otel.emitters import emit_reward
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
 from lightning_otel.microsoft.backend import backend_of
@@ -27,8 +27,8 @@ from lightning_otel.types import Resource, Rollout, Span
 
 if TYPE_CHECKING:
     from lightning_otel.agents import Agent
-    from lightning_otel.algorithms.context import Context
-    from lightning_otel.algorithms.setting import Setting
+    from lightning_otel.algorithms.run import Run
+    from lightning_otel.algorithms.tasks import RunConfig
 
 NAMES: Final = {"baseline": "Baseline", "apo": "APO", "verl": "VERL"}
 """Algorithms of its own by the names that they are asked for by."""
@@ -65,7 +65,7 @@ class Microsoft(BaseAlgorithm):
         self._algorithm = algorithm
         self._options = options
 
-    def run(self, context: "Context") -> None:
+    def run(self, context: "Run") -> None:
         """Have its trainer run the agent on the tasks, and publish what it learnt.
 
         Args:
@@ -76,22 +76,22 @@ class Microsoft(BaseAlgorithm):
             TrainingError: None of the rollouts has a reward.
         """
         backend_of("microsoft")
-        require_agent(context.setting)
+        require_agent(context.config)
         if not context.train:
             raise ConfigError("Agent Lightning learns from tasks; give fit(train=…)")
         agl: Any = importlib.import_module("agentlightning")
         given = _live_bodies(context)
-        work = _Work(agl, context.setting)
+        work = _Work(agl, context.config)
         store = agl.InMemoryLightningStore(thread_safe=True)
         algorithm = self._made(agl)
         trainer = agl.Trainer(
             algorithm=algorithm,
             adapter=_make_adapter(agl, algorithm),
-            n_runners=max(context.setting.workers, 1),
+            n_runners=max(context.config.workers, 1),
             initial_resources={name: _to_resource(agl, body) for name, body in given.items()},
             store=store,
             strategy=agl.SharedMemoryExecutionStrategy(
-                n_runners=max(context.setting.workers, 1), main_thread="algorithm"
+                n_runners=max(context.config.workers, 1), main_thread="algorithm"
             ),
             tracer=_make_tracer(agl),
         )
@@ -132,7 +132,7 @@ class Microsoft(BaseAlgorithm):
 
     @staticmethod
     def _publish_results(
-        context: "Context",
+        context: "Run",
         work: "_Work",
         given: Mapping[str, Mapping[str, Any]],
         learnt: Mapping[str, Any],
@@ -159,9 +159,9 @@ class Microsoft(BaseAlgorithm):
 class _Work:
     """Our agent as one of its, and what came of its rollouts."""
 
-    def __init__(self, agl: Any, setting: "Setting") -> None:
+    def __init__(self, agl: Any, config: "RunConfig") -> None:
         self._agl = agl
-        self._setting = setting
+        self._config = config
         self.rollouts = 0
         self.failed = 0
         self.rewards: list[float] = []
@@ -180,7 +180,7 @@ class _Work:
 
     def run(self, task: Any, resources: Mapping[str, Any], theirs: Any) -> list[Any]:
         """One rollout, recorded here; gives the spans it consists of."""
-        agent: Agent | None = self._setting.agent
+        agent: Agent | None = self._config.agent
         assert agent is not None  # asked for before anything began
         attempt = theirs.attempt
         rollout = Rollout(
@@ -196,7 +196,7 @@ class _Work:
         try:
             with auto_trace(
                 name=agent.name,
-                store=self._setting.store,
+                store=self._config.store,
                 rollout_id=theirs.rollout_id,
                 attempt_id=attempt.attempt_id,
                 task=task,
@@ -268,7 +268,7 @@ def _emit_answer(answer: Any) -> float | None:
     return float(answer)
 
 
-def _live_bodies(context: "Context") -> dict[str, Mapping[str, Any]]:
+def _live_bodies(context: "Run") -> dict[str, Mapping[str, Any]]:
     """The bodies of what is live, by name, of the kinds that it has as well."""
     resources = context.resources
     live = [

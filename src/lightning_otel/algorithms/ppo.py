@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Final
 
 from lightning_otel.adapter.rows import is_trainable, last_tokens
 from lightning_otel.algorithms import models
-from lightning_otel.algorithms.base import Batch, Context
+from lightning_otel.algorithms.base import Batch
 from lightning_otel.algorithms.comparison import Compared, distinct
 from lightning_otel.algorithms.policy import STALE, PolicyGradient
+from lightning_otel.algorithms.run import Run
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import TrainingRow, Trajectory, Transition
 
@@ -80,7 +81,7 @@ class PPO(PolicyGradient):
         """A token counts as much as another, and a batch is passed over several times."""
         return {**super().defaults(), "loss_type": "dapo", "num_train_epochs": 4}
 
-    def run(self, context: Context) -> None:
+    def run(self, context: Run) -> None:
         """Train on each batch, and publish the weights.
 
         Args:
@@ -89,7 +90,7 @@ class PPO(PolicyGradient):
         Raises:
             ConfigError: Rewards are discounted already.
         """
-        if context.setting.select.get("credit") == "discounted":
+        if context.config.select.get("credit") == "discounted":
             raise ConfigError(
                 "PPO discounts rewards itself; leave credit='discounted' out of select, and give "
                 "PPO(gamma=…)"

@@ -7,18 +7,17 @@ alone; it becomes live on held-out reward, or by hand.
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_otel import config
 from lightning_otel.adapter import TraceAdapter
 from lightning_otel.agents import agent_of
-from lightning_otel.algorithms import BaseAlgorithm, backed, name_of
-from lightning_otel.algorithms import checkpoint as checkpoints
-from lightning_otel.algorithms.setting import Setting
-from lightning_otel.algorithms.working import Ran, require_agent, run_tasks
+from lightning_otel.algorithms import BaseAlgorithm, Run, backed, checkpoint, name_of
+from lightning_otel.algorithms.promotion import Evaluation, Fit, Verdict
+from lightning_otel.algorithms.tasks import RunConfig, require_agent, run_tasks
+from lightning_otel.config import STATE, TRAIN
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import Asked
 from lightning_otel.errors import ConfigError, TrainingError
@@ -27,9 +26,6 @@ from lightning_otel.rewarding.pending import settle_waiting
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
 from lightning_otel.state.runs import Metric, Runs, TrainingRun
-from lightning_otel.trainer.fitting import Fitting
-from lightning_otel.trainer.promotion import Verdict, mean_reward, reasons
-from lightning_otel.trainer.session import Fit, Origin, Session, origin
 from lightning_otel.types import Mode
 
 if TYPE_CHECKING:
@@ -43,19 +39,46 @@ __all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict", "state_of"]
 Progress = Callable[[int, int | None, Mapping[str, float]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """An agent's rewards on tasks.
+class Fitting:
+    """A training run in a thread of its own: stopped, waited for, awaited."""
 
-    Attributes:
-        reward: The mean over rollouts that have a reward; None if none has.
-        rollouts: What became of each task, in order.
-        unrewarded: How many rollouts have no reward, by reason.
-    """
+    def __init__(self, fit: Callable[[], Fit], stop: threading.Event) -> None:
+        """Begin; ``stop`` tells ``fit`` to end."""
+        self._stop = stop
+        self._fit = fit
+        self._done: Fit | None = None
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run_thread, name="lightning-otel-trainer")
+        self._thread.start()
 
-    reward: float | None
-    rollouts: Sequence[Ran]
-    unrewarded: Mapping[str, int] = field(default_factory=dict)
+    @property
+    def is_running(self) -> bool:
+        """True while it trains or waits for experience."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Have it end after its present step, which is kept."""
+        self._stop.set()
+
+    def wait(self, timeout_s: float | None = None) -> Fit | None:
+        """Wait for the result; return None if the time is up first.
+
+        Raises:
+            LightningOtelError: What it failed with.
+        """
+        self._thread.join(timeout_s)
+        if self._failed is not None:
+            raise self._failed
+        return self._done
+
+    def __await__(self) -> Generator[Any, None, Fit | None]:
+        return asyncio.to_thread(self.wait).__await__()
+
+    def _run_thread(self) -> None:
+        try:
+            self._done = self._fit()
+        except BaseException as exc:  # noqa: BLE001  # raised where it is waited for
+            self._failed = exc
 
 
 class Trainer:
@@ -137,18 +160,18 @@ class Trainer:
         if adapter is not None and not isinstance(adapter, TraceAdapter):
             select.setdefault("adapter", adapter)
         self.state = state if state is not None else state_of(self.store)
-        self.queue, self.resources, self.runs = (
-            Queue(self.state),
-            Resources(self.state),
-            Runs(self.state),
-        )
+        self.queue, self.runs = Queue(self.state), Runs(self.state)
+        self.resources = Resources(self.state)
         Asked.of({**select})  # type: ignore[typeddict-item]  # refused here, not later
         _check_numbers(min_batch_size, max_iterations, samples, self.algorithm)
-        self._setting = Setting(
+        layout = self.store.local.layout
+        beside = Path(".lightning", "runs") if layout is None else layout.root / "runs"
+        self._config = RunConfig(
             store=self.store,
             queue=self.queue,
             resources=self.resources,
             runs=self.runs,
+            run_dir=Path(run_dir) if run_dir is not None else beside,
             agent=None if agent is None else agent_of(agent),
             select=select,
             samples=samples or max(self.algorithm.group_size, 1),
@@ -162,13 +185,12 @@ class Trainer:
             max_attempts=max_attempts,
             timeout_s=timeout_s,
             reward_timeout_s=reward_timeout_s,
+            consumer=consumer,
+            min_gain=min_gain,
             seed=seed,
+            options=options,
         )
-        self._options = options
-        self._consumer = consumer
-        self._min_gain = min_gain
-        self._run_dir = Path(run_dir) if run_dir is not None else self._path_beside("runs")
-        self._origin: Origin | None = None
+        self._origin: checkpoint.Origin | None = None
         self.progress = progress
         """Told after each step; see the argument."""
         self.started: Callable[[TrainingRun], None] | None = None
@@ -182,7 +204,7 @@ class Trainer:
 
     def add_agent(self, agent: object) -> None:
         """Name the agent, where the trainer was made without."""
-        self._setting = replace(self._setting, agent=agent_of(agent))
+        self._config = replace(self._config, agent=agent_of(agent))
 
     def fit(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> Fit:
         """Train until the steps are done, or there is nothing more to learn from.
@@ -195,7 +217,7 @@ class Trainer:
             ConfigError: Training is switched off, or tasks are given and no agent.
             TrainingError: There is nothing that the algorithm can learn from, and why.
         """
-        return self._run_fit(self._make_setting(train, val), threading.Event())
+        return self._run_fit(self._configure(train, val))
 
     train = fit
 
@@ -215,9 +237,8 @@ class Trainer:
         Returns:
             What stops it, waits for it, and can be awaited.
         """
-        stop = threading.Event()
-        setting = replace(self._make_setting(train, val), follows=follow)
-        return Fitting(lambda: self._run_fit(setting, stop), stop)
+        config = replace(self._configure(train, val), follows=follow)
+        return Fitting(lambda: self._run_fit(config), config.stop)
 
     train_async = fit_async
 
@@ -244,16 +265,14 @@ class Trainer:
         Raises:
             ConfigError: There is no agent.
         """
-        require_agent(self._setting)
+        require_agent(self._config)
         live = {
             name: number
             for name in self.resources.names()
             if (number := self.resources.aliases(name).get("live")) is not None
         }
         pinned = {**live, **(resources or {})}
-        never = threading.Event()
-        rans = run_tasks(self._setting, tasks, pinned, never, mode=mode, samples=samples)
-        return Evaluation(mean_reward(rans), rans, reasons(rans))
+        return Evaluation.of(run_tasks(self._config, tasks, pinned, mode=mode, samples=samples))
 
     def metrics(self, names: Sequence[str] | None = None) -> list[Metric]:
         """Return the metrics of this trainer's latest run, by step and name."""
@@ -271,7 +290,7 @@ class Trainer:
         found = self.runs.checkpoints(self.latest.run_id) if self.latest is not None else []
         if not found:
             raise TrainingError("no step is kept yet; save_checkpoint() after fit()")
-        checkpoints.copy(Path(found[0].place), Path(path))
+        checkpoint.copy(Path(found[0].place), Path(path))
         return Path(path)
 
     def resume_from_checkpoint(self, place: str | os.PathLike[str] = "@last") -> "Trainer":
@@ -284,64 +303,38 @@ class Trainer:
             NotFoundError: There is no such run.
             TrainingError: It is one of another algorithm, or damaged.
         """
-        self._origin = origin(self._setting, place, name_of(self.algorithm))
+        self._origin = checkpoint.find_origin(self.runs, place, name_of(self.algorithm))
         return self
 
-    def _run_fit(self, setting: Setting, stop: threading.Event) -> Fit:
-        if not config.TRAIN.read():
+    def _configure(self, train: Sequence[Any], val: Sequence[Any]) -> RunConfig:
+        return replace(
+            self._config, train=list(train), val=list(val), progress=self.progress,
+            stop=threading.Event(),
+        )  # fmt: skip
+
+    def _run_fit(self, config: RunConfig) -> Fit:
+        if not TRAIN.read():
             raise ConfigError(
                 "training is switched off by LIGHTNING_OTEL_TRAIN; unset it to train here"
             )
-        if setting.train:
-            require_agent(setting)
+        if config.train:
+            require_agent(config)
         settle_waiting(self.store)  # feedback that came before what it judges
-        goes_on, self._origin = self._origin, None
-        session = Session(
-            setting,
-            self.algorithm,
-            folder=self._run_dir,
-            stop=stop,
-            options=self._options,
-            config=self._describe_config(setting),
-            consumer=self._consumer,
-            goes_on=goes_on,
-            remembers=self.latest is not None and goes_on is None,
-            min_gain=self._min_gain,
-            started=self.started,
-        )
-        try:
-            return session.fit()
-        finally:
-            self.latest = session.run
-            if session.run is not None:
-                # The algorithm remembers, so that what it was trained on is not to come again.
-                self._consumer = session.run.consumer
-
-    def _make_setting(self, train: Sequence[Any], val: Sequence[Any]) -> Setting:
-        return replace(self._setting, train=list(train), val=list(val), progress=self.progress)
-
-    def _describe_config(self, setting: Setting) -> dict[str, Any]:
-        return {
-            "store": self.store.name,
-            "agent": None if setting.agent is None else setting.agent.name,
-            "train": len(setting.train),
-            "val": len(setting.val),
-            "samples": setting.samples,
-            "min_batch_size": setting.min_batch_size,
-            "max_iterations": setting.max_iterations,
-            "seed": setting.seed,
-            "options": {name: repr(value)[:200] for name, value in self._options.items()},
-        }
-
-    def _path_beside(self, name: str) -> Path:
-        layout = self.store.local.layout
-        return Path(".lightning", name) if layout is None else layout.root / name
+        origin, self._origin = self._origin, None
+        remembers = self.latest is not None and origin is None
+        run = Run(config, self.algorithm, origin, remembers=remembers)
+        self.latest = run.run
+        # The algorithm remembers, so that what it was trained on is not to come again.
+        self._config = replace(self._config, consumer=run.run.consumer)
+        if self.started is not None:
+            self.started(run.run)
+        return run.fit()
 
 
 def state_of(store: Store | str | os.PathLike[str] | None) -> State:
     """Open the state of a store, unless ``LIGHTNING_OTEL_STATE`` names another one."""
     opened = store if isinstance(store, Store) else Store(store)
-    layout, named = opened.local.layout, config.STATE.read() or None
+    layout, named = opened.local.layout, STATE.read() or None
     return State(named if named is not None or layout is None else layout.catalogue)
 
 

@@ -17,7 +17,8 @@ from lightning_otel.algorithms.apo import recorded
 from lightning_otel.algorithms.apo.search import Part, Plan, Search
 from lightning_otel.algorithms.apo.texts import Candidate, Texts
 from lightning_otel.algorithms.apo.writer import AGENT, Model, chat
-from lightning_otel.algorithms.base import BaseAlgorithm, Context
+from lightning_otel.algorithms.base import BaseAlgorithm
+from lightning_otel.algorithms.run import Run
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError, NotInstalledError, TrainingError
 from lightning_otel.types import Resource
@@ -160,7 +161,7 @@ class APO(BaseAlgorithm):
         self._searches = dict(state.get("searches") or {})
         self._goes_on = True
 
-    def run(self, context: Context) -> None:
+    def run(self, context: Run) -> None:
         """Search until the budget is spent, nothing is left to learn, or it is to stop.
 
         Args:
@@ -176,7 +177,7 @@ class APO(BaseAlgorithm):
         if not self._goes_on:
             self._searches = {}  # of the run before, which is over
         self._goes_on = False
-        if not context.train and context.setting.agent is None and context.setting.workers:
+        if not context.train and context.config.agent is None and context.config.workers:
             self._learn_recorded(context)
             return
         seeds = [_live_prompt(context, target) for target in self._targets]
@@ -197,7 +198,7 @@ class APO(BaseAlgorithm):
             search = Search(context, own, part, self._plan, named, keep)
             search.run(self._searches.get(part.category))
 
-    def _learn_recorded(self, context: Context) -> None:
+    def _learn_recorded(self, context: Run) -> None:
         """Rewrite prompts by recorded runs, unless a version waits for the verdict of traffic."""
         if self._category is not None or self._plan.few_shot:
             raise ConfigError("category and few_shot try prompts on tasks; give Trainer(agent, …)")
@@ -221,7 +222,7 @@ class APO(BaseAlgorithm):
         texts = Texts(seeds, with_examples=self._plan.few_shot > 0)
         return [_check_candidate(texts, each) for each in self._candidates]
 
-    def _split_tasks(self, context: Context) -> list[Part]:
+    def _split_tasks(self, context: Run) -> list[Part]:
         """The tasks, by category if there are any."""
         train, val = list(context.train), list(context.val)
         if not train:
@@ -309,7 +310,7 @@ def _candidate_names(target: str) -> list[str]:
     return [target, target.replace(".", "/", 1)] if is_agents else [target]
 
 
-def _known_prompt(context: Context, target: str) -> Resource | None:
+def _known_prompt(context: Run, target: str) -> Resource | None:
     """The version of a prompt that is live; None if there is no such resource."""
     for name in _candidate_names(target):
         try:
@@ -322,7 +323,7 @@ def _known_prompt(context: Context, target: str) -> Resource | None:
     return None
 
 
-def _live_prompt(context: Context, target: str) -> Resource:
+def _live_prompt(context: Run, target: str) -> Resource:
     """The version of a prompt that is live."""
     found = _known_prompt(context, target)
     if found is not None:
@@ -334,7 +335,7 @@ def _live_prompt(context: Context, target: str) -> Resource:
     )
 
 
-def _category_prompt(context: Context, seed: Resource, part: Part) -> Resource:
+def _category_prompt(context: Run, seed: Resource, part: Part) -> Resource:
     """The prompt that tasks of a category have; it begins as the one for all."""
     name = part.named(seed.name)
     if name == seed.name:

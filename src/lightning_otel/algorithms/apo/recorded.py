@@ -12,13 +12,13 @@ from lightning_otel.algorithms.apo.episodes import Episode, read_spans
 from lightning_otel.algorithms.apo.search import Plan
 from lightning_otel.algorithms.apo.texts import Candidate, Texts
 from lightning_otel.algorithms.apo.writer import PATIENCE, Writer
-from lightning_otel.algorithms.batch import Batch, StepResult
+from lightning_otel.algorithms.base import Batch, StepResult
 from lightning_otel.errors import TrainingError
 from lightning_otel.store.sql import attribute
 from lightning_otel.types import Resource, Rollout, Trajectory
 
 if TYPE_CHECKING:
-    from lightning_otel.algorithms.base import Context
+    from lightning_otel.algorithms.run import Run
     from lightning_otel.dataset import Store
 
 _HELD_OUT: Final = 3
@@ -45,7 +45,7 @@ def split_tasks(tasks: list[Any]) -> tuple[list[Any], list[Any]]:
     return [task for n, task in enumerate(tasks, 1) if n % _HELD_OUT or not val], val
 
 
-def publish_prompt(context: "Context", name: str, batch: Batch) -> Resource:
+def publish_prompt(context: "Run", name: str, batch: Batch) -> Resource:
     """Publish the system message of the recorded calls as the first version of a prompt.
 
     Args:
@@ -79,7 +79,7 @@ def publish_prompt(context: "Context", name: str, batch: Batch) -> Resource:
 
 
 def propose(
-    context: "Context", batch: Batch, texts: Texts, plan: Plan, first: Sequence[Candidate]
+    context: "Run", batch: Batch, texts: Texts, plan: Plan, first: Sequence[Candidate]
 ) -> None:
     """Have the model rewrite prompts by what recorded runs did and earned, and publish that.
 
@@ -101,7 +101,7 @@ def propose(
 
 
 def _rewrite(
-    context: "Context",
+    context: "Run",
     episodes: Sequence[Episode],
     texts: Texts,
     plan: Plan,
@@ -129,7 +129,7 @@ def _rewrite(
     return {}
 
 
-def _read_batch(context: "Context", batch: Batch, plan: Plan) -> list[Episode]:
+def _read_batch(context: "Run", batch: Batch, plan: Plan) -> list[Episode]:
     paths: dict[str, list[Trajectory]] = {}
     for path in batch:
         paths.setdefault(path.rollout_id, []).append(path)

@@ -13,8 +13,8 @@ from lightning_otel.algorithms.apo.memory import kept, put
 from lightning_otel.algorithms.apo.shots import Shots
 from lightning_otel.algorithms.apo.texts import Candidate, Texts, is_examples
 from lightning_otel.algorithms.apo.writer import Model, Records, Writer
-from lightning_otel.algorithms.batch import StepResult
-from lightning_otel.algorithms.working import STOPPED
+from lightning_otel.algorithms.base import StepResult
+from lightning_otel.algorithms.tasks import STOPPED
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.types import Mode, Resource
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from gepa.core.state import GEPAState
 
-    from lightning_otel.algorithms.base import Context
+    from lightning_otel.algorithms.run import Run
 
 SEARCHED: Final = "gepa"
 """GEPA's folder within that of the run."""
@@ -117,7 +117,7 @@ class Search:
 
     def __init__(
         self,
-        context: "Context",
+        context: "Run",
         seeds: Sequence[Resource],
         part: Part,
         plan: Plan,
@@ -381,10 +381,10 @@ class Search:
             context.log(step, part.measured(found))
         self._measured.clear()
         self._keep(kept(state))
-        progress = context.setting.progress
+        progress = context.config.progress
         if progress is not None and step > self._told:
             self._told = step
-            progress(step, context.setting.max_iterations, part.measured(found))
+            progress(step, context.config.max_iterations, part.measured(found))
         if state.program_candidates[best] == self._published:
             return
         self._published = dict(state.program_candidates[best])

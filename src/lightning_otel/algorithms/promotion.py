@@ -1,0 +1,228 @@
+"""Promotion and withdrawal of what a run made: rewards decide, and nothing but evidence.
+
+It becomes live where it earns more on held-out tasks, or in live traffic, and is withdrawn where it
+earns less. Until one or the other is told for sure enough it waits as the canary.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from lightning_otel import markup
+from lightning_otel.algorithms.tasks import Ran, RunConfig, run_tasks
+from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.resources.evidence import tell, weigh
+from lightning_otel.state.runs import TrainingRun
+from lightning_otel.types import Resource
+
+if TYPE_CHECKING:
+    from lightning_otel.algorithms.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict on a run's candidates.
+
+    Attributes:
+        promoted: Names of the resources that became live.
+        reason: The reason why they did, or did not.
+        live: Mean held-out reward of what was live; None if it was not measured.
+        candidate: That of what the run made.
+        withdrawn: Names of the resources whose version of this run is the canary no more.
+    """
+
+    promoted: tuple[str, ...] = ()
+    reason: str = ""
+    live: float | None = None
+    candidate: float | None = None
+    withdrawn: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The result of a training run.
+
+    Attributes:
+        run: The run, as it ended.
+        metrics: The latest of each metric, by name.
+        resources: The latest version that the run made of each resource, by name.
+        verdict: The decision whether that became live, and why.
+        left_out: The number of rollouts that were of no use, by reason.
+    """
+
+    run: TrainingRun
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    resources: Mapping[str, Resource] = field(default_factory=dict)
+    verdict: Verdict = field(default_factory=Verdict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def promoted(self) -> tuple[str, ...]:
+        """Names of the resources that became live."""
+        return self.verdict.promoted
+
+    @property
+    def withdrawn(self) -> tuple[str, ...]:
+        """Names of the resources whose candidate was worse, and is given to nobody any more."""
+        return self.verdict.withdrawn
+
+    def _repr_html_(self) -> str:
+        """Show the run and what it measured last, made and left out, in notebooks."""
+        rows: list[tuple[str, str, object]] = [
+            ("made", str(made), self.place_of(name)) for name, made in self.resources.items()
+        ]
+        rows += [("measured", name, f"{value:g}") for name, value in self.metrics.items()]
+        rows += [("left out", reason, f"{count:,}") for reason, count in self.left_out.items()]
+        note = f"curves: lo.plot_training_metrics(runs={self.run.run_id!r})"
+        note = f"{self.verdict.reason}; {note}" if self.verdict.reason else note
+        return self.run._repr_html_() + markup.table(("", "", ""), rows, note)
+
+    def place_of(self, name: str) -> str:
+        """Return what became of a resource: ``live``, ``canary`` or ``withdrawn``."""
+        if name in self.withdrawn:
+            return "withdrawn"
+        return "live" if name in self.promoted else "canary"
+
+
+def promote(run: "Run") -> Verdict:
+    """Compare what a run made with what is live, task by task, and do what follows from it."""
+    config, resources = run.config, run.resources
+    live: dict[str, int] = {}
+    for name, version in run.versions.items():
+        aliases = resources.aliases(name)
+        standing = aliases.get("live")
+        made_here = resources.get(name, version).run_id == run.run.run_id
+        if standing != version and (made_here or aliases.get("canary") == version):
+            if standing is None:
+                return Verdict(reason=f"nothing of {name} is live to compare with: by hand")
+            live[name] = standing
+    if not live:
+        return Verdict(reason="nothing better was made")
+    unmeasured = _explain_unmeasured(config)
+    if unmeasured:
+        return _judge_traffic(run, live, unmeasured)
+    before = run_tasks(config, config.val, {**run.versions, **live}, mode="val")
+    after = run_tasks(config, config.val, run.versions, mode="val")
+    verdict = _judge_candidates(before, after, tuple(live), config.min_gain)
+    means = {"val/live": verdict.live, "val/candidate": verdict.candidate}
+    run.log(run.step, {name: value for name, value in means.items() if value is not None})
+    if config.stop.is_set():
+        return Verdict(reason="stopped before the held-out tasks were done: by hand")
+    for name in verdict.promoted:
+        _make_live(run, name)
+    withdrawn = (name for name in verdict.withdrawn if _withdraw(run, name, verdict.reason))
+    return replace(verdict, withdrawn=tuple(withdrawn))
+
+
+def _explain_unmeasured(config: RunConfig) -> str:
+    """Return why held-out tasks cannot tell; empty if they can."""
+    if config.stop.is_set():
+        return "stopped"
+    if not config.val:
+        return "there are no held-out tasks (val)"
+    if config.agent is None and config.workers:
+        return "there is no agent to run held-out tasks with"
+    return ""
+
+
+def _judge_traffic(run: "Run", live: Mapping[str, int], unmeasured: str) -> Verdict:
+    """Judge by what recorded rollouts earned with what is live and with what the run made."""
+    promoted, withdrawn, reasons = [], [], []
+    for name, standing in live.items():
+        version = run.versions[name]
+        try:
+            comparison = run.resources.compare(name, standing, version, run.store)
+        except ConfigError:  # nothing is recorded of one of them
+            share = run.resources.canary_weight(name)
+            reasons.append(
+                f"{unmeasured}: {name}@{version} is the canary, which {share:.0%} of the runs with "
+                f"apply are given; what they and those with {name}@{standing} earn decides at the "
+                f"next look: train() again, or lightning-otel resources promote {name} --if-better"
+            )
+            continue
+        if comparison.is_worse and _withdraw(run, name, f"worse: {comparison}"):
+            withdrawn.append(name)
+        elif comparison.is_better and comparison.difference >= run.config.min_gain:
+            _make_live(run, name)
+            promoted.append(name)
+        reasons.append(f"{comparison.verdict} in live traffic: {comparison}")
+    return Verdict(tuple(promoted), "; ".join(reasons), withdrawn=tuple(withdrawn))
+
+
+def _make_live(run: "Run", name: str) -> None:
+    """Make what was measured live, whatever became the canary meanwhile."""
+    if run.resources.aliases(name).get("canary") == run.versions[name]:
+        run.resources.promote(name)
+    else:
+        run.resources.set_alias(name, "live", run.versions[name])
+
+
+def _withdraw(run: "Run", name: str, reason: str) -> bool:
+    """Withdraw this run's canary; return whether there was one."""
+    by_whom = f"{reason} ({run.run.run_id})"
+    try:
+        run.resources.withdraw(name, by_whom, version=run.versions[name])
+    except NotFoundError:  # another one is by now
+        return False
+    return True
+
+
+def _judge_candidates(
+    before: Sequence[Ran], after: Sequence[Ran], names: tuple[str, ...], min_gain: float
+) -> Verdict:
+    pairs = [
+        (old.rollout.reward, new.rollout.reward) for old, new in zip(before, after, strict=True)
+    ]
+    both = [(old, new) for old, new in pairs if old is not None and new is not None]
+    lost = sum(old is not None and new is None for old, new in pairs)
+    kept = [float(new is not None) - float(old is not None) for old, new in pairs]
+    is_broken = weigh(kept, [0.0, 1.0]).is_below
+    why = f"{lost} of {len(pairs)} held-out tasks have a reward no more"
+    if not both:
+        # Where the agent fails on all of them, there is no reward to compare.
+        return Verdict(
+            reason=why if is_broken else "no held-out task has a reward from both: by hand",
+            withdrawn=names if is_broken else (),
+        )
+    live = statistics.fmean(old for old, _ in both)
+    candidate = statistics.fmean(new for _, new in both)
+    found = weigh([new - old for old, new in both], [reward for pair in both for reward in pair])
+    told = (
+        f"held-out reward {live:.3f} → {candidate:.3f} over {len(both)} tasks, a difference of "
+        f"{candidate - live:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+    )
+    if found.is_below:
+        return Verdict((), told, live, candidate, names)
+    if lost:
+        return Verdict((), why, live, candidate, names if is_broken else ())
+    if not found.is_above:
+        return Verdict((), f"{told}: {tell(0, found.missing, 'tasks')}", live, candidate)
+    if candidate - live < min_gain:
+        return Verdict((), f"{told}, and {min_gain:g} is needed", live, candidate)
+    return Verdict(names, told, live, candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """An agent's rewards on tasks.
+
+    Attributes:
+        reward: The mean over rollouts that have a reward; None if none has.
+        rollouts: The outcome of each task, in order.
+        unrewarded: The number of rollouts without a reward, by reason.
+    """
+
+    reward: float | None
+    rollouts: Sequence[Ran]
+    unrewarded: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rans: Sequence[Ran]) -> "Evaluation":
+        """Sum up the outcomes of tasks."""
+        rewards = [each.rollout.reward for each in rans if each.rollout.reward is not None]
+        reasons = Counter(
+            each.rollout.reason or "no reward" for each in rans if each.rollout.reward is None
+        )
+        return cls(statistics.fmean(rewards) if rewards else None, rans, dict(reasons))

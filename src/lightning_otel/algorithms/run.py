@@ -1,0 +1,389 @@
+"""A training run in one process: begun or resumed, alone in its folder, and brought to an end."""
+
+import contextlib
+import logging
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_otel.algorithms import checkpoint as checkpoints
+from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, name_of
+from lightning_otel.algorithms.checkpoint import Checkpoint, Origin
+from lightning_otel.algorithms.collecting import Collector
+from lightning_otel.algorithms.groups import recorded
+from lightning_otel.algorithms.promotion import Fit, promote
+from lightning_otel.algorithms.tasks import Ran, RunConfig, run_tasks
+from lightning_otel.dataset.query import Asked
+from lightning_otel.errors import (
+    ConfigError,
+    LightningOtelError,
+    NotFoundError,
+    NotInstalledError,
+)
+from lightning_otel.resources import bodies
+from lightning_otel.state.runs import RunStatus
+from lightning_otel.types import Mode, Resource
+
+log = logging.getLogger(__name__)
+
+KEPT_CHECKPOINTS: Final = 2
+_BEAT_S: Final = 20.0
+_LONGEST_REASON: Final = 500
+
+
+class Run:
+    """A training run, as its algorithm sees it: experience in, results out, and when to stop.
+
+    Attributes:
+        config: All settings.
+        store: The store of the rollouts.
+        queue: The queue of the rollouts.
+        resources: The versioned resources.
+        train: The tasks to learn from; empty if it learns from what is recorded.
+        val: Held-out tasks; they may choose among candidates, and decide on promotion.
+        options: Further options of the trainer.
+        run: The run as it is written down.
+        run_dir: A folder of its own.
+        resume: Another process was at work on the run before: its files may be there.
+        step: The number of steps that are kept.
+        versions: The version of each resource that the next rollouts are given.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: BaseAlgorithm,
+        origin: Origin | None = None,
+        *,
+        remembers: bool = False,
+    ) -> None:
+        """Begin a run, or go on with one.
+
+        Args:
+            config: The settings.
+            algorithm: The algorithm.
+            origin: The place to go on from.
+            remembers: The algorithm knows of an earlier run, which a checkpoint must hold.
+        """
+        self.config = config
+        self.store, self.queue, self.resources = config.store, config.queue, config.resources
+        self.train, self.val, self.options = config.train, config.val, config.options
+        self._algorithm = algorithm
+        self._origin = origin = origin or Origin()
+        self._remembers = remembers
+        kept = origin.kept
+        self.run = origin.run or config.runs.start(
+            name_of(algorithm),
+            _describe_config(config),
+            consumer=config.consumer or (kept.consumer if kept is not None else ""),
+        )
+        self.run_dir = config.run_dir / self.run.run_id
+        self.resume = origin.run is not None
+        self.step = self.run.step
+        self.versions: dict[str, int] = dict(kept.resources) if kept is not None else {}
+        self._claims = config.runs.claims(self.run)
+        self._unpublished: dict[str, Any] = {}
+        self._measured: dict[str, float] = {}
+        self._yielded: list[Batch] = []
+        self._collector = Collector(config, algorithm, self._claims, lambda: self.versions)
+
+    def fit(self) -> Fit:
+        """Run the algorithm to its end, or until it is told to stop.
+
+        Raises:
+            LightningOtelError: The failure, which is written down with the run.
+        """
+        runs, run_id = self.config.runs, self.run.run_id
+        with checkpoints.lock_folder(self.run_dir):
+            # Whoever was at work on it before is not any more: what it held is there again.
+            self._claims.rewind(self.step)
+            runs.rewind(run_id, self.step)
+            kept = {self._origin.folder, *(Path(each.place) for each in runs.checkpoints(run_id))}
+            for folder in (self.run_dir / "checkpoints").glob("*"):
+                if folder not in kept:  # a killed process left it, whole or not
+                    shutil.rmtree(folder, ignore_errors=True)
+            try:
+                return self._learn()
+            except BaseException as exc:
+                is_told = isinstance(exc, KeyboardInterrupt)
+                status: RunStatus = "stopped" if is_told else "failed"
+                reason = f"{type(exc).__name__}: {exc}"[:_LONGEST_REASON]
+                with contextlib.suppress(LightningOtelError):  # what went wrong is told, and first
+                    self._claims.rewind(self.step)
+                    runs.set_status(run_id, status, "interrupted" if is_told else reason)
+                raise
+
+    def _learn(self) -> Fit:
+        config, run_id = self.config, self.run.run_id
+        self._restore_checkpoint()
+        with self._hold_claims():
+            if not self.should_stop():
+                self._run_algorithm()
+            if self._yielded:  # what it was given and did not commit by itself
+                self.commit()
+            is_stopped = config.stop.is_set()
+            verdict = promote(self)
+        self._claims.rewind(self.step)
+        late = self._count_late()
+        if late:
+            self.log(self.step, {"late_rewards": float(late)})
+        config.runs.set_status(run_id, "stopped" if is_stopped else "succeeded")
+        metrics = {each.name: each.value for each in config.runs.metrics(run_id)}
+        latest = {name: self.resources.get(name, each) for name, each in self.versions.items()}
+        made = {name: each for name, each in latest.items() if each.run_id == run_id}
+        return Fit(config.runs.get(run_id), metrics, made, verdict, self.left_out)
+
+    def _run_algorithm(self) -> None:
+        try:
+            self._algorithm.run(self)
+        except ModuleNotFoundError as exc:
+            if not self._algorithm.extra:
+                raise
+            raise NotInstalledError(
+                f"{name_of(self._algorithm)} needs {exc.name}, which is not installed; "
+                f"pip install 'lightning-otel[{self._algorithm.extra}]'"
+            ) from exc
+
+    def _restore_checkpoint(self) -> None:
+        origin = self._origin
+        if origin.kept is None or origin.folder is None:
+            if self._remembers:
+                self.commit(step=0)  # a kill before the first step must not forget it
+            return
+        self._algorithm.load_state_dict(origin.kept.state)
+        self._algorithm.load(origin.folder / checkpoints.FILES)
+        if origin.run is None:
+            self.versions.clear()  # versions of elsewhere mean something else here
+            self.commit(step=0)
+            return
+        for each in self.config.runs.checkpoints(self.run.run_id):
+            if each.step == self.step:
+                self.versions.update(each.versions)
+                self._publish_kept(each.step, each.unpublished)
+
+    def _count_late(self) -> int:
+        """Count recorded rollouts whose reward changed after training."""
+        trained = {} if self.train else self._claims.trained()
+        if not trained:
+            return 0
+        here = recorded(self.store, Asked.of({"rollout_id": list(trained)}).wanted)
+        return sum(
+            here[key].reward not in (None, reward)
+            for key, reward in trained.items()
+            if key in here and reward is not None
+        )
+
+    @contextlib.contextmanager
+    def _hold_claims(self) -> Iterator[None]:
+        """Hold the claims and be seen for as long as this lasts."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(_BEAT_S):
+                try:
+                    self._claims.extend()
+                    self.config.runs.see(self.run.run_id)
+                except LightningOtelError:
+                    log.debug("the run %s cannot be extended", self.run.run_id, exc_info=True)
+
+        thread = threading.Thread(target=beat, name="lightning-otel-run", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """The number of rollouts left out, by reason."""
+        return dict(self._collector.counts.most_common())
+
+    def should_stop(self) -> bool:
+        """Return whether to end: somebody asked for it, or all steps are done."""
+        most = self.config.max_iterations
+        return self.config.stop.is_set() or (most is not None and self.step >= most)
+
+    def batches(self) -> Iterator[Batch]:
+        """Batch after batch of whole groups that were never trained on; each is for one step.
+
+        It ends when it is time to stop, or there is nothing more to learn from. Whatever was given
+        and is not committed comes again after a kill.
+
+        Raises:
+            TrainingError: There is nothing that the algorithm can learn from, and why.
+        """
+        most = self.config.max_iterations
+        if most is None and self.train and not self.config.follows:
+            most = 1  # tasks are never used up: once is what was asked for
+        while not self.config.stop.is_set():
+            number = self.step + len(self._yielded) + 1
+            if most is not None and number > most:
+                return
+            batch = self._collector.next(number)
+            if batch is None:
+                return
+            self._yielded.append(batch)
+            yield batch
+
+    def run_agent(
+        self,
+        tasks: Sequence[Any],
+        resources: Mapping[str, Any] | None = None,
+        mode: Mode = "val",
+        *,
+        samples: int = 1,
+    ) -> list[Ran]:
+        """Run the agent on tasks now; whatever it did is recorded, and never trained on but here.
+
+        Args:
+            tasks: Any JSON values.
+            resources: Given to the agent besides what it has, by name: a version, or a body, which
+                is kept as a version that nobody else is given.
+            mode: The purpose of the rollouts.
+            samples: Rollouts of each task.
+
+        Returns:
+            In the order of the tasks; a rollout that failed says why, and has no reward.
+
+        Raises:
+            ConfigError: There is no agent, and no runner elsewhere is announced.
+        """
+        pinned = dict(self.versions)
+        for name, given in (resources or {}).items():
+            if not isinstance(given, Resource):
+                parent = self._parent_version(name)
+                given = self.resources.publish(name, given, parent=parent, run_id=self.run.run_id)
+            pinned[name] = given.version
+        return run_tasks(self.config, tasks, pinned, mode=mode, samples=samples)
+
+    def report(self, result: StepResult | Mapping[str, Any] | None) -> None:
+        """Write down the result of a step; its resources are published once it is committed.
+
+        Raises:
+            ConfigError: It is no result of a step, or a resource in it cannot be published: said
+                before the step is kept, as what is kept is published however often that fails.
+        """
+        step = StepResult.of(result)
+        for name, body in step.resources.items():
+            kind, _ = bodies.checked_body(bodies.checked_name(name), body, None)
+            with contextlib.suppress(NotFoundError):
+                held = self.resources.get(name, 1)
+                if held.kind != kind:
+                    raise ConfigError(
+                        f"{name} is {held.kind}, and what the step made is {kind}; publish it "
+                        "under another name"
+                    )
+        self._unpublished.update(step.resources)
+        latest = self._yielded[-1] if self._yielded else None
+        self._measured = {**(latest.metrics() if latest is not None else {}), **step.metrics}
+        left = {f"left_out/{reason}": float(count) for reason, count in self.left_out.items()}
+        number = latest.number if latest is not None else self.step + 1
+        self.log(number, {**self._measured, **left})
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write down numbers that were measured at a step, from 1."""
+        self.config.runs.log(self.run.run_id, step, metrics)
+
+    def publish(
+        self, name: str, body: Any, *, metrics: Mapping[str, float] | None = None
+    ) -> Resource:
+        """Give the running agent a better version, as ``canary``; the run goes on with it.
+
+        A body that the newest version has already stays that version.
+        """
+        made = self.resources.publish(
+            name,
+            body,
+            parent=self._parent_version(name),
+            run_id=self.run.run_id,
+            metrics=dict(metrics or {}),
+            alias="canary",
+        )
+        self.versions[name] = made.version
+        return made
+
+    def commit(
+        self,
+        state: Mapping[str, Any] | None = None,
+        *,
+        batch: Batch | None = None,
+        step: int | None = None,
+    ) -> Path:
+        """Keep what was learnt, and with it acknowledge what it was learnt from; then publish.
+
+        Whatever kills the process, a row is either in the checkpoint that counts or comes again.
+
+        Args:
+            state: The state to remember; by default the algorithm's ``state_dict``.
+            batch: The last batch that was trained on; by default the last that was given.
+            step: The number of steps that makes, for a loop that counts them by itself; by default
+                the number of that batch.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            ConfigError: The state is no JSON.
+            StateError: Another process has taken the rollouts.
+            TrainingError: It cannot be written.
+        """
+        runs, run = self.config.runs, self.run
+        done = [each for each in self._yielded if batch is None or each.number <= batch.number]
+        number = max([each.number for each in done], default=self.step) if step is None else step
+        state = self._algorithm.state_dict() if state is None else state
+        folder = self.run_dir / "checkpoints" / f"{number:08d}"
+        kept = Checkpoint(
+            run.algorithm, run.run_id, run.consumer, number, dict(state), dict(self.versions)
+        )
+        checkpoints.write(folder, kept, self._algorithm.save)
+        unpublished = [
+            {"name": name, "body": body, "metrics": self._measured}
+            for name, body in self._unpublished.items()
+        ]
+        runs.keep(
+            run.run_id,
+            number,
+            str(folder),
+            claims=self._claims,
+            rollout_ids=[rollout_id for each in done for rollout_id in each.rollout_ids],
+            unpublished=unpublished,
+            versions=self.versions,
+        )
+        self.step = number
+        self._yielded = self._yielded[len(done) :]
+        self._unpublished = {}
+        self._publish_kept(number, unpublished)
+        for old in runs.checkpoints(run.run_id)[KEPT_CHECKPOINTS:]:
+            runs.forget(run.run_id, old.step)
+            shutil.rmtree(old.place, ignore_errors=True)
+        if self.config.progress is not None and done:
+            self.config.progress(number, self.config.max_iterations, self._measured)
+        return folder
+
+    def _publish_kept(self, step: int, unpublished: Sequence[Mapping[str, Any]]) -> None:
+        """Publish what a kept step made; harmless if it was published already."""
+        for each in unpublished:
+            self.publish(each["name"], each["body"], metrics=each["metrics"])
+        if unpublished:
+            self.config.runs.published(self.run.run_id, step, self.versions)
+
+    def _parent_version(self, name: str) -> int | None:
+        version = self.versions.get(name)
+        return version if version is not None else self.resources.aliases(name).get("live")
+
+
+def _describe_config(config: RunConfig) -> dict[str, Any]:
+    return {
+        "store": config.store.name,
+        "agent": None if config.agent is None else config.agent.name,
+        "train": len(config.train),
+        "val": len(config.val),
+        "samples": config.samples,
+        "min_batch_size": config.min_batch_size,
+        "max_iterations": config.max_iterations,
+        "seed": config.seed,
+        "options": {name: repr(value)[:200] for name, value in config.options.items()},
+    }
