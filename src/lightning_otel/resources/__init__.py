@@ -9,8 +9,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 # Before SQLAlchemy, for it names the extra where that is missing.
 from lightning_otel.state import State, be_alone
@@ -18,7 +17,7 @@ from lightning_otel.state import State, be_alone
 # isort: split
 import sqlalchemy as sa
 
-from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.errors import ChangedError, ConfigError, NotFoundError
 from lightning_otel.resources import bodies, tables
 from lightning_otel.resources.tables import Withdrawal
 from lightning_otel.substitution import CANARY, LIVE, Standing, assigned, stamps, watching
@@ -36,14 +35,6 @@ FRESH_S: Final = 1.0
 """How old an answer may be before it is asked for anew."""
 
 
-class _Held(NamedTuple):
-    """A cached read: value, time and last change."""
-
-    asked_s: float = -math.inf
-    change: int = 0
-    standings: Mapping[str, Standing] = MappingProxyType({})
-
-
 class Resources:
     """The resources of a state; any number of threads and processes publish and read at once."""
 
@@ -55,7 +46,8 @@ class Resources:
         """
         self.state = state if state is not None else State()
         self._known: dict[tuple[str, int], Resource] = {}
-        self._held = _Held()
+        # The time of the last read, the last change then, and its result.
+        self._held: tuple[float, int, Mapping[str, Standing]] = (-math.inf, 0, {})
 
     def publish(
         self,
@@ -91,8 +83,8 @@ class Resources:
         found_kind, text = bodies.checked_body(name, body, kind)
         measured = bodies.checked_metrics(metrics or {})
         bodies.check_alias(alias or LIVE, weight)
-        with self._begin_change() as connection:
-            newest = tables.newest_of(connection, name)
+        with self._begin_change(name) as entry:
+            newest = entry.newest()
             if newest is not None and newest.kind != found_kind:
                 raise ConfigError(
                     f"{name} is {newest.kind}, and this is {found_kind}; publish it under "
@@ -102,10 +94,8 @@ class Resources:
                 alias = LIVE
             if newest is None or newest.body != json.loads(text):
                 if parent is not None:
-                    tables.version_of(connection, name, parent)
-                newest = tables.insert(
-                    connection,
-                    name=name,
+                    entry.get(parent)
+                newest = entry.insert(
                     version=newest.version + 1 if newest is not None else 1,
                     kind=found_kind,
                     body=text,
@@ -116,7 +106,7 @@ class Resources:
                     created_ns=self.state.now_ns(),
                 )
             if alias is not None:
-                self._move_alias(connection, name, alias, newest.version, weight)
+                entry.point(alias, newest.version, self.state.now_ns(), weight)
         return newest
 
     def get(self, name: str, version: int | str = LIVE) -> Resource:
@@ -129,52 +119,47 @@ class Resources:
         if known is not None:
             return known
         with self._begin_read() as connection:
+            entry = tables.Entry(connection, name)
             if isinstance(version, int):
-                found = tables.version_of(connection, name, version)
-                return self._known.setdefault((name, version), found)
-            number = tables.aliased(connection, name, version)
-            if number is not None:
-                return tables.version_of(connection, name, number)
-            newest = tables.newest_of(connection, name)
-        if newest is None:
-            raise tables.unknown(name)
+                return self._known.setdefault((name, version), entry.get(version))
+            meant = entry.alias(version)
+            if meant is not None:
+                return entry.get(meant.version)
+            newest = entry.require()
         raise NotFoundError(
             f"no version of {name} is {version}; the newest is {newest}, and "
             f"lightning-otel resources alias {name} {version} {newest.version} makes it so"
         )
 
     def versions(self, name: str) -> list[Resource]:
-        """Every version, the oldest first.
+        """Return every version, the oldest first.
 
         Raises:
             NotFoundError: There is none.
         """
         with self._begin_read() as connection:
-            return tables.versions_of(connection, name)
+            return tables.Entry(connection, name).all()
 
     def names(self) -> list[str]:
-        """The names there are versions of."""
+        """Return the names there are versions of."""
         with self._begin_read() as connection:
-            found = connection.scalars(sa.select(tables.VERSIONS.c.name).distinct())
-            return sorted(found)
+            return sorted(connection.scalars(sa.select(tables.VERSIONS.c.name).distinct()))
 
     def aliases(self, name: str) -> dict[str, int]:
-        """The version that each alias of a name means."""
+        """Return the version that each alias of a name means."""
         with self._begin_read() as connection:
-            rows = connection.execute(
-                sa.select(tables.ALIASES).where(tables.ALIASES.c.name == name)
-            )
-            return {row.alias: row.version for row in rows}
+            return tables.Entry(connection, name).aliases()
 
     def canary_weight(self, name: str) -> float:
-        """The share that is given the canary, 0 to 1; 0 where there is none."""
+        """Return the share that is given the canary, 0 to 1; 0 where there is none."""
         with self._begin_read() as connection:
-            return tables.canary_weight(connection, name)
+            canary = tables.Entry(connection, name).alias(CANARY)
+            return 0.0 if canary is None else canary.weight or 0.0
 
     def last_move(self, name: str) -> int:
-        """The number of the change by which an alias of a name moved last; 0 if none did."""
+        """Return the number of the change by which an alias of a name moved last; 0 if none did."""
         with self._begin_read() as connection:
-            return tables.last_move(connection, name)
+            return tables.Entry(connection, name).last_move()
 
     def set_alias(
         self,
@@ -201,15 +186,15 @@ class Resources:
             NotFoundError: There is no such version.
         """
         bodies.check_alias(alias, weight)
-        with self._begin_change() as connection:
-            tables.check_last_move(connection, name, last_move)
+        with self._begin_change(name, last_move) as entry:
             if version is not None:
-                tables.version_of(connection, name, version)
-            elif tables.newest_of(connection, name) is None:
-                raise tables.unknown(name)
-            elif alias == CANARY and tables.aliased(connection, name, CANARY) is not None:
-                tables.withdraw(connection, name, "", None, self.state.now_ns())
-            self._move_alias(connection, name, alias, version, weight)
+                entry.get(version)
+            else:
+                entry.require()
+            now_ns = self.state.now_ns()
+            if alias == CANARY and version is None and entry.alias(CANARY) is not None:
+                entry.withdraw("", None, now_ns)
+            entry.point(alias, version, now_ns, weight)
 
     def promote(self, name: str, *, last_move: int | None = None) -> Resource:
         """Make the canary live for all.
@@ -222,16 +207,15 @@ class Resources:
             ChangedError: An alias moved since.
             NotFoundError: There is no canary.
         """
-        with self._begin_change() as connection:
-            tables.check_last_move(connection, name, last_move)
-            version = tables.aliased(connection, name, CANARY)
-            if version is None:
+        with self._begin_change(name, last_move) as entry:
+            canary, now_ns = entry.alias(CANARY), self.state.now_ns()
+            if canary is None:
                 raise NotFoundError(
                     f"{name} has no canary; lightning-otel resources alias {name} live VERSION"
                 )
-            self._move_alias(connection, name, LIVE, version, None)
-            self._move_alias(connection, name, CANARY, None, None)
-            return tables.version_of(connection, name, version)
+            entry.point(LIVE, canary.version, now_ns)
+            entry.point(CANARY, None, now_ns)
+            return entry.get(canary.version)
 
     def withdraw(self, name: str, reason: str = "", *, version: int | None = None) -> Resource:
         """Give the canary to nobody any more, and keep why; gives the version that it was.
@@ -246,16 +230,13 @@ class Resources:
         Raises:
             NotFoundError: There is no canary, or it is another version by now.
         """
-        with self._begin_change() as connection:
-            now_ns = self.state.now_ns()
-            taken = tables.withdraw(connection, name, reason, version, now_ns)
-            self._move_alias(connection, name, CANARY, None, None)
-            return taken
+        with self._begin_change(name) as entry:
+            return entry.withdraw(reason, version, self.state.now_ns())
 
     def withdrawals(self, name: str) -> list[Withdrawal]:
-        """The canaries that were withdrawn, with the reason, the oldest first."""
+        """Return the canaries that were withdrawn, with the reason, the oldest first."""
         with self._begin_read() as connection:
-            return tables.withdrawals(connection, name)
+            return tables.Entry(connection, name).withdrawals()
 
     def rollback(self, name: str, *, last_move: int | None = None) -> Resource:
         """Make live what was live before; once more goes back further.
@@ -269,17 +250,16 @@ class Resources:
             ConfigError: Nothing was.
             NotFoundError: There is no such resource.
         """
-        with self._begin_change() as connection:
-            tables.check_last_move(connection, name, last_move)
-            version = tables.take_step_back(connection, name)
-            self._move_alias(connection, name, LIVE, version, None, is_step=False)
-            return tables.version_of(connection, name, version)
+        with self._begin_change(name, last_move) as entry:
+            version = entry.take_step_back()
+            entry.point(LIVE, version, self.state.now_ns(), is_step=False)
+            return entry.get(version)
 
     def previous(self, name: str) -> int | None:
-        """The version that :meth:`rollback` would make live; None if nothing was live before."""
+        """Return the version that :meth:`rollback` would make live; None if nothing was before."""
         with self._begin_read() as connection:
-            is_live = tables.aliased(connection, name, LIVE) is not None
-            before = tables.steps_of(connection, name)[is_live:]
+            entry = tables.Entry(connection, name)
+            before = entry.steps()[entry.alias(LIVE) is not None :]
         return before[0].version if before else None
 
     def assigned(
@@ -349,23 +329,28 @@ class Resources:
 
     def standings(self) -> Mapping[str, Standing]:
         """Return the assignable versions by name, at most a second old."""
-        held = self._held
-        if time.monotonic() - held.asked_s < FRESH_S and held.asked_s >= watching.changed_s():
-            return held.standings
+        asked_s, change, standings = self._held
+        if time.monotonic() - asked_s < FRESH_S and asked_s >= watching.changed_s():
+            return standings
         asked_s = time.monotonic()
-        self.state.ensure(*tables.ALL)
-        with self.state.read() as connection:
-            change = tables.last_change(connection)
-            standings = held.standings if change == held.change else tables.standings(connection)
-        self._held = _Held(asked_s, change, standings)
+        with self._begin_read() as connection:
+            newest = connection.scalar(sa.select(sa.func.max(tables.CHANGES.c.n))) or 0
+            if newest != change:
+                standings = tables.read_standings(connection)
+        self._held = (asked_s, newest, standings)
         return standings
 
     @contextlib.contextmanager
-    def _begin_change(self) -> "Iterator[Connection]":
+    def _begin_change(self, name: str, last_move: int | None = None) -> "Iterator[tables.Entry]":
         self.state.ensure(*tables.ALL)
         with self.state.change() as connection:
             be_alone(connection, tables.LOCK)
-            yield connection
+            entry = tables.Entry(connection, name)
+            if last_move is not None and entry.last_move() != last_move:
+                raise ChangedError(
+                    f"somebody changed {name} meanwhile; look at it again, and then decide"
+                )
+            yield entry
         watching.note_change()
 
     @contextlib.contextmanager
@@ -373,19 +358,3 @@ class Resources:
         self.state.ensure(*tables.ALL)
         with self.state.read() as connection:
             yield connection
-
-    def _move_alias(
-        self,
-        connection: "Connection",
-        name: str,
-        alias: str,
-        version: int | None,
-        weight: float | None = None,
-        *,
-        is_step: bool = True,
-    ) -> None:
-        moved = tables.point(connection, name, alias, version, weight)
-        if moved is not None:
-            is_step = is_step and alias == LIVE and version is not None
-            now_ns = self.state.now_ns()
-            tables.note(connection, **moved, is_step=is_step, changed_ns=now_ns)

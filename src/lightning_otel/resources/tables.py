@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from lightning_otel.errors import ChangedError, ConfigError, NotFoundError
+from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.state import METADATA
 from lightning_otel.substitution import CANARY, LIVE, Standing
 from lightning_otel.types import Resource
@@ -62,192 +62,178 @@ ALL: Final = (VERSIONS, ALIASES, CHANGES, WITHDRAWALS)
 LOCK: Final = 0x6C6F7472
 """Of changes: two publishers would find the same newest version, and a reader could see a later
 change before an earlier one, and ask no more."""
+_OF_NAME: Final = sa.select(VERSIONS).where(VERSIONS.c.name == sa.bindparam("name"))
 
 
 class Withdrawal(NamedTuple):
-    """A canary that was taken back.
-
-    Attributes:
-        version: The version that was given as canary.
-        reason: Why it is so no more.
-        withdrawn_ns: Since when, Unix nanoseconds.
-    """
+    """A canary that was taken back: its version, the reason, and since when, Unix nanoseconds."""
 
     version: int
     reason: str
     withdrawn_ns: int
 
 
-def unknown(name: str) -> NotFoundError:
-    """The error for a name that nothing was published under."""
-    return NotFoundError(f"there is no resource {name!r}; lightning-otel resources list")
+class Entry:
+    """The versions and aliases of one name, within a transaction."""
 
+    def __init__(self, connection: "Connection", name: str) -> None:
+        self._connection = connection
+        self._is_alias = ALIASES.c.name == name
+        self.name = name
 
-def version_of(connection: "Connection", name: str, version: int) -> Resource:
-    """One version.
+    def get(self, version: int) -> Resource:
+        """Return one version, or raise NotFoundError."""
+        query = _OF_NAME.where(VERSIONS.c.version == version)
+        row = self._connection.execute(query, {"name": self.name}).one_or_none()
+        if row is None:
+            raise NotFoundError(
+                f"there is no {self.name}@{version}; lightning-otel resources show {self.name}"
+            )
+        return _resource_of(row)
 
-    Raises:
-        NotFoundError: There is none.
-    """
-    where = (VERSIONS.c.name == name) & (VERSIONS.c.version == version)
-    row = connection.execute(sa.select(VERSIONS).where(where)).one_or_none()
-    if row is None:
-        raise NotFoundError(f"there is no {name}@{version}; lightning-otel resources show {name}")
-    return resource_of(row)
+    def all(self) -> list[Resource]:
+        """Return every version, the oldest first, or raise NotFoundError."""
+        rows = self._connection.execute(_OF_NAME.order_by(VERSIONS.c.version), {"name": self.name})
+        found = [_resource_of(row) for row in rows]
+        if not found:
+            raise NotFoundError(
+                f"there is no resource {self.name!r}; lightning-otel resources list"
+            )
+        return found
 
+    def newest(self) -> Resource | None:
+        """Return the version that was published last; None if none was."""
+        query = _OF_NAME.order_by(VERSIONS.c.version.desc()).limit(1)
+        row = self._connection.execute(query, {"name": self.name}).one_or_none()
+        return None if row is None else _resource_of(row)
 
-def versions_of(connection: "Connection", name: str) -> list[Resource]:
-    """Every version, the oldest first.
+    def require(self) -> Resource:
+        """Return the newest version, or raise NotFoundError."""
+        return self.newest() or self.all()[-1]
 
-    Raises:
-        NotFoundError: There is none.
-    """
-    wanted = sa.select(VERSIONS).where(VERSIONS.c.name == name).order_by(VERSIONS.c.version)
-    found = [resource_of(row) for row in connection.execute(wanted)]
-    if not found:
-        raise unknown(name)
-    return found
+    def alias(self, alias: str) -> Any:
+        """Return the version and weight that an alias means; None if it means none."""
+        query = sa.select(ALIASES.c.version, ALIASES.c.weight)
+        where = (self._is_alias, ALIASES.c.alias == alias)
+        return self._connection.execute(query.where(*where)).one_or_none()
 
+    def aliases(self) -> dict[str, int]:
+        """Return the version that each alias means."""
+        query = sa.select(ALIASES.c.alias, ALIASES.c.version).where(self._is_alias)
+        return {row.alias: row.version for row in self._connection.execute(query)}
 
-def newest_of(connection: "Connection", name: str) -> Resource | None:
-    """The version that was published last; None if none was."""
-    wanted = sa.select(VERSIONS).where(VERSIONS.c.name == name)
-    row = connection.execute(wanted.order_by(VERSIONS.c.version.desc()).limit(1)).one_or_none()
-    return resource_of(row) if row is not None else None
+    def steps(self) -> "list[sa.Row[Any]]":
+        """Return the last two changes of live that were not taken back, the later one first."""
+        query = sa.select(CHANGES.c.n, CHANGES.c.version).order_by(CHANGES.c.n.desc()).limit(2)
+        where = (CHANGES.c.name == self.name, CHANGES.c.is_step)
+        return list(self._connection.execute(query.where(*where)))
 
+    def take_step_back(self) -> int:
+        """Return the version that was live before; what was made live last is no step any more."""
+        self.require()
+        steps = self.steps()
+        if self.alias(LIVE) is not None:
+            taken, *steps = steps
+            change = sa.update(CHANGES).where(CHANGES.c.n == taken.n)
+            self._connection.execute(change.values(is_step=False))
+        if not steps:
+            raise ConfigError(
+                f"nothing of {self.name} was live before; lightning-otel resources alias "
+                f"{self.name} live none leaves the agent to what it says itself"
+            )
+        version: int = steps[0].version
+        return version
 
-def aliased(connection: "Connection", name: str, alias: str) -> int | None:
-    """The version that an alias means; None if it means none."""
-    where = (ALIASES.c.name == name) & (ALIASES.c.alias == alias)
-    return connection.scalar(sa.select(ALIASES.c.version).where(where))
+    def last_move(self) -> int:
+        """Return the number of the change by which an alias moved last; 0 if none did."""
+        query = sa.select(sa.func.max(CHANGES.c.n))
+        where = (CHANGES.c.name == self.name, CHANGES.c.alias != "")
+        return self._connection.scalar(query.where(*where)) or 0
 
+    def insert(self, **columns: Any) -> Resource:
+        """Keep a version and return it."""
+        self._connection.execute(sa.insert(VERSIONS).values(name=self.name, **columns))
+        self._note("", columns["version"], None, columns["created_ns"], is_step=False)
+        return self.get(columns["version"])
 
-def canary_weight(connection: "Connection", name: str) -> float:
-    """The share that is given the canary, 0 to 1; 0 where there is none."""
-    where = (ALIASES.c.name == name) & (ALIASES.c.alias == CANARY)
-    return connection.scalar(sa.select(ALIASES.c.weight).where(where)) or 0.0
+    def point(
+        self,
+        alias: str,
+        version: int | None,
+        now_ns: int,
+        weight: float | None = None,
+        *,
+        is_step: bool = True,
+    ) -> None:
+        """Let an alias mean a version, or nothing; note it unless it stands already."""
+        held = self.alias(alias)
+        if alias == CANARY and weight is None and version is not None:
+            weight = held.weight if held is not None else CANARY_WEIGHT
+        if (
+            (held.version, held.weight) == (version, weight)
+            if held is not None
+            else version is None
+        ):
+            return
+        self._connection.execute(sa.delete(ALIASES).where(self._is_alias, ALIASES.c.alias == alias))
+        if version is not None:
+            row = {"name": self.name, "alias": alias, "version": version, "weight": weight}
+            self._connection.execute(sa.insert(ALIASES).values(row))
+        is_step = is_step and alias == LIVE and version is not None
+        self._note(alias, version, weight, now_ns, is_step=is_step)
 
-
-def steps_of(connection: "Connection", name: str) -> "list[sa.Row[Any]]":
-    """The last two changes of what was live that were not taken back, the later one first."""
-    where = (CHANGES.c.name == name) & CHANGES.c.is_step
-    wanted = sa.select(CHANGES.c.n, CHANGES.c.version).where(where)
-    return list(connection.execute(wanted.order_by(CHANGES.c.n.desc()).limit(2)))
-
-
-def take_step_back(connection: "Connection", name: str) -> int:
-    """Have what was made live last be no step any more; gives the version that was live before.
-
-    Raises:
-        ConfigError: Nothing was.
-        NotFoundError: There is no such resource.
-    """
-    if newest_of(connection, name) is None:
-        raise unknown(name)
-    steps = steps_of(connection, name)
-    if aliased(connection, name, LIVE) is not None:
-        taken, *steps = steps
-        connection.execute(sa.update(CHANGES).where(CHANGES.c.n == taken.n).values(is_step=False))
-    if not steps:
-        raise ConfigError(
-            f"nothing of {name} was live before; lightning-otel resources alias {name} live none "
-            "leaves the agent to what it says itself"
+    def withdraw(self, reason: str, version: int | None, now_ns: int) -> Resource:
+        """Keep that the canary is given to nobody any more, and why; return its version."""
+        held = self.alias(CANARY)
+        if held is None:
+            self.require()
+        if held is None or version not in (None, held.version):
+            what = (
+                f"{self.name} has no canary"
+                if version is None
+                else f"{self.name}@{version} is no canary"
+            )
+            raise NotFoundError(
+                f"nothing can be withdrawn: {what}; lightning-otel resources show {self.name}"
+            )
+        self._connection.execute(
+            sa.insert(WITHDRAWALS).values(
+                name=self.name,
+                version=held.version,
+                reason=reason or "by hand",
+                withdrawn_ns=now_ns,
+            )
         )
-    version: int = steps[0].version
-    return version
+        self.point(CANARY, None, now_ns)
+        return self.get(held.version)
 
+    def withdrawals(self) -> list[Withdrawal]:
+        """Return the canaries that were taken back, the oldest first."""
+        query = sa.select(*(WITHDRAWALS.c[name] for name in Withdrawal._fields))
+        query = query.where(WITHDRAWALS.c.name == self.name).order_by(WITHDRAWALS.c.n)
+        return [Withdrawal(*row) for row in self._connection.execute(query)]
 
-def last_move(connection: "Connection", name: str) -> int:
-    """The number of the change by which an alias of a name moved last; 0 if none did."""
-    where = (CHANGES.c.name == name) & (CHANGES.c.alias != "")
-    return connection.scalar(sa.select(sa.func.max(CHANGES.c.n)).where(where)) or 0
-
-
-def check_last_move(connection: "Connection", name: str, expected: int | None) -> None:
-    """Refuse to go on where an alias moved after what was expected; None expects nothing.
-
-    Raises:
-        ChangedError: One did.
-    """
-    if expected is not None and last_move(connection, name) != expected:
-        raise ChangedError(f"somebody changed {name} meanwhile; look at it again, and then decide")
-
-
-def last_change(connection: "Connection") -> int:
-    """The number of the change that came last; 0 before the first."""
-    return connection.scalar(sa.select(sa.func.max(CHANGES.c.n))) or 0
-
-
-def insert(connection: "Connection", **columns: Any) -> Resource:
-    """Keep a version, whose columns are those of ``VERSIONS``; gives it back."""
-    connection.execute(sa.insert(VERSIONS).values(columns))
-    note(
-        connection,
-        name=columns["name"],
-        alias="",
-        version=columns["version"],
-        is_step=False,
-        changed_ns=columns["created_ns"],
-    )
-    return version_of(connection, columns["name"], columns["version"])
-
-
-def note(connection: "Connection", **columns: Any) -> None:
-    """Keep a change, whose columns are those of ``CHANGES``."""
-    connection.execute(sa.insert(CHANGES).values(columns))
-
-
-def point(
-    connection: "Connection", name: str, alias: str, version: int | None, weight: float | None
-) -> dict[str, Any] | None:
-    """Let an alias mean a version, or nothing; gives the change, None if it stands already."""
-    where = (ALIASES.c.name == name) & (ALIASES.c.alias == alias)
-    held = connection.execute(sa.select(ALIASES).where(where)).one_or_none()
-    if alias == CANARY and weight is None and version is not None:
-        weight = held.weight if held is not None else CANARY_WEIGHT
-    if (held.version, held.weight) == (version, weight) if held is not None else version is None:
-        return None
-    row = {"name": name, "alias": alias, "version": version, "weight": weight}
-    connection.execute(sa.delete(ALIASES).where(where))
-    if version is not None:
-        connection.execute(sa.insert(ALIASES).values(row))
-    return row
-
-
-def withdraw(
-    connection: "Connection", name: str, reason: str, version: int | None, now_ns: int
-) -> Resource:
-    """Keep that the canary is given to nobody any more, and why; gives the version that it was.
-
-    Raises:
-        NotFoundError: There is no canary, or it is another version than was asked for.
-    """
-    held = aliased(connection, name, CANARY)
-    if held is None and newest_of(connection, name) is None:
-        raise unknown(name)
-    if held is None or version not in (None, held):
-        what = f"{name}@{version} is no canary" if version is not None else f"{name} has no canary"
-        raise NotFoundError(
-            f"nothing can be withdrawn: {what}; lightning-otel resources show {name}"
+    def _note(
+        self, alias: str, version: int | None, weight: float | None, now_ns: int, *, is_step: bool
+    ) -> None:
+        self._connection.execute(
+            sa.insert(CHANGES).values(
+                name=self.name,
+                alias=alias,
+                version=version,
+                weight=weight,
+                is_step=is_step,
+                changed_ns=now_ns,
+            )
         )
-    row = {"name": name, "version": held, "reason": reason or "by hand", "withdrawn_ns": now_ns}
-    connection.execute(sa.insert(WITHDRAWALS).values(row))
-    return version_of(connection, name, held)
 
 
-def withdrawals(connection: "Connection", name: str) -> list[Withdrawal]:
-    """The canaries of a name that were taken back, the oldest first."""
-    wanted = sa.select(WITHDRAWALS).where(WITHDRAWALS.c.name == name).order_by(WITHDRAWALS.c.n)
-    rows = connection.execute(wanted)
-    return [Withdrawal(row.version, row.reason, row.withdrawn_ns) for row in rows]
-
-
-def standings(connection: "Connection") -> dict[str, Standing]:
+def read_standings(connection: "Connection") -> dict[str, Standing]:
     """Read the assignable versions by name."""
     found: dict[str, Standing] = {}
-    given = ALIASES.c.alias.in_((LIVE, CANARY))
-    for row in connection.execute(sa.select(ALIASES).where(given)).all():
-        resource = version_of(connection, row.name, row.version)
+    query = sa.select(ALIASES).where(ALIASES.c.alias.in_((LIVE, CANARY)))
+    for row in connection.execute(query).all():
+        resource = Entry(connection, row.name).get(row.version)
         own = found.get(row.name, Standing())
         found[row.name] = (
             own._replace(live=resource)
@@ -257,16 +243,7 @@ def standings(connection: "Connection") -> dict[str, Standing]:
     return found
 
 
-def resource_of(row: Any) -> Resource:
-    """The version that a row of ``VERSIONS`` holds."""
-    return Resource(
-        name=row.name,
-        version=row.version,
-        kind=row.kind,
-        body=json.loads(row.body),
-        sha256=row.sha256,
-        parent=row.parent,
-        run_id=row.run_id,
-        metrics=json.loads(row.metrics),
-        created_ns=row.created_ns,
-    )
+def _resource_of(row: "sa.Row[Any]") -> Resource:
+    columns = dict(row._mapping)
+    body, metrics = json.loads(columns.pop("body")), json.loads(columns.pop("metrics"))
+    return Resource(**columns, body=body, metrics=metrics)
