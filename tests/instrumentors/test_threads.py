@@ -138,24 +138,6 @@ def test_thread_is_left_as_it_was() -> None:
     assert is_freed
 
 
-@pytest.mark.parametrize("arguments", [(), (None,)])
-def test_wrong_arguments_are_refused_in_the_same_words(arguments: tuple[Any, ...]) -> None:
-    """A program that gets them wrong is told what it would be told without us."""
-
-    def told() -> list[str]:
-        with ThreadPoolExecutor(1) as pool:
-            with pytest.raises(TypeError) as caught:
-                pool.submit(*arguments).result()
-            with pytest.raises(TypeError) as other:
-                threading.Thread().start(*arguments, 1)  # type: ignore[call-arg]  # what a program may get wrong
-        return [str(caught.value), str(other.value)]
-
-    carried = told()
-    threads.leave_context()
-
-    assert carried == told()
-
-
 @pytest.mark.parametrize("how", ["bare", "function", "wrapt"])
 @pytest.mark.parametrize(("owner", "name"), PATCHED)
 def test_methods_are_put_back(

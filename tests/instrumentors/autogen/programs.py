@@ -4,6 +4,7 @@ from typing import Any
 
 from autogen_agentchat.agents import AssistantAgent, SocietyOfMindAgent, UserProxyAgent
 from autogen_agentchat.conditions import HandoffTermination, MaxMessageTermination
+from autogen_agentchat.messages import TextMessage
 from autogen_agentchat.teams import (
     DiGraphBuilder,
     GraphFlow,
@@ -13,6 +14,7 @@ from autogen_agentchat.teams import (
     Swarm,
 )
 from autogen_agentchat.tools import AgentTool, TeamTool
+from autogen_core import CancellationToken
 
 
 def calculator(expression: str) -> str:
@@ -141,6 +143,14 @@ async def with_user(client: Any) -> Any:
     return await RoundRobinGroupChat([agent("writer", client), person], max_turns=3).run(task="go")
 
 
+async def own_methods(client: Any) -> Any:
+    """An agent called by its own methods, which are runs of it."""
+    writer, asked = agent("writer", client), [TextMessage(content="go", source="user")]
+    await writer.on_messages(asked, CancellationToken())
+    stream = writer.on_messages_stream(asked, CancellationToken())
+    return [getattr(item, "chat_message", item) async for item in stream]
+
+
 ALL = (
     one_agent,
     streamed,
@@ -156,4 +166,5 @@ ALL = (
     nested_teams,
     graph,
     with_user,
+    own_methods,
 )

@@ -176,17 +176,3 @@ def test_messages_of_several_recordings_at_once_stay_apart(stage: Stage) -> None
             "invoke_agent boss",
             "invoke_agent helper",
         ]
-
-
-def test_message_that_nobody_handles_makes_no_span(stage: Stage) -> None:
-    """An agent that does not know a message did nothing."""
-
-    async def program(client: Any) -> None:
-        runtime = await office(client)
-        runtime.start()
-        await runtime.send_message(Announcement("go", 0), AgentId("helper", "default"))
-        await runtime.stop_when_idle()
-
-    stage.trace(program)
-
-    assert [span.name for span in stage.spans] == [c.SPAN_ROLLOUT]

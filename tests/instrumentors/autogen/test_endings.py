@@ -160,35 +160,6 @@ def test_stream_dropped_with_its_loop_is_ended(
     assert ended.split() == ["True", "True"]
 
 
-def test_cancelled_tool_fails_with_its_agent(stage: Stage) -> None:
-    """A tool that is cancelled at work says so, and so does its agent."""
-    is_working = asyncio.Event()
-
-    async def calculator(expression: str) -> str:
-        """Never be done."""
-        is_working.set()
-        await asyncio.sleep(60)
-        return "late"
-
-    async def program(client: Any) -> None:
-        token = CancellationToken()
-        calc = agent("calc", client, tools=[calculator])
-        task = asyncio.create_task(calc.run(task="go", cancellation_token=token))
-        await is_working.wait()
-        # The token ends the tool alone: AutoGen's agent then waits for it in vain.
-        token.cancel()
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    stage.trace(program)
-
-    stage.check_shape()
-    failed = stage.named("execute_tool calculator", "invoke_agent calc")
-    assert [error_of(span) for span in failed] == [("ERROR", CANCELLED)] * 2
-
-
 def test_team_that_runs_already_refuses_as_without_us(stage: Stage) -> None:
     """The refused run is a failed span; the one under way keeps its agents."""
 

@@ -10,10 +10,12 @@ import pytest
 pytest.importorskip("autogen_agentchat")
 pytest.importorskip("autogen_ext.models.openai")
 
+from autogen_ext.models.replay import ReplayChatCompletionClient
 from tests.instrumentors.autogen import programs
 from tests.instrumentors.autogen.stage import Cast, Stage
 
 from lightning_otel import Store, provider
+from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 
 CALLS: dict[str, dict[str, int]] = {
@@ -32,7 +34,67 @@ CALLS: dict[str, dict[str, int]] = {
     "nested_teams": {"writer": 1, "critic": 1},
     "graph": {"writer": 1, "critic": 1, "third": 1},
     "with_user": {"writer": 2},
+    "own_methods": {"writer": 2},
 }
+
+
+def message(text: str, role: str = "user", **more: Any) -> dict[str, Any]:
+    """One message of text."""
+    return {"role": role, "parts": [{"type": "text", "content": text}], **more}
+
+
+def done(name: str) -> str:
+    """Return what an agent of the cast says."""
+    return f"{name} says that the work is done"
+
+
+GO = [message("go")]
+OWN_METHODS = {
+    c.INPUT_MESSAGES: GO,
+    c.OUTPUT_MESSAGES: [message(done("writer"), "assistant", name="writer")],
+}
+FACTS: list[tuple[Any, str, dict[str, Any]]] = [
+    (programs.own_methods, "invoke_agent writer", OWN_METHODS),
+    (
+        programs.nested_teams,
+        "invoke_workflow outer",
+        {
+            c.OPERATION: "invoke_workflow",
+            c.WORKFLOW_NAME: "outer",
+            c.PROVIDER: "autogen",
+            c.INPUT_MESSAGES: GO,
+            c.OUTPUT_MESSAGES: [message(done("critic"), "assistant", name="critic")],
+            c.STOP_REASON: "Maximum number of turns 2 reached.",
+        },
+    ),
+    (programs.nested_teams, "invoke_workflow inner", {c.INPUT_MESSAGES: GO}),
+    (
+        programs.round_robin,
+        "invoke_agent critic",
+        {
+            c.AGENT_NAME: "critic",
+            c.AGENT_DESCRIPTION: "An agent that provides assistance with ability to use tools.",
+            # What was said since it last spoke.
+            c.INPUT_MESSAGES: [*GO, message(done("writer"), name="writer")],
+        },
+    ),
+    (programs.swarm, "invoke_agent writer", {c.HANDOFF_TARGET: "critic"}),
+    (programs.swarm, "invoke_agent critic", {c.HANDOFF_TARGET: "user"}),
+    (programs.swarm, "execute_tool transfer_to_critic", {c.TOOL_ARGUMENTS: "{}"}),
+    # The text that goes back to the model.
+    (programs.agent_tool, "execute_tool helper", {c.TOOL_RESULT: done("helper")}),
+    (programs.team_tool, "execute_tool helpers", {c.TOOL_RESULT: f"helper: {done('helper')}"}),
+    (programs.parallel_tools, "execute_tool calculator", {c.TOOL_RESULT: "42"}),
+    (
+        programs.parallel_tools,
+        "execute_tool broken",
+        {c.ERROR_TYPE: "ValueError", c.TOOL_RESULT: None},
+    ),
+    (programs.parallel_tools, "invoke_agent calc", {c.ERROR_TYPE: None}),
+]
+"""What a span of a program says, at least."""
+
+
 Program = Callable[[Any], Awaitable[Any]]
 every_program = pytest.mark.parametrize("program", programs.ALL, ids=lambda found: found.__name__)
 
@@ -55,13 +117,18 @@ def test_program_is_recorded_whole(
     assert stage.recording is not None
     found = Counter(path.agent for path in stage.recording.trajectories() for _ in path.transitions)
     assert found == CALLS[program.__name__]
+    for _, name, wanted in [each for each in FACTS if each[0] is program]:
+        for span in stage.named(name):
+            told = {key: span.attributes.get(key) for key in wanted}
+            read = {key: json.loads(str(told[key])) for key in wanted if "messages" in key}
+            assert told | read == wanted
     provider.uninstrument()
     with DemoServer(Cast()) as other:
         plain = Stage(other, store, facts).run(program)
-    said = [seen(traced), seen(plain)]
+    results = [seen(traced), seen(plain)]
     if program is programs.graph:  # two speak at once, and either may be heard first
-        said = [sorted(one, key=str) for one in said]
-    assert said[0] == said[1]
+        results = [sorted(one, key=str) for one in results]
+    assert results[0] == results[1]
     assert sent(stage.server) == sent(other)
 
 
@@ -86,3 +153,15 @@ def sent(server: DemoServer) -> list[str]:
 def headers_of(headers: Any) -> dict[str, str]:
     """The headers but the server's own address."""
     return {name: value for name, value in headers.items() if name != "host"}
+
+
+def test_huge_task_passes(stage: Stage) -> None:
+    """100 MB reach whom they are for, as they are, and a bounded part of them is kept."""
+    huge = "x" * 100_000_000
+
+    async def program(client: Any) -> Any:
+        return await programs.agent("writer", ReplayChatCompletionClient(["one"])).run(task=huge)
+
+    assert stage.trace(program).messages[0].content is huge
+    for span in [*stage.named("invoke_agent writer"), *stage.calls()]:
+        assert 1000 < len(str(span.attributes[c.INPUT_MESSAGES])) < 9_000_000

@@ -22,7 +22,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
-from langchain_openai import OpenAI, OpenAIEmbeddings
+from langchain_openai import OpenAIEmbeddings
 from opentelemetry import trace
 from tests.instrumentors.langchain.conftest import Chat
 from tests.instrumentors.outline import all_named, outline
@@ -316,24 +316,6 @@ def test_completion_model_is_one_call_for_a_request(store: Store) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("own_client")
-def test_completion_model_over_openai_is_one_span(
-    server: DemoServer, facts: Any, store: Store
-) -> None:
-    """The client's instrumentor takes the call of a completion model, too."""
-    model: Any = OpenAI(model="toy", base_url=server.base_url, api_key="k", max_retries=0, seed=7)
-
-    with auto_trace(store=store) as recording:
-        model.invoke("hello")
-        model.generate(["one", "two"])
-        list(model.stream("hello"))
-
-    outline(recording)
-    assert [span.name for span in recording.spans()[1:]] == ["text_completion toy"] * 3
-    for span, exchange in zip(recording.spans()[1:], server.log, strict=True):
-        facts.agree(span, exchange)
-
-
 @pytest.mark.skipif(
     not hasattr(BaseChatModel, "stream_events"), reason="this LangChain has no events of a model"
 )
@@ -375,24 +357,6 @@ def test_retriever_holds_its_embedding(is_async: bool, server: DemoServer, store
         c.RETRIEVAL_QUERY: "trees",
         c.RETRIEVAL_DOCUMENTS: '[{"content":"on trees","id":"d1"}]',
     }
-
-
-def test_retriever_that_is_cancelled_ends(store: Store) -> None:
-    """LangChain tells no handler of a retriever that is cancelled."""
-
-    class Slow(Shelf):
-        async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> Any:
-            await asyncio.sleep(60)
-
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(Slow().ainvoke("trees"), 0.01)
-
-    with auto_trace(store=store) as recording:
-        asyncio.run(main())
-
-    (span,) = all_named(recording, "retrieval Slow")
-    assert span.attributes[c.ERROR_TYPE].endswith("CancelledError")
 
 
 def test_failing_tool_ends_with_its_exception(store: Store) -> None:

@@ -39,16 +39,14 @@ def failure_of(ask: Callable[[], object]) -> dict[str, Any]:
     }
 
 
-def asking(model: str) -> Ask:
-    """A plain call of a model."""
-    return lambda c: c.chat.completions.create(model=model, messages=ASKED)
+def asking(model: Any, messages: Any = ASKED, **fields: Any) -> Ask:
+    """A call of a model."""
+    return lambda c: c.chat.completions.create(model=model, messages=messages, **fields)
 
 
 FAILING: dict[str, Ask] = {
     **{model: asking(model) for model in ("fail-400", "fail-401", "fail-429", "fail-500", "cut")},
-    "fail-400 stream": lambda c: c.chat.completions.create(
-        model="fail-400", messages=ASKED, stream=True
-    ),
+    "fail-400 stream": asking("fail-400", stream=True),
     "fail-400 raw": lambda c: c.chat.completions.with_raw_response.create(
         model="fail-400", messages=ASKED
     ),
@@ -57,53 +55,31 @@ FAILING: dict[str, Ask] = {
     ).__enter__(),
     "fail-400 responses": lambda c: c.responses.create(model="fail-400", input="hello"),
     "fail-400 embeddings": lambda c: c.embeddings.create(model="fail-400", input="hello"),
-    "timeout": lambda c: c.chat.completions.create(model="slow", messages=ASKED, timeout=0.05),
+    "timeout": asking("slow", timeout=0.05),
     "parse of text that is no JSON": lambda c: c.chat.completions.parse(
         model="big", messages=ASKED, response_format=Sum, max_tokens=1
     ),
-    "messages of a number": lambda c: c.chat.completions.create(
-        model="fail-400",
-        messages=7,
+    "messages of a number": asking("fail-400", 7),
+    "messages of nonsense": asking("fail-400", [1, None, "x"]),
+    "tools of nonsense": asking(
+        "fail-400", tools=[7, {"function": 3}], stop=7, n="two", temperature="hot"
     ),
-    "messages of nonsense": lambda c: c.chat.completions.create(
-        model="fail-400",
-        messages=[1, None, "x"],
+    "tools of objects": asking("toy", tools=[object()]),
+    "tool calls of nonsense": asking(
+        "fail-400", [{"role": "assistant", "tool_calls": 7, "content": 8}]
     ),
-    "tools of nonsense": lambda c: c.chat.completions.create(
-        model="fail-400",
-        messages=ASKED,
-        tools=[7, {"function": 3}],
-        stop=7,
-        n="two",
-        temperature="hot",
-    ),
-    "tools of objects": lambda c: c.chat.completions.create(
-        model="toy",
-        messages=ASKED,
-        tools=[object()],
-    ),
-    "tool calls of nonsense": lambda c: c.chat.completions.create(
-        model="fail-400",
-        messages=[{"role": "assistant", "tool_calls": 7, "content": 8}],
-    ),
-    "model of a number": lambda c: c.chat.completions.create(
-        model=7,
-        messages={"a": 1},
-    ),
-    "text of half a character": lambda c: c.chat.completions.create(
-        model="toy", messages=[{"role": "user", "content": "\ud800"}], stop="\ud800"
+    "model of a number": asking(7, {"a": 1}),
+    "text of half a character": asking(
+        "toy", [{"role": "user", "content": "\ud800"}], stop="\ud800"
     ),
     "input of a generator": lambda c: c.responses.create(
-        model="toy",
-        input=(item for item in ASKED),
+        model="toy", input=(item for item in ASKED)
     ),
     "prompt of nonsense": lambda c: c.completions.create(model="fail-400", prompt=[1, "two"]),
     "input of a number": lambda c: c.embeddings.create(model="fail-400", input=7),
     "body of a list": lambda c: c.post("/chat/completions", body=[1], cast_to=object),
     "body of bytes": lambda c: c.post("/chat/completions", content=b"{}", cast_to=object),
-    "nobody there": lambda c: c.with_options(
-        base_url="http://127.0.0.1:9/v1"
-    ).chat.completions.create(model="toy", messages=ASKED),
+    "nobody there": lambda c: asking("toy")(c.with_options(base_url="http://127.0.0.1:9/v1")),
     "no arguments": lambda c: c.chat.completions.create(),
     "no arguments at all": lambda c: c.request(),
 }

@@ -10,10 +10,9 @@ from typing import Any
 
 import openai
 import pytest
-from opentelemetry.trace import SpanKind
 from tests.instrumentors.transport import answering
 
-from lightning_otel import Store, auto_trace, call_slot, capture, operations
+from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.openai.request import ModelRequest
@@ -210,24 +209,3 @@ def test_request_that_is_over_is_freed_at_once(
             client.chat.completions.create(model="fail-400", messages=ASKED)
 
     assert not [held for held in gc.get_objects() if type(held) is ModelRequest]
-
-
-def test_request_takes_over_the_call_a_framework_began(
-    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
-) -> None:
-    """Structure from the framework, payload from the client, one span for one request."""
-    with auto_trace(store=store) as recording:
-        call = operations.Operation("their name", SpanKind.CLIENT, {c.AGENT_NAME: "planner"})
-        with capture.attached(call_slot.offer_call(call)):
-            for _ in range(2):
-                client.chat.completions.create(
-                    model="toy", messages=[{"role": "user", "content": "hello"}]
-                )
-
-    first, second = facts.calls(recording)
-    assert first.attributes[c.AGENT_NAME] == "planner"
-    assert [span.name for span in (first, second)] == ["chat toy", "chat toy"]
-    assert first.parent_span_id == second.parent_span_id is not None
-    facts.agree(second, server.log[1])
-    assert first.attributes[c.RESPONSE_ID] == server.log[0].response_id
-    assert first.attributes[c.OUTPUT_MESSAGES] == second.attributes[c.OUTPUT_MESSAGES]

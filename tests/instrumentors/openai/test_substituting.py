@@ -335,20 +335,6 @@ def test_agent_is_who_a_block_or_a_span_says(scene: Scene) -> None:
     assert scene.prompts == ["for all", "own", "own"]
 
 
-def test_pinned_version_is_given_however_new_it_is(scene: Scene) -> None:
-    """Whoever is held to a version published a moment ago never works with another one."""
-    scene.publish("system_prompt", "one")
-
-    with scene.applied():
-        scene.ask()
-    for version in (2, 3):
-        scene.publish("system_prompt", f"number {version}")
-        with scene.applied(resources={"*": {"system_prompt": version}}):
-            scene.ask()
-
-    assert scene.prompts == ["one", "number 2", "number 3"]
-
-
 def test_canary_is_given_to_whole_rollouts(scene: Scene) -> None:
     """All requests of a rollout are made with one version, and the share is as set."""
     scene.publish("system_prompt", "one")

@@ -142,48 +142,33 @@ class Handing(agents.Model):  # type: ignore[misc]  # of a module imported if it
             yield event
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 3])
+class Racing(Handing):
+    """Asks all at once and gives the first one's answer."""
+
+    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
+        """The first one's."""
+        asked = [other.get_response(*args, **kwargs) for other in self.others]
+        return (await asyncio.gather(*asked))[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "is_stream"),
+    [*((Handing, count, is_stream) for count in (1, 3) for is_stream in (False, True)),
+     (Racing, 2, False)],
+)  # fmt: skip
 def test_model_that_hands_on_makes_no_call_of_its_own(
-    store: Store, server: DemoServer, model: Any, *, count: int, is_stream: bool
+    store: Store, server: DemoServer, model: Any, *, kind: Any, count: int, is_stream: bool
 ) -> None:
-    """One for each request, beside each other under the agent."""
-    handing = Handing(*[model] * count)
+    """One for each request, beside each other under the agent, also of those asked at once."""
+    handing = kind(*[model] * count)
 
     with auto_trace(store=store) as recording:
         asyncio.run(ask(agents.Agent(name="a", model=handing), "hello", is_stream=is_stream))
 
     assert len(server.log) == count
     assert outline(recording) == f"{AGENT}a" + "\n    chat toy" * count
-    found = [span.attributes[c.RESPONSE_ID] for span in calls_of(recording)]
-    assert found == [exchange.response_id for exchange in server.log]
-
-
-class Racing(agents.Model):  # type: ignore[misc]  # as above
-    """Asks two at once and gives the first one's answer."""
-
-    def __init__(self, model: Any) -> None:
-        self.inner = model
-
-    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        """The first one's."""
-        asked = [self.inner.get_response(*args, **kwargs) for _ in range(2)]
-        return (await asyncio.gather(*asked))[0]
-
-    def stream_response(self, *args: Any, **kwargs: Any) -> Any:
-        """Nothing."""
-        raise NotImplementedError
-
-
-def test_model_that_asks_several_at_once_makes_calls_beside_each_other(
-    store: Store, server: DemoServer, model: Any
-) -> None:
-    """None stands in another, though the first is under way when the second begins."""
-    with auto_trace(store=store) as recording:
-        asyncio.run(ask(agents.Agent(name="a", model=Racing(model)), "hello", is_stream=False))
-
-    assert len(server.log) == 2
-    assert outline(recording) == f"{AGENT}a" + "\n    chat toy" * 2
+    found = {span.attributes[c.RESPONSE_ID] for span in calls_of(recording)}
+    assert found == {exchange.response_id for exchange in server.log}
 
 
 class Delegating(agents.Model):  # type: ignore[misc]  # as above
