@@ -48,13 +48,7 @@ class Agent(ABC):
 
     @abstractmethod
     def run(self, task: Any, resources: Resources, rollout: Rollout) -> Answer:
-        """Act on a task, to the end, whether it is async or not.
-
-        Args:
-            task: What to do, any JSON value.
-            resources: What to work with, by name.
-            rollout: The rollout it is done for.
-        """
+        """Act on a task, to the end, whether it is async or not."""
 
 
 def finished(answer: Any) -> Any:

@@ -33,12 +33,6 @@ class FunctionAgent(Agent):
     ) -> None:
         """Make an agent of a function.
 
-        Args:
-            function: Takes the task; and if it likes, next or by these names, ``resources`` and
-                ``rollout``; by their names, ``llm`` and ``prompt_template``.
-            name: What the agent is called; by default as the function.
-            track_only: The agents within whose calls become training data.
-
         Raises:
             ConfigError: It cannot be called in that way.
         """
@@ -195,13 +189,7 @@ def llm_rollout(
     name: str | None = None,
     track_only: str | None = None,
 ) -> Any:
-    """As :func:`rollout`, by Agent Lightning's name for a function ``(task, llm)``.
-
-    Args:
-        function: Its parameter ``llm`` is given the endpoint among the resources.
-        name: What the agent is called.
-        track_only: The agents within whose calls become training data.
-    """
+    """As :func:`rollout`, by Agent Lightning's name for a function ``(task, llm)``."""
     return _name_function("llm", function, name, track_only)
 
 
@@ -212,13 +200,7 @@ def prompt_rollout(
     name: str | None = None,
     track_only: str | None = None,
 ) -> Any:
-    """As :func:`rollout`, by Agent Lightning's name for a function ``(task, prompt_template)``.
-
-    Args:
-        function: Its parameter ``prompt_template`` is given the prompt among the resources.
-        name: What the agent is called.
-        track_only: The agents within whose calls become training data.
-    """
+    """As :func:`rollout`, by Agent Lightning's name for a function ``(task, prompt_template)``."""
     return _name_function("prompt_template", function, name, track_only)
 
 

@@ -34,15 +34,7 @@ class Outcome:
 
 
 class Lesson(NamedTuple):
-    """The result of learning.
-
-    Attributes:
-        outcomes: Of each task, in order.
-        versions: The versions of the policy, in order; each worked on one round of tasks.
-        steps: How many transitions it learnt from.
-        likely: How likely each style of answer is in the end.
-        is_shuffled: Whether the rewards were dealt to any of the answers.
-    """
+    """The result of learning."""
 
     outcomes: list[Outcome]
     versions: list[str]
@@ -67,12 +59,6 @@ def run_agent(
 ) -> list[Outcome]:
     """Let the agent work on each task under ``auto_trace``, and reward the right answers.
 
-    Args:
-        store: Where the spans go.
-        rollouts: How many tasks.
-        seed: Decides tasks and the policy's luck.
-        progress: Told each outcome as it comes.
-
     Raises:
         ConfigError: The ``openai`` package is not installed, or recording is switched off.
         StoreError: The store cannot be made.
@@ -92,16 +78,8 @@ def train(
 ) -> Lesson:
     """Let the agent work, a round of tasks at a time, and the policy learn after each round.
 
-    What it learns from are the transitions of the round, read back from the store.
-
-    Args:
-        store: Where the spans go, and the transitions come from.
-        rollouts: How many tasks in all.
-        batch: How many tasks in a round.
-        seed: Decides tasks and the policy's luck.
-        is_shuffled: A control: the rewards of a round are dealt to any of its answers before the
-            policy sees them. Those in the store stay as they are.
-        progress: Told each outcome as it comes.
+    What it learns from are the transitions of the round, read back from the store. Shuffled, as a
+    control, rewards are dealt to any answers of their round first; those in the store stay.
 
     Raises:
         ConfigError: The ``openai`` package is not installed, or recording is switched off.

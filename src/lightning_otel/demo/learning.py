@@ -20,15 +20,6 @@ def learn(
 ) -> int:
     """Make what earned more than the others likelier, by one step of the policy's gradient.
 
-    Args:
-        policy: Its weights are changed.
-        steps: Transitions of answers that it gave with these weights, as the store has them.
-        dealt_by: Deals the rewards to any of the steps first: a control, as there is then nothing
-            to be learnt.
-
-    Returns:
-        How many steps it learnt from.
-
     Source: Williams 1992, REINFORCE, with the mean reward as the baseline.
     """
     told = [(_style_of(step), step.reward) for step in steps]

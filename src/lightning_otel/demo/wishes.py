@@ -139,14 +139,7 @@ class _Values:
 def _find_named(
     tools: Sequence[Json], texts: Sequence[str], done: list[Wish], *, values: Sequence[str] = ()
 ) -> list[Wish]:
-    """The first tool named that was not called so; one that takes expressions, for all of them.
-
-    Args:
-        tools: Functions to look for.
-        texts: Where they may be named.
-        done: Calls not to repeat.
-        values: Where arguments are found, the latest first in line; by default in ``texts``.
-    """
+    """The first tool named that was not called so; one that takes expressions, for all of them."""
     text = "\n".join(texts)
     given = "\n".join(reversed(values or texts))
     places = sorted((_find_tool(tool, text), i) for i, tool in enumerate(tools))

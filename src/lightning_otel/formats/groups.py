@@ -110,13 +110,8 @@ def pair_rows(
     """Yield a row for each pair of answers to a prompt: the best with the worst, and so inwards.
 
     An answer is in one pair at most, so that none outvotes the others. Prompts are the same if
-    their token ids are, or where there are none their messages and tools.
-
-    Args:
-        trajectories: Those that answers are taken of, group by group.
-        gap: Reward that the better one must have earned more; it must have earned more in any case.
-        row_of: Makes the row of a pair, or raises UnheldError.
-        notes: Tells what a row does not hold of a step.
+    their token ids are, or where there are none their messages and tools. The trajectories come
+    group by group; the better answer must have earned more by the gap, and more in any case.
     """
     for _, group in groupby(trajectories, group_of):
         by_prompt: dict[str, list[Transition]] = {}

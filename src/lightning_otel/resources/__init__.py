@@ -199,10 +199,6 @@ class Resources:
     def promote(self, name: str, *, last_move: int | None = None) -> Resource:
         """Make the canary live for all.
 
-        Args:
-            name: The resource.
-            last_move: As :meth:`set_alias` takes it.
-
         Raises:
             ChangedError: An alias moved since.
             NotFoundError: There is no canary.
@@ -240,10 +236,6 @@ class Resources:
 
     def rollback(self, name: str, *, last_move: int | None = None) -> Resource:
         """Make live what was live before; once more goes back further.
-
-        Args:
-            name: The resource.
-            last_move: As :meth:`set_alias` takes it.
 
         Raises:
             ChangedError: An alias moved since.

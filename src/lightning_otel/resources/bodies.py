@@ -26,11 +26,7 @@ _LONGEST_NAME: Final = 200
 
 
 def checked_name(name: object) -> str:
-    """The name, which versions are written after with ``@`` and listed with ``,``.
-
-    Raises:
-        ConfigError: It cannot be one.
-    """
+    """The name, which versions are written after with ``@`` and listed with ``,``."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise ConfigError(
             f"no resource can be named {name!r}; write a word such as system_prompt, or "
@@ -42,11 +38,7 @@ def checked_name(name: object) -> str:
 
 
 def check_alias(alias: str, weight: float | None) -> None:
-    """Refuse an alias that is no word, and a weight that is no share or not a canary's.
-
-    Raises:
-        ConfigError: It is one of these.
-    """
+    """Refuse an alias that is no word, and a weight that is no share or not a canary's."""
     if not _ALIAS.fullmatch(alias):
         raise ConfigError(f"no alias can be {alias!r}; write a word such as {LIVE} or {CANARY}")
     if weight is not None and alias != CANARY:
@@ -56,16 +48,7 @@ def check_alias(alias: str, weight: float | None) -> None:
 
 
 def checked_body(name: str, given: object, kind: ResourceKind | None) -> tuple[ResourceKind, str]:
-    """The kind and canonical JSON of what is published.
-
-    Args:
-        name: The resource's name, for errors.
-        given: Text, a :class:`Prompt`, chat messages whose first is the system's, or the body.
-        kind: What it is said to be; None guesses.
-
-    Raises:
-        ConfigError: It is nothing of the kind.
-    """
+    """The kind and canonical JSON of what is published."""
     body = _check_mapping(name, given)
     found = kind or _check_kind(name, body)
     if found not in get_args(ResourceKind):
@@ -98,11 +81,7 @@ def sha256_of(text: str) -> str:
 
 
 def checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Finite numbers by name.
-
-    Raises:
-        ConfigError: One is none.
-    """
+    """Finite numbers by name."""
     found = {str(name): float(value) for name, value in metrics.items()}
     for name, value in found.items():
         if not math.isfinite(value):
@@ -224,12 +203,7 @@ def _check_weights(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference(a: Resource, b: Resource) -> str:
-    """The bodies of two versions, line by line, as ``diff -u`` has it; empty if they are the same.
-
-    Args:
-        a: One version.
-        b: The other.
-    """
+    """Return the difference of two bodies as ``diff -u`` has it; empty if they are the same."""
     lines = difflib.unified_diff(lines_of(a), lines_of(b), str(a), str(b), lineterm="")
     return "\n".join(lines)
 

@@ -22,15 +22,7 @@ NO_TASK: Final = "without a task"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One task that was done with both versions.
-
-    Attributes:
-        group_id: The task.
-        rollouts_a: Ids of the rollouts made with ``a``.
-        rollouts_b: Likewise with ``b``.
-        mean_a: Their mean reward.
-        mean_b: Likewise.
-    """
+    """One task that was done with both versions."""
 
     group_id: str
     rollouts_a: tuple[str, ...]
@@ -126,14 +118,7 @@ class Comparison:
 
 
 class Scored(NamedTuple):
-    """The score of a rollout.
-
-    Attributes:
-        group_id: Its task; empty if nothing says so.
-        version: The version it was made with.
-        reward: The rollout's.
-        start_ns: When it began.
-    """
+    """The score of a rollout."""
 
     group_id: str
     version: int
@@ -146,15 +131,6 @@ def compared(
     name: str, a: int, b: int, store: "Store", *, is_paired: bool | None = None
 ) -> Comparison:
     """Compare two versions by the rewards of a store.
-
-    Args:
-        name: The resource.
-        a: One version.
-        b: The other.
-        store: Where rollouts of both were recorded.
-        is_paired: Whether tasks that were done with both count, each once; else all rollouts that
-            were made while both were in use. None pairs where most rollouts of the rarer version
-            are of such tasks.
 
     Raises:
         ConfigError: No rollouts tell of both.

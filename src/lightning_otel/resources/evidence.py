@@ -83,13 +83,7 @@ class Evidence:
 
 
 def tell(verdict: float, missing: int | None, unit: str) -> str:
-    """Say better, worse, or about how many more of a unit it takes.
-
-    Args:
-        verdict: Above 0 for better, below for worse.
-        missing: As :class:`Evidence` has it.
-        unit: What is counted, such as ``tasks``.
-    """
+    """Say better, worse, or about how many more of a unit it takes."""
     if verdict:
         return "better" if verdict > 0 else "worse"
     if missing is None:
@@ -98,12 +92,7 @@ def tell(verdict: float, missing: int | None, unit: str) -> str:
 
 
 def weigh(differences: Iterable[float], rewards: Sequence[float]) -> Evidence:
-    """Take differences, one of which there is at least, as evidence of their mean.
-
-    Args:
-        differences: Of rewards, each told once.
-        rewards: Those that they were made from, which tell the range.
-    """
+    """Take differences, one of which there is at least, as evidence of their mean."""
     width = max(_RANGE, max(rewards) - min(rewards))
     return Evidence(Counter(each / width for each in differences), width)
 

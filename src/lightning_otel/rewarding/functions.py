@@ -51,12 +51,7 @@ class Case(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The reason why a function gave no reward.
-
-    Attributes:
-        kind: The name of what it raised; or what its result lacks.
-        message: All of that on a line.
-    """
+    """The reason why a function gave no reward."""
 
     kind: str
     message: str

@@ -112,13 +112,7 @@ def learned(
 def rewards_by_version(
     store: Store, name: str, model: str | None = None
 ) -> Mapping[int, Sequence[float]]:
-    """Return the rewards of rollouts by the version they were given; of two, they count for none.
-
-    Args:
-        store: Where they are recorded.
-        name: The resource.
-        model: Only rollouts of this model; a name or glob.
-    """
+    """Return rollouts' rewards by the version they were given; of two, they count for none."""
     given: dict[str, set[int]] = {}
     for step in store.transitions(bodies=False):
         stamped = step.resources.get(name)

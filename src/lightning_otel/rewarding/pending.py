@@ -82,12 +82,6 @@ class Pending:
 
         When this returns, it is on disk either way.
 
-        Args:
-            store: Where what it judges is, or will be.
-            feedback: It has an id.
-            keep: Keeps spans; by default the store does.
-            known: As :func:`give` takes it.
-
         Raises:
             ConfigError: It has no id.
             StateError: Too much waits already, or it cannot be kept.

@@ -25,17 +25,7 @@ GROUP BY rollout_id"""
 
 @dataclass(slots=True)
 class Totals:
-    """Counts that can be added up.
-
-    Attributes:
-        spans: Spans.
-        rollouts: Rollouts.
-        rewarded_rollouts: Those with a reward.
-        steps: Transitions.
-        rewarded_steps: Those with a reward.
-        rewards: Rewards.
-        reward_sum: The sum over rollouts of what each earned.
-    """
+    """Counts that can be added up."""
 
     spans: int = 0
     rollouts: int = 0
@@ -43,7 +33,7 @@ class Totals:
     steps: int = 0
     rewarded_steps: int = 0
     rewards: int = 0
-    reward_sum: float = 0.0
+    reward_sum: float = 0.0  # over rollouts of what each earned
 
     @property
     def average_reward(self) -> float | None:
@@ -74,12 +64,7 @@ class Totals:
 
 
 class Standing(NamedTuple):
-    """The totals of a store.
-
-    Attributes:
-        total: All of it.
-        categories: The same of each category; what has none is in ``total`` alone.
-    """
+    """The totals of a store."""
 
     total: Totals
     categories: Mapping[str, Totals]

@@ -71,10 +71,6 @@ class Worth:
     ) -> dict[str, float] | None:
         """The worth, with what was measured beside it; None where a reward it needs is missing.
 
-        Args:
-            trajectories: Of one attempt.
-            rewards: Those it has, by name.
-
         Raises:
             ConfigError: A model has no price, or did not say how many tokens it took.
         """

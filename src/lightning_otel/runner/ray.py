@@ -18,10 +18,6 @@ from lightning_otel.state import State
 def starter(state: State, options: Mapping[str, Any]) -> "Callable[..., Actor]":
     """Return a function that starts workers on Ray; start Ray here if there is no cluster.
 
-    Args:
-        state: Of the queue.
-        options: Of the actors, by Ray's names.
-
     Raises:
         ConfigError: Ray is not installed, or its machines cannot all reach the queue.
     """

@@ -173,10 +173,6 @@ def be_alone(connection: "Connection", lock: int) -> None:
     """Let nobody else who asks for the same go on until the transaction ends.
 
     SQLite lets one change anything at a time; this is for PostgreSQL.
-
-    Args:
-        connection: Of a change.
-        lock: Any number that nothing else in a shared database takes.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(lock)))

@@ -25,12 +25,7 @@ ClaimState: TypeAlias = Literal["claimed", "trained", "left"]
 
 
 class Claimable(NamedTuple):
-    """A rollout that can be claimed.
-
-    Attributes:
-        rollout_id: Its id.
-        reward: The reward it is trained with; None if it has none.
-    """
+    """A rollout that can be claimed."""
 
     rollout_id: str
     reward: float | None = None
@@ -42,15 +37,7 @@ class Claims:
     def __init__(
         self, state: State, consumer: str, *, run_id: str, holder: str, lease_s: float = 120.0
     ) -> None:
-        """Name a consumer.
-
-        Args:
-            state: Where claims are kept.
-            consumer: The consumer, which may train on a rollout once.
-            run_id: The training run that claims.
-            holder: The process of that run that holds the claims made here.
-            lease_s: Seconds that a claim lasts unless it is extended.
-        """
+        """Name a consumer."""
         self._state = state
         self.consumer = consumer
         self.run_id = run_id
@@ -62,14 +49,7 @@ class Claims:
         state.ensure(CLAIMS)
 
     def claim(self, groups: Mapping[str, Sequence[Claimable]]) -> list[str]:
-        """Claim whole groups; one of which another holds a member, or trained on it, is not.
-
-        Args:
-            groups: Rollouts by group.
-
-        Returns:
-            The groups that are now claimed.
-        """
+        """Claim whole groups; one of which another holds a member, or trained on it, is not."""
         claimed: list[str] = []
         ids = [each.rollout_id for members in groups.values() for each in members]
         with self._change_alone() as connection:
@@ -81,13 +61,7 @@ class Claims:
         return claimed
 
     def leave(self, group_id: str, members: Iterable[Claimable], reason: str) -> None:
-        """Leave rollouts out for good: they are counted with the reason and not offered again.
-
-        Args:
-            group_id: Their group.
-            members: The rollouts; those that are taken already stay as they are.
-            reason: Why.
-        """
+        """Leave rollouts out for good: they are counted with the reason and not offered again."""
         every = list(members)
         ids = [each.rollout_id for each in every]
         of_others = sa.and_(self._is_taken(), sa.not_(self._held))
@@ -103,11 +77,6 @@ class Claims:
 
     def acknowledge(self, connection: "Connection", rollout_ids: Sequence[str], step: int) -> None:
         """Say within a transaction that rollouts were trained on: they never come again.
-
-        Args:
-            connection: Of the transaction that also keeps the checkpoint they are in.
-            rollout_ids: What is held.
-            step: The training step they were in.
 
         Raises:
             StateError: One of them is not held any more; the transaction is to be given up.
@@ -136,9 +105,6 @@ class Claims:
 
         For a run that nobody else is at work on: what a killed process of it held is there again
         at once.
-
-        Args:
-            step: The steps that the checkpoint holds.
         """
         is_later = sa.or_(CLAIMS.c.state == "claimed", CLAIMS.c.step > step)
         own = sa.and_(self._mine, CLAIMS.c.run_id == self.run_id, is_later)
@@ -146,14 +112,7 @@ class Claims:
             return self._leases.release(connection, own)
 
     def reopen(self, rollout_ids: Iterable[str]) -> int:
-        """Let rollouts be trained on once more, such as after a reward that came late.
-
-        Args:
-            rollout_ids: Those that were trained on, or left.
-
-        Returns:
-            The number of them.
-        """
+        """Let rollouts be trained on once more, such as after a reward that came late."""
         is_closed = sa.and_(self._mine, CLAIMS.c.state != "claimed")
         with self._state.change() as connection:
             return self._release_claims(connection, is_closed, rollout_ids)

@@ -79,15 +79,7 @@ class Leases:
         self, connection: "Connection", holder: str, query: "sa.Select[Any]", lease_s: float,
         **values: Any,
     ) -> "sa.Row[Any] | None":  # fmt: skip
-        """Give the first row of a query to a holder; None if there is none.
-
-        Args:
-            connection: Of a change.
-            holder: Unique among all who claim.
-            query: Rows of the table that wait, in order.
-            lease_s: Seconds that the lease lasts unless it is extended.
-            **values: Further columns to set.
-        """
+        """Give the first row of a query to a holder; None if there is none."""
         free = query.limit(1).with_for_update(skip_locked=True)
         row = connection.execute(free).first()
         if row is None:

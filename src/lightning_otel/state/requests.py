@@ -31,32 +31,17 @@ _LOCK: Final = 0x6C6F7472
 
 @dataclass(frozen=True, slots=True)
 class TrainingRequest:
-    """Training that somebody asked for.
-
-    Attributes:
-        request_id: Its id.
-        idempotency_key: The key of whoever asked; None without one.
-        algorithm: The algorithm; empty leaves it to the worker.
-        category: The kind of task; empty is all.
-        settings: Settings of the algorithm, and the length of the run.
-        status: Its status.
-        tries: The number of times that a worker has taken it.
-        worker_id: The last of those workers; empty if there was none.
-        run_id: The run that was begun for it; empty before.
-        reason: The reason of its failure; empty otherwise.
-        created_ns: The time it was asked for.
-        ended_ns: The time it was over; None before.
-    """
+    """Training that somebody asked for."""
 
     request_id: str
     idempotency_key: str | None
-    algorithm: str
-    category: str
+    algorithm: str  # empty leaves it to the worker
+    category: str  # empty is all
     settings: Mapping[str, Any]
     status: RequestStatus
-    tries: int
-    worker_id: str
-    run_id: str
+    tries: int  # by workers
+    worker_id: str  # the last of them
+    run_id: str  # empty before one was begun
     reason: str
     created_ns: int
     ended_ns: int | None
@@ -66,15 +51,7 @@ class Requests:
     """The training that was asked for in a state; any number of processes ask and work at once."""
 
     def __init__(self, state: State, *, lease_s: float = LEASE_S) -> None:
-        """Name the state; a table is made there if it is not there.
-
-        Args:
-            state: Where it lies.
-            lease_s: How long a worker may be silent before its request is there again, seconds.
-
-        Raises:
-            StateError: The state cannot be read or made.
-        """
+        """Name the state; a table is made there if it is not there."""
         state.ensure(REQUESTS)
         self._state = state
         self._lease_s = lease_s
@@ -89,12 +66,6 @@ class Requests:
         idempotency_key: str | None = None,
     ) -> tuple[TrainingRequest, bool]:
         """Ask for training; True if that is new. The same key asks once, however often.
-
-        Args:
-            algorithm: Its name; empty leaves it to the worker.
-            category: The kind of task; empty is all.
-            settings: Settings of the algorithm.
-            idempotency_key: A key of whoever asks.
 
         Raises:
             ConfigError: The key asked for something else before.
@@ -138,10 +109,6 @@ class Requests:
         """Take the request that waits longest; None if none does.
 
         One whose worker has been silent for a lease waits, too; after three of those it failed.
-
-        Args:
-            worker_id: Who takes it.
-            algorithms: What this worker can run, beside what is left to it; None is anything.
         """
         query = sa.select(REQUESTS).where(REQUESTS.c.status == "waiting")
         if algorithms is not None:
@@ -154,23 +121,12 @@ class Requests:
             return None if row is None else _request_of(row)
 
     def heartbeat(self, request: TrainingRequest, *, run_id: str = "") -> bool:
-        """Say that its worker lives, and which run it began; False if it is another's by now.
-
-        Args:
-            request: The request.
-            run_id: The run; empty if none is begun yet.
-        """
+        """Say that its worker lives, and which run it began; False if it is another's by now."""
         begun = {"run_id": run_id} if run_id else {}
         return self._change_request(request, until_ns=self._leases.end_ns(self._lease_s), **begun)
 
     def finish(self, request: TrainingRequest, *, run_id: str = "", reason: str = "") -> bool:
-        """End a request; False, and nothing is changed, if it is another's by now.
-
-        Args:
-            request: What was claimed.
-            run_id: The run that was made for it.
-            reason: Why it failed; empty if it did not.
-        """
+        """End a request; False, and nothing is changed, if it is another's by now."""
         return self._change_request(
             request,
             status="failed" if reason else "succeeded",
@@ -180,12 +136,7 @@ class Requests:
         )
 
     def release(self, request: TrainingRequest, *, run_id: str = "") -> bool:
-        """Give a request back, such as when its worker is told to stop; it is no try.
-
-        Args:
-            request: The request.
-            run_id: The run that was begun for it, which goes on.
-        """
+        """Give a request back, such as when its worker is told to stop; it is no try."""
         back = {"status": "waiting", "tries": request.tries - 1}
         return self._change_request(request, **back, run_id=run_id or request.run_id)
 

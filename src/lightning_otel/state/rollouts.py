@@ -190,11 +190,7 @@ def unknown_rollout(rollout_id: str) -> NotFoundError:
 
 
 def lock_rollout(connection: "Connection", rollout_id: str) -> "sa.Row[Any]":
-    """Return the row of a rollout, locked until the transaction ends.
-
-    Raises:
-        NotFoundError: There is no such rollout.
-    """
+    """Return the row of a rollout, locked until the transaction ends."""
     query = sa.select(ROLLOUTS).where(ROLLOUTS.c.rollout_id == rollout_id)
     row = connection.execute(query.with_for_update()).one_or_none()
     if row is None:

@@ -28,20 +28,7 @@ RunStatus: TypeAlias = Literal["running", "succeeded", "failed", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """One execution of an algorithm.
-
-    Attributes:
-        run_id: Its id.
-        algorithm: The algorithm's name.
-        consumer: The owner of its claims; its own id unless runs share them.
-        status: Its status.
-        config: Its settings, as JSON.
-        step: The number of steps that are kept.
-        reason: The reason of its failure or stop; empty otherwise.
-        created_ns: Its start.
-        seen_ns: The last time its process was known to be alive.
-        ended_ns: Its end; None before.
-    """
+    """One execution of an algorithm."""
 
     run_id: str
     algorithm: str
@@ -203,15 +190,6 @@ class Runs:
         versions: Mapping[str, int] | None = None,
     ) -> None:
         """Make a checkpoint count, and what was trained on in it acknowledged: both or neither.
-
-        Args:
-            run_id: The run.
-            step: The steps it holds.
-            place: The folder, which is whole.
-            claims: The holder of the rollouts.
-            rollout_ids: Those that were trained on since the checkpoint before.
-            unpublished: Resources that its step made, to be published next.
-            versions: The version of each resource that the run goes on with until then.
 
         Raises:
             StateError: Rollouts are not held any more; nothing was kept.
