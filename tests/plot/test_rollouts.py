@@ -6,7 +6,7 @@
 import os
 import random
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -14,125 +14,23 @@ from tests.plot.made import SECOND, START_NS, fill, rollout
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.plot import Chart, Curves, plot_training_metrics
-from lightning_otel.plot.curves import Axis, Point
+from lightning_otel.plot import Chart, plot_training_metrics
+from lightning_otel.plot.curves import Point
 
 MANY = int(os.environ.get("LIGHTNING_TEST_ROLLOUTS", "1000"))
+ORDERED = "{} versions, one after the other; by version they are compared"
+UNSTAMPED = "1 rollout without a resource version"
 
 
-def points(chart: Chart) -> tuple[Point, ...]:
-    """The points of a chart that has one line."""
-    (series,) = chart.series
+def drawn(store: Store, metrics: Any = (), **options: Any) -> list[Chart]:
+    """The charts of some metrics."""
+    return list(plot_training_metrics(store, metrics, **options))
+
+
+def points(store: Store, metrics: Any = "reward", **options: Any) -> tuple[Point, ...]:
+    """The points of the one line of the one chart."""
+    ((series,),) = (chart.series for chart in drawn(store, metrics, **options))
     return series.points
-
-
-def only(found: Curves) -> Chart:
-    """The one chart."""
-    (chart,) = found
-    return chart
-
-
-def test_reward_by_rollout_is_a_point_each_with_its_moving_mean(store: Store) -> None:
-    """In the order they began; the mean says of how many values it is."""
-    values = [0.0, 1.0, 1.0, 0.5, -2.0, 3.0]
-    fill(store, values)
-
-    found = points(only(plot_training_metrics(store, "reward", window=3)))
-
-    assert [point.x for point in found] == [1, 2, 3, 4, 5, 6]
-    assert [point.value for point in found] == values
-    assert [point.mean for point in found] == pytest.approx([0, 0.5, 2 / 3, 2.5 / 3, -0.5 / 3, 0.5])
-    assert [point.mean_count for point in found] == [1, 2, 3, 3, 3, 3]
-
-
-def test_the_usual_curves(store: Store) -> None:
-    """Reward, success, length and tokens, from one look at the store; duration if asked for."""
-    fill(store, [0.2, 0.5, 1.0], calls=3)
-
-    found = {chart.metric: chart for chart in plot_training_metrics(store)}
-    (duration,) = plot_training_metrics(store, ["duration"])
-
-    assert list(found) == ["reward", "success_rate", "length", "tokens"]
-    assert [point.value for point in points(found["success_rate"])] == [0, 1, 1]
-    assert [point.value for point in points(found["length"])] == [3, 3, 3]
-    assert [point.value for point in points(found["tokens"])] == [45, 45, 45]
-    assert points(duration)[0].value == pytest.approx(0.3)
-
-
-def test_what_has_no_value_is_counted_and_never_nought(store: Store) -> None:
-    """Rollouts without a reward, and without tokens that a server counted, are not in the curve."""
-    fill(store, [1.0, None, None], tokens=None)
-
-    reward, tokens = plot_training_metrics(store, ["reward", "tokens"])
-
-    assert [point.value for point in points(reward)] == [1.0]
-    assert reward.notes == ("2 rollouts without a reward",)
-    assert tokens.series == ()
-    assert tokens.notes == ("3 rollouts not over yet, or without counted tokens",)
-
-
-def test_many_rollouts_are_binned_and_none_is_lost(store: Store) -> None:
-    """More than can be drawn become means of neighbours; the last moving mean is the exact one."""
-    chance = random.Random(1)
-    values = [chance.uniform(-1, 1) for _ in range(MANY)]
-    fill(store, values)
-
-    chart = only(plot_training_metrics(store, "reward"))
-
-    found = points(chart)
-    assert len(found) == 400
-    assert sum(point.count for point in found) == MANY
-    assert found[-1].x == MANY
-    assert found[-1].mean == pytest.approx(statistics.fmean(values[-MANY // 10 :]))
-    assert found[0].value == pytest.approx(statistics.fmean(values[: found[0].count]))
-    assert min(point.low for point in found) == min(values)
-
-
-def test_time_has_bins_of_equal_length(store: Store) -> None:
-    """Where nothing began there is no point."""
-    store.add(span for at in (0, 1, 2, 1000) for span in rollout(at, 1.0))
-
-    found = points(only(plot_training_metrics(store, "reward", by="time")))
-
-    assert [point.count for point in found] == [3, 1]
-    assert found[-1].x == START_NS + 1000 * SECOND
-
-
-def test_versions_are_compared_with_their_error(store: Store) -> None:
-    """In the order they first acted, each with mean, count and standard error."""
-    stamps: list[dict[str, Any]] = [
-        {c.RESOURCE_VERSION: "b"},
-        {c.RESOURCE_VERSION: "a"},
-        {c.RESOURCES: '{"*":{"prompt":3},"calc":{"model":"m"}}'},
-        {},
-    ]
-    number = 0
-    for stamp in stamps:
-        for reward in (0.0, 1.0, 1.0, None):
-            number += 1
-            store.add(rollout(number, reward, stamps=stamp))
-
-    chart = only(plot_training_metrics(store, "reward", by="version"))
-
-    found = points(chart)
-    assert [point.label for point in found] == ["b", "a", "prompt@3, calc/model@m"]
-    assert [point.count for point in found] == [3, 3, 3]
-    assert found[0].error == pytest.approx(statistics.stdev([0, 1, 1]) / 3**0.5)
-    assert chart.notes == (
-        "3 rollouts without a reward",
-        "4 rollouts without a resource version",
-    )
-
-
-def test_versions_beyond_the_most_are_counted(store: Store) -> None:
-    """The latest are drawn."""
-    for number in range(1, 411):
-        store.add(rollout(number, 1.0, stamps={c.RESOURCE_VERSION: f"v{number}"}))
-
-    chart = only(plot_training_metrics(store, "reward", by="version"))
-
-    assert points(chart)[0].label == "v11"
-    assert chart.notes == ("10 earlier versions are not drawn",)
 
 
 def versions(store: Store, names: str, values: Iterable[float | None]) -> Store:
@@ -143,93 +41,170 @@ def versions(store: Store, names: str, values: Iterable[float | None]) -> Store:
     return store
 
 
-@pytest.mark.parametrize("axis", ["rollout", "time"])
-def test_versions_side_by_side_have_a_line_each(store: Store, axis: Axis) -> None:
-    """In the order they first acted, each with its own moving mean; the rest is a line too."""
-    versions(store, "ab ab a", [0.0, 1.0, 0.5, 0.2, 0.8, None, 0.4])
+def test_reward_by_rollout_is_a_point_each_with_its_moving_mean(store: Store) -> None:
+    """In the order they began; the mean says of how many values it is."""
+    values = [0.0, 1.0, 1.0, 0.5, -2.0, 3.0]
 
-    chart = only(plot_training_metrics(store, "reward", by=axis, window=2))
+    found = points(fill(store, values), window=3)
 
-    drawn = [(line.name, [point.value for point in line.points]) for line in chart.series]
-    assert drawn == [("a", [0.0, 0.2, 0.4]), ("b", [1.0, 0.8]), ("others", [0.5])]
-    assert [point.mean for point in chart.series[0].points] == pytest.approx([0.0, 0.1, 0.3])
-    assert chart.series[0].points[-1].x == (6 if axis == "rollout" else START_NS + 7 * SECOND)
-    assert chart.notes == (
-        "1 rollout without a reward",
-        "others: 1 rollout without a resource version",
-    )
+    assert [(point.x, point.value) for point in found] == list(enumerate(values, 1))
+    assert [point.mean for point in found] == pytest.approx([0, 0.5, 2 / 3, 2.5 / 3, -0.5 / 3, 0.5])
+    assert [point.mean_count for point in found] == [1, 2, 3, 3, 3, 3]
 
 
 @pytest.mark.parametrize(
-    ("names", "notes"),
+    ("rewards", "options", "metrics", "expected"),
     [
-        ("aaaa", ()),
-        (" a a", ()),
-        ("abbc", ("3 versions, one after the other; by version they are compared",)),
+        ([0.2, 0.5, 1.0], {"calls": 3}, (), {
+            "reward": ([0.2, 0.5, 1.0], ()), "success_rate": ([0, 1, 1], ()),
+            "length": ([3, 3, 3], ()), "tokens": ([45, 45, 45], ()),
+        }),
+        ([0.0], {"calls": 3}, ("duration",), {"duration": ([0.3], ())}),
+        ([1.0, None, None], {"tokens": None}, ("reward", "tokens"), {
+            "reward": ([1.0], ("2 rollouts without a reward",)),
+            "tokens": ([], ("3 rollouts not over yet, or without counted tokens",)),
+        }),
+        ([], {}, (), {name: ([], ()) for name in ("reward", "success_rate", "length", "tokens")}),
     ],
-)
-def test_versions_one_after_the_other_are_one_line(
-    store: Store, names: str, notes: tuple[str, ...]
-) -> None:
-    """As is one version, be it beside rollouts without any: their succession is the curve."""
-    versions(store, names, [0.0, 0.5, 0.5, 1.0])
+    ids=["usual", "duration", "lacking", "empty"],
+)  # fmt: skip
+def test_what_has_no_value_is_counted_and_never_nought(
+    store: Store, rewards: list[float | None], options: Mapping[str, Any], metrics: Any,
+    expected: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Reward, success, length and tokens by default, each with a note on rollouts without it."""
+    store.writer()
 
-    chart = only(plot_training_metrics(store, "reward"))
+    found = drawn(fill(store, rewards, **options), metrics)
 
-    assert [point.x for point in points(chart)] == [1, 2, 3, 4]
-    assert chart.series[0].name == ""
-    assert chart.notes == notes
+    assert {
+        chart.metric: (
+            pytest.approx([point.value for line in chart.series for point in line.points]),
+            chart.notes,
+        )
+        for chart in found
+    } == expected
+    assert rewards or str(plot_training_metrics(store)).startswith("reward: nothing to draw\n")
+
+
+def test_many_rollouts_are_binned_and_none_is_lost(store: Store) -> None:
+    """More than can be drawn become means of neighbours; the last moving mean is the exact one."""
+    chance = random.Random(1)
+    values = [chance.uniform(-1, 1) for _ in range(MANY)]
+
+    found = points(fill(store, values))
+
+    assert (len(found), sum(point.count for point in found), found[-1].x) == (400, MANY, MANY)
+    assert found[-1].mean == pytest.approx(statistics.fmean(values[-MANY // 10 :]))
+    assert found[0].value == pytest.approx(statistics.fmean(values[: found[0].count]))
+    assert min(point.low for point in found) == min(values)
+
+
+def test_time_has_bins_of_equal_length(store: Store) -> None:
+    """Where nothing began there is no point."""
+    store.add(span for at in (0, 1, 2, 1000) for span in rollout(at, 1.0))
+
+    found = points(store, by="time")
+
+    assert [point.count for point in found] == [3, 1]
+    assert found[-1].x == START_NS + 1000 * SECOND
+
+
+def test_versions_are_compared_with_their_error(store: Store) -> None:
+    """In the order they first acted, each with its count and standard error."""
+    stamps: list[dict[str, Any]] = [
+        {c.RESOURCE_VERSION: "b"}, {c.RESOURCE_VERSION: "a"},
+        {c.RESOURCES: '{"*":{"prompt":3},"calc":{"model":"m"}}'}, {},
+    ]  # fmt: skip
+    rewards = (0.0, 1.0, 1.0, None)
+    for number in range(16):
+        store.add(rollout(number + 1, rewards[number % 4], stamps=stamps[number // 4]))
+
+    (chart,) = drawn(store, "reward", by="version")
+
+    found = chart.series[0].points
+    labels = ["b", "a", "prompt@3, calc/model@m"]
+    assert [(point.label, point.count) for point in found] == [(label, 3) for label in labels]
+    assert found[0].error == pytest.approx(statistics.stdev([0, 1, 1]) / 3**0.5)
+    assert chart.notes == (
+        "3 rollouts without a reward", "4 rollouts without a resource version",
+    )  # fmt: skip
+
+
+def test_versions_beyond_the_most_are_counted(store: Store) -> None:
+    """The latest are drawn."""
+    for number in range(1, 411):
+        store.add(rollout(number, 1.0, stamps={c.RESOURCE_VERSION: f"v{number}"}))
+
+    (chart,) = drawn(store, "reward", by="version")
+
+    assert chart.series[0].points[0].label == "v11"
+    assert chart.notes == ("10 earlier versions are not drawn",)
 
 
 @pytest.mark.parametrize(
-    ("names", "own", "notes"),
+    ("names", "lines", "notes"),
     [
-        ("abcdef", "abcdef", ()),
-        ("abcdefgh", "defgh", ("others: 3 earlier versions",)),
-        (
-            "abcdef ", "bcdef",
-            ("others: 1 earlier version and 2 rollouts without a resource version",),
-        ),
+        ("aaaa", [""], ()),
+        (" a a", [""], ()),
+        ("abbc", [""], (ORDERED.format(3),)),
+        ("ab ab a", ["a", "b", "others"], (f"others: 2 rollouts{UNSTAMPED[9:]}",)),
+        ("abcdef" * 2, [*"abcdef"], ()),
+        ("abcdefgh" * 2, [*"defgh", "others"], ("others: 3 earlier versions",)),
+        ("abcdefabcdef ", [*"bcdef", "others"],
+         (f"others: 1 earlier version and {UNSTAMPED}",)),
     ],
 )  # fmt: skip
-def test_the_newest_versions_have_lines(
-    store: Store, names: str, own: str, notes: tuple[str, ...]
+def test_versions_side_by_side_have_a_line_each(
+    store: Store, names: str, lines: list[str], notes: tuple[str, ...]
 ) -> None:
-    """Six at most, as there are colours; all others are one, and every value is in some line."""
-    versions(store, names * 2, [0.5] * len(names) * 2)
+    """In the order they first acted, six at most; one after the other they are one curve."""
+    (chart,) = drawn(versions(store, names, [0.5] * len(names)), "reward")
 
-    chart = only(plot_training_metrics(store, "reward"))
-
-    assert [line.name for line in chart.series] == [*own, *(["others"] if notes else [])]
-    assert sum(line.count for line in chart.series) == 2 * len(names)
+    assert [line.name for line in chart.series] == lines
+    assert sum(line.count for line in chart.series) == len(names)
     assert chart.notes == notes
+
+
+@pytest.mark.parametrize("axis", ["rollout", "time"])
+def test_each_line_has_its_own_moving_mean(store: Store, axis: Any) -> None:
+    """By order and by time; what has no value is in none."""
+    versions(store, "ab ab a", [0.0, 1.0, 0.5, 0.2, 0.8, None, 0.4])
+
+    (chart,) = drawn(store, "reward", by=axis, window=2)
+
+    values = [[point.value for point in line.points] for line in chart.series]
+    assert values == [[0.0, 0.2, 0.4], [1.0, 0.8], [0.5]]
+    assert [point.mean for point in chart.series[0].points] == pytest.approx([0.0, 0.1, 0.3])
+    assert chart.series[0].points[-1].x == (6 if axis == "rollout" else START_NS + 7 * SECOND)
+    assert chart.notes == ("1 rollout without a reward", f"others: {UNSTAMPED}")
 
 
 def test_versions_share_the_points_of_a_chart(store: Store) -> None:
     """Together they are no more than one line would be, and lie over each other in time."""
-    versions(store, "ab" * 500, [0.0, 1.0] * 500)
+    ((one, other),) = (
+        chart.series for chart in drawn(versions(store, "ab" * 500, [0.0, 1.0] * 500), "reward")
+    )
 
-    chart = only(plot_training_metrics(store, "reward"))
-
-    one, other = chart.series
     assert (len(one.points), len(other.points)) == (200, 200)
     assert (one.points[-1].x, other.points[-1].x) == (999, 1000)
     assert (one.window, one.points[-1].mean, other.points[-1].mean) == (50, 0, 1)
 
 
-def test_mode_and_time_select(store: Store) -> None:
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        ({"mode": "val"}, [1.0]), ({"since": START_NS + 2 * SECOND}, [1.0, 0.5]),
+        ({"until": START_NS + 2 * SECOND}, [0.0]),
+    ],
+)  # fmt: skip
+def test_mode_and_time_select(store: Store, options: Any, values: list[float]) -> None:
     """Rollouts for training and for validation are different curves."""
-    store.add(rollout(1, 0.0, stamps={c.MODE: "train"}))
-    store.add(rollout(2, 1.0, stamps={c.MODE: "val"}))
-    store.add(rollout(3, 0.5))
+    for number, reward, stamps in ((1, 0.0, {c.MODE: "train"}), (2, 1.0, {c.MODE: "val"}),
+                                   (3, 0.5, {})):  # fmt: skip
+        store.add(rollout(number, reward, stamps=stamps))
 
-    val = only(plot_training_metrics(store, "reward", mode="val"))
-    late = only(plot_training_metrics(store, "reward", since=START_NS + 2 * SECOND))
-    early = only(plot_training_metrics(store, "reward", until=START_NS + 2 * SECOND))
-
-    assert [point.value for point in points(val)] == [1.0]
-    assert [point.value for point in points(late)] == [1.0, 0.5]
-    assert [point.value for point in points(early)] == [0.0]
+    assert [point.value for point in points(store, **options)] == values
 
 
 def test_the_latest_attempt_counts_once(store: Store) -> None:
@@ -238,30 +213,15 @@ def test_the_latest_attempt_counts_once(store: Store) -> None:
         stamps = {c.ROLLOUT_ID: "same", c.ATTEMPT_ID: attempt}
         store.add(rollout(at, reward, calls=calls, stamps=stamps))
 
-    rewards, length = plot_training_metrics(store, ["reward", "length"])
-
-    assert [point.value for point in points(rewards)] == [1.0]
-    assert [point.value for point in points(length)] == [2.0]
+    for metric, value in (("reward", 1.0), ("length", 2.0)):
+        assert [point.value for point in points(store, metric)] == [value]
 
 
 def test_huge_rewards_have_a_mean(store: Store) -> None:
     """Their sum is beyond any number; their mean is not."""
-    fill(store, [1.7e308, 1.7e308, -1.7e308, -1.7e308])
+    found = points(fill(store, [1.7e308, 1.7e308, -1.7e308, -1.7e308]), window=4)
 
-    found = points(only(plot_training_metrics(store, "reward", window=4)))
-
-    assert found[1].mean == 1.7e308
-    assert found[-1].mean == 0
-
-
-def test_a_store_without_rollouts_has_empty_charts(store: Store) -> None:
-    """Made, and nothing recorded: every chart says that there is nothing."""
-    store.writer()
-
-    found = plot_training_metrics(store)
-
-    assert [chart.series for chart in found] == [(), (), (), ()]
-    assert str(found).startswith("reward: nothing to draw\nsuccess rate")
+    assert (found[1].mean, found[-1].mean) == (1.7e308, 0)
 
 
 def test_a_store_behind_a_server_has_the_same_curves(
@@ -270,9 +230,9 @@ def test_a_store_behind_a_server_has_the_same_curves(
     """What is asked of it is SQL on the views, whichever engine holds the spans."""
     fill(store, [0.0, 1.0, None, 0.5], stamps={c.RESOURCE_VERSION: "v1", c.MODE: "val"})
     elsewhere = Store(served(store))
+    metrics = ["reward", "length", "tokens", "duration"]
 
     for options in ({}, {"by": "version"}, {"by": "time", "mode": "val"}):
-        metrics = ["reward", "length", "tokens", "duration"]
-        here = plot_training_metrics(store, metrics, **options)  # type: ignore[arg-type]  # of each its own type
-        assert plot_training_metrics(elsewhere, metrics, **options) == here  # type: ignore[arg-type]  # likewise
+        here = drawn(store, metrics, **options)
+        assert drawn(elsewhere, metrics, **options) == here
         assert here[0].series[0].count == 3
