@@ -18,7 +18,7 @@ from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.adapter.outline import outline, salient
 from lightning_otel.cli.output import styled
-from lightning_otel.cli.tree import tree_lines
+from lightning_otel.cli.spans import tree_lines
 from lightning_otel.types import Span
 
 Cli = Callable[..., CompletedProcess[str]]

@@ -14,7 +14,7 @@ import pytest
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.cli.chat import Chat
+from lightning_otel.cli.spans import Chat
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span

@@ -10,12 +10,12 @@ from tests.adapter.forest import draw
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.cli.listing import list_rollouts, list_traces
 from lightning_otel.store import snapshot
 from lightning_otel.store import spans as spans_module
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.schema import BODY_COLUMNS
 from lightning_otel.types import Span
+from lightning_otel.views.listing import list_newest
 
 MakeSpan = Callable[..., Span]
 Write = Callable[..., Path]
@@ -114,8 +114,8 @@ def test_a_page_reads_no_bodies(damaged_bodies: Store) -> None:
     """Lists, counts and narrow columns come from a file whose bodies cannot even be read."""
     store = damaged_bodies
 
-    rollouts = list_rollouts(store, 3)
-    traces = list_traces(store, 3, with_texts=False)
+    rollouts = list_newest(store, "rollouts", 3)
+    traces = list_newest(store, "traces", 3, with_texts=False)
     calls = list(store.sql("SELECT trace_id, agent, model, duration_ms FROM calls"))
     (count,) = store.sql("SELECT count(*) AS n, count(DISTINCT agent) AS agents FROM spans")
     rewards = list(store.sql("SELECT * FROM rewards"))

@@ -102,7 +102,7 @@ def _show_transitions(opened: "Store", started_ns: int, lesson: "Lesson") -> Non
 
 
 def _show_rewards(opened: "Store", started_ns: int, lesson: "Lesson", picture: str | None) -> None:
-    from lightning_otel.cli.plotting import print_charts
+    from lightning_otel.cli.look import print_charts
     from lightning_otel.plot import bar, plot_training_metrics
 
     rounds = count_noun(len(lesson.versions), "time")

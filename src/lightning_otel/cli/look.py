@@ -1,17 +1,18 @@
-"""``ls``, ``show``, ``stats``, ``sql``: what is in the store."""
+"""``ls``, ``stats``, ``sql``, ``plot``: what is in the store."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from lightning_otel.cli import say_error
-from lightning_otel.cli.options import Form, Id, rows_options, when_options
+from lightning_otel.cli.options import Form, rows_options, when_options
 from lightning_otel.cli.output import (
     age,
     count_noun,
-    print_json,
+    print_data,
     print_rows,
     print_table,
     seconds,
@@ -20,24 +21,22 @@ from lightning_otel.cli.output import (
     store_option,
     suggest,
     talk,
-)
+)  # fmt: skip
 from lightning_otel.errors import QueryError
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
-    from lightning_otel.store.counts import Accounting
+    from lightning_otel.plot import Chart
 
-_ROLLOUT_COLUMNS = (
-    "rollout", "status", "age", "agents", "calls", "tokens", "time", "reward", "task",
-)  # fmt: skip
-_TRACE_COLUMNS = ("trace", "age", "agents", "input", "output", "calls", "tokens", "time", "reward")
-_TEXT_COLUMNS = ("task", "agents", "agent", "input", "output", "observation", "action")
+_COLUMNS = {
+    "rollouts": (
+        "rollout", "status", "age", "agents", "calls", "tokens", "time", "reward", "task",
+    ),
+    "traces": ("trace", "age", "agents", "input", "output", "calls", "tokens", "time", "reward"),
+}  # fmt: skip
+_TEXT_COLUMNS = ("task", "agents", "input", "output")
 _SHORTEST_ID = {"rollout": 16, "trace": 8}
-_SQL_S = 300.0
-_SQL_BYTES = 4 << 30
-_SQL_ROWS = 1_000_000
-_SQL_SIZE = 256 << 20
-"""What a statement at the terminal may take: much, but not the whole machine for ever."""
+_WIDTH = 80
 
 
 @click.command()
@@ -51,29 +50,28 @@ _SQL_SIZE = 256 << 20
 @rows_options
 @store_option
 def ls(
-    what: str,
-    limit: int,
-    every: bool,
-    since: int | None,
-    until: int | None,
-    form: Form | None,
-    store: str | None,
-) -> None:
+    what: Literal["rollouts", "traces"], limit: int, every: bool, since: int | None,
+    until: int | None, form: Form | None, store: str | None,
+) -> None:  # fmt: skip
     """List traces or rollouts, the newest first."""
-    from lightning_otel.cli import listing
     from lightning_otel.dataset import Store
+    from lightning_otel.views.listing import KEYS, list_newest
 
-    opened = Store(store)
-    find = listing.list_traces if what == "traces" else listing.list_rollouts
-    rows, total = find(opened, None if every else limit, since_ns=since, until_ns=until)
+    rows, total = list_newest(
+        Store(store), what, None if every else limit, since_ns=since, until_ns=until
+    )
+    noun = what[:-1]
     if form is not None or not sys.stdout.isatty():
-        keys = listing.TRACE_KEYS if what == "traces" else listing.ROLLOUT_KEYS
-        print_rows(rows, keys, form=form, times=("start_ns", "end_ns"))
+        print_rows(rows, KEYS[what], form=form, times=("start_ns", "end_ns"))
     elif rows:
-        noun = what[:-1]
-        columns = _TRACE_COLUMNS if what == "traces" else _ROLLOUT_COLUMNS
         ids = _short_ids([row[f"{noun}_id"] for row in rows], _SHORTEST_ID[noun])
-        print_table([_make_shown_row(row, noun, ids) for row in rows], columns, _TEXT_COLUMNS)
+        for row in rows:
+            row[noun] = ids[row[f"{noun}_id"]]
+            row["age"] = age(row["start_ns"])
+            row["tokens"] = f"{row['input_tokens'] or 0}→{row['output_tokens'] or 0}"
+            row["time"] = seconds(row["end_ns"] - row["start_ns"])
+            row["reward"] = None if row["reward"] is None else float(f"{row['reward']:.4g}")
+        print_table(rows, _COLUMNS[what], _TEXT_COLUMNS)
     if not rows:
         is_any = since is not None or until is not None
         talk(f"no {what} of that time" if is_any else f"no {what} yet")
@@ -84,76 +82,12 @@ def ls(
     suggest("show @last" if what == "rollouts" else f"show {rows[0]['trace_id'][:8]}", store)
 
 
-def _make_shown_row(row: Mapping[str, Any], noun: str, ids: Mapping[str, str]) -> dict[str, Any]:
-    """A row for people."""
-    return {
-        **row,
-        noun: ids[row[f"{noun}_id"]],
-        "age": age(row["start_ns"]),
-        "tokens": f"{row['input_tokens'] or 0}→{row['output_tokens'] or 0}",
-        "time": seconds(row["end_ns"] - row["start_ns"]),
-        "reward": None if row["reward"] is None else float(f"{row['reward']:.4g}"),
-    }
-
-
 def _short_ids(ids: Sequence[str], shortest: int) -> dict[str, str]:
-    """Beginnings of ids that tell them apart, all of one length, to be typed again."""
-    longest = max(map(len, ids))
-    wanted = len(set(ids))
-    length = next(
-        size for size in range(shortest, longest + shortest + 1)
-        if len({whole[:size] for whole in ids}) == wanted
-    )  # fmt: skip
+    """Return beginnings of ids that tell them apart, all of one length, to be typed again."""
+    length, wanted = shortest, len(set(ids))
+    while len({whole[:length] for whole in ids}) < wanted:
+        length += 1
     return {whole: whole[:length] for whole in ids}
-
-
-@click.command()
-@click.argument("target", metavar="[ID]", type=Id(), default="@last")
-@click.option("--tree", "view", flag_value="tree", help="The span tree with credit; the default.")
-@click.option("--transitions", "view", flag_value="transitions", help="The transitions instead.")
-@click.option("--svg", metavar="FILE", help="Write a picture of the tree; - is stdout.")
-@click.option("--all", "every", is_flag=True, help="Every line, however many there are.")
-@rows_options
-@store_option
-def show(
-    target: str,
-    view: str | None,
-    svg: str | None,
-    every: bool,
-    form: Form | None,
-    store: str | None,
-) -> None:
-    """Show one rollout, trace or span, by a prefix of its id or @last (the default).
-
-    @last~1 is the rollout before the last one, @last~2 the one before that.
-    """
-    from lightning_otel.cli import showing
-    from lightning_otel.dataset import Store
-    from lightning_otel.views.outlines import outline_of
-
-    if svg is not None and (view or form):
-        raise click.UsageError("--svg draws the tree and prints nothing; give it alone")
-    opened = Store(store)
-    noun, whole = opened.find(target)
-    if svg is not None:
-        showing.write_picture(outline_of(opened.source, noun, whole), svg)
-    elif view == "transitions":
-        rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
-        if form is not None:
-            showing.print_rows_of(opened, rollout_id, form=form)
-        else:
-            showing.print_transitions(outline_of(opened.source, "rollout", rollout_id), every=every)
-            suggest(f"analyze {shown(rollout_id)}", store)
-    elif form is not None:
-        found = outline_of(opened.source, noun, whole)
-        showing.print_nodes(found, is_tree=view == "tree", form=form)
-    else:
-        showing.print_tree(
-            outline_of(opened.source, noun, whole),
-            every=every,
-            with_attributes=noun in ("span", "response"),
-        )
-        suggest(f"show {shown(target)} --transitions", store)
 
 
 @click.command()
@@ -161,17 +95,12 @@ def show(
 @store_option
 def stats(form: Form | None, store: str | None) -> None:
     """Count what was kept, from spans to transitions, and what was lost or left out."""
-    from lightning_otel.cli.listing import store_stats
     from lightning_otel.dataset import Store
+    from lightning_otel.views.listing import store_stats
 
-    opened = Store(store)
-    found = store_stats(opened)
-    if form == "json":
-        print_json(found)
-        return
-    if form is not None:
-        rows = [{"name": name, "value": value} for name, value in _flatten_numbers(found)]
-        print_rows(rows, ("name", "value"), form=form)
+    found = store_stats(Store(store))
+    rows = [{"name": name, "value": value} for name, value in _flatten_numbers(found)]
+    if print_data(form, rows, document=found):
         return
     for name, value in _stats_lines(found):
         click.echo(f"{name:<12} {shown(value)}")
@@ -181,7 +110,7 @@ def stats(form: Form | None, store: str | None) -> None:
 
 
 def _flatten_numbers(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Every number with its path, such as ``funnel.calls``."""
+    """Yield every number with its path, such as ``funnel.calls``."""
     for name, value in found.items():
         if isinstance(value, Mapping):
             yield from _flatten_numbers(value, f"{above}{name}.")
@@ -189,60 +118,42 @@ def _flatten_numbers(found: Mapping[str, Any], above: str = "") -> Iterator[tupl
             yield f"{above}{name}", value
 
 
-def _stats_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
+def _stats_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     funnel = found["funnel"]
-    unfinished = [name for name in ("running", "incomplete") if found.get(name)]
-    return [
-        ("store", found["store"]),
-        ("spans", f"{funnel['spans']} in {count_noun(funnel['rollouts'], 'rollout')}"),
-        *((name, count_noun(found[name], "rollout")) for name in unfinished),
-        ("calls", funnel["calls"]),
-        ("transitions", f"{funnel['transitions']}, {funnel['exact']} with exact token ids"),
-        *(("not exact", f"{count} × {reason}") for reason, count in funnel["inexact"].items()),
-        *(("note", f"{count} × {reason}") for reason, count in funnel["notes"].items()),
-        ("rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"),
-        ("rewarded", f"{funnel['rewarded']} of {count_noun(funnel['transitions'], 'transition')}"),
-        *(_kept_lines(found) if "accounting" in found else ()),
-        *(("left out", f"{count} × {reason}") for reason, count in found["left_out"].items()),
-    ]
+    yield "store", found["store"]
+    yield "spans", f"{funnel['spans']} in {count_noun(funnel['rollouts'], 'rollout')}"
+    for name in ("running", "incomplete"):
+        if found.get(name):
+            yield name, count_noun(found[name], "rollout")
+    yield "calls", funnel["calls"]
+    yield "transitions", f"{funnel['transitions']}, {funnel['exact']} with exact token ids"
+    for name, reasons in (("not exact", funnel["inexact"]), ("note", funnel["notes"])):
+        yield from ((name, f"{count} × {reason}") for reason, count in reasons.items())
+    yield "rewards", f"{funnel['rewards']}, {funnel['rewards_placed']} credited to a call"
+    yield "rewarded", f"{funnel['rewarded']} of {count_noun(funnel['transitions'], 'transition')}"
+    if "accounting" in found:
+        yield from _kept_lines(found)
+    yield from (("left out", f"{count} × {reason}") for reason, count in found["left_out"].items())
 
 
-def _kept_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """List facts about a local store: its files, and the accounts of its spans."""
+def _kept_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield facts about a local store: its files, and the accounts of its spans."""
     from lightning_otel.store.counts import Accounting
 
-    kept = [
-        count_noun(found["files"], "file"),
-        count_noun(found["segments"], "segment"),
-        size(found["bytes"]),
-    ]
-    accounting = dict(found["accounting"])
-    accounting.pop("missing")
-    account = Accounting(**accounting)
-    return [
-        ("on disk", ", ".join(kept)),
-        ("accounted", account.sentence()),
-        *(("not stored", f"{count} × {reason}") for reason, count in account.reasons()),
-        *_slowness_lines(account),
-        *_damage_lines(found),
-    ]
-
-
-def _slowness_lines(account: "Accounting") -> list[tuple[str, object]]:
-    if not account.slow_writes:
-        return []
-    hung = f"{account.slow_writes} ×, {count_noun(account.slow_held, 'span')} waited in memory"
-    return [("disk hung", hung)]
-
-
-def _damage_lines(found: Mapping[str, Any]) -> list[tuple[str, object]]:
-    lines: list[tuple[str, object]] = []
+    files = count_noun(found["files"], "file"), count_noun(found["segments"], "segment")
+    yield "on disk", ", ".join((*files, size(found["bytes"])))
+    counts = {name: value for name, value in found["accounting"].items() if name != "missing"}
+    account = Accounting(**counts)
+    yield "accounted", account.sentence()
+    yield from (("not stored", f"{count} × {reason}") for reason, count in account.reasons())
+    if account.slow_writes:
+        held = count_noun(account.slow_held, "span")
+        yield "disk hung", f"{account.slow_writes} ×, {held} waited in memory"
     if found["missing"]:
         count = count_noun(found["missing"], "span")
-        lines.append(("missing", f"{count} in damaged files; see: lightning-otel doctor"))
+        yield "missing", f"{count} in damaged files; see: lightning-otel doctor"
     if found["gone"]:
-        lines.append(("gone", f"{count_noun(found['gone'], 'span')} with damaged files"))
-    return lines
+        yield "gone", f"{count_noun(found['gone'], 'span')} with damaged files"
 
 
 @click.command()
@@ -274,13 +185,79 @@ def sql(query: str, form: Form | None, store: str | None) -> int:
 
 
 def _run_query(opened: "Store", query: str) -> tuple[list[str], list[dict[str, Any]], str]:
-    """Columns, rows and what was cut: of files on this machine, in a process of its own."""
+    """Return columns, rows and what was cut: of files on this machine, in an own process."""
     if opened.layout is None:
         table = opened.sql(query)
         return table.columns, list(table), ""
     from lightning_otel.views.sandbox import Limits, ask
 
-    limits = Limits(wall_s=_SQL_S, memory_bytes=_SQL_BYTES, rows=_SQL_ROWS, size_bytes=_SQL_SIZE)
+    # Much, but not the whole machine for ever.
+    limits = Limits(wall_s=300.0, memory_bytes=4 << 30, rows=1_000_000, size_bytes=256 << 20)
     with ask(opened.layout, query, limits) as answer:
         rows = [dict(zip(answer.columns, row, strict=True)) for row in answer]
         return answer.columns, rows, answer.cut
+
+
+@click.command()
+@click.argument("metrics", nargs=-1, metavar="[METRIC]...")
+@click.option(
+    "--by",
+    type=click.Choice(["rollout", "time", "step", "version"]),
+    help="What lies along the curves.",
+)
+@click.option("--run", "runs", multiple=True, metavar="ID",
+              help="What this training run logged; a prefix, or @last.")  # fmt: skip
+@click.option("--mode", help="Only rollouts of this mode, such as val.")
+@when_options
+@click.option("--success", type=float, default=0.5, show_default=True,
+              help="The reward from which on a rollout has succeeded.")  # fmt: skip
+@click.option("--window", type=click.IntRange(min=1), help="Values in the moving mean.")
+@click.option("--output", "-o", metavar="FILE", help="Write a picture: FILE.svg or .png.")
+@rows_options
+@store_option
+def plot(
+    metrics: Sequence[str], output: str | None, form: Form | None, store: str | None, **asked: Any
+) -> None:
+    """Draw reward, success_rate, length, tokens, duration, or what training runs logged (loss).
+
+    By default the usual ones, over rollouts in the order they began, with their moving mean.
+    """
+    from lightning_otel.plot import plot_training_metrics
+
+    if output is not None and form:
+        raise click.UsageError("--output writes a picture and prints nothing; give it alone")
+    found = plot_training_metrics(store, metrics, output, **asked)
+    charts = [chart.as_json() for chart in found]
+    points = [
+        {"metric": chart["metric"], "series": series["name"], **point}
+        for chart in charts
+        for series in chart["series"]
+        for point in series["points"]
+    ]
+    columns = list(dict.fromkeys(name for row in points for name in row))
+    columns = columns or ["metric", "series", "value"]
+    if print_data(form, points, columns, document=charts, times=("start_ns",)):
+        return
+    if output is not None:
+        curves = f"{len(found)} curve{'' if len(found) == 1 else 's'}"
+        talk(f"{curves}, {len(points)} points → {output}")
+        return
+    print_charts(found)
+    is_any = any(chart.series for chart in found)
+    suggest("analyze @last" if is_any else "run -- python your_agent.py", store)
+
+
+def print_charts(charts: "Sequence[Chart]") -> None:
+    """Print charts as wide as the terminal; elsewhere 80 cells."""
+    from lightning_otel.plot import chart_lines
+
+    width = get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+    try:
+        is_ascii = not "▁█└┤".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        is_ascii = True
+    for number, chart in enumerate(charts):
+        if number:
+            click.echo()
+        for line in chart_lines(chart, width, is_ascii=is_ascii):
+            click.echo(line)

@@ -159,6 +159,36 @@ def print_rows(
         _print_records(rows, columns)
 
 
+def print_data(
+    form: "Form | None",
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] = (),
+    *,
+    document: object = None,
+    times: Collection[str] = (),
+) -> bool:
+    """Print data for programs, if a form is asked for, and return True if one is.
+
+    Args:
+        form: How.
+        rows: Values by column.
+        columns: Which to print; by default those of the first row.
+        document: All that ``json`` prints; by default the rows.
+        times: Columns of Unix nanoseconds.
+    """
+    if form == "json" and document is not None:
+        print_json(document)
+    elif form is not None:
+        print_rows(rows, columns or list(*rows[:1]), form=form, times=times)
+    return form is not None
+
+
+def line_printer(*, is_cut: bool = True) -> Callable[[Iterable[tuple[str, str]]], None]:
+    """Return what prints pieces of text, each with its style, as a line that fits the terminal."""
+    width, is_coloured = terminal_width() if is_cut else None, has_colours()
+    return lambda pieces: click.echo(styled(pieces, width, is_coloured=is_coloured))
+
+
 def _format_times(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str], times: Collection[str]
 ) -> tuple[Sequence[Mapping[str, Any]], Sequence[str]]:

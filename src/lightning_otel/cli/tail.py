@@ -14,13 +14,11 @@ import click
 from lightning_otel.cli.options import Agent, When
 from lightning_otel.cli.output import (
     count_noun,
-    has_colours,
     json_text,
+    line_printer,
     store_option,
-    styled,
     suggest,
     talk,
-    terminal_width,
 )
 from lightning_otel.errors import ConfigError
 
@@ -60,15 +58,14 @@ def tail(
     For people, from now on or --since; it keeps no position. To feed a program that must miss
     nothing while it is away, use follow. Ends with Ctrl-C and a line of counts.
     """
-    from lightning_otel.cli.chat import Chat
-    from lightning_otel.cli.spans import sdk_json
+    from lightning_otel.cli.spans import Chat, sdk_json
     from lightning_otel.dataset import Store
 
     layout = Store(store).layout
     if layout is None:
         raise ConfigError("tail needs a store on this disk; name one with --store")
     chat, wanted = Chat(), _Wanted(agent, conversation, is_errors=errors)
-    width, is_coloured = terminal_width(), has_colours()
+    print_line = line_printer()
     shown_spans = passed = 0
     with Stop() as stop, _open_follower(layout, stop, since, is_once=once) as follower:
         talk(f"⚡ {layout.catalogue}{'' if once else ': Ctrl-C ends it'}")
@@ -82,7 +79,7 @@ def tail(
                 click.echo(json_text(sdk_json(span)))
             else:
                 for line in lines:
-                    click.echo(styled(line, width, is_coloured=is_coloured))
+                    print_line(line)
             sys.stdout.flush()
     counts = [count_noun(chat.counts.get(kind, 0), word) for kind, word in _WORDS]
     rest = f"; {count_noun(passed, 'span')} of others" if passed else ""

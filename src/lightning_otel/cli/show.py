@@ -1,0 +1,367 @@
+"""``show``, ``analyze``, ``diff``: rollouts, traces and spans, one by one or side by side."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from lightning_otel.cli.options import Form, Id, rows_options
+from lightning_otel.cli.output import (
+    count_noun,
+    line_printer,
+    print_data,
+    print_rows,
+    print_table,
+    shown,
+    store_option,
+    suggest,
+    talk,
+    terminal_width,
+)  # fmt: skip
+from lightning_otel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_otel.adapter.differing import Said
+    from lightning_otel.adapter.outline import Outline
+    from lightning_otel.analysis import Analysis
+    from lightning_otel.dataset import Store
+    from lightning_otel.types import Transition
+
+_STEP_COLUMNS: Final = (
+    "agent", "branch", "step", "observation", "action", "reward", "done", "capture", "tokens",
+)  # fmt: skip
+_ANALYSIS_COLUMNS: Final = (
+    "step", "observation", "action", "reward", "credit", "advantage", "tokens", "time", "cost",
+    "capture",
+)  # fmt: skip
+_FIGURES: Final = ("figure", "a", "b", "change")
+_TIMES: Final = ("start_ns", "end_ns")
+_MANY: Final = 200
+"""Lines that a terminal gets unless all are asked for."""
+_SAME: Final = 3
+"""Lines that stay the same and are shown around those that do not, unless all are asked for."""
+_SIGNS: Final = {" ": "dim", "-": "red", "+": "green"}
+_BROKEN: Final = frozenset({"error", "incomplete", "uncredited", "left_out", "no_steps"})
+
+
+@click.command()
+@click.argument("target", metavar="[ID]", type=Id(), default="@last")
+@click.option("--tree", "view", flag_value="tree", help="The span tree with credit; the default.")
+@click.option("--transitions", "view", flag_value="transitions", help="The transitions instead.")
+@click.option("--svg", metavar="FILE", help="Write a picture of the tree; - is stdout.")
+@click.option("--all", "every", is_flag=True, help="Every line, however many there are.")
+@rows_options
+@store_option
+def show(
+    target: str, view: str | None, svg: str | None, every: bool, form: Form | None,
+    store: str | None,
+) -> None:  # fmt: skip
+    """Show one rollout, trace or span, by a prefix of its id or @last (the default).
+
+    @last~1 is the rollout before the last one, @last~2 the one before that.
+    """
+    from lightning_otel.cli.spans import node_json, sdk_json
+    from lightning_otel.dataset import Store
+    from lightning_otel.views.outlines import outline_of
+
+    if svg is not None and (view or form):
+        raise click.UsageError("--svg draws the tree and prints nothing; give it alone")
+    opened = Store(store)
+    noun, whole = opened.find(target)
+    if view == "transitions":
+        rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
+        if form is not None:
+            _print_transitions_data(opened, rollout_id, form)
+        else:
+            _print_transitions(outline_of(opened.source, "rollout", rollout_id), every=every)
+            suggest(f"analyze {shown(rollout_id)}", store)
+        return
+    found = outline_of(opened.source, noun, whole)
+    if svg is not None:
+        _write_picture(found, svg)
+    elif form is not None:
+        is_tree = view == "tree"
+        rows = list(node_json(found)) if is_tree else [sdk_json(node.span) for node in found.nodes]
+        print_data(form, rows, times=_TIMES)
+    else:
+        _print_tree(found, every=every, with_attributes=noun in ("span", "response"))
+        suggest(f"show {shown(target)} --transitions", store)
+
+
+def _print_tree(found: "Outline", *, every: bool, with_attributes: bool) -> None:
+    """Print the tree; of a span also what is written on it."""
+    from lightning_otel.adapter.outline import salient
+    from lightning_otel.cli.spans import tree_lines
+
+    width, print_line = terminal_width(), line_printer()
+    is_shown = None
+    if width is not None and not every and len(found.nodes) > _MANY:
+        is_shown = salient(found.nodes, _MANY)
+    for line in tree_lines(found, width, is_shown):
+        print_line(line)
+    if with_attributes:
+        attributes = found.nodes[0].span.attributes
+        indent = max(map(len, attributes), default=0)
+        for key, value in attributes.items():
+            click.echo(f"  {shown(key):<{indent}}  {shown(value)}")
+    if is_shown is not None:
+        talk(
+            f"{_MANY} of {count_noun(len(found.nodes), 'span')} · --all for the rest, "
+            "or show SPAN for what is below one"
+        )
+
+
+def _print_transitions_data(opened: "Store", rollout_id: str, form: Form) -> None:
+    from lightning_otel.cli.export import parsed
+
+    rows = [parsed(row) for row in opened.transitions(rollout_id=rollout_id).dicts()]
+    print_data(form, rows, times=_TIMES)
+
+
+def _print_transitions(found: "Outline", *, every: bool) -> None:
+    """Print a line a step, in order of trajectories, and why calls and rewards are in none."""
+    rows = list(_step_rows(found))
+    alone = len({row["agent"] for row in rows}) == 1
+    kept = rows if every else rows[: _MANY // 2] + rows[_MANY // 2 :][-_MANY // 2 :]
+    if _print_steps(
+        rows, kept, _STEP_COLUMNS, ("agent", "branch", "observation", "action"), alone=alone
+    ):
+        steps = count_noun(len(rows), "step")
+        talk(f"the first and last {_MANY // 2} of {steps} · --all for the rest")
+    if not rows:
+        talk("no transitions" + (f" in {found.nodes[0].span.rollout_id}" if found.nodes else ""))
+    for reason, count in found.report.reasons().items():
+        talk(f"left out: {count} × {reason}")
+    for rule, count in Counter(each.rule for each in found.report.repairs).items():
+        talk(f"moved: {count_noun(count, 'span')}: {rule}")
+
+
+def _print_steps(
+    rows: Sequence[Mapping[str, Any]],
+    kept: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    texts: Sequence[str],
+    *,
+    alone: bool = False,
+) -> bool:
+    """Print some steps on a terminal, all in a pipe; return True if some were left out."""
+    if not (sys.stdout.isatty() and rows):
+        print_rows(rows, columns)
+        return False
+    print_table(kept, columns[1:] if alone else columns, texts)
+    return len(kept) < len(rows)
+
+
+def _step_rows(found: "Outline") -> Iterator[Mapping[str, Any]]:
+    """Yield a row a step, each once, on the first branch it lies on."""
+    from lightning_otel.messages import plain_text
+
+    seen: set[tuple[str, str]] = set()
+    is_tried_again = len({path.attempt_id for path in found.trajectories}) > 1
+    for path in found.trajectories:
+        attempt = f"attempt {path.attempt_id} · " if is_tried_again else ""
+        cause = "" if path.cause == "start" else path.cause.replace("_", " ")
+        branch = f"{path.branch} {cause}".strip()
+        for step in path.transitions:
+            if (step.trace_id, step.span_id) not in seen:
+                seen.add((step.trace_id, step.span_id))
+                yield {
+                    "agent": step.agent,
+                    "branch": attempt + branch if attempt or path.branch or cause else "",
+                    "step": step.step,
+                    "observation": plain_text(step.observation[-1:]),
+                    "action": plain_text(step.action[:1]),
+                    "reward": step.reward,
+                    "done": "yes" if step.done else "no",
+                    "capture": step.capture,
+                    "tokens": _token_text(step),
+                }
+
+
+def _token_text(step: "Transition") -> str:
+    """Return token ids as the server gave them, else the tokens it counted."""
+    asked = len(step.prompt_ids) or step.input_tokens or 0
+    return f"{asked}→{len(step.response_ids) or step.output_tokens or 0}"
+
+
+def _write_picture(found: "Outline", path: str) -> None:
+    """Write the picture into a file, the user's alone as the store is, or to stdout."""
+    from lightning_otel.picture import picture
+    from lightning_otel.store.layout import private_file
+
+    drawn = picture(found)
+    if path == "-":
+        click.echo(drawn)
+        return
+    with private_file(path) as made:
+        made.write_text(drawn, encoding="utf-8")
+    talk(f"{count_noun(len(found.nodes), 'span')} → {path}")
+
+
+@click.command()
+@click.argument("rollout", metavar="[ROLLOUT]", type=Id(), default="@last")
+@click.option("--price", "prices", multiple=True, metavar="[MODEL=]IN,OUT",
+              help="What a million tokens in and out cost; MODEL may be a glob.")  # fmt: skip
+@click.option("--advantage", type=click.Choice(["grpo", "rloo", "dr_grpo"]),
+              help="Compare it with the other rollouts of its task.")  # fmt: skip
+@click.option("--all", "every", is_flag=True, help="Every step, however many there are.")
+@rows_options
+@store_option
+def analyze(
+    rollout: str, prices: Sequence[str], advantage: Any, every: bool, form: Form | None,
+    store: str | None,
+) -> None:  # fmt: skip
+    """Say of one rollout what happened, step by step, and what stands out; @last by default.
+
+    --json is all of it, --jsonl and --csv are the steps.
+    """
+    from lightning_otel.analysis import analyze_episode
+
+    found = analyze_episode(
+        rollout, store, prices=dict(map(_parse_price, prices)), advantage=advantage
+    )
+    document = found.as_json()
+    if not print_data(form, document["steps"], document=document):
+        _print_analysis(found, every=every)
+        suggest(f"show {shown(found.rollout_id)}", store)
+
+
+def _parse_price(text: str) -> tuple[str, tuple[float, float]]:
+    model, _, pair = text.rpartition("=")
+    try:
+        price_in, price_out = map(float, pair.split(","))
+    except ValueError as exc:
+        raise ConfigError(
+            f"--price {text} is no price; write IN,OUT of a million tokens, or MODEL=IN,OUT"
+        ) from exc
+    return model or "*", (price_in, price_out)
+
+
+def _print_analysis(found: "Analysis", *, every: bool) -> None:
+    print_line = line_printer()
+
+    def say(text: str, style: str = "") -> None:
+        print_line([(shown(text), style)])
+
+    say(found.headline(), "bold")
+    if found.task:
+        say(f"task {found.task}", "dim")
+    rows = list(_analysis_rows(found))
+    kept = rows if every else rows[:_MANY]
+    texts = ("step", "observation", "action", "credit", "advantage", "cost")
+    if rows and _print_steps(rows, kept, _ANALYSIS_COLUMNS, texts):
+        say(f"the first {_MANY} of {len(rows)} steps · --all for the rest", "dim")
+    rewards = found.rewards if every or not sys.stdout.isatty() else found.rewards[:_MANY]
+    for given in rewards:
+        say(f"reward {given}", "green")
+    if len(rewards) < len(found.rewards):
+        say(f"the first {_MANY} of {len(found.rewards)} rewards · --all for the rest", "dim")
+    for each in found.findings:
+        say(f"! {each.text}", "red" if each.kind in _BROKEN else "yellow")
+    if not found.findings:
+        say("nothing stands out", "dim")
+
+
+def _analysis_rows(found: "Analysis") -> Iterable[dict[str, Any]]:
+    from lightning_otel.types.wording import duration
+
+    def known(value: Any, word: Callable[[Any], str] = str, lacking: Any = "?") -> Any:
+        return lacking if value is None else word(value)
+
+    for step in found.steps:
+        yield {
+            "step": step.label,
+            "observation": step.observation,
+            "action": step.action,
+            "reward": step.reward,
+            "credit": ", ".join(step.credit),
+            "advantage": known(step.advantage, "{:.3g}".format, None),
+            "tokens": f"{known(step.input_tokens)}→{known(step.output_tokens)}",
+            "time": known(step.duration_s, duration),
+            "cost": known(step.cost, "{:.3g}".format, None),
+            "capture": step.capture,
+        }
+
+
+@click.command()
+@click.argument("a", type=Id())
+@click.argument("b", type=Id())
+@click.option("--all", "every", is_flag=True, help="Also all that is the same.")
+@rows_options
+@store_option
+def diff(a: str, b: str, every: bool, form: Form | None, store: str | None) -> None:
+    """Lay two rollouts or traces beside each other: calls, tokens, rewards, time, what was said.
+
+    A and B are ids, or the beginnings of ids, or @last and @last~1; or versions of one resource,
+    such as system_prompt@1 and system_prompt@2.
+    """
+    if "@" in a[1:] or "@" in b[1:]:
+        _diff_versions(a, b, form, store)
+        return
+    from lightning_otel.adapter.differing import MOST_LINES, differ
+    from lightning_otel.dataset import Store
+    from lightning_otel.views.outlines import outline_of
+
+    opened = Store(store)
+    names = [opened.find(each) for each in (a, b)]
+    one, other = (outline_of(opened.source, *each) for each in names)
+    found = differ(one, other, None if every else MOST_LINES)
+    sides = [{"noun": noun, "id": whole} for noun, whole in names]
+    rows = [dict(zip(_FIGURES, (*each, each.change), strict=True)) for each in found.figures]
+    document = {
+        "a": sides[0], "b": sides[1], "figures": rows,
+        "said": [each._asdict() for each in found.said],
+        "left_a": found.left_a, "left_b": found.left_b,
+    }  # fmt: skip
+    if print_data(form, rows, _FIGURES, document=document):
+        return
+    for sign, each in zip("-+", sides, strict=True):
+        click.echo(f"{sign} {each['noun']} {shown(each['id'])}")
+    for row in rows:
+        row["change"] = f"{row['change']:+g}" if row["change"] else ""
+    print_rows(rows, _FIGURES)
+    _print_said(found.said, every=every)
+    if found.left_a or found.left_b:
+        talk(
+            f"{found.left_a} and {found.left_b} further lines were not laid beside each other · "
+            "--all does"
+        )
+    suggest(f"show {shown(names[1][1])}", store)
+
+
+def _print_said(said: "Sequence[Said]", *, every: bool) -> None:
+    """Print the messages; fold equal ones except around a difference."""
+    changed = [at for at, each in enumerate(said) if each.sign != " "]
+    near = {at + by for at in changed for by in range(-_SAME, _SAME + 1)}
+    print_line = line_printer()
+    shown_lines = [each for at, each in enumerate(said) if every or at in near]
+    for each in shown_lines:
+        print_line([(f"{each.sign} {shown(each.text)}", _SIGNS[each.sign])])
+    if not changed:
+        talk("they say the same")
+    if skipped := len(said) - len(shown_lines):
+        talk(f"{count_noun(skipped, 'line')} the same on both sides · --all shows them")
+
+
+def _diff_versions(a: str, b: str, form: Form | None, store: str | None) -> None:
+    """Diff two versions of one resource; ``resources diff`` tells what rewards say of them."""
+    from lightning_otel.cli.resources import opened_resources, version_of
+
+    name, _, first = a.partition("@")
+    other, mark, second = b.partition("@")
+    if mark and other != name:
+        raise ConfigError(f"{a} and {b} are of two resources; name two versions of one")
+    opened = opened_resources(store, is_reading=True)
+    one, two = (opened.get(name, version_of(each)).version for each in (first, second or b))
+    lines = opened.diff(name, one, two).splitlines()
+    row = {"name": name, "a": one, "b": two, "diff": lines}
+    if print_data(form, [row], document=row):
+        return
+    print_line = line_printer(is_cut=False)
+    for line in lines:
+        print_line([(shown(line), _SIGNS.get(line[:1], ""))])
+    if not lines:
+        talk("they are the same")
+    suggest(f"resources diff {name} {one} {two}", store)
