@@ -10,9 +10,9 @@ from tests.serve.serving import Serving, body_of
 
 from lightning_otel import Store
 from lightning_otel.serve import intake as intakes
+from lightning_otel.serve import upkeep
 from lightning_otel.serve.answers import PROTOBUF, RefusalError
 from lightning_otel.serve.intake import Intake
-from lightning_otel.serve.upkeep import _settle_store
 from lightning_otel.store.upkeep import Keeper
 
 
@@ -66,35 +66,22 @@ def test_intake_sends_away_whom_it_has_no_room_for(
     assert len(store.spans().rows()) == 3
 
 
+@pytest.mark.parametrize("is_idle", [False, True])
 def test_upkeep_seals_when_idle_and_settles_what_is_worth_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch, is_idle: bool
 ) -> None:
-    """An idle server leaves no open segment, and many segments become a file."""
-    from lightning_otel.serve import upkeep
-
-    monkeypatch.setattr(upkeep, "IDLE_S", 0.0)
+    """An idle server leaves no open segment, and many become a file; a busy one writes one."""
+    if is_idle:
+        monkeypatch.setattr(upkeep, "IDLE_S", 0.0)
     intake = Intake(store)
     assert store.layout is not None
     keeper = Keeper(store.layout)
 
     for _ in range(64):
         take(intake, body_of(2))
-        _settle_store(keeper, intake)
+        upkeep._settle_store(keeper, intake)
     intake.close()
 
-    assert list(store.layout.data.glob("spans-*.parquet"))
+    assert bool(list(store.layout.data.glob("spans-*.parquet"))) == is_idle
+    assert is_idle or len(store.layout.segments()) == 1
     assert len(store.spans().rows()) == 128
-
-
-def test_upkeep_leaves_a_busy_segment_open(store: Store) -> None:
-    """As long as spans come, they go into one segment."""
-    intake = Intake(store)
-    assert store.layout is not None
-    keeper = Keeper(store.layout)
-
-    for _ in range(3):
-        take(intake, body_of(2))
-        _settle_store(keeper, intake)
-    intake.close()
-
-    assert len(store.layout.segments()) == 1

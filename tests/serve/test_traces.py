@@ -83,15 +83,10 @@ def test_traces_answers_in_the_senders_format(
     else:
         partial = ExportTraceServiceResponse.FromString(answer.body).partial_success
         assert (partial.rejected_spans, partial.error_message) == (1, reason)
-
-
-@pytest.mark.parametrize("kind", [PROTOBUF, JSON])
-def test_traces_answers_whole_success_with_an_empty_answer(shared: Serving, kind: str) -> None:
-    """Partial success stays unset, as the specification asks; an empty request is one too."""
+    # Partial success stays unset, as the specification asks; an empty request is one too.
     empty = b"{}" if kind == JSON else b""
-
-    for body in (json_of(request_of(2)) if kind == JSON else body_of(2), empty):
-        answer = shared.post(body, kind)
+    for whole in (json_of(request_of(2)) if kind == JSON else body_of(2), empty):
+        answer = shared.post(whole, content_type)
         assert (answer.status, answer.body) == (200, empty)
 
 
@@ -140,57 +135,39 @@ def test_other_signals_are_refused_for_good(shared: Serving) -> None:
     assert shared.ask("GET", "/v1/traces", authorization=key).status == 405
 
 
-def test_about_counts_what_came(tmp_path: Path) -> None:
-    """Stored, rejected and refused are counted, and said again at the end."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_server_counts_what_came_and_seals_its_segment(tmp_path: Path, number: int) -> None:
+    """Stored, rejected and refused are counted, said at the end, and in the store's own sum.
+
+    What is sent twice, as a sender does that did not hear the answer, is stored once.
+    """
     request = request_of(3)
     request.resource_spans[0].scope_spans[0].spans[0].span_id = b""
-    with Serving(tmp_path / "s.duckdb", "--port", "0") as running:
-        running.post(request.SerializeToString())
-        running.post(b"nonsense")
-        about = json.loads(
-            running.ask("GET", "/v1/status", authorization=f"Bearer {running.key}").body
-        )
-        code, said = running.end()
-
-    assert (about["stored"], about["refused"]) == (2, {"400": 1})
-    assert about["rejected"] == {"span id is not 8 bytes long": 1}
-    assert code == 0
-    assert "2 spans taken" in said
-    assert "1 × span id is not 8 bytes long" in said
-    assert "1 request refused" in said
-
-
-def test_rejected_spans_are_in_the_stores_accounting(tmp_path: Path) -> None:
-    """What a sender was told is no span stands in the sum too, before settling and after."""
-    request = request_of(3)
-    request.resource_spans[0].scope_spans[0].spans[0].span_id = b""
+    again = body_of(5)
     store = Store(tmp_path / "s.duckdb")
     with Serving(tmp_path / "s.duckdb", "--port", "0") as running:
         running.post(request.SerializeToString())
-        running.end()
-
+        running.post(b"nonsense")
+        assert [running.post(again).status for _ in range(3)] == [200] * 3
+        key = f"Bearer {running.key}"
+        about = json.loads(running.ask("GET", "/v1/status", authorization=key).body)
+        code, said = running.end(number)
+    (segment,) = (tmp_path / "s.duckdb.d" / "live").glob("*-*.ndjson")
+    last = orjson.loads(segment.read_bytes().splitlines()[-1])
     found = [store.accounting()]
     store.settle()
     found.append(store.accounting())
 
-    assert [(each.ended, each.stored, each.rejected) for each in found] == [
-        (3, 2, {"unfit": 1}),
-        (3, 2, {"unfit": 1}),
-    ]
-    assert found[0].is_balanced
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_seals_its_segment_when_told_to_end(tmp_path: Path, number: int) -> None:
-    """The last line of the segment is its seal, the exit code 0, and all spans are there."""
-    with Serving(tmp_path / "s.duckdb", "--port", "0") as running:
-        running.post(body_of(7))
-        code, said = running.end(number)
-
-    (segment,) = (tmp_path / "s.duckdb.d" / "live").glob("*-*.ndjson")
-    assert code == 0, said
-    assert orjson.loads(segment.read_bytes().splitlines()[-1])["record"] == "seal"
-    assert len(Store(tmp_path / "s.duckdb").spans().rows()) == 7
+    assert (about["stored"], about["refused"]) == (17, {"400": 1})
+    assert about["rejected"] == {"span id is not 8 bytes long": 1}
+    assert (code, last["record"]) == (0, "seal")
+    assert "17 spans taken" in said
+    assert "1 × span id is not 8 bytes long" in said
+    assert "1 request refused" in said
+    told = (7, {"unfit": 1, "duplicate": 10})
+    assert [(each.stored, each.rejected) for each in found] == [told] * 2
+    assert all(each.is_balanced for each in found)
+    assert len(store.spans().rows()) == 7
 
 
 def test_serve_takes_the_next_port_that_is_free_and_says_so(tmp_path: Path) -> None:
@@ -213,20 +190,6 @@ def test_serve_takes_the_next_port_that_is_free_and_says_so(tmp_path: Path) -> N
     assert f"listening at {running.port}" in said
     assert refused.process.returncode == 2
     assert "cannot listen at 127.0.0.1, port 4318" in why
-
-
-def test_traces_sent_twice_are_stored_once(tmp_path: Path) -> None:
-    """A sender that did not hear the answer sends again; ids are unique."""
-    body = body_of(5)
-    with Serving(tmp_path / "s.duckdb", "--port", "0") as running:
-        for _ in range(3):
-            assert running.post(body).status == 200
-        running.end()
-
-    store = Store(tmp_path / "s.duckdb")
-    assert len(store.spans().rows()) == 5
-    store.settle()
-    assert len(store.spans().rows()) == 5
 
 
 @pytest.mark.parametrize("number", range(KILLS))
