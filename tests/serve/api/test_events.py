@@ -33,24 +33,16 @@ class Listening:
     def __init__(self, answer: http.client.HTTPResponse) -> None:
         self.answer = answer
 
-    def next(self) -> Heard:
-        """The next event."""
+    def next(self, kind: str = "") -> Heard:
+        """The next event, or the next of a kind."""
         found: dict[str, str] = {}
-        while True:
-            line = self.answer.readline().decode()
-            if not line:
-                raise EOFError
-            if line == "\n" and "event" in found:
+        while line := self.answer.readline().decode():
+            if line != "\n":
+                name, _, value = line.rstrip("\n").partition(": ")
+                found[name] = value
+            elif found.get("event") and kind in ("", found["event"]):
                 return Heard(found["id"], found["event"], json.loads(found["data"]))
-            name, _, value = line.rstrip("\n").partition(": ")
-            found[name] = value
-
-    def until(self, kind: str) -> Heard:
-        """The next event of a kind."""
-        while True:
-            heard = self.next()
-            if heard.kind == kind:
-                return heard
+        raise EOFError
 
 
 @contextmanager
@@ -85,7 +77,7 @@ def test_events_tell_of_what_happens(client: Client) -> None:
             found[each.kind] = each
             spans += each.data.get("spans", 0)
         run = Runs(State(client.store.name)).start("baseline")
-        begun = heard.until("run")
+        begun = heard.next("run")
 
     assert ready.kind == "ready"
     assert found["reward"].data["value"] == 0.5
@@ -104,7 +96,7 @@ def test_who_comes_back_hears_what_it_missed(client: Client) -> None:
     client.act("missed", 0.25)
 
     with listening(client, Last_Event_ID=last) as heard:
-        greeting, missed = heard.next(), heard.until("rollout")
+        greeting, missed = heard.next(), heard.next("rollout")
     with listening(client, Last_Event_ID="00000000-5") as heard:
         stranger = heard.next()
 

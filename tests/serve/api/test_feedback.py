@@ -92,12 +92,11 @@ def test_feedback_before_its_span_waits_and_says_so(client: Client) -> None:
 def test_an_id_stands_for_one_feedback(client: Client) -> None:
     """Another under it is refused, whether the first was given or waits."""
     client.act("same")
-    client.post("/v1/feedback", {"rollout_id": "same", "reward": 1, "feedback_id": "same-1"})
-    client.post("/v1/feedback", {"rollout_id": "never", "reward": 1, "feedback_id": "same-2"}, 202)
-
-    for name, number in (("same", 1), ("never", 2)):
-        body = {"rollout_id": name, "reward": 0, "feedback_id": f"same-{number}"}
-        assert "cannot become 0" in client.post("/v1/feedback", body, 409)["message"] or number == 2
+    for name, status in (("same", 200), ("never", 202)):
+        body = {"rollout_id": name, "reward": 1, "feedback_id": name}
+        client.post("/v1/feedback", body, status)
+        told = client.post("/v1/feedback", {**body, "reward": 0}, 409)
+        assert "cannot become 0" in told["message"] or status == 202
     assert [step.reward for step in client.store.transitions(rollout_id="same")] == [1.0]
 
 
@@ -111,11 +110,7 @@ def test_an_id_stands_for_one_feedback(client: Client) -> None:
         (b'{"rollout_id": "r", "reward": 1, "metadata": {"x": NaN}}', 400, "metadata"),
         ({"reward": 1}, 400, "names nothing that it judges"),
         ({"rollout_id": "r"}, 400, "there is no feedback; give reward"),
-        (
-            {"rollout_id": "r", "reward": 1.1},
-            400,
-            "reward: Input should be less than or equal to 1",
-        ),
+        ({"rollout_id": "r", "reward": 1.1}, 400, "reward: Input should be less than or equal"),
         ({"rollout_id": "r", "reward": "1"}, 400, "reward"),
         ({"rollout_id": "r", "rating": 6}, 400, "rating"),
         ({"rollout_id": "r", "metadata": {"rating": 6}}, 400, "from 0 to 5"),
@@ -145,19 +140,23 @@ def test_feedback_that_is_none_is_refused(
     assert client.get("/v1/status")["pending_feedback"]["count"] == before
 
 
-def test_feedback_of_another_form_or_site_is_refused(client: Client) -> None:
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content_type": "application/x-www-form-urlencoded"}, 415),
+        ({"content_type": "text/plain"}, 415),
+        ({"content_type": "application/x-protobuf"}, 415),
+        ({}, 415),
+        ({"content_type": JSON, "Origin": "http://evil.example"}, 403),
+        ({"content_type": JSON, "Host": "evil.example"}, 421),
+    ],
+)
+def test_feedback_of_another_form_or_site_is_refused(
+    client: Client, headers: dict[str, str], status: int
+) -> None:
     """Whatever a page elsewhere could send without being asked."""
     body = b"rollout_id=r&reward=1"
-
-    def status(**headers: str) -> int:
-        return client.running.ask("POST", "/v1/feedback", body, **headers).status
-
-    assert status(content_type="application/x-www-form-urlencoded") == 415
-    assert status(content_type="text/plain") == 415
-    assert status(content_type="application/x-protobuf") == 415
-    assert status() == 415
-    assert status(content_type=JSON, Origin="http://evil.example") == 403
-    assert status(content_type=JSON, Host="evil.example") == 421
+    assert client.running.ask("POST", "/v1/feedback", body, **headers).status == status
 
 
 @pytest.mark.parametrize(

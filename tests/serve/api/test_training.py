@@ -1,6 +1,5 @@
 """Resources and training by HTTP: published, asked for once, done by a worker, killed or not."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -120,39 +119,24 @@ def test_training_is_asked_for_once_per_key(client: Client) -> None:
 
 def test_status_counts_by_category(client: Client) -> None:
     """Spans, rewarded shares and average reward, of all and of each kind of task."""
-    time.sleep(1.5)  # the status may be a second old, and of the test before
-    before = client.get("/training/status")
-    client.act("s1", 1.0, category="status")
-    client.act("s2", 0.0, category="status")
-    client.act("s3", category="status")
+    for name, reward in (("s1", 1.0), ("s2", 0.0), ("s3", None)):
+        client.act(name, reward, category="status")
     client.act("s4", 0.5)
+    names = ("s1", "s2", "s3")
+    spans = sum(row["spans"] for row in client.store.rollouts() if row["rollout_id"] in names)
+    steps = len(client.store.transitions(bodies=False).rows())
 
-    found: dict[str, object] = {}
     until = time.monotonic() + 20
-    while time.monotonic() < until:  # it may be a second old
-        found = client.get("/training/status")
-        if found["steps"] == before["steps"] + 4:
-            break
+    while client.get("/training/status")["steps"] < steps:  # it may be a second old
+        assert time.monotonic() < until
         time.sleep(0.3)
+    found = client.get("/training/status")
 
-    one = client.get("/training/status")["categories"]["status"]
+    assert found["rewards"] == len(client.store.sql("SELECT 1 FROM rewards").rows())
+    one = found["categories"]["status"]
     assert (one["rollouts"], one["rewarded_rollouts"], one["steps"]) == (3, 2, 3)
-    assert one["average_reward"] == 0.5
+    assert (one["average_reward"], one["total_spans"]) == (0.5, spans)
     assert one["rewarded_share"] == pytest.approx(2 / 3)
-    assert one["total_spans"] == sum(
-        row["spans"] for row in client.store.rollouts() if row["rollout_id"] in ("s1", "s2", "s3")
-    )
-    assert found["rewards"] == before["rewards"] + 3
-
-
-def worker(client: Client, folder: Path, *options: str) -> "subprocess.Popen[str]":
-    """A worker in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "lightning_otel", "train", *options, "--worker", "--store",
-         client.store.name],
-        cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-    )  # fmt: skip
 
 
 def test_a_worker_does_what_is_asked_for(client: Client, tmp_path: Path) -> None:
@@ -160,22 +144,22 @@ def test_a_worker_does_what_is_asked_for(client: Client, tmp_path: Path) -> None
     client.act("w1", 1.0)
     good = client.post("/training/trigger", {"algorithm": "baseline", "max_iterations": 1}, 202)
     bad = client.post("/training/trigger", {"algorithm": "baseline", "options": {"nosuch": 1}}, 202)
-    started = worker(client, tmp_path)
+    command = [sys.executable, "-m", "lightning_otel", "train", "--worker"]
+    started = subprocess.Popen(
+        [*command, "--store", client.store.name], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
     until = time.monotonic() + 40
-
-    def stand(request_id: str) -> dict[str, object]:
-        found: dict[str, object] = client.get(f"/training/requests/{request_id}")
-        return found
-
-    while time.monotonic() < until and stand(bad["request_id"])["status"] != "failed":
+    address = "/training/requests/"
+    while client.get(address + bad["request_id"])["status"] != "failed":
+        assert time.monotonic() < until
         time.sleep(0.3)
     started.send_signal(signal.SIGTERM)
     _, said = started.communicate(timeout=20)
 
     assert started.returncode == 0, said
-    done = stand(good["request_id"])
+    done = client.get(address + good["request_id"])
     assert done["status"] == "succeeded", done
     runs = {run["run_id"]: run for run in client.get("/training/status?limit=100")["runs"]}
     assert runs[done["run_id"]]["status"] == "succeeded"
-    assert "nosuch" in str(stand(bad["request_id"])["reason"])
+    assert "nosuch" in str(client.get(address + bad["request_id"])["reason"])
     assert good["request_id"] in said
