@@ -9,7 +9,9 @@ from lightning_otel import Store, auto_trace, emit_action, emit_reward, learned
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import Resources
+from lightning_otel.serve.viewer.resources import uses
 from lightning_otel.state import State
+from lightning_otel.store.source import rollout_rewards
 
 
 @pytest.fixture
@@ -88,3 +90,20 @@ def test_model_limits_what_counts(store: Store, resources: Resources, server: De
 
     assert found.resource.version == 1
     assert [(each.version, each.mean) for each in found.versions] == [(1, 0.25)]
+
+
+def test_version_of_the_last_attempt_earned_the_reward(store: Store, resources: Resources) -> None:
+    """A rollout that was tried again with another version: on every door it is the last one's."""
+    name = "system_prompt[image]"
+    for attempt, version in (("1", "1"), ("2", "2")):
+        with auto_trace(
+            store=store, rollout_id="r", attempt_id=attempt, resources={"*": {name: version}}
+        ):
+            emit_action("say", "hi")
+            emit_reward(float(version))
+
+    found = learned("image", resources=resources, store=store, min_rollouts=1)
+    used = uses(name, store.transitions(), rollout_rewards(store.source))
+
+    assert [(each.version, each.mean) for each in found.versions] == [(2, 2.0)]
+    assert {version: use.rewards for version, use in used.items()} == {1: [], 2: [2.0]}

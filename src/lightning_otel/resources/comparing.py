@@ -4,6 +4,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from lightning_otel import markup
@@ -189,24 +190,50 @@ def _score_rollouts(
     left_out: Counter[str],
 ) -> list[Scored]:
     """Each rollout whose last attempt was made with one of the versions."""
-    attempts: dict[str, dict[str, list[Transition]]] = {}
-    for step in steps:
-        attempts.setdefault(step.rollout_id, {}).setdefault(step.attempt_id, []).append(step)
     found: list[Scored] = []
-    for rollout_id, tries in attempts.items():
-        own = max(tries.values(), key=lambda each: each[0].start_ns)
-        used = {version for step in own if (version := version_in(name, step)) is not None}
-        if not used & set(versions):
+    for rollout_id, made in last_made(name, steps).items():
+        if not made.versions & set(versions):
             continue
-        if len(used) > 1:
+        if len(made.versions) > 1:
             left_out[BOTH] += 1
         elif rollout_id not in rewards:
             left_out[NO_REWARD] += 1
         else:
-            start_ns = min(step.start_ns for step in own)
-            earned = rewards[rollout_id]
-            found.append(Scored(own[0].group_id, used.pop(), earned, rollout_id, start_ns))
+            (version,) = made.versions
+            score = Scored(made.group_id, version, rewards[rollout_id], rollout_id, made.start_ns)
+            found.append(score)
     return sorted(found, key=lambda scored: scored.start_ns)
+
+
+class Made(NamedTuple):
+    """The last attempt at a rollout: its task, its start, the versions that it was made with."""
+
+    group_id: str
+    start_ns: int
+    versions: frozenset[int]
+
+
+def last_made(name: str, steps: Iterable[Transition], model: str | None = None) -> dict[str, Made]:
+    """Return by rollout what its last attempt was made with: the attempt that its reward is of.
+
+    A version counts only by steps of the model, a name or glob; None is any.
+    """
+    attempts: dict[tuple[str, str], tuple[int, Made]] = {}
+    for step in steps:
+        key = (step.rollout_id, step.attempt_id)
+        first_ns, made = attempts.get(key) or (
+            step.start_ns,
+            Made(step.group_id, step.start_ns, frozenset()),
+        )
+        version = version_in(name, step)
+        if version is not None and (model is None or fnmatchcase(step.model or "", model)):
+            made = made._replace(versions=made.versions | {version})
+        made = made._replace(start_ns=min(made.start_ns, step.start_ns))
+        attempts[key] = (first_ns, made)
+    return {
+        rollout_id: made
+        for (rollout_id, _), (_, made) in sorted(attempts.items(), key=lambda item: item[1][0])
+    }
 
 
 def version_in(name: str, step: Transition) -> int | None:

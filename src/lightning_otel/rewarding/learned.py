@@ -7,12 +7,12 @@ publishes it.
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import LIVE, Resources
+from lightning_otel.resources.comparing import last_made
 from lightning_otel.store.source import rollout_rewards
 from lightning_otel.types import Resource
 
@@ -113,18 +113,12 @@ def rewards_by_version(
     store: Store, name: str, model: str | None = None
 ) -> Mapping[int, Sequence[float]]:
     """Return rollouts' rewards by the version they were given; of two, they count for none."""
-    given: dict[str, set[int]] = {}
-    for step in store.transitions(bodies=False):
-        stamped = step.resources.get(name)
-        if stamped is None or not stamped.isdecimal():
-            continue
-        if model is not None and not fnmatchcase(step.model or "", model):
-            continue
-        given.setdefault(step.rollout_id, set()).add(int(stamped))
+    every = last_made(name, store.transitions(bodies=False), model)
+    rewards = rollout_rewards(store.source) if every else {}
     found: dict[int, list[float]] = {}
-    for rollout_id, reward in (rollout_rewards(store.source) if given else {}).items():
-        if len(versions := given.get(rollout_id, set())) == 1:
-            found.setdefault(next(iter(versions)), []).append(reward)
+    for rollout_id, made in every.items():
+        if len(made.versions) == 1 and rollout_id in rewards:
+            found.setdefault(next(iter(made.versions)), []).append(rewards[rollout_id])
     return found
 
 

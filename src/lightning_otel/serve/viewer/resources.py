@@ -157,21 +157,21 @@ def uses(name: str, steps: Iterable[Transition], rewards: Mapping[str, float]) -
         steps: All there are, or those that are asked for.
         rewards: Of each rollout that has one.
     """
-    from lightning_otel.resources.comparing import version_in
+    from lightning_otel.resources.comparing import last_made, version_in
 
-    made: dict[str, set[int]] = {}
     found: dict[int, Use] = {}
-    for step in steps:
+
+    def note(step: Transition) -> Transition:
         version = version_in(name, step)
-        if version is None:
-            continue
-        use = found.setdefault(version, Use())
-        use.agents.add(step.agent)
-        use.last_ns = max(use.last_ns, step.start_ns)
-        made.setdefault(step.rollout_id, set()).add(version)
-    for rollout_id, versions in made.items():
-        if len(versions) == 1:
-            use = found[next(iter(versions))]
+        if version is not None:
+            use = found.setdefault(version, Use())
+            use.agents.add(step.agent)
+            use.last_ns = max(use.last_ns, step.start_ns)
+        return step
+
+    for rollout_id, made in last_made(name, map(note, steps)).items():
+        if len(made.versions) == 1:
+            use = found[next(iter(made.versions))]
             use.rollouts += 1
             if rollout_id in rewards:
                 use.rewards.append(rewards[rollout_id])
