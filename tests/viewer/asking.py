@@ -30,34 +30,35 @@ class Answer(NamedTuple):
 
 
 class Asking:
-    """A served store, asked with its key."""
+    """A served store, asked with its key as people ask."""
 
     def __init__(self, url: str) -> None:
         self.host = urlsplit(url).netloc
 
-    def get(self, path: str) -> Answer:
-        """A page, or what else is there; header names are in lower case."""
-        return self._ask("GET", path, None, {})
+    def get(self, path: str, **headers: str) -> Answer:
+        """A page, or what else is there."""
+        return self.ask("GET", path, **headers)
 
     def post(self, path: str, **fields: str) -> Answer:
         """The answer to a form, as a page of the same origin sends it."""
-        kind = {
-            "Content-Type": "application/x-www-form-urlencoded",
-            "Origin": f"http://{self.host}",
-            "Sec-Fetch-Site": "same-origin",
-        }
-        return self._ask("POST", path, urlencode(fields).encode(), kind)
+        return self.ask(
+            "POST",
+            path,
+            urlencode(fields),
+            Content_Type="application/x-www-form-urlencoded",
+            Origin=f"http://{self.host}",
+            Sec_Fetch_Site="same-origin",
+        )
 
-    def _ask(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> Answer:
+    def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> Answer:
+        """An answer, with other headers than usual; an empty one is left out."""
         connection = http.client.HTTPConnection(self.host, timeout=30)
-        known = {"Authorization": f"Bearer {KEY}", "Accept": "text/html"}
+        sent = {"Authorization": f"Bearer {KEY}", "Accept": "text/html"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         try:
-            connection.request(method, path, body, {**known, **headers})
+            connection.request(method, path, body, {k: v for k, v in sent.items() if v})
             answer = connection.getresponse()
-            return Answer(
-                answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()
-            )
+            told = {name.lower(): value for name, value in answer.headers.items()}
+            return Answer(answer.status, told, answer.read())
         finally:
             connection.close()

@@ -4,15 +4,16 @@ One browser for all tests of a process; each visit has cookies and a cache of it
 """
 
 import asyncio
-import http.client
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tests.viewer.asking import Answer, Asking
 from tests.viewer.visiting import CHROMIUM, FLAGS, KEY, Visit, Visits, prefix
 
 from lightning_otel import Store
@@ -98,31 +99,13 @@ def base(visit: Visits) -> Callable[[Any], str]:
     return of
 
 
-class Told(NamedTuple):
-    """What came back."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+@pytest.fixture
+def asking(served: Callable[..., str]) -> Callable[[Store], Asking]:
+    """``asking(store)``: a served store, asked without a browser."""
+    return cache(lambda store: Asking(served(store, "", key=KEY)))
 
 
 @pytest.fixture
-def ask(served: Callable[..., str]) -> Callable[..., Told]:
+def ask(asking: Callable[[Store], Asking]) -> Callable[..., Answer]:
     """``ask(store, "/path")``: an answer without a browser, with the key and as people ask."""
-    urls: dict[str, str] = {}
-
-    def go(
-        store: Store, path: str, method: str = "GET", body: bytes | None = None, **headers: str
-    ) -> Told:
-        url = urls.get(store.name) or urls.setdefault(store.name, served(store, "", key=KEY))
-        sent = {"Authorization": f"Bearer {KEY}", "Accept": "text/html"}
-        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
-        try:
-            connection.request(method, path, body, {k: v for k, v in sent.items() if v})
-            answer = connection.getresponse()
-            return Told(answer.status, {**answer.headers}, answer.read())
-        finally:
-            connection.close()
-
-    return go
+    return lambda store, path, **headers: asking(store).get(path, **headers)

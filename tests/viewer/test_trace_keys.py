@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.viewer.test_tree import TRACE, call, said, span
+from tests.viewer.spans import TRACE, call, said, span
 from tests.viewer.visiting import Visits, violations
 
 from lightning_otel import Store

@@ -9,7 +9,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.serve.intake import Intake
 from lightning_otel.serve.memory import give_back
-from lightning_otel.serve.viewer.tree import let_go
+from lightning_otel.serve.viewer.trace import let_go
 from lightning_otel.store.upkeep import Keeper
 
 if TYPE_CHECKING:

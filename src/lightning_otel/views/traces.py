@@ -10,11 +10,12 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel import conventions as c
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.store.earnings import LAST_REWARD
+from lightning_otel.store.gist import KIND, REWARD
 from lightning_otel.store.live import living
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
@@ -22,7 +23,9 @@ from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 from lightning_otel.store.views import NARROW, REPEATED, ROLLOUTS, alive_statement
 from lightning_otel.views.trace_filters import Status, TraceFilter, matching, status_of
-from lightning_otel.views.trace_rows import may_link
+
+if TYPE_CHECKING:
+    import duckdb
 
 _GENERATIVE: Final = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
 _CHUNK: Final = 4_000
@@ -34,6 +37,8 @@ _SEARCH_S: Final = 2.0
 _LONGEST: Final = 64 << 10
 """Characters of a message in which its first words are looked for."""
 _WORDS: Final = 300
+REWARDS_SINCE: Final = "reward IS NOT NULL AND operation IS NULL AND start_ns >= ?"
+"""Rewards that are nothing else, from a time on."""
 _USER_TEXT: Final = re.compile(
     r'"role":\s*"user".*?"(?:content|text)":\s*"((?:[^"\\]|\\.)*)', re.DOTALL
 )
@@ -95,6 +100,12 @@ class TracePage:
     total: int
     following: Cursor | None = None
     searched_ns: int | None = None
+
+
+def may_link(con: "duckdb.DuckDBPyConnection", since_ns: int = 0) -> bool:
+    """Tell whether some reward may be linked to what it judges, from its narrow columns."""
+    look = f"SELECT 1 FROM narrow WHERE {REWARDS_SINCE} AND {KIND} <> {REWARD} LIMIT 1"
+    return bool(con.execute(look, [since_ns]).fetchall())
 
 
 def find_traces(

@@ -1,29 +1,69 @@
-"""Addresses of pages about one thing, whatever its id is made of."""
+"""Addresses of pages, whatever the ids in them are made of."""
 
-from urllib.parse import quote
+from typing import Final, NamedTuple
+from urllib.parse import quote, urlencode
+
+from starlette.requests import Request
+
+from lightning_otel.views.trace_tree import Row
+
+STATE: Final = ("tab", "span", "closed", "others")
+MOST_CLOSED: Final = 200
+"""Rows below which nothing is shown, in one address."""
 
 
 def path_of(noun: str, *parts: object) -> str:
-    """The path of a page, such as ``/rollouts/r1``.
-
-    Args:
-        noun: The first part, ours.
-        *parts: Ids and the like, each of which becomes one part.
-    """
-    return "/" + "/".join([noun, *(_quote_part(each) for each in parts)])
+    """The path of a page, such as ``/rollouts/r1``, whose parts after the noun are ids."""
+    quoted = (quote(str(part).encode("utf-8", "replace"), safe="") for part in parts)
+    return "/" + "/".join([noun, *quoted])
 
 
 def resource_page(name: str, page: str) -> str:
-    """The path of a page about a resource, such as ``/resources/planner/prompt@diff``.
+    """The path of a page about a resource: ``diff``, ``uses`` or ``change``.
 
     A name may be ``planner/diff``, but none holds an ``@``: what follows one is never its part.
-
-    Args:
-        name: The resource.
-        page: Which page: ``diff``, ``uses`` or ``change``.
     """
     return f"{path_of('resources', name)}@{page}"
 
 
-def _quote_part(part: object) -> str:
-    return quote(str(part).encode("utf-8", "replace"), safe="")
+class Links(NamedTuple):
+    """Addresses of a trace's pages that keep its tab, its selected span and what is folded."""
+
+    path: str
+    state: dict[str, str]
+
+    @classmethod
+    def of(cls, request: Request) -> "Links":
+        """Addresses within the trace that was asked for."""
+        given = request.query_params
+        state = {name: given[name] for name in STATE if given.get(name)}
+        return cls(path_of("traces", request.path_params["trace_id"]), state)
+
+    @classmethod
+    def to(cls, trace_id: str) -> "Links":
+        """Addresses within another trace."""
+        return cls(path_of("traces", trace_id), {})
+
+    def __call__(self, **changes: object) -> str:
+        """The page with some values changed; None takes one out."""
+        state = {name: text for name, text in self.state.items() if name not in changes}
+        state |= {name: str(text) for name, text in changes.items() if text is not None}
+        return f"{self.path}?{urlencode(state)}" if state else self.path
+
+    def rows(self, first: int) -> str:
+        """The part with the rows from a position on."""
+        # Which row is selected by then, the page knows.
+        state = {name: text for name, text in self.state.items() if name != "span"}
+        return f"{self.path}/rows?{urlencode({**state, 'first': first})}"
+
+    def span(self, span_id: str, below: str = "", /, **query: object) -> str:
+        """The page of one span, or a part of it."""
+        at = f"{self.path}/spans/{quote(span_id, safe='')}{below}"
+        return f"{at}?{urlencode(query)}" if query else at
+
+    def toggle(self, row: Row, *, is_closed: bool) -> str:
+        """The page with what is below a row shown, or not."""
+        closed = [each for each in self.state.get("closed", "").split(",") if each]
+        kept = [each for each in closed if each != row.span_id]
+        closed = kept if is_closed else [*kept, row.span_id][-MOST_CLOSED:]
+        return self(closed=",".join(closed) or None)

@@ -14,11 +14,9 @@ from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.addresses import path_of
-from lightning_otel.serve.viewer.links import Links
-from lightning_otel.serve.viewer.said import Said
+from lightning_otel.serve.viewer.addresses import Links, path_of
+from lightning_otel.serve.viewer.chat import Said, Talk, show_path
 from lightning_otel.serve.viewer.selecting import number as number_of
-from lightning_otel.serve.viewer.talk import Talk, along
 from lightning_otel.serve.viewer.weighing import HEAVY, light
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
@@ -201,16 +199,17 @@ def read(store: Store, conversation_id: str, number: int) -> Mapping[str, object
 
 
 def _show_paths(paths: Sequence[Trajectory], before: Transition | None) -> list[Shown]:
-    traces = {
-        (step.trace_id, step.span_id): step.step for path in paths for step in path.transitions
-    }
-    labels = {name: f"#{number}" for name, number in traces.items()}
-    links = {span_id: Links.to(trace_id) for trace_id, span_id in traces}
-    found = []
-    for talk in along(paths, labels, before):
-        hidden = max(0, len(talk.messages) - MESSAGES)
-        messages = [(each, links[each.span_id]) for each in talk.messages[hidden:]]
-        found.append(Shown(talk, messages, hidden))
+    steps = [step for path in paths for step in path.transitions]
+    labels = {step.span_id: f"#{step.step}" for step in steps}
+    links = {step.span_id: Links.to(step.trace_id) for step in steps}
+    found, seen = [], set[tuple[str, str]]()
+    for path in paths:
+        talk = show_path(path, labels, before, seen)
+        before = None
+        if talk.messages:
+            hidden = max(0, len(talk.messages) - MESSAGES)
+            messages = [(each, links[each.span_id]) for each in talk.messages[hidden:]]
+            found.append(Shown(talk, messages, hidden))
     return found
 
 

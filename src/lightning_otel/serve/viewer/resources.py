@@ -15,8 +15,8 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.beside import required, state_of
+from lightning_otel.serve.viewer.chat import show_value
 from lightning_otel.serve.viewer.differing import compared, folded
-from lightning_otel.serve.viewer.said import value_part
 from lightning_otel.store.source import rollout_rewards
 from lightning_otel.types import Resource, Transition
 
@@ -125,8 +125,8 @@ def read(store: Store, name: str, number: int) -> Mapping[str, object]:
         "withdrawn": {each.version: each.reason for each in opened.withdrawals(name)},
         "numbers": [each.version for each in versions],
         "live": live,
-        "live_text": value_part("\n".join(lines(live))) if live else None,
-        "text": {each.version: value_part("\n".join(lines(each))) for each in shown},
+        "live_text": show_value("\n".join(lines(live))) if live else None,
+        "text": {each.version: show_value("\n".join(lines(each))) for each in shown},
     }
 
 

@@ -19,7 +19,7 @@ from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.addresses import path_of
 from lightning_otel.serve.viewer.beside import required, state_of
-from lightning_otel.serve.viewer.said import value_part
+from lightning_otel.serve.viewer.chat import show_value
 from lightning_otel.serve.viewer.transitions import HEAVY_TEXTS, credits_of, told
 from lightning_otel.serve.viewer.weighing import light
 from lightning_otel.store.earnings import LAST_REWARD
@@ -154,7 +154,7 @@ def read(store: Store, rollout_id: str, number: int = 1) -> Mapping[str, object]
         "queued": queued_as,
         "attempts": attempts,
         "tries": _merge_attempts(attempts, queued_as),
-        "task": value_part(queued_as["rollout"].task if queued_as else _read_task(attempts)),
+        "task": show_value(queued_as["rollout"].task if queued_as else _read_task(attempts)),
         "traces": traces,
         "rewards": rewards,
         "by": {each.span_id: each for made_one in made for each in made_one.credited},

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import orjson
+
 from lightning_otel import conventions as c
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.calls import is_call, observation_of
@@ -10,13 +12,24 @@ from lightning_otel.adapter.exactness import Tokens, read_tokens, sampling_of
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.messages import parse_messages
-from lightning_otel.serve.viewer.said import Part, Said, said, value_part, value_text, whole
-from lightning_otel.serve.viewer.tree import Row
-from lightning_otel.store.schema import span_of
+from lightning_otel.serve.viewer.chat import (
+    Part,
+    Said,
+    read_text,
+    show_messages,
+    show_value,
+    value_text,
+)
+from lightning_otel.store.schema import COLUMNS, span_of
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Message, Span, Transition
-from lightning_otel.views.trace_rows import SPAN_COLUMNS
+from lightning_otel.views.trace_tree import Row
 
+SPAN_COLUMNS: Final = (
+    "trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", "end_ns", "status",
+    "status_message", "scope", "process", "sequence", "end_sequence", "attributes",
+)  # fmt: skip
+"""What a span is made of without what was said in it, what happened in it, and its process."""
 GIVEN: Final = 8
 """Messages that a call was given which stand beside its row: the last ones."""
 VALUES: Final = 400
@@ -24,6 +37,7 @@ VALUES: Final = 400
 TOKENS: Final = 2_000
 """Tokens of the prompt, and of the response, that are shown."""
 _VALUE: Final = 2_000
+_NOT_SHOWN: Final = frozenset({"sequence", "end_sequence"})
 _PROBABLE: Final = (-0.1, -0.7, -2.3, -4.6)
 """Logprobs between the classes of a token: probabilities of 0.9, 0.5, 0.1 and 0.01."""
 
@@ -121,7 +135,7 @@ def read_spans(
 
 def detail(span: Span) -> Detail:
     """Collect the details of a span."""
-    given, answered = messages(span, "input"), messages(span, "output")
+    given, answered = messages_of(span, "input"), messages_of(span, "output")
     before = max(0, len(given) - GIVEN)
     hidden = {*c.BODY_KEYS, c.LOGPROB_TOKEN_IDS}
     # Messages too large to be kept whole are no JSON any more: they are shown as the text left.
@@ -133,12 +147,9 @@ def detail(span: Span) -> Detail:
     others = {key: value for key, value in span.attributes.items() if key not in hidden}
     return Detail(
         span=span,
-        given=[
-            said(message, span.span_id, "input", before + at)
-            for at, message in enumerate(given[before:])
-        ],
+        given=show_messages(given, span.span_id, "input", before),
         given_before=before,
-        answered=[said(each, span.span_id, "output", at) for at, each in enumerate(answered)],
+        answered=show_messages(answered, span.span_id, "output"),
         values=_list_values(others),
         values_more=max(0, len(others) - VALUES),
         otel_resource=_list_values(span.otel_resource),
@@ -152,7 +163,7 @@ def detail(span: Span) -> Detail:
     )
 
 
-def messages(span: Span, side: str) -> Sequence[Message]:
+def messages_of(span: Span, side: str) -> Sequence[Message]:
     """The messages that a call was given, instructions first, or that it answered."""
     if side == "input":
         return observation_of(span)
@@ -164,19 +175,19 @@ def text_of(span: Span, query: Mapping[str, str]) -> str:
 
     Args:
         span: The span it stands on.
-        query: ``key``, or ``side``, ``message`` and ``part``.
+        query: ``attribute``, or ``side``, ``message`` and ``part``.
 
     Raises:
         NotFoundError: There is no such text.
     """
-    key = query.get("key")
+    key = query.get("attribute")
     if key is not None:
         if key not in span.attributes:
             raise NotFoundError(f"the span has no attribute {key!r}; see the span")
         return value_text(span.attributes[key])
     try:
-        message = messages(span, query["side"])[int(query["message"])]
-        return whole(message, int(query["part"]))
+        message = messages_of(span, query["side"])[int(query["message"])]
+        return read_text(message, int(query["part"]))
     except (KeyError, ValueError, IndexError) as exc:
         raise NotFoundError("the span has no such message; see the span") from exc
 
@@ -192,13 +203,36 @@ def shown_tokens(ids: Sequence[int], logprobs: Sequence[float] = ()) -> list[Tok
     ]
 
 
+def record_of(store: Store, trace_id: str, span_id: str) -> Mapping[str, Any]:
+    """A span as it is stored; empty if it is not there any more."""
+    selection = Selection(trace_ids=(trace_id,), only=((trace_id, span_id),))
+    return next(iter(store.source.fetch(selection).dicts()), {})
+
+
+def decode_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its JSON columns as what they hold, and without what it has not."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if value is None or name in _NOT_SHOWN:
+            continue
+        is_json = COLUMNS[name] == "JSON" and isinstance(value, str)
+        found[name] = orjson.Fragment(value) if is_json else value
+    return found
+
+
+def json_of(row: Mapping[str, Any]) -> str:
+    """A stored span as JSON for people."""
+    held = orjson.loads(orjson.dumps(decode_row(row)))
+    return orjson.dumps(held, option=orjson.OPT_INDENT_2).decode()
+
+
 def _probability_level(logprob: float) -> int:
     return sum(logprob < bound for bound in _PROBABLE)
 
 
 def _list_values(attributes: Mapping[str, Any]) -> list[Value]:
     keys = sorted(attributes)[:VALUES]
-    return [Value(key, value_part(attributes[key], _VALUE)) for key in keys]
+    return [Value(key, show_value(attributes[key], _VALUE)) for key in keys]
 
 
 def _list_tools(found: object) -> list[str]:

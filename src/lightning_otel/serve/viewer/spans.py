@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, urlencode
 
 import orjson
@@ -24,15 +24,20 @@ from lightning_otel.rewarding.feedback import (
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.links import Links
-from lightning_otel.serve.viewer.span import TOKENS, detail, read_span, shown_tokens, text_of
-from lightning_otel.serve.viewer.tree import held_trace, read_trace
-from lightning_otel.store.schema import COLUMNS
+from lightning_otel.serve.viewer.addresses import Links
+from lightning_otel.serve.viewer.span import (
+    TOKENS,
+    decode_row,
+    detail,
+    read_span,
+    shown_tokens,
+    text_of,
+)
+from lightning_otel.serve.viewer.trace import hold_trace
 from lightning_otel.store.source import Selection
 
 _LONGEST: Final = 20_000
 _PART_BYTES: Final = 1 << 16
-_NOT_SHOWN: Final = frozenset({"sequence", "end_sequence"})
 
 
 async def span(request: Request) -> Response:
@@ -40,10 +45,10 @@ async def span(request: Request) -> Response:
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
 
     def read(store: Store) -> Mapping[str, object]:
-        trace = held_trace(store, trace_id)
+        trace = hold_trace(store, trace_id, is_part=True)
         position = trace.find(span_id)
         if position is None:  # it may have begun since
-            trace = read_trace(store, trace_id)
+            trace = hold_trace(store, trace_id)
             position = trace.find(span_id)
         if position is None:
             raise NotFoundError(
@@ -56,7 +61,7 @@ async def span(request: Request) -> Response:
             "row": row,
             "detail": detail(read_span(store, row.trace_id, span_id)),
             "feedback_id": secrets.token_hex(8),
-            "links": Links(request),
+            "links": Links.of(request),
             "tab": "tree",
         }
 
@@ -84,7 +89,7 @@ async def tokens(request: Request) -> Response:
             "prompt": [] if held is None else shown_tokens(held.prompt_ids),
             "response": [] if held is None else shown_tokens(held.response_ids, held.logprobs),
             "most": TOKENS,
-            "links": Links(request),
+            "links": Links.of(request),
             "span_id": span_id,
         }
 
@@ -108,34 +113,11 @@ async def raw(request: Request) -> Response:
 def _write_lines(store: Store, selection: Selection) -> Iterator[bytes]:
     held = bytearray()
     for row in store.source.fetch(selection).dicts():
-        held += orjson.dumps(_decode_row(row), option=orjson.OPT_APPEND_NEWLINE)
+        held += orjson.dumps(decode_row(row), option=orjson.OPT_APPEND_NEWLINE)
         if len(held) >= _PART_BYTES:
             yield bytes(held)
             held.clear()
     yield bytes(held)
-
-
-def record_of(store: Store, trace_id: str, span_id: str) -> Mapping[str, Any]:
-    """A span as it is stored; empty if it is not there any more."""
-    selection = Selection(trace_ids=(trace_id,), only=((trace_id, span_id),))
-    return next(iter(store.source.fetch(selection).dicts()), {})
-
-
-def _decode_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with its JSON columns as what they hold, and without what it has not."""
-    found: dict[str, Any] = {}
-    for name, value in row.items():
-        if value is None or name in _NOT_SHOWN:
-            continue
-        is_json = COLUMNS[name] == "JSON" and isinstance(value, str)
-        found[name] = orjson.Fragment(value) if is_json else value
-    return found
-
-
-def json_of(row: Mapping[str, Any]) -> str:
-    """A stored span as JSON for people."""
-    held = orjson.loads(orjson.dumps(_decode_row(row)))
-    return orjson.dumps(held, option=orjson.OPT_INDENT_2).decode()
 
 
 async def reward(request: Request) -> Response:

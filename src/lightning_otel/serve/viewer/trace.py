@@ -5,30 +5,38 @@ far down are parts of their own, read when they are seen.
 """
 
 import secrets
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel.dataset import Store
-from lightning_otel.serve.viewer import large, page
-from lightning_otel.serve.viewer.links import MOST_CLOSED, Links
-from lightning_otel.serve.viewer.made import TOOLS, adapted, credits, steps, tool_calls
-from lightning_otel.serve.viewer.parts import Part, part_of
-from lightning_otel.serve.viewer.span import detail, read_span
-from lightning_otel.serve.viewer.spans import json_of, record_of
-from lightning_otel.serve.viewer.talk import Talk, left_out, talks
-from lightning_otel.serve.viewer.tree import Row, Shown, Trace, fold, held_trace, read_trace
+from lightning_otel.serve.api.fresh import Mark, mark_of
+from lightning_otel.serve.viewer import page
+from lightning_otel.serve.viewer.addresses import MOST_CLOSED, Links
+from lightning_otel.serve.viewer.span import detail, json_of, read_span, record_of
+from lightning_otel.serve.viewer.steps import (
+    CALLS,
+    Range,
+    add_tokens,
+    list_steps,
+    read_credits,
+    read_talks,
+    read_tool_calls,
+)
+from lightning_otel.views.trace_tree import Folded, Row, Trace, fold, read_trace
 
 TABS: Final = ("tree", "waterfall", "chat", "tools", "tokens", "rewards", "attributes", "raw")
 CHUNK: Final = 250
 """Rows in one part of a page."""
-MESSAGES: Final = 200
-"""Messages, steps or rewards on a page."""
+STEPS: Final = 200
+"""Steps or rewards on a page."""
 DEEPEST: Final = 24
 """Levels that are indented; what lies deeper says how deep."""
 _WIDTH: Final = 1000
@@ -36,6 +44,55 @@ _WIDTH: Final = 1000
 _LEAST: Final = 4.0
 """Of a bar: a pixel where a waterfall is as narrow as on a telephone."""
 _RAW: Final = 65_536
+_KEPT_S: Final = 60.0
+"""A process that dies ends its attempts, and writes nothing."""
+
+
+class _Kept(NamedTuple):
+    """The trace that was read last, what the store was like before that, and when."""
+
+    trace: Trace
+    mark: Mark | None
+    since_s: float
+
+
+_LAST: "WeakKeyDictionary[Store, _Kept]" = WeakKeyDictionary()
+
+
+def hold_trace(store: Store, trace_id: str, *, is_part: bool = False) -> Trace:
+    """Return a trace; the one read last, where nothing was written since.
+
+    Args:
+        store: Where it is.
+        trace_id: Its whole id.
+        is_part: Whether a page asks for a part of what it was made of: that is as it was then.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    # Taken before it is read: what comes meanwhile makes it old.
+    mark = None if store.layout is None else mark_of(store.layout)
+    let_go()
+    kept = _LAST.get(store)
+    if (
+        kept is not None
+        and kept.trace.trace_id == trace_id
+        and (is_part or (mark is not None and kept.mark == mark))
+    ):
+        return kept.trace
+    del kept
+    _LAST.pop(store, None)  # before another one takes as much again
+    found = read_trace(store, trace_id)
+    _LAST[store] = _Kept(found, mark, time.monotonic())
+    return found
+
+
+def let_go() -> None:
+    """Let go of traces that were read too long ago for a page to ask for its parts."""
+    now_s = time.monotonic()
+    for store, kept in list(_LAST.items()):
+        if now_s - kept.since_s >= _KEPT_S:
+            _LAST.pop(store, None)
 
 
 async def show(request: Request) -> Response:
@@ -43,17 +100,17 @@ async def show(request: Request) -> Response:
     tab = page.choice(request, "tab", TABS)
     trace_id = request.path_params["trace_id"]
     span_id, first = page.text(request, "span"), page.integer(request, "first", 0, 0, 10**9)
-    links = Links(request)
+    page.integer(request, "until", None, 0, 10**9)
 
     def read(store: Store) -> Mapping[str, object]:
-        trace = read_trace(store, trace_id)
+        trace = hold_trace(store, trace_id)
         selected = trace.find(span_id) if span_id else None
         shown: dict[str, object] = {
             "title": f"Trace {trace_id[:12]}",
             "trace": trace,
             "tab": tab,
             "tabs": TABS,
-            "links": links,
+            "links": Links.of(request),
             "facts": _collect_facts(trace),
             "row": None if selected is None else trace.rows[selected],
             "missing": span_id if span_id and selected is None else "",
@@ -68,7 +125,7 @@ async def show(request: Request) -> Response:
 
 def _read_selected(store: Store, row: Row) -> Mapping[str, object]:
     found = detail(read_span(store, row.trace_id, row.span_id))
-    return {"detail": found, "feedback_id": secrets.token_hex(8)}
+    return {"row": row, "detail": found, "feedback_id": secrets.token_hex(8)}
 
 
 def _collect_facts(trace: Trace) -> Mapping[str, Any]:
@@ -76,6 +133,7 @@ def _collect_facts(trace: Trace) -> Mapping[str, Any]:
     own = trace.own
     roots = [row for row in own if row.parent < 0]
     calls = [row for row in own if row.kind == "call"]
+    steps = [row.step for row in own if row.step is not None]
     status = "ended"
     if any(row.status == "ERROR" for row in roots):
         status = "failed"
@@ -89,46 +147,41 @@ def _collect_facts(trace: Trace) -> Mapping[str, Any]:
         "tools": sum(row.kind == "tool" for row in own),
         "errors": [row for row in own if row.status == "ERROR"],
         "open": [row for row in own if row.end_ns is None],
-        "steps": sum(row.step is not None for row in own),
-        "input_tokens": sum(row.step.input_tokens or 0 for row in own if row.step is not None),
-        "output_tokens": sum(row.step.output_tokens or 0 for row in own if row.step is not None),
+        "steps": len(steps),
+        "input_tokens": sum(step.input_tokens or 0 for step in steps),
+        "output_tokens": sum(step.output_tokens or 0 for step in steps),
         "rewards": [row for row in trace.rows if row.kind == "reward" and row.reward is not None],
     }
 
 
-def _read_rows(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    """The parts of a tree or waterfall: those that are seen first, and the selected one."""
-    links = Links(request)
+def _fold_rows(request: Request, trace: Trace) -> Folded:
     given = request.query_params
     closed = given.get("closed", "").split(",")[:MOST_CLOSED]
-    found = fold(trace.rows, closed, others=bool(given.get("others")))
+    return fold(trace.rows, closed, others=bool(given.get("others")))
+
+
+def _read_rows(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
+    """The parts of a tree or waterfall: those that are seen first, and the selected one."""
+    given, (shown, others) = request.query_params, _fold_rows(request, trace)
     near = {given.get("span"), given.get("near")}
-    places = [at for at, each in enumerate(found.shown) if each.row.span_id in near]
-    wanted = {at // CHUNK for at in (0, *(places or [min(first, len(found.shown) - 1)]))}
-    chunks = [
-        (at, found.shown[at : at + CHUNK] if at // CHUNK in wanted else [])
-        for at in range(0, len(found.shown), CHUNK)
-    ]
+    places = [at for at, each in enumerate(shown) if each.row.span_id in near]
+    wanted = {at // CHUNK for at in (0, *(places or [min(first, len(shown) - 1)]))}
     return {
-        "chunks": chunks,
+        "chunks": [
+            (at, shown[at : at + CHUNK] if at // CHUNK in wanted else [])
+            for at in range(0, len(shown), CHUNK)
+        ],
         "size": CHUNK,
-        "total": len(found.shown),
-        "others": found.others,
+        "total": len(shown),
+        "others": others,
         "shows_others": bool(given.get("others")),
-        "links": links,
         "bar": partial(bar, trace.start_ns, trace.end_ns),
         "deepest": DEEPEST,
     }
 
 
 def bar(since_ns: int, until_ns: int, row: Row) -> tuple[float, float]:
-    """Return the position and length of a row's bar within ``_WIDTH``.
-
-    Args:
-        since_ns: When the trace begins.
-        until_ns: When it ends.
-        row: The row.
-    """
+    """Return the position and length of a row's bar in a trace from one time to another."""
     whole = max(1, until_ns - since_ns)
     begin = min(_WIDTH, max(0.0, (row.start_ns - since_ns) * _WIDTH / whole))
     end_ns = until_ns if row.end_ns is None else row.end_ns
@@ -138,94 +191,64 @@ def bar(since_ns: int, until_ns: int, row: Row) -> tuple[float, float]:
 
 
 def _read_chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    found, _ = adapted(store, trace.trace_id)
-    if found is None:
-        return _large_chat(request, store, trace, first)
-    told = talks(found)
-    part = part_of(sum(len(each.messages) for each in told), MESSAGES, first, "message")
-    return {
-        "part": part,
-        "talks": list(_page_messages(told, part)),
-        "left_out": left_out(found),
-    }
-
-
-def _large_chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
     """Some calls in their order; by default those around the selected span."""
-    span_id = request.query_params.get("span")
-    if span_id and "first" not in request.query_params:
-        first = large.place_of(trace, span_id) // large.CALLS * large.CALLS
-    every = large.steps(trace)
-    part = part_of(len(every), large.CALLS, first, "step")
+    query, size = request.query_params, CALLS
+    until = int(query["until"]) if query.get("until") else None
+    position = trace.find(query.get("span", ""))
+    if position is not None and "first" not in query:
+        before = sum(row.step is not None for row in trace.rows[: position + 1])
+        size = CALLS if until is None else 1
+        first = max(0, before - 1) // size * size
+    part = Range.of(sum(row.step is not None for row in trace.rows), size, first, "step")
     return {
         "part": part,
-        "talks": large.talks(store, every, part),
-        "left_out": large.left_out(trace),
+        "talks": read_talks(store, trace, part, until),
+        "left_out": [row for row in trace.rows if row.kind == "call" and row.step is None],
     }
-
-
-def _page_messages(told: list[Talk], part: Part) -> Iterator[Talk]:
-    """Some of the messages of several talks, counted through all of them."""
-    first = part.first
-    for each in told:
-        kept = each.messages[max(0, first) : max(0, first + part.size)]
-        if kept:
-            yield each._replace(messages=kept)
-        first -= len(each.messages)
 
 
 def _read_tools(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    found, size = adapted(store, trace.trace_id)
+    part, calls = read_tool_calls(store, trace, first)
     return {
-        "calls": tool_calls(store, trace, found, first),
+        "part": part,
+        "calls": calls,
         "with_spans": sum(row.kind == "tool" for row in trace.rows),
-        "large": size if found is None else None,
-        "first": first,
-        "size": TOOLS,
     }
 
 
 def _read_tokens(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    found, _ = adapted(store, trace.trace_id)
-    every = large.steps(trace) if found is None else steps(found)
-    part = part_of(len(every), MESSAGES, first, "step")
-    shown = every[part.places]
+    every = list_steps(trace)
+    part = Range.of(len(every), STEPS, first, "step")
     return {
         "part": part,
-        "steps": large.with_tokens(store, shown) if found is None else shown,
-        "report": trace.report if found is None else found.report,
+        "steps": add_tokens(store, every[part.places]),
+        "report": trace.report,
         "calls": [row for row in trace.rows if row.kind == "call"],
     }
 
 
 def _read_rewards(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    found, _ = adapted(store, trace.trace_id)
-    every = large.steps(trace) if found is None else steps(found)
-    report = trace.report if found is None else found.report
-    given = large.credits(store, trace, every) if found is None else credits(found)
-    part = part_of(max(len(given), len(every)), MESSAGES, first, "row")
+    every = list_steps(trace)
+    given = read_credits(store, trace, every)
+    part = Range.of(max(len(given), len(every)), STEPS, first, "row")
     return {
         "part": part,
-        "credits": given[part.first : part.first + part.size],
-        "steps": every[part.first : part.first + part.size],
-        "report": report,
-        "lost": Counter(each.reason for each in report.dropped if each.noun == "reward"),
+        "credits": given[part.places],
+        "steps": every[part.places],
+        "report": trace.report,
+        "lost": Counter(each.reason for each in trace.report.dropped if each.noun == "reward"),
     }
 
 
 def _read_attributes(
     request: Request, store: Store, trace: Trace, first: int
 ) -> Mapping[str, object]:
-    if request.query_params.get("span") and trace.find(request.query_params["span"]) is not None:
-        return {}
-    row = trace.rows[0]
-    return {"row": row, **_read_selected(store, row)}
+    is_selected = trace.find(request.query_params.get("span", "")) is not None
+    return {} if is_selected else _read_selected(store, trace.rows[0])
 
 
 def _read_raw(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    span_id = request.query_params.get("span", "")
-    position = trace.find(span_id) if span_id else 0
-    row = trace.rows[position or 0]
+    row = trace.rows[trace.find(request.query_params.get("span", "")) or 0]
     text = json_of(record_of(store, row.trace_id, row.span_id))
     return {"row": row, "text": text[:_RAW], "length": len(text)}
 
@@ -248,12 +271,14 @@ async def rows(request: Request) -> Response:
     tab = page.choice(request, "tab", TABS)
 
     def read(store: Store) -> Mapping[str, object]:
-        trace = held_trace(store, request.path_params["trace_id"])
-        found = dict(_read_rows(request, store, trace, first))
-        given = request.query_params
-        closed = given.get("closed", "").split(",")[:MOST_CLOSED]
-        every: list[Shown] = fold(trace.rows, closed, others=bool(given.get("others"))).shown
-        return {**found, "tab": tab, "trace": trace, "shown": every[first : first + CHUNK]}
+        trace = hold_trace(store, request.path_params["trace_id"], is_part=True)
+        return {
+            **_read_rows(request, store, trace, first),
+            "tab": tab,
+            "trace": trace,
+            "links": Links.of(request),
+            "shown": _fold_rows(request, trace).shown[first : first + CHUNK],
+        }
 
     return await page.answer(request, "trace_rows.html", read, title="Spans")
 

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from lightning_otel.dataset import Store
-from lightning_otel.serve.viewer.made import MOST_BYTES, MOST_SPANS
 from lightning_otel.store.sql import ROLLOUT
 
+MOST_SPANS: Final = 5_000
+MOST_BYTES: Final = 64 << 20
+"""What is read at once for a page, bodies and all."""
 HEAVY: Final = "too long to read here; its trace has it"
 """What is said in place of messages that were not read."""
 _WEIGHTS: Final = f"""

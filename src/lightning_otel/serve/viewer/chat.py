@@ -1,0 +1,249 @@
+"""Messages as pages show them: parts of plain text, cut where they are long, media named only.
+
+In a chat each message of a growing history stands once. Where a call was given another history
+than the one before it, that is said, and what is new in it stands below.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from lightning_otel.adapter.conversations import is_same
+from lightning_otel.messages import read_message
+from lightning_otel.messages.media import dumped, plain
+from lightning_otel.types import Message, Trajectory, Transition
+
+Side: TypeAlias = Literal["input", "output"]
+
+LONGEST: Final = 8_000
+"""Characters of a part that stand on a page; the whole of it is behind a link."""
+_LINE: Final = 72
+"""JSON that is no longer stands in one line."""
+_TITLES: Final = {"text": "", "reasoning": "reasoning", "refusal": "refusal"}
+
+
+class Part(NamedTuple):
+    """A part of a message, or any other value.
+
+    Attributes:
+        kind: ``text``, ``reasoning``, ``refusal``, ``tool_call``, ``tool_result``, ``media`` or
+            ``other``.
+        title: Its name, for people; empty for a plain text.
+        text: Its text, or the beginning of it.
+        length: Number of characters in all.
+    """
+
+    kind: str
+    title: str
+    text: str
+    length: int
+
+    @property
+    def is_cut(self) -> bool:
+        """True if there is more text."""
+        return self.length > len(self.text)
+
+
+class Said(NamedTuple):
+    """A message, and where it stands.
+
+    Attributes:
+        span_id: The call that was given it or answered it.
+        place: Its position among the messages on that side.
+        reward: The reward of the step, of an answer; None if nothing says so.
+        label: The step's name, of an answer.
+        note: Why it stands here, where that is not plain.
+        hidden: Number of new messages right before it that are not shown.
+    """
+
+    role: str
+    name: str
+    parts: list[Part]
+    span_id: str
+    side: Side
+    place: int
+    reward: float | None = None
+    label: str = ""
+    note: str = ""
+    hidden: int = 0
+
+
+class Talk(NamedTuple):
+    """The messages of one agent on one branch, in the order in which the model got to see them.
+
+    Attributes:
+        agent: Its name; empty where none is named.
+        cause: Why the branch begins there; ``start`` for the first one.
+    """
+
+    agent: str
+    branch: int
+    cause: str
+    messages: list[Said]
+
+
+class Limits(NamedTuple):
+    """Limits of a step's messages.
+
+    Attributes:
+        messages: The last so many of those that it was given and that were new to it.
+        characters: Of a part of a message.
+        until: Position of the message before which they end; None for all.
+    """
+
+    messages: int = 1 << 30
+    characters: int = LONGEST
+    until: int | None = None
+
+
+ALL: Final = Limits()
+
+
+def show_messages(
+    messages: Sequence[Message], span_id: str, side: Side, first: int = 0, longest: int = LONGEST
+) -> list[Said]:
+    """Messages of the conventions or of the chat API, from a position on, as they are shown."""
+    return [
+        Said(
+            plain(message.get("role")) or ("assistant" if side == "output" else "user"),
+            plain(message.get("name")),
+            [show_part(part, longest) for part in _message_parts(message)],
+            span_id,
+            side,
+            place,
+        )
+        for place, message in enumerate(messages[first:], first)
+    ]
+
+
+def show_path(
+    path: Trajectory,
+    labels: Mapping[str, str],
+    before: Transition | None = None,
+    seen: set[tuple[str, str]] | None = None,
+    limits: Limits = ALL,
+) -> Talk:
+    """The messages of a trajectory that were not shown before.
+
+    Args:
+        path: The trajectory.
+        labels: The name of each step, by its span id.
+        before: An earlier step, which the first of these may go on from.
+        seen: Trace and span ids of steps that were shown; these are added.
+        limits: How much is shown of each step.
+    """
+    shown: list[Said] = []
+    seen = set() if seen is None else seen
+    for step in path.transitions:
+        if (step.trace_id, step.span_id) not in seen:
+            shown += _input_messages(step, before, limits)
+            for answer in show_messages(step.action, step.span_id, "output", 0, limits.characters):
+                is_first, note = answer.place == 0, f"choice {answer.place + 1} of "
+                shown.append(
+                    answer._replace(
+                        label=labels[step.span_id],
+                        reward=step.reward if is_first else None,
+                        note="" if is_first else f"{note}{len(step.action)}",
+                    )
+                )
+        seen.add((step.trace_id, step.span_id))
+        before = step
+    return Talk(path.agent, path.branch, path.cause, shown)
+
+
+def _input_messages(step: Transition, before: Transition | None, limits: Limits) -> Iterator[Said]:
+    """Yield the messages of a call's input that are new."""
+    held: Sequence[Message] = () if before is None else before.observation
+    given, answers = step.observation, () if before is None else before.action
+    pairs = enumerate(zip(held, given, strict=False))
+    same = next((at for at, two in pairs if not is_same(*two)), min(len(held), len(given)))
+    note = ""
+    if same < len(held):
+        kept = f"the first {same} messages as before" if same else "nothing of it as before"
+        note = f"another history from here on: {kept}, {len(given) - same} others"
+    elif same < len(given) and any(is_same(answer, given[same]) for answer in answers):
+        same += 1
+    given = given[: limits.until]
+    first = max(same, len(given) - limits.messages)
+    for each in show_messages(given, step.span_id, "input", first, limits.characters):
+        yield each._replace(note=note, hidden=first - same) if each.place == first else each
+
+
+def read_text(message: Message, index: int) -> str:
+    """The whole text of a message's part.
+
+    Raises:
+        IndexError: It has no such part.
+    """
+    return _read_part(list(_message_parts(message))[index])[2]
+
+
+def show_part(part: object, longest: int = LONGEST) -> Part:
+    """A part of a message, as it is shown."""
+    kind, title, text = _read_part(part)
+    return Part(kind, title, text[:longest], len(text))
+
+
+def show_value(value: object, longest: int = LONGEST) -> Part:
+    """Any value, as it is shown: a text as it is, anything else as JSON."""
+    text = value_text(value)
+    return Part("other", "", text[:longest], len(text))
+
+
+def value_text(value: object) -> str:
+    """A value as text; JSON within a text, as attributes have it, is laid out as well."""
+    if isinstance(value, str):
+        if value[:1] in ("{", "[") and len(value) < LONGEST:
+            try:
+                return _laid_out(json.loads(value))
+            except (ValueError, RecursionError):
+                return value
+        return value
+    return _laid_out(value)
+
+
+def _message_parts(message: Message) -> Iterable[object]:
+    found = message.get("parts")
+    if isinstance(found, (list, tuple)):
+        return found
+    parts: Iterable[object] = read_message(message)["parts"]
+    return parts
+
+
+def _read_part(part: object) -> tuple[str, str, str]:
+    """A part's kind, title and whole text."""
+    if not isinstance(part, Mapping):
+        return "text", "", plain(part)
+    kind = part.get("type")
+    if kind in _TITLES:
+        return str(kind), _TITLES[str(kind)], plain(part.get("content"))
+    if kind == "tool_call":
+        arguments = part.get("arguments")
+        text = "" if arguments is None else value_text(arguments)
+        return "tool_call", f"calls {plain(part.get('name')) or 'a tool'}", text
+    if kind == "tool_call_response":
+        return "tool_result", "tool answered", value_text(part.get("response"))
+    if kind in ("blob", "uri", "file"):
+        return "media", *_word_medium(part)
+    return "other", plain(kind), _laid_out(part)
+
+
+def _word_medium(part: Mapping[str, Any]) -> tuple[str, str]:
+    """Word a medium, and its place or length; fetch and draw nothing."""
+    words = [plain(part.get(key)) for key in ("modality", "mime_type", "filename")]
+    title = ", ".join(filter(None, words)) or plain(part.get("type"))
+    if part.get("type") == "blob":
+        return title, f"{len(plain(part.get('content'))):,} characters of base64, not shown"
+    return title, plain(part.get("uri", part.get("file_id")))
+
+
+def _laid_out(value: object) -> str:
+    if value is None:
+        return ""
+    try:
+        line = json.dumps(value, ensure_ascii=False, default=str)
+        if len(line) <= _LINE:
+            return line
+        return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+    except (ValueError, RecursionError):
+        return dumped(value)

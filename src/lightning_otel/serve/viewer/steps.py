@@ -1,0 +1,365 @@
+"""Steps, tool calls and rewards of a trace, a page at a time.
+
+Which calls are steps, and what they earned, is known from the rows of a trace, which hold no
+message. What was said and sampled is read of the steps on the page alone.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import orjson
+
+from lightning_otel import conventions as c
+from lightning_otel.adapter import TripletAdapter, marks
+from lightning_otel.adapter.calls import observation_of
+from lightning_otel.adapter.exactness import notes_of, read_tokens
+from lightning_otel.adapter.outline import label_of
+from lightning_otel.dataset import Store
+from lightning_otel.dataset.batches import incomplete, whole
+from lightning_otel.serve.viewer.chat import (
+    LONGEST,
+    Limits,
+    Part,
+    Talk,
+    show_part,
+    show_path,
+    show_value,
+)
+from lightning_otel.serve.viewer.span import SPAN_COLUMNS, messages_of, read_spans
+from lightning_otel.serve.viewer.weighing import light
+from lightning_otel.store.schema import span_of
+from lightning_otel.store.source import Selection
+from lightning_otel.types import BranchCause, Message, Span, Trajectory, Transition
+from lightning_otel.views.trace_tree import Row, Trace
+
+CALLS: Final = 50
+"""Calls on a page of the chat, or of tools."""
+_MESSAGES: Final = 400
+_CHARACTERS: Final = 100_000
+"""Of the calls on a page: so that it stays below 300 KB where messages are not all long."""
+_BODIES: Final = ("input_messages", "output_messages", "system_instructions")
+_SAMPLED: Final = ("prompt_token_ids", "response_token_ids", "response_logprobs")
+_TOOL_CALLS: Final = f"""
+SELECT span_id, operation = '{c.EXECUTE_TOOL}' AS is_tool,
+  coalesce(json_extract_string(attributes, '$."{c.TOOL_CALL_ID}"'),
+    json_extract_string(attributes, '$."tool_call.id"')) AS call_id
+FROM spans WHERE trace_id = ? AND (is_tool OR contains(output_messages::VARCHAR, 'tool_call')
+  OR contains(attributes::VARCHAR, 'tool_call'))"""
+
+
+class Range(NamedTuple):
+    """A part of a long list; the address holds the position of its first member."""
+
+    first: int
+    size: int
+    total: int
+    noun: str
+
+    @classmethod
+    def of(cls, total: int, size: int, first: int, noun: str) -> "Range":
+        """The part that begins at a position; the last one, where the list ends before it."""
+        found = cls(first, size, total, noun)
+        return found._replace(first=min(first, found.last))
+
+    @property
+    def end(self) -> int:
+        """Position after its last member."""
+        return min(self.first + self.size, self.total)
+
+    @property
+    def last(self) -> int:
+        """The position of the last page."""
+        return max(0, self.total - 1) // self.size * self.size
+
+    @property
+    def places(self) -> slice:
+        """Its members among all."""
+        return slice(self.first, self.end)
+
+
+class Step(NamedTuple):
+    """A transition, with what a trainer should know of its tokens."""
+
+    step: Transition
+    label: str
+    branch: int
+    notes: Sequence[str] = ()
+
+
+class Credit(NamedTuple):
+    """A reward, and where it went.
+
+    Attributes:
+        trace_id: The trace of its span; it may have been given in another one.
+        targets: Label and span id of each step it was given to.
+        by: What it was given by; empty if it was not.
+        left_out: Why it was not; empty if it was.
+    """
+
+    trace_id: str
+    span_id: str
+    name: str
+    value: object
+    given_ns: int
+    targets: list[tuple[str, str]]
+    by: str
+    left_out: str
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool.
+
+    Attributes:
+        span_id: Its span; that of the model's call that asked for it, if it has none.
+        duration_ns: Its duration; None if nothing says so.
+        is_told: A span of its own tells of it.
+    """
+
+    name: str
+    call_id: str
+    span_id: str
+    agent: str
+    start_ns: int
+    duration_ns: int | None
+    status: str
+    status_message: str
+    arguments: Part | None
+    result: Part | None
+    is_told: bool
+
+
+def list_steps(trace: Trace) -> list[Step]:
+    """Every transition of a trace, without messages and tokens, in the order of its rows."""
+    found = [(row.step, row.branch) for row in trace.rows if row.step is not None]
+    attempts = len({(step.rollout_id, step.attempt_id) for step, _ in found})
+    agents = len({step.agent for step, _ in found})
+    return [Step(step, label_of(step, branch, attempts, agents), branch) for step, branch in found]
+
+
+def add_tokens(store: Store, found: Sequence[Step]) -> list[Step]:
+    """Some steps with their tokens, and what a trainer should know of these."""
+    spans = read_spans(store, [each.step for each in found], _SAMPLED)
+    told = []
+    for each in found:
+        span = spans.get(each.step.span_id)
+        prompt_ids, response_ids, logprobs, _ = read_tokens({} if span is None else span.attributes)
+        step = replace(
+            each.step, prompt_ids=prompt_ids, response_ids=response_ids, logprobs=logprobs
+        )
+        told.append(each._replace(step=step, notes=notes_of(step)))
+    return told
+
+
+def read_talks(store: Store, trace: Trace, part: Range, until: int | None = None) -> list[Talk]:
+    """Read the messages of some of a trace's steps, by agent and branch.
+
+    Args:
+        store: Where they are.
+        trace: The trace.
+        part: Which of its steps.
+        until: Position among what a step was given before which its messages end.
+    """
+    every = list_steps(trace)
+    latest: dict[object, int] = {}
+    previous: dict[int, int] = {}
+    shown: dict[tuple[object, int], list[int]] = {}
+    for at, (step, _, branch, _) in enumerate(every[: part.end]):
+        agent = _agent_of(step)
+        key = agent, branch
+        before = latest.get(key, latest.get(agent))
+        latest[key] = latest[agent] = at
+        if at >= part.first:
+            # An agent begins another history with its first step.
+            if key not in shown and step.step and before is not None:
+                previous[at] = before
+            shown.setdefault(key, []).append(at)
+    wanted = {*range(part.first, part.end), *previous.values()}
+    told = _read_messages(store, {at: every[at].step for at in sorted(wanted)})
+    causes = _read_causes(store, trace) if any(branch for _, branch in shown) else {}
+    count = max(1, part.end - part.first)
+    characters = max(2_000, min(LONGEST, _CHARACTERS // count))
+    limits = Limits(max(8, _MESSAGES // count), characters, until)
+    labels = {each.step.span_id: each.label for each in every[part.places]}
+    talks = []
+    for (_, branch), own in shown.items():
+        first, before = told[own[0]], previous.get(own[0])
+        cause = causes.get(first.span_id, "start")
+        steps = tuple(told[at] for at in own)
+        path = Trajectory(*_agent_of(first), branch, steps, cause=cause)
+        held = None if before is None else told[before]
+        talks.append(show_path(path, labels, held, limits=limits))
+    return [talk for talk in talks if talk.messages]
+
+
+def _read_messages(store: Store, found: Mapping[int, Transition]) -> dict[int, Transition]:
+    spans = read_spans(store, list(found.values()), _BODIES)
+    told = dict(found)
+    for at, step in found.items():
+        span = spans.get(step.span_id)
+        if span is not None and marks.is_mark(span):
+            told[at] = replace(step, action=(marks.message_of(span),))
+        elif span is not None:
+            answers = tuple(messages_of(span, "output"))
+            told[at] = replace(step, observation=observation_of(span), action=answers)
+    return told
+
+
+def _read_causes(store: Store, trace: Trace) -> dict[str, BranchCause]:
+    """The cause of each branch by its first own step, where the rollouts can be read whole."""
+    found: dict[str, BranchCause] = {}
+    if light_ids := light(store, trace.rollout_ids):
+        for made in store.adapt(rollout_id=light_ids, include_incomplete=True):
+            for path in made.trajectories:
+                names = [step.span_id for step in path.transitions]
+                found |= {name: path.cause for name in names if name not in found}
+    return found
+
+
+def read_tool_calls(store: Store, trace: Trace, first: int) -> tuple[Range, list[ToolCall]]:
+    """A page of the calls of tools that have spans, and after them those that only models tell of.
+
+    Args:
+        store: Where the trace is.
+        trace: The trace.
+        first: The position of the first one.
+    """
+    told = store.sql(_TOOL_CALLS, [trace.trace_id]).rows()
+    known = {row["call_id"] for row in told if row["is_tool"]}
+    asking = {row["span_id"] for row in told if not row["is_tool"]}
+    tools = [row for row in trace.rows if row.kind == "tool"]
+    every = [each.step for each in list_steps(trace)]
+    steps = [at for at, step in enumerate(every) if step.span_id in asking]
+    part = Range.of(len(tools) + len(steps), CALLS, first, "span")
+    shown = tools[part.places]
+    found = list(_with_spans(shown, read_spans(store, shown)))
+    places = steps[max(0, part.first - len(tools)) : max(0, part.end - len(tools))]
+    # What a tool answered is told by the agent's next step.
+    following = {at: _find_next(every, at) for at in places}
+    needed = {*places, *(at for at in following.values() if at is not None)}
+    read = _read_messages(store, {at: every[at] for at in sorted(needed)})
+    for at in places:
+        after = following[at]
+        answers = () if after is None else read[after].observation
+        found += _without_spans(read[at], answers, known, has_spans=bool(tools))
+    return part, found
+
+
+def _agent_of(step: Transition) -> tuple[str, str, str]:
+    return step.rollout_id, step.attempt_id, step.agent
+
+
+def _find_next(every: Sequence[Transition], at: int) -> int | None:
+    """The position of an agent's next step."""
+    own = _agent_of(every[at])
+    return next((i for i in range(at + 1, len(every)) if _agent_of(every[i]) == own), None)
+
+
+def _with_spans(rows: Sequence[Row], spans: Mapping[str, Span]) -> Iterator[ToolCall]:
+    for row in rows:
+        span = spans.get(row.span_id)
+        get: Any = span.attributes.get if span is not None else {}.get
+        arguments, result = get(c.TOOL_ARGUMENTS), get(c.TOOL_RESULT)
+        yield ToolCall(
+            name=str(get(c.TOOL_NAME) or row.name),
+            call_id=str(get(c.TOOL_CALL_ID) or ""),
+            span_id=row.span_id,
+            agent=row.agent,
+            start_ns=row.start_ns,
+            duration_ns=row.duration_ns,
+            status=row.status,
+            status_message=row.status_message,
+            arguments=None if arguments is None else show_value(arguments),
+            result=None if result is None else show_value(result),
+            is_told=True,
+        )
+
+
+def _without_spans(
+    step: Transition, answers: Sequence[Message], known: Collection[str], *, has_spans: bool
+) -> Iterator[ToolCall]:
+    """Calls of tools in what a model answered that no span of a tool names."""
+    results = {
+        str(part.get("id") or ""): part for part in _find_parts(answers, "tool_call_response")
+    }
+    for part in _find_parts(step.action, "tool_call"):
+        call_id = str(part.get("id") or "")
+        if call_id in known or (has_spans and not call_id):
+            continue
+        yield ToolCall(
+            name=str(part.get("name") or "a tool"),
+            call_id=call_id,
+            span_id=step.span_id,
+            agent=step.agent,
+            start_ns=step.end_ns,
+            duration_ns=None,
+            status="UNSET",
+            status_message="",
+            arguments=show_part(part),
+            result=show_part(results[call_id]) if call_id in results else None,
+            is_told=False,
+        )
+
+
+def _find_parts(messages: Sequence[Message], kind: str) -> Iterator[Mapping[str, Any]]:
+    for message in messages:
+        parts = message.get("parts")
+        for part in parts if isinstance(parts, (list, tuple)) else ():
+            if isinstance(part, Mapping) and part.get("type") == kind:
+                yield part
+
+
+_CREDITS: "WeakKeyDictionary[Store, tuple[Trace, list[Credit]]]" = WeakKeyDictionary()
+
+
+def read_credits(store: Store, trace: Trace, found: Sequence[Step]) -> list[Credit]:
+    """Every reward of a trace, held for its next page.
+
+    Args:
+        store: Where it is.
+        trace: The trace.
+        found: Its steps.
+    """
+    held = _CREDITS.get(store)
+    if held is not None and held[0] is trace:
+        return held[1]
+    labels = {each.step.span_id: each.label for each in found}
+    selection = Selection(rollout_ids=trace.rollout_ids, is_ordered=True, columns=SPAN_COLUMNS)
+    spans = list(map(span_of, whole(store.source, selection).dicts()))
+    # To say which attempts broke off costs a look at the whole store.
+    broken = incomplete(store.source) if any(span.is_incomplete for span in spans) else ()
+    adapted = TripletAdapter().explain(
+        (_add_answer(each, trace.step_ids) for each in spans), incomplete=broken
+    )
+    placed = {(each.trace_id, each.span_id): each for each in adapted.credited}
+    values = {(each.trace_id, each.span_id): each.attributes.get(c.REWARD_VALUE) for each in spans}
+    told = []
+    for row in trace.rows:
+        if row.kind == "reward":
+            name = row.trace_id, row.span_id
+            credit = None if row.left_out else placed.get(name)
+            calls = () if credit is None else credit.calls
+            told.append(
+                Credit(
+                    *name,
+                    name=row.facts.get("reward_name") or c.PRIMARY_REWARD,
+                    value=values.get(name, row.reward),
+                    given_ns=row.start_ns,
+                    targets=[(labels[call], call) for call in calls if call in labels],
+                    by="" if credit is None else credit.by,
+                    left_out=row.left_out,
+                )
+            )
+    _CREDITS[store] = trace, told
+    return told
+
+
+def _add_answer(span: Span, steps: Collection[tuple[str, str]]) -> Span:
+    """Give a span that became a step an answer of its own in place of the one that was not read."""
+    if (span.trace_id, span.span_id) not in steps:
+        return span
+    answer = [{"role": "assistant", "parts": [{"type": "text", "content": span.span_id}]}]
+    return replace(
+        span, attributes={**span.attributes, c.OUTPUT_MESSAGES: orjson.dumps(answer).decode()}
+    )

@@ -1,0 +1,430 @@
+"""A trace's pages by plain HTTP: rows, chat, tools, tokens, rewards, forms, absurd questions."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from html import unescape
+from typing import Any
+
+import orjson
+import pytest
+from tests.viewer.asking import Asking
+from tests.viewer.spans import TRACE, call, said, span
+
+from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
+from lightning_otel.emitters import reward_span
+from lightning_otel.serve.viewer import trace as pages
+from lightning_otel.types import Span
+
+HTTP, DB = {"http.request.method": "GET"}, {"db.system.name": "postgresql"}
+FOREIGN = [
+    span(1, attributes={"http.method": "POST"}),
+    span(2, 1),
+    span(3, 2, attributes=HTTP),
+    span(4, 3, attributes=DB),
+    span(5, 2, attributes={"note": '"db.system": is text here'}),
+]
+FOUR = [span(1), span(2, 1), span(3, 2), span(4, 1)]
+FORESTS: dict[str, tuple[list[Span], str, str | None]] = {
+    # What is in a tree, what its address says, and its rows by depth; any rows, but all of them.
+    "below parents": (FOUR, "", "0 work 1, 1 work 2, 2 work 3, 1 work 4"),
+    "closed": (FOUR, f"?closed={2:016x},unknown", "0 work 1, 1 work 2, 1 work 4"),
+    "HTTP is folded away": (FOREIGN, "", "0 work 1, 1 work 2, 2 work 5"),
+    "HTTP is shown": (FOREIGN, "?others=1", "0 work 1, 1 work 2, 2 work 3, 3 work 4, 2 work 5"),
+    "only HTTP": ([span(1, attributes=HTTP), span(2, 1, attributes=DB)], "", "0 work 1, 1 work 2"),
+    "loop": ([span(1, 2), span(2, 3), span(3, 1)], "", None),
+    "own parent": ([span(1, 1), span(2, 1)], "", None),
+    "orphans": ([span(1, 99), span(2, 98)], "", None),
+    "unended": ([span(1, end_ns=None), span(2, 1, end_ns=None)], "", None),
+    "clocks": (
+        [span(1, end_ns=1_000), span(2, 1, end_ns=1), span(3, 1, start_ns=0, end_ns=0)], "", None,
+    ),
+    "twice": ([span(1), span(1), span(2, 1)], "", None),
+    "deep": ([span(number, number - 1 or None) for number in range(1, 601)], "", None),
+}  # fmt: skip
+ROW = re.compile(
+    r'id="s-(\w+)" data-row data-depth="(\d+)"(?: data-parent="(\w+)")?.*?class="name"[^>]*>'
+    r'(?:<b>.*?</b> )?([^<]*)<.*?(?:<rect x="([\d.]+)" y="1" width="([\d.]+)".*?)?</li>'
+)
+
+
+def read_rows(asking: Asking, path: str) -> list[tuple[str, ...]]:
+    """Id, depth, parent, name and bar of every row, those included that come when they are seen."""
+    text = asking.get(path).text
+    parts = [asking.get(unescape(part)).text for part in re.findall(r'data-load="([^"]*)"', text)]
+    return [row for part in (text, *parts) for row in ROW.findall(part)]
+
+
+def test_rows_hold_every_span_once(store: Store, asking: Callable[[Store], Asking]) -> None:
+    """Below its parent, folded where it is foreign, with a bar in bounds, whatever spans say."""
+    traces = {name: f"{number:032x}" for number, name in enumerate(FORESTS, 1)}
+    for name, (spans, _, _) in FORESTS.items():
+        store.add([replace(each, trace_id=traces[name]) for each in spans])
+    asked = asking(store)
+
+    for name, (spans, query, expected) in FORESTS.items():
+        rows = read_rows(asked, f"/traces/{traces[name]}{query or '?'}&tab=waterfall")
+        told = ", ".join(f"{depth} {named}" for _, depth, _, named, _, _ in rows)
+        assert expected is None or told == expected, name
+        ids = [row[0] for row in rows]
+        if expected is None:
+            assert sorted(ids) == sorted({each.span_id for each in spans}), name
+        assert all(row[2] in ("", *ids[:at]) for at, row in enumerate(rows)), name
+        assert all(0 <= float(row[4]) <= 1000 and 0 < float(row[5]) <= 1000 for row in rows), name
+    folded = asked.get(f"/traces/{traces['HTTP is folded away']}").words
+    assert "2 HTTP and DB spans folded away" in folded
+    assert "work 2 +2 HTTP, DB" in folded
+
+
+def test_rewards_given_later_stand_below_what_they_judge(
+    store: Store, asking: Callable[[Store], Asking]
+) -> None:
+    """By link to a span or response; those for the rollout at the end; others' not at all."""
+    given, answered = said(("user", "hi")), said(("assistant", "ho"))
+    first = call(2, 1, given, answered, attributes={c.RESPONSE_ID: "r-2"})
+    store.add([span(1), first, call(3, 1, given, answered)])
+    store.add(
+        [
+            reward_span({"by span": 1.0}, span_id=f"{3:016x}"),
+            reward_span({"by response": 0.5}, response_id="r-2"),
+            reward_span({"of the rollout": 0.25}, rollout_id=TRACE),
+            reward_span({"of another": 9.0}, rollout_id="b" * 32),
+        ]
+    )
+    asked = asking(store)
+
+    words, told = asked.get(f"/traces/{TRACE}").words, asked.get(f"/traces/{TRACE}?tab=rewards")
+
+    places = [words.index(each) for each in (
+        "#0 work 2 reward 0.5", "by response 0.5 given later",
+        "#1 work 3 reward 1", "by span 1 given later", "of the rollout 0.25 given later",
+    )]  # fmt: skip
+    assert places == sorted(places)
+    assert "of another" not in words
+    assert "by response 0.5 #0 link" in told.words
+    assert "by span 1 #1 link" in told.words
+
+
+def test_parts_of_a_page_are_of_the_trace_as_the_page_showed_it(
+    store: Store, asking: Callable[[Store], Asking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace of thousands of spans is not read anew for each of them, nor held for ever."""
+    store.add([span(1)])
+    asked = asking(store)
+
+    def count(path: str) -> int:
+        return asked.get(f"/traces/{TRACE}{path}").text.count("data-row")
+
+    assert count("") == 1
+    store.add([span(2, 1)])
+    assert (count("/rows?first=0"), count(""), count("/rows?first=0")) == (1, 2, 2)
+    store.add([span(3, 1)])
+    monkeypatch.setattr(pages, "_KEPT_S", 0.0)
+    assert count("/rows?first=0") == 3
+
+
+def trace(calls: int) -> Iterator[Span]:
+    """Two agents by turns, each call with a reward after it; every tenth call fails."""
+    end_ns = 10_000 * (calls + 2) + 1_000
+    yield span(1, end_ns=end_ns)
+    for number, agent in enumerate(("planner", "writer"), 2):
+        own = {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: agent}
+        yield span(number, 1, start_ns=1_000 + number, end_ns=end_ns - number, attributes=own)
+    for turn in range(calls):
+        # An agent goes on with its last call, and after five begins another conversation.
+        number, agent_number, since_ns = 10 + 2 * turn, 2 + turn % 2, 10_000 * (turn + 1)
+        told = turn // 2 % 5
+        begun = turn - 2 * told
+        history = [("user", f"task {begun}")]
+        for each in range(begun, turn, 2):
+            history += [("assistant", f"answer {each}"), ("user", f"go on {each}")]
+        attributes: dict[str, Any] = {
+            c.RESPONSE_ID: f"r-{turn}",
+            c.OUTPUT_TOKENS: 2,
+            c.PROMPT_TOKEN_IDS: encode_ids([range(3 + told)]),
+            c.RESPONSE_TOKEN_IDS: encode_ids([[7, turn]]),
+            c.RESPONSE_LOGPROBS: encode_logprobs([[-0.1, -0.2]]),
+        }
+        yield call(
+            number, agent_number, said(*history), said(("assistant", f"answer {turn}")),
+            start_ns=since_ns, end_ns=since_ns + 5_000, attributes=attributes,
+            status="ERROR" if turn % 10 == 9 else "OK",
+        )  # fmt: skip
+        yield span(
+            number + 1, agent_number, name=c.SPAN_ANNOTATION, start_ns=since_ns + 6_000,
+            end_ns=since_ns + 6_000, attributes={c.REWARD_VALUE: turn / 8, c.REWARD_NAME: "judge"},
+        )  # fmt: skip
+
+
+def test_a_long_trace_is_told_in_pages(store: Store, asking: Callable[[Store], Asking]) -> None:
+    """Each message once; tokens and rewards to the last one; a span leads to its page."""
+    store.add(trace(600))
+    store.add([reward_span({"late": 0.5}, span_id=f"{10:016x}")])
+    at, asked = f"/traces/{TRACE}?tab=", asking(store)
+    told = {}
+    for path in (
+        *(f"chat&first={first}" for first in range(0, 540, 50)),
+        f"chat&span={10 + 2 * 300:016x}",
+        "tokens&first=400",
+        "rewards",
+        "rewards&first=400",
+        "rewards&first=999999",
+    ):
+        answer = asked.get(at + path)
+        assert (answer.status, len(answer.body) < 300_000) == (200, True), path
+        told[path] = answer.words
+
+    chat = " ".join(words for path, words in told.items() if "chat&first" in path)
+    for turn in (0, 1, 300, 597):
+        assert len(re.findall(rf"\banswer {turn}\b", chat)) == 1, turn
+    assert len(re.findall(r"\btask 0\b", chat)) == 1
+    assert len(re.findall(r"\bgo on 301\b", chat)) == 1
+    assert "steps 1–50 of 540" in told["chat&first=0"]
+    assert "60 calls that are no step" in told["chat&first=0"]
+    assert "failed: the call ended in an error" in told["chat&first=0"]
+    assert "steps 151–200" in told[f"chat&span={10 + 2 * 300:016x}"]
+    assert "answer 300" in told[f"chat&span={10 + 2 * 300:016x}"]
+    assert "steps 401–540" in told["tokens&first=400"]
+    assert "exact 6 2 2" in told["tokens&first=400"]
+    assert "rows 1–200 of 601" in told["rewards"]
+    assert "late 0.5 planner #0 link" in told["rewards"]
+    assert "74.88" in told["rewards&first=400"]
+    assert "rows 601–601 of 601" in told["rewards&first=999999"]
+
+
+def parts(*each: Any, role: str = "user") -> str:
+    """One message of some parts."""
+    return orjson.dumps([{"role": role, "parts": each}]).decode()
+
+
+def test_a_chat_says_every_message_once_and_whole(
+    store: Store, asking: Callable[[Store], Asking]
+) -> None:
+    """Of hundreds of new ones the last, with a link to those before; a branch names its cause."""
+    long = [("user", f"message {number}") for number in range(1_000)]
+    more = (*long, ("assistant", "one"), ("user", "b"))
+    store.add(
+        [
+            span(1, end_ns=90_000),
+            call(2, 1, said(*long), said(("assistant", "one"))),
+            call(3, 1, said(*more), said(("assistant", "two")), end_ns=5_000),
+            call(4, 1, said(*more[:-1], ("user", "c")), said(("assistant", "three"))),
+            call(6, 1, said(("user", "anew")), said(("assistant", "four"))),
+        ]
+    )
+    asked = asking(store)
+
+    chat = asked.get(f"/traces/{TRACE}?tab=chat")
+    (earlier,) = re.findall(r'href="([^"]*until=\d+[^"]*)"', chat.text)
+    before = asked.get(unescape(earlier)).words
+
+    shown = [int(number) for number in re.findall(r"message (\d+)", chat.words)]
+    assert shown == list(range(1_000 - len(shown), 1_000))
+    assert f"message {shown[0] - 1}" in before
+    assert f"message {shown[0]} " not in before
+    for told in (
+        "message 999 assistant #0 one user c assistant #1 three",
+        "branch 1 parallel user b assistant #1 branch 1 two",
+        "nothing of it as before, 1 others user anew assistant",
+    ):
+        assert told in chat.words, chat.words[-600:]
+    assert chat.words.count(" one ") == 1
+
+
+def test_a_span_shows_all_that_is_on_it(store: Store, asking: Callable[[Store], Asking]) -> None:
+    """Parts are named, media not fetched, what is long is cut and had whole, tokens are graded."""
+    long = "x" * 5_000_000 + "end"
+    odd: list[Any] = [
+        {"type": "reasoning", "content": "hm"},
+        {"type": "tool_call", "id": "c", "name": "search", "arguments": {"q": 1}},
+        {"type": "tool_call_response", "id": "c", "response": ["found"]},
+        {"type": "uri", "modality": "image", "uri": "https://example.com/x.png"},
+        {"type": "blob", "modality": "image", "mime_type": "image/png", "content": "AAAA"},
+        {"type": "new kind", "x": 1},
+        "bare",
+        7,
+    ]
+    tokens: dict[str, Any] = {
+        c.PROMPT_TOKEN_IDS: encode_ids([range(9_999)]),
+        c.RESPONSE_TOKEN_IDS: encode_ids([[1, 2, 3, 4, 5]]),
+        c.RESPONSE_LOGPROBS: encode_logprobs([[-0.01, -0.5, -1.0, -3.0, -9.0]]),
+    }
+    ho = said(("assistant", "ho"))
+    store.add([span(1), call(2, 1, said(("user", long)), ho), call(3, 1, parts(*odd), ho)])
+    tokens["note"] = "y" * 50_000
+    # Of 10 MB the store keeps a part, which is no JSON; it is there, with what was cut.
+    store.add([call(4, 1, said(("user", "x" * 10_000_000)), ho)])
+    store.add([call(5, 1, ho, ho, attributes=tokens)])
+    asked = asking(store)
+
+    def words(number: int, below: str = "") -> str:
+        return asked.get(f"/traces/{TRACE}/spans/{number:016x}{below}").words
+
+    assert "8,000 of 5,000,003 characters" in words(2)
+    text = asked.get(f"/traces/{TRACE}/spans/{2:016x}/text?side=input&message=0&part=0")
+    noted = asked.get(f"/traces/{TRACE}/spans/{5:016x}/text?attribute=note")
+    assert (text.text, noted.text) == (long, "y" * 50_000)
+    for told in (
+        "reasoning, 2 characters hm", 'calls search {"q": 1}', 'tool answered ["found"]',
+        "image https://example.com/x.png", "image, image/png 4 characters of base64, not shown",
+        'new kind {"type": "new kind", "x": 1}', "bare 7",
+    ):  # fmt: skip
+        assert told in words(3)
+    cut = words(4)
+    assert "Was given" not in cut
+    assert re.search(rf"{c.INPUT_MESSAGES} .{{2000}} 2,000 of [\d,]{{9}} characters", cut)
+    assert "10000" in cut[cut.index(c.CUT) :]
+    graded = asked.get(f"/traces/{TRACE}/spans/{5:016x}/tokens")
+    assert re.findall(r'class="p(\d)" title="[^"]*">(\d)<', graded.text) == [
+        ("0", "1"), ("1", "2"), ("2", "3"), ("3", "4"), ("4", "5"),
+    ]  # fmt: skip
+    assert "2,000 of 9,999 are shown" in graded.words
+
+
+def test_tools_are_told_by_spans_and_by_messages(
+    store: Store, asking: Callable[[Store], Asking]
+) -> None:
+    """A call of a tool stands once: by its span, or else by what the model asked and was given."""
+    asks = [
+        {"type": "tool_call", "id": f"c{n}", "name": "search", "arguments": {"q": n}}
+        for n in (1, 2)
+    ]
+    answers = {"type": "tool_call_response", "id": "c2", "response": "found it"}
+    tool = {c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: "search", c.TOOL_CALL_ID: "c1"}
+    store.add(
+        [
+            span(1, end_ns=9_000),
+            call(2, 1, said(("user", "find")), parts(*asks, role="assistant")),
+            span(3, 1, attributes={**tool, c.TOOL_ARGUMENTS: '{"q": 1}', c.TOOL_RESULT: "nothing"}),
+            call(4, 1, parts(answers, role="tool"), said(("assistant", "ho"))),
+        ]
+    )
+
+    told = asking(store).get(f"/traces/{TRACE}?tab=tools").words
+
+    assert "2 calls, 1 tool span in all" in told
+    assert re.search(
+        r'500 ns c1 arguments {"q": 1} result nothing|0 ms c1 arguments {"q": 1}', told
+    )
+    assert 'no span says how long it took c2 arguments {"q": 2} result found it' in told
+
+
+ABSURD = {
+    "/traces?status=x": 400,
+    "/traces?rewarded=maybe": 400,
+    "/traces?min_reward=NaN": 400,
+    "/traces?min_reward=1e999": 400,
+    "/traces?max_reward=--1": 400,
+    "/traces?since=yesterday": 400,
+    "/traces?after=x": 400,
+    "/traces?after=99999999999999999999-a": 400,
+    "/traces?q=%00": 400,
+    "/traces?q=" + "a" * 3_000: 400,
+    "/traces?origin=mars": 400,
+    "/traces?q='%20OR%201=1%20--%20%25": 200,
+    "/traces?agent=[&model=]&version=%25@%22": 200,
+    "/traces/none": 404,
+    "/traces/%27%22%3Cx%3E": 404,
+    f"/traces/{TRACE}?tab=none": 400,
+    f"/traces/{TRACE}?first=-1": 400,
+    f"/traces/{TRACE}?first=999999999": 200,
+    f"/traces/{TRACE}?tab=chat&first=999999999": 200,
+    f"/traces/{TRACE}?tab=chat&until=x": 400,
+    f"/traces/{TRACE}?tab=chat&until=999": 200,
+    f"/traces/{TRACE}?tab=tools&first=999999999": 200,
+    f"/traces/{TRACE}?span=%3Cscript%3E": 200,
+    f"/traces/{TRACE}?closed={','.join(['a'] * 500)}": 200,
+    f"/traces/{TRACE}/rows?first=999999": 200,
+    f"/traces/{TRACE}/rows?first=x": 400,
+    f"/traces/{TRACE}/spans/none": 404,
+    f"/traces/{TRACE}/spans/none/tokens": 404,
+    f"/traces/{TRACE}/spans/{2:016x}/text": 404,
+    f"/traces/{TRACE}/spans/{2:016x}/text?attribute=none": 404,
+    f"/traces/{TRACE}/spans/{2:016x}/text?side=input&message=9&part=0": 404,
+    f"/traces/{TRACE}/spans/{2:016x}/text?side=input&message=x&part=0": 404,
+    f"/traces/{TRACE}/spans/{2:016x}/text?side=y&message=0&part=7": 404,
+    f"/traces/{TRACE}/spans/{1:016x}/text?side=output&message=-99&part=0": 404,
+    f"/traces/{TRACE}/spans/{1:016x}/tokens": 200,
+    f"/traces/{TRACE}/raw": 200,
+}
+
+
+@pytest.fixture
+def asked(store: Store, asking: Callable[[Store], Asking]) -> Asking:
+    """A served trace of one call."""
+    store.add([span(1), call(2, 1, said(("user", "hi")), said(("assistant", "ho")))])
+    return asking(store)
+
+
+def test_absurd_questions_are_refused_or_answered(asked: Asking) -> None:
+    """A clear refusal or a safe page, never a fault."""
+    assert {path: asked.get(path).status for path in ABSURD} == ABSURD
+
+
+def test_a_form_gives_a_reward_once(asked: Asking, store: Store) -> None:
+    """However often it is sent; what cannot be said, and forms of other sites, give none."""
+    at = f"/traces/{TRACE}/spans/{2:016x}/reward"
+    own = [asked.post(at, reward="1", feedback_id="f", tab="waterfall") for _ in range(2)]
+    told = asked.post(at, rating="4", satisfied="yes", text="well done", feedback_id="g")
+    fields: tuple[dict[str, str], ...] = (
+        {"reward": "5"}, {}, {"rating": "9"}, {"rating": "x"}, {"satisfied": "maybe"},
+    )  # fmt: skip
+    form = "application/x-www-form-urlencoded"
+    refused = [
+        *(asked.post(at, **each).status for each in fields),
+        asked.ask("POST", at, "reward=1", Content_Type=form, Sec_Fetch_Site="cross-site").status,
+        asked.ask("POST", at, "reward=1", Content_Type=form, Origin="http://evil.example").status,
+        asked.post(f"/traces/{TRACE}/spans/none/reward", reward="1").status,
+        asked.get(at).status,
+    ]
+
+    assert [(each.status, each.headers["location"]) for each in own] == 2 * [
+        (303, f"/traces/{TRACE}?span={2:016x}&given=1&tab=waterfall")
+    ]
+    assert told.status == 303
+    assert refused == [400, 400, 400, 400, 400, 403, 403, 404, 405]
+    values = [row["value"] for row in store.sql("SELECT value FROM rewards ORDER BY value")]
+    assert values == [pytest.approx(0.8), 1.0]
+
+
+WRITER = """
+    import sys
+    import lightning_otel as lo
+
+    for number in range(40):
+        with lo.auto_trace(store=sys.argv[1], agent="writer", task=f"task {number}"):
+            lo.emit_action("answer", str(number))
+            lo.emit_reward(number / 40)
+"""
+
+
+def test_the_list_is_right_while_eight_agents_write(asked: Asking, store: Store) -> None:
+    """Every answer is a page, counts only grow, and in the end every trace is counted."""
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), store.name]
+    writers = [subprocess.Popen(command) for _ in range(8)]
+    counts, seen = [], []
+    try:
+        while any(writer.poll() is None for writer in writers):
+            page = asked.get("/traces")
+            seen += [page.status, asked.get(f"/traces/{TRACE}").status]
+            counts.append(total(page.text))
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait(10)
+
+    assert set(seen) <= {200}
+    assert counts == sorted(counts)
+    assert [writer.returncode for writer in writers] == [0] * 8
+    assert total(asked.get("/traces").text) == 8 * 40 + 1
+
+
+def total(page: str) -> int:
+    """The whole count that a list tells."""
+    found = page.partition('id="traces"')[2].partition("<strong>")[2].partition(" trace")[0]
+    return int(found.replace(",", ""))
