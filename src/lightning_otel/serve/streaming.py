@@ -1,10 +1,9 @@
 """Long answers, sent as they are made: a few at a time, and none begun that cannot be."""
 
-import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.responses import Response, StreamingResponse
@@ -17,18 +16,11 @@ PARQUET: Final = "application/vnd.apache.parquet"
 PART_BYTES: Final = 1 << 16
 
 
-class Rows(Protocol):
-    """Rows of a query or a table."""
-
-    def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write them to a Parquet file."""
-
-
-def parquet_parts(read: Callable[[], Rows]) -> Iterator[bytes]:
-    """Yield a Parquet file of the rows read, in parts; it is whole before the first one."""
+def parquet_parts(write: Callable[[Path], object]) -> Iterator[bytes]:
+    """Yield a Parquet file in parts; ``write`` makes it whole before the first one."""
     with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
         path = Path(folder, "rows.parquet")
-        read().to_parquet(path)
+        write(path)
         with path.open("rb") as file:
             while part := file.read(PART_BYTES):
                 yield part

@@ -263,7 +263,7 @@ def rollout(request: Request) -> RolloutTold:
 async def fetch(request: Request, asked: SelectionBody) -> Parts:
     """Return selected spans as Parquet, for `Store("http://…")` elsewhere."""
     selection, source = Selection(**asked.model_dump()), request.app.state.store.source
-    return Parts(parquet_parts(lambda: source.fetch(selection)), PARQUET)
+    return Parts(parquet_parts(lambda path: source.fetch(selection).to_parquet(path)), PARQUET)
 
 
 @operation(
@@ -299,7 +299,8 @@ def transitions(request: Request, asked: TransitionsQuery) -> Parts:
     if kind == ARROW:
         made = _write_arrow(_read_tables(store, keywords, page))
     elif kind == PARQUET:
-        made = parquet_parts(lambda: store.transitions(**_select_rollouts(keywords, page)))
+        wanted = _select_rollouts(keywords, page)
+        made = parquet_parts(lambda path: store.transitions(**wanted).to_parquet(path))
     else:
         made = _write_lines(store, keywords, page, is_reported=asked.report == "1")
     return Parts(made, kind, headers)

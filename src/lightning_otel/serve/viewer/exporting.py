@@ -1,35 +1,24 @@
 """The transitions in a trainer's format: what would be left out and why, and then the rows."""
 
-import contextlib
 import math
-import tempfile
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
-from weakref import WeakSet
 
-from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel import formats
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.formats.format import Format
-from lightning_otel.serve.answers import busy
+from lightning_otel.serve.streaming import PARQUET, PART_BYTES, Streams, parquet_parts
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.selecting import CHOICES, Chosen, chosen, number, registered
 from lightning_otel.store.table import line
 
-KINDS: Final = ("jsonl", "parquet")
 OPTION: Final = "option."
 """What comes before the name of a format's own option in a query."""
-_TYPES: Final = {"jsonl": "application/x-ndjson", "parquet": "application/vnd.apache.parquet"}
-_PART_BYTES: Final = 1 << 16
-_MOST_AT_ONCE: Final = 2
-"""Downloads under way, beyond which others are asked to come again."""
 
 
 def preview(store: Store, asked: Chosen, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,109 +87,43 @@ def _parse_option(name: str, text: str, default: object) -> object:
     return value
 
 
-def lines(
+def write_lines(
     store: Store, asked: Chosen, name: str, options: Mapping[str, Any]
-) -> Generator[bytes, None, None]:
+) -> Iterator[bytes]:
     """The rows as JSON lines, some at a time, as they are made."""
     held = bytearray()
     for row in store.rows(name, **asked.keywords, **options):
         held += line(row)
-        if len(held) >= _PART_BYTES:
+        if len(held) >= PART_BYTES:
             yield bytes(held)
             held.clear()
     if held:
         yield bytes(held)
 
 
-def parquet(
+def write_parquet(
     store: Store, asked: Chosen, name: str, options: Mapping[str, Any]
-) -> Generator[bytes, None, None]:
+) -> Iterator[bytes]:
     """The rows as Parquet, which is whole before any of it is sent."""
-    with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
-        place = Path(folder, "rows.parquet")
-        store.export(name, place, kind="parquet", **asked.keywords, **options)
-        with place.open("rb") as file:
-            while part := file.read(_PART_BYTES):
-                yield part
+    keywords = {**asked.keywords, **options}
+    return parquet_parts(lambda path: store.export(name, path, kind="parquet", **keywords))
 
 
-_MADE_BY: Final = {"jsonl": lines, "parquet": parquet}
-
-
-class Downloads:
-    """Sends exports, a few at a time."""
-
-    def __init__(self) -> None:
-        """Send none yet."""
-        # Weak: one whose reader went away before it began ends like any other.
-        self._under_way: WeakSet[_Rest] = WeakSet()
-
-    async def answer(self, request: Request) -> Response:
-        """The rows as a file.
-
-        Raises:
-            RefusalError: The query asks for nothing that can be written, or too many are sent now.
-        """
-        name = _choose_format(request)
-        kind = page.choice(request, "as", KINDS)
-        if len(self._under_way) >= _MOST_AT_ONCE:
-            raise busy()
-        rest = _Rest()
-        self._under_way.add(rest)
-        # The first rows come before the answer begins: from then on a fault can only break it off.
-        await page.run(request, partial(_begin_download, request, name, kind, rest), is_long=True)
-        headers = {
-            "Content-Disposition": f'attachment; filename="{name}.{kind}"',
-            "Cache-Control": "no-store",
-        }
-        return StreamingResponse(self._send_rest(rest), headers=headers, media_type=_TYPES[kind])
-
-    async def _send_rest(self, rest: "_Rest") -> AsyncIterator[bytes]:
-        try:
-            async for part in iterate_in_threadpool(rest):
-                yield part
-        finally:
-            self._under_way.discard(rest)
-            rest.close()
-
-
-def _begin_download(request: Request, name: str, kind: str, rest: "_Rest", store: Store) -> None:
-    state = request.app.state
-    state.rooms.give_waiting(state.intake.keep)
-    asked = chosen(request.query_params, store)
-    options = options_of(formats.get(name), request.query_params)
-    rest.begin(_MADE_BY[kind](store, asked, name, options))
-
-
-class _Rest(Iterator[bytes]):
-    """The unsent rest of an export; its sender closes it."""
-
-    def __init__(self) -> None:
-        self._parts: Generator[bytes, None, None] | None = None
-        self._first: bytes | None = None
-
-    def begin(self, parts: Generator[bytes, None, None]) -> None:
-        """Have the first part made."""
-        self._parts = parts
-        self._first = next(parts, b"")
-
-    def __next__(self) -> bytes:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        if self._parts is None:
-            raise StopIteration
-        return next(self._parts)
-
-    def close(self) -> None:
-        """Let go of files and connections."""
-        if self._parts is not None:
-            with contextlib.suppress(ValueError):  # a thread is still in it: it ends by itself
-                self._parts.close()
+_KINDS: Final = {
+    "jsonl": (write_lines, "application/x-ndjson"),
+    "parquet": (write_parquet, PARQUET),
+}
+_DOWNLOADS: Final = Streams(2)
+"""Each looks at the whole store."""
 
 
 def _choose_format(request: Request) -> str:
     return page.choice(request, "format", tuple(name for name, _ in registered()))
+
+
+def _give_waiting(request: Request) -> None:
+    state = request.app.state
+    state.rooms.give_waiting(state.intake.keep)
 
 
 async def export(request: Request) -> Response:
@@ -208,15 +131,32 @@ async def export(request: Request) -> Response:
     name = _choose_format(request)
 
     def work(store: Store) -> Mapping[str, object]:
-        state = request.app.state
-        state.rooms.give_waiting(state.intake.keep)
+        _give_waiting(request)
         options = options_of(formats.get(name), request.query_params)
         return preview(store, chosen(request.query_params, store), name, options)
 
     return await page.answer(request, "export.html", work, is_long=True)
 
 
+async def download(request: Request) -> Response:
+    """The rows as a file."""
+    name, kind = _choose_format(request), page.choice(request, "as", tuple(_KINDS))
+    write, media_type = _KINDS[kind]
+
+    def begin(store: Store) -> Iterator[bytes]:
+        _give_waiting(request)
+        options = options_of(formats.get(name), request.query_params)
+        return write(store, chosen(request.query_params, store), name, options)
+
+    headers = {
+        "Content-Disposition": f'attachment; filename="{name}.{kind}"',
+        "Cache-Control": "no-store",
+    }
+    parts = await page.run(request, begin, is_long=True)
+    return await _DOWNLOADS.answer(parts, media_type, headers)
+
+
 ROUTES: Final[list[Route]] = [
     Route("/transitions/export", export, methods=["GET"]),
-    Route("/transitions/download", Downloads().answer, methods=["GET"]),
+    Route("/transitions/download", download, methods=["GET"]),
 ]
