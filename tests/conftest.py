@@ -111,6 +111,7 @@ def served() -> Iterator[Callable[..., str]]:
 
     With a key and no token it gives the bare URL: whatever reads needs the key.
     """
+    pytest.importorskip("hypercorn")
     ends: list[Callable[[], None]] = []
 
     def serve(store: Store, token: str = "a-token-of-some-length", *, key: str = "") -> str:

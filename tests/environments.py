@@ -181,7 +181,7 @@ ENVIRONMENTS = {
             "sqlalchemy>=2.0.40",
         ),
         # The queue's contract holds in PostgreSQL as it does in SQLite.
-        ("tests/store/test_lake.py", "tests/store/lake", "tests/state"),
+        ("tests/store/lake", "tests/state"),
         ("duckdb", "duckdb-extension-ducklake", "moto", "psycopg"),
     ),
     # ClickHouse's own engine is in chdb, 530 MB.

@@ -1,82 +1,161 @@
-"""The adapter as a whole: its settings, its funnel, and what it may not do."""
+"""The adapter as a whole: its settings, what it makes of attempts and marks, what it may not do."""
 
 import subprocess
 import sys
 
 import pytest
-from tests.adapter.forest import Forest, draw, paths
+from tests.adapter.forest import SECOND, Forest, answers, call_attributes, draw, paths, text_of
 
+from lightning_otel import TripletAdapter
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import Dropped, Report
 
 
-def test_adapter_refuses_an_unknown_rule() -> None:
-    """A rule that does not exist is refused by name, with those that do."""
-    with pytest.raises(ConfigError, match=r"'first'.*previous, last, sibling, discounted"):
-        TripletAdapter("first")  # type: ignore[arg-type]  # what a user may mistype
-
-
-def test_the_old_name_of_the_rule_previous_is_understood() -> None:
-    """Both names are one rule."""
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("first",), r"'first'.*previous, last, sibling, discounted"),
+        *[(("discounted", gamma), "between 0 and 1") for gamma in (-0.1, 1.1, float("nan"))],
+    ],
+)
+def test_adapter_refuses_what_it_does_not_know(settings: tuple[str, float], message: str) -> None:
+    """A rule that does not exist, and a discount that would make returns grow without bound."""
+    with pytest.raises(ConfigError, match=message):
+        TripletAdapter(*settings)  # type: ignore[arg-type]  # what a user may mistype
     assert TripletAdapter("next") == TripletAdapter("previous") == TripletAdapter()
 
 
-@pytest.mark.parametrize("gamma", [-0.1, 1.1, float("nan")])
-def test_adapter_refuses_a_discount_outside_0_and_1(gamma: float) -> None:
-    """A discount that would make returns grow without bound is refused."""
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        TripletAdapter("discounted", gamma)
+def test_transition_says_where_it_came_from() -> None:
+    """Ids, times, model and usage are those of the call's span."""
+    told = {
+        c.REQUEST_MODEL: "asked", c.RESPONSE_MODEL: "answered", c.INPUT_TOKENS: 12,
+        c.OUTPUT_TOKENS: 3, c.RESOURCE_VERSION: "prompt@4",
+    }  # fmt: skip
+    forest = Forest(rollout_id="r7", attempt_id="3")
+    forest.make("chat", {**call_attributes("question", "answer", "chatcmpl-1"), **told})
+    ((found,),) = (path.transitions for path in TripletAdapter().adapt(forest.spans))
+
+    assert (found.rollout_id, found.attempt_id, found.agent) == ("r7", "3", "")
+    assert (found.trace_id, found.start_ns, found.end_ns) == ("a" * 32, SECOND, 2 * SECOND)
+    assert (found.model, found.response_id) == ("answered", "chatcmpl-1")
+    assert (found.input_tokens, found.output_tokens) == (12, 3)
+    assert found.resource_version == "prompt@4"
 
 
-def test_adapt_makes_nothing_of_nothing() -> None:
-    """No spans, no trajectories, an empty report."""
-    assert TripletAdapter().adapt([]) == []
-    assert TripletAdapter().explain([]).report == Report()
-
-
-def test_adapt_reads_its_spans_once() -> None:
-    """Any iterable will do, also one that can be read only once."""
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        *[(["stop"], "stop"), (("length",), "length"), ("stop", "stop"), (["a", "b"], "a")],
+        *[([], None), ([5], None), (5, None)],
+    ],
+)
+def test_transition_takes_the_first_finish_reason(reasons: object, expected: str | None) -> None:
+    """The first choice's reason counts; one that is no text is none."""
     forest = Forest()
-    forest.call("answer")
+    forest.tag(forest.call("a"), **{c.FINISH_REASONS: reasons})
 
-    assert paths(TripletAdapter().adapt(iter(forest.spans))) == [["answer"]]
+    ((found,),) = (path.transitions for path in TripletAdapter().adapt(forest.spans))
 
-
-# --- the funnel ----------------------------------------------------------------------------------
-
-
-def test_report_adds_up() -> None:
-    """Calls are transitions or dropped, rewards are placed or dropped, nothing is counted twice."""
-    drawing = f"root( a@exact !1 !2 b d@error e@{c.OPERATION}=embeddings !NaN ) hand[ do:act ]"
-
-    report = TripletAdapter().explain(draw(drawing).spans).report
-
-    nouns = [each.noun for each in report.dropped]
-    assert (report.spans, report.rollouts) == (10, 1)
-    assert (report.calls, report.transitions, nouns.count("call")) == (5, 3, 2)
-    assert (report.rewards, report.rewards_placed, nouns.count("reward")) == (3, 1, 2)
-    assert (report.exact, report.rewarded) == (1, 1)
+    assert found.finish_reason == expected
 
 
-def test_report_counts_attempts_of_one_rollout_as_one() -> None:
-    """Two attempts are one rollout, and a shared step one transition."""
-    once = "plan +a +b -a -b"
+# --- attempts; where rewards from elsewhere go, `test_credit.py` shows ---------------------------
 
-    report = TripletAdapter().explain(draw(f"{once} #attempt=2,trace=b {once}").spans).report
+ATTEMPTS = {
+    "by the ids they name, else by trace": (
+        "#rollout=,attempt=,trace=c a #rollout=r1,attempt=2,trace=b b #attempt=1 d",
+        "cc.1 a, r1.2 b, r1.1 d",
+    ),
+    "a rollout in two traces": ("#trace=b a #trace=d b", "r1.1 a b"),
+    "two rollouts in one trace": ("a #rollout=r2 b", "r1.1 a, r2.1 b"),
+    "in the order they began": (
+        "#rollout=r3,tick=30 a #rollout=r1,tick=20 b #rollout=r2,tick=10 d",
+        "r2.1 d, r1.1 b, r3.1 a",
+    ),
+    "ids that are no text": (
+        f"#rollout=,attempt= a@{c.ROLLOUT_ID}=7@{c.ATTEMPT_ID}=8",
+        "aa.1 a",
+    ),
+}
 
-    assert (report.rollouts, report.calls, report.transitions) == (1, 6, 6)
+
+@pytest.mark.parametrize(("drawing", "expected"), ATTEMPTS.values(), ids=ATTEMPTS)
+def test_spans_belong_to_attempts(drawing: str, expected: str) -> None:
+    """The attempts with their calls, in the order they began."""
+    found = TripletAdapter().adapt(draw(drawing).spans)
+
+    told = [
+        " ".join([f"{path.rollout_id[:2]}.{path.attempt_id}", *answers(path)]) for path in found
+    ]
+    assert ", ".join(told) == expected
 
 
-def test_report_total_adds_every_field() -> None:
-    """Reports of disjoint parts add up, number by number, with all that was dropped."""
-    gone = Dropped("s", "t", "call", "why")
-    one = Report(1, 2, 3, 4, 5, 6, 7, 8, (gone,))
+def test_a_damaged_reward_stays_where_it_was_given() -> None:
+    """It is reported there, whatever it names."""
+    found = TripletAdapter().explain(draw("a@id=r1 #rollout=,attempt=,trace=b !NaN@id=r1").spans)
 
-    assert one + one == Report(2, 4, 6, 8, 10, 12, 14, 16, (gone, gone))
-    assert Report.total([]) == Report()
-    assert Report.total([one, one, one]).reasons() == {"why": 3}
+    assert (found.report.rollouts, found.report.rewards) == (2, 1)
+
+
+# --- marks by hand -------------------------------------------------------------------------------
+
+TRACKED = f"@{c.TRACK_ONLY}=A"
+
+MARKS = {
+    "each action answers what was seen since the one before": (
+        "root( see:start do:left !.1 see:wall see:dark do:right !1 see:exit )",
+        "start>left=0.1>wall dark, wall dark>right=1>exit.",
+    ),
+    "actions with nothing seen": ("do:a do:b", ">a>, >b>."),
+    "each agent answers what it saw": (
+        "A[ see:x B[ see:y do:b ] do:a ]",
+        "y>b>., x>a>.",
+    ),
+    "beside model calls": (
+        "A[ see:x a do:b ] B[ do:d ]",
+        "go on>a>., >d>. ! 2 marked by hand beside model calls",
+    ),
+    "an agent that never acts": ("see:x", "! 1 idle"),
+    "an action that never ended": ("do:a +do:b", ">a>. ! 1 incomplete"),
+    "an observation that never ended": ("do:a +see:b", ">a>. ! 1 incomplete"),
+    "an agent that is not tracked": (
+        f"A[ do:a{TRACKED} ] B[ do:b{TRACKED} ]",
+        ">a>. ! 1 not tracked",
+    ),
+}
+
+
+@pytest.mark.parametrize(("drawing", "expected"), MARKS.values(), ids=MARKS)
+def test_marks_become_transitions(drawing: str, expected: str) -> None:
+    """Each is what was seen, what was done, and what was seen next; ``.`` where it is done."""
+    found = TripletAdapter().explain(draw(drawing).spans)
+
+    steps = [
+        f"{text_of(step.observation)}>{text_of(step.action)}"
+        f"{'' if step.reward is None else f'={step.reward:g}'}"
+        f">{text_of(step.next_observation)}{'.' * step.done}"
+        for path in found.trajectories
+        for step in path.transitions
+    ]
+    dropped = [
+        f"{count} {reason.partition(':')[0]}" for reason, count in found.report.reasons().items()
+    ]
+    assert " ! ".join(filter(None, (", ".join(steps), *dropped))) == expected.removeprefix("! ")
+    assert {each.noun for each in found.report.dropped} <= {"mark"}
+
+
+def test_marks_speak_as_agent_and_world() -> None:
+    """An action is the assistant's message, an observation the user's; names and JSON stay."""
+    forest = Forest()
+    forest.make(c.SPAN_OBSERVATION, {c.OBJECT_JSON: '{"x": 1}', c.MARK_NAME: "board"})
+    forest.make(c.SPAN_ACTION, {c.OBJECT_LITERAL: "e4", c.MARK_NAME: "move"})
+
+    ((step,),) = (path.transitions for path in TripletAdapter().adapt(forest.spans))
+
+    assert step.observation == (
+        {"role": "user", "parts": [{"type": "text", "content": '{"x": 1}'}], "name": "board"},
+    )
+    assert (step.action[0]["role"], step.action[0]["name"]) == ("assistant", "move")
 
 
 # --- what it may not do --------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Bad input: a result for everything sound, a reason for everything else, and no exception."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -9,24 +8,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import duckdb
 import pytest
 from tests.adapter.bad_input import CASES, REASONS, asking, changed
-from tests.adapter.forest import SECOND, Forest, call_attributes, draw, steps_of
+from tests.adapter.forest import draw, steps_of
 from tests.adapter.forests import ODD
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter, calls
-from lightning_otel.cli.export import parsed
 from lightning_otel.store.writer import writer_if_any
 from lightning_otel.types import Credit, Dropped, Report, Span, Transition
-
-DEPTH = int(os.environ.get("LIGHTNING_TEST_DEPTH", "2000"))
-"""Of chains of spans; ``test_adapter.py`` always has one of 100,000."""
-PROGRAM = (sys.executable, "-m", "lightning_otel", "export")
 
 
 class Kept(NamedTuple):
@@ -118,34 +112,7 @@ def test_all_cases_add_up(together: Kept, stored: Kept, bad_store: Store) -> Non
     assert stored.report.spans == together.report.spans
 
 
-@pytest.mark.parametrize("rule", get_args(Credit))
-def test_no_rule_raises(rule: Credit, together: Kept) -> None:
-    """Whatever the rule of credit, all cases are adapted and add up."""
-    found = adapted(every_span(), rule)
-
-    assert len(found.steps) == len(together.steps)
-    assert adds_up(found.report)
-
-
 # --- the ways out --------------------------------------------------------------------------------
-
-
-def test_transitions_become_rows_lines_and_files(
-    bad_store: Store, stored: Kept, tmp_path: Path
-) -> None:
-    """No row keeps the others from any form: JSON of every line, Arrow, and a Parquet file."""
-    table = bad_store.transitions(include_incomplete=True)
-
-    rows = list(table.dicts())
-    table.to_parquet(tmp_path / "rows.parquet")
-
-    assert len(rows) == len(stored.steps)
-    for row in map(parsed, rows):
-        json.dumps(row["action"], allow_nan=False)
-        json.dumps(row["observation"], allow_nan=False)
-    with duckdb.connect() as con:
-        (count,) = con.sql(f"SELECT count(*) FROM '{tmp_path / 'rows.parquet'}'").fetchall()[0]
-    assert count == len(rows)
 
 
 @pytest.mark.parametrize("noun", ["spans", "triplets"])
@@ -158,22 +125,9 @@ def test_exports_take_all_cases(
     options = ["--incomplete"] if noun == "triplets" else []
 
     # In a process of its own: a group run without its parent keeps that for the tests after it.
+    words = ["-m", "lightning_otel", "export", noun, "-o", str(out), "--store", bad_store.name]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "lightning_otel",
-            "export",
-            noun,
-            "-o",
-            str(out),
-            "--store",
-            bad_store.name,
-            *options,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, *words, *options], capture_output=True, text=True, timeout=60
     )
 
     assert done.returncode == 0, done.stderr
@@ -187,30 +141,6 @@ def test_exports_take_all_cases(
 
 
 # --- size ----------------------------------------------------------------------------------------
-
-
-def test_a_deep_chain_of_calls_and_spans(tmp_path: Path) -> None:
-    """Of nested spans every hundredth is a call: all are found, and the reward at the bottom."""
-    forest = Forest(rollout_id="chain")
-    parent = None
-    for level in range(DEPTH):
-        is_call = level % 100 == 0
-        parent = (
-            forest.open_call(f"answer {level}", parent=parent)
-            if is_call
-            else forest.open(parent=parent)
-        )
-    opened = [span.span_id for span in forest.spans]
-    forest.call("deepest", parent=parent)
-    forest.reward(1.0, parent=parent)
-    forest.close(*reversed(opened))
-    store = Store(tmp_path / "traces.duckdb")
-    store.add(forest.spans)
-    store.writer().seal()
-
-    for report in (adapted(forest.spans).report, store.report()):
-        assert (report.spans, report.transitions) == (DEPTH + 2, DEPTH // 100 + 1)
-        assert (report.rewards_placed, adds_up(report)) == (1, True)
 
 
 def test_a_message_of_10_megabytes(tmp_path: Path) -> None:
@@ -228,22 +158,6 @@ def test_a_message_of_10_megabytes(tmp_path: Path) -> None:
     assert [(each.span_id, each.reason) for each in table.report().dropped] == [
         (other.span_id, calls.CUT)
     ]
-
-
-def test_a_store_counts_spans_with_the_ids_of_others(tmp_path: Path) -> None:
-    """Of spans that share their ids one is stored, and the others are rejected with a reason."""
-    store = Store(tmp_path / "traces.duckdb")
-    store.add(
-        Span(
-            *("0" * 32, "0" * 16, None, "chat", number * SECOND, number * SECOND + 1),  # type: ignore[arg-type]
-            attributes=call_attributes("go on", f"answer {number}"),
-        )
-        for number in range(3)
-    )
-    store.writer().seal()
-
-    assert store.report().transitions == 1
-    assert store.accounting().rejected == {"conflict": 2}
 
 
 # --- attributes of any type ----------------------------------------------------------------------

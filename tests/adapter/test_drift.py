@@ -116,11 +116,6 @@ def test_models_are_measured_apart_and_text_is_skipped() -> None:
     assert found.skipped == 1
 
 
-def test_nothing_to_measure_gives_nothing() -> None:
-    """An empty store has no drift, and no division by nothing."""
-    assert measure([], Greedy()) == ([], 0)
-
-
 ids = st.lists(st.integers(0, 5), min_size=1, max_size=8)
 
 

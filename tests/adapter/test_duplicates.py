@@ -12,7 +12,6 @@ from tests.adapter.forest import (
     Forest,
     call_attributes,
     draw,
-    rewards,
     said,
     steps_of,
     token_attributes,
@@ -20,7 +19,7 @@ from tests.adapter.forest import (
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter
-from lightning_otel.types import Credit, Transition
+from lightning_otel.types import Transition
 
 OURS, THEIRS, OTHERS = f"@scope={c.SCOPE}", "@scope=theirs", "@scope=others"
 BOTH = f"+x@as=out{THEIRS} out/x@as=in{OURS}"
@@ -113,6 +112,11 @@ CASES = {
     ),
     "a reward for either": (f"{BOTH} -out !.5@span=out", "in=0.5 ! out"),
     "a reward in the outer one": (f"{BOTH} out/!.5 -out", "in=0.5 ! out"),
+    "a reward beside the outer one": (f"root( {BOTH} -out !.5 )", "in=0.5 ! out"),
+    "a reward beside the richer outer one": (
+        f"+x@as=out@id=r@exact{THEIRS} out/x@as=in@id=r{OTHERS} -out !.5",
+        "out=0.5 ! in",
+    ),
 }
 
 
@@ -137,26 +141,6 @@ def test_records_of_one_request_are_one_call(drawing: str, expected: str) -> Non
     dropped = ", ".join(f"{name} {reasons[name]}".strip() for name in sorted(reasons))
     assert f"{', '.join(kept)} ! {dropped}".removesuffix(" ! ").strip() == expected
     assert found.report.calls == len(kept) + len(reasons)
-
-
-def test_a_duplicate_names_the_make_that_told_it() -> None:
-    """The reason is what a user looks for in his own program."""
-    found = TripletAdapter().explain(draw(f"{BOTH} -out").spans)
-
-    assert found.report.reasons() == {"duplicate: theirs recorded the same request": 1}
-
-
-@pytest.mark.parametrize("root", ["", "root( "])
-@pytest.mark.parametrize(("outer", "inner"), [("@exact", ""), ("", "@exact")])
-@pytest.mark.parametrize("rule", ["next", "sibling", "last"])
-def test_what_is_beside_the_outermost_record_is_beside_the_request(
-    root: str, outer: str, inner: str, rule: Credit
-) -> None:
-    """A reward after two nested records is the call's sibling, whichever of them is the richer."""
-    drawing = f"+x@as=out@id=r@scope=a{outer} out/x@as=in@id=r@scope=b{inner} -out !.5"
-    forest = draw(f"{root}{drawing}{' )' if root else ''}")
-
-    assert rewards(TripletAdapter(rule).adapt(forest.spans)) == {"x": 0.5}
 
 
 def merged(outer: dict[str, Any], inner: dict[str, Any]) -> Transition:

@@ -10,7 +10,7 @@ from tests.adapter.forest import Forest, token_attributes
 from lightning_otel import conventions as c
 from lightning_otel.adapter import Adaptation, TripletAdapter, exactness
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
-from lightning_otel.types import Report, Transition
+from lightning_otel.types import Transition
 
 NAN, INFINITE = float("nan"), float("inf")
 
@@ -143,23 +143,6 @@ def test_what_is_sound_and_unusual_is_a_note(attributes: dict[str, Any], notes: 
     assert list(report.notes) == notes
     of_text = explain(attributes).report.notes
     assert list(of_text) == [note for note in notes if note in (exactness.LENGTH,)]
-
-
-def test_the_report_counts_reasons_and_notes() -> None:
-    """Transitions are the exact ones and those with a reason, over all parts."""
-    forest = Forest()
-    for logprobs in ([-1.0] * 3, [-1.0], [1.0] * 3, [-1.0]):
-        forest.tag(forest.call("answer"), **{**sampled(*logprobs), c.REQUEST_TOP_P: 0.9})
-    forest.make(c.SPAN_ACTION, {c.OBJECT_LITERAL: "act"}, parent="elsewhere")
-
-    one = TripletAdapter().explain(forest.spans).report
-    report = Report.total([one, one])
-
-    assert (one.transitions, one.exact) == (4, 1)
-    assert one.inexact == {exactness.LENGTHS: 2, exactness.POSITIVE: 1}
-    assert one.notes == {exactness.TRUNCATED: 1}
-    assert report.inexact == {exactness.LENGTHS: 4, exactness.POSITIVE: 2}
-    assert report.notes == {exactness.TRUNCATED: 2}
 
 
 @given(

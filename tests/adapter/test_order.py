@@ -83,13 +83,3 @@ def test_contradicting_parents_and_counts_lose_nothing() -> None:
     ]
 
     assert TripletAdapter().explain(spans).report.spans == 4
-
-
-def test_ten_thousand_spans_of_two_processes_are_ordered_without_recursion() -> None:
-    """A deep chain over two hosts, each span's clock behind its parent's."""
-    chain = [
-        Span("t", f"s{i}", f"s{i - 1}" if i else None, "link", -i, 10 + i, process=f"p{i % 2}")
-        for i in range(10_000)
-    ]
-
-    assert TripletAdapter().explain(chain).report.spans == 10_000

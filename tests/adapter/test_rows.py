@@ -74,15 +74,6 @@ def test_steps_join_on_exact_tokens_alone(drawing: str, expected: str) -> None:
     assert ", ".join(told) == expected
 
 
-def test_rows_leave_transitions_as_they_are() -> None:
-    """Making the rows twice gives the same: no list of a transition grows."""
-    steps = [exact([1], [2]), exact([1, 2, 3], [4])]
-    before = [list(each.logprobs) for each in steps]
-
-    assert list(rows.rows_of([path(*steps)])) == list(rows.rows_of([path(*steps)]))
-    assert [list(each.logprobs) for each in steps] == before
-
-
 def test_token_level_values_lie_where_they_belong() -> None:
     """A reward on a step's last sampled token; advantage and weight on all that it sampled."""
     first = exact([1], [2, 3], reward=0.5, advantage=1.0, weight=0.25)

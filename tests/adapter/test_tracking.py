@@ -62,45 +62,29 @@ def test_patterns_read_from_spans_never_raise(agent: str, patterns: list[str]) -
     )
 
 
-def test_checked_patterns_keep_their_order() -> None:
-    """One by itself, or any number of them."""
-    assert tracking.checked_patterns("a") == ["a"]
-    assert tracking.checked_patterns(iter(["b", "re:^a", "*"])) == ["b", "re:^a", "*"]
-
-
 def test_resources_of_an_agent_are_the_first_named() -> None:
-    """Of each resource; those of other agents are not its own."""
-    text = tracking.resources_text(
-        {"re:^plan": {"prompt": "v3"}, "planner": {"prompt": "v4", "model": "m"}, "x": {"y": "z"}}
+    """Of each resource, those named inside before those outside; others' are not its own."""
+    outer = tracking.resources_text({"*": {"model": "m", "prompt": "v1"}, "a": {"prompt": "v2"}})
+    inner = tracking.resources_text(
+        {"re:^plan": {"prompt": "v3"}, "planner": {"prompt": "v4", "x": "y"}}, outer
     )
 
-    assert tracking.resources_of("planner", text) == {"model": "m", "prompt": "v3"}
-    assert tracking.resources_of("plan", text) == {"prompt": "v3"}
-    assert tracking.resources_of("critic", text) == {}
+    tracking.resources_of("planner", inner).clear()  # each caller's own
+    found = {name: tracking.resources_of(name, inner) for name in ("planner", "plan", "a", "b")}
 
-
-def test_resources_named_inside_go_before_those_outside() -> None:
-    """What only the outside names stays."""
-    outer = tracking.resources_text({"*": {"model": "m", "prompt": "v1"}, "a": {"prompt": "v2"}})
-    inner = tracking.resources_text({"a": {"prompt": "v3"}}, outer)
-
-    assert json.loads(inner) == {"a": {"prompt": "v3"}, "*": {"model": "m", "prompt": "v1"}}
-    assert tracking.resources_of("a", inner) == {"model": "m", "prompt": "v3"}
+    assert json.loads(inner)["a"] == {"prompt": "v2"}
+    assert found == {
+        "planner": {"model": "m", "prompt": "v3", "x": "y"},
+        "plan": {"model": "m", "prompt": "v3"},
+        "a": {"model": "m", "prompt": "v1"},
+        "b": {"model": "m", "prompt": "v1"},
+    }
 
 
 @pytest.mark.parametrize("stamped", [None, 3, "", "{", "[]", '{"a": 3}', '{"a": []}', "null"])
 def test_resources_that_cannot_be_read_are_none(stamped: object) -> None:
     """Spans are read whoever wrote them."""
     assert tracking.resources_of("a", stamped) == {}
-
-
-def test_resources_are_each_callers_own() -> None:
-    """What one does with the answer is not seen by the next."""
-    text = tracking.resources_text({"a": {"prompt": "v3"}})
-
-    tracking.resources_of("a", text).clear()
-
-    assert tracking.resources_of("a", text) == {"prompt": "v3"}
 
 
 @pytest.mark.parametrize(

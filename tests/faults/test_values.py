@@ -1,7 +1,6 @@
 """Values that hurt (rows V2 to V7 and V10): each damages itself at most, and hurts nobody.
 
-What one value becomes is in ``tests/store/test_values.py``, ``test_lines.py`` and ``test_sdk.py``;
-here a whole program meets them.
+What one value becomes is in ``tests/store/test_line.py``; here a whole program meets them.
 """
 
 import json

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
 from lightning_otel.store.counts import CONFLICT, DISK, ENDED, Accounting, account
@@ -101,23 +100,6 @@ def test_accounting_knows_what_this_process_holds(
     assert store.writer().accounting() == Accounting(4, 4)
 
 
-def test_accounting_counts_a_killed_process_by_its_lines(
-    store: Store, layout: Layout, tracer_of: Callable[[SpanWriter], Tracer]
-) -> None:
-    """What its segment says is what ended; a span that was open never did."""
-    writer = SpanWriter(layout)
-    tracer = tracer_of(writer)
-    tracer.start_span("open")
-    tracer.start_span("ended").end()
-    assert writer.segment is not None
-    writer.segment.close()
-
-    before = store.accounting()
-    store.settle()
-
-    assert before == store.accounting() == Accounting(1, 1)
-
-
 def test_accounting_in_memory(make_span: MakeSpan) -> None:
     """A store without a place counts too."""
     store = Store(":memory:")
@@ -154,12 +136,3 @@ def test_account_says_why() -> None:
         ("novel", 1),
     ]
     assert found.sentence() == "9 ended = 4 stored + 1 pending + 2 rejected + 2 dropped"
-
-
-@pytest.mark.parametrize(("stored", "missing"), [(7, 3), (12, -2)])
-def test_accounting_does_not_balance_what_does_not(stored: int, missing: int) -> None:
-    """Both too few and too many are said."""
-    found = Accounting(10, stored)
-
-    assert (found.missing, found.is_balanced) == (missing, False)
-    assert found.sentence() == f"10 ended = {stored} stored + {missing} missing"

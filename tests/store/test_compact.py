@@ -18,7 +18,7 @@ from lightning_otel import conventions as c
 from lightning_otel.errors import NotFoundError, StoreError
 from lightning_otel.store import rewrite as rewrite_module
 from lightning_otel.store import settle as settle_module
-from lightning_otel.store.compact import Expired, compact_some
+from lightning_otel.store.compact import Expired
 from lightning_otel.store.layout import DataFile, Layout
 from lightning_otel.store.settle import await_effect, settle, settler_elected
 from lightning_otel.types import Span
@@ -295,20 +295,6 @@ def test_compact_takes_smaller_slices_where_rows_are_too_wide(
     assert (not_even_so.merged, not_even_so.left) == (0, 2)
     assert len(_all(store)) == 3
     assert list(layout.new.iterdir()) == []
-
-
-def test_compact_some_waits_for_enough_small_files(
-    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan
-) -> None:
-    """A few files read well as they are."""
-    for _ in range(3):
-        settled([make_span()])
-
-    compact_some(layout)
-    before = len(_live(layout))
-    compact_some(layout, least_files=3)
-
-    assert (before, len(_live(layout))) == (3, 1)
 
 
 def test_compact_does_not_disturb_a_reader(

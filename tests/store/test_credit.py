@@ -75,28 +75,6 @@ def test_late_feedback_reopens_credit_under_every_rule(store: Store, run_python:
             assert steps["first"].reward == 0.5 * (steps["second"].reward or 0) > 0
 
 
-def test_a_late_link_by_attribute_is_looked_for_in_the_rollout_it_names(
-    store: Store, run_python: Any
-) -> None:
-    """Days later and from elsewhere an attribute finds its span, in one rollout and no other."""
-    store.add([*rollout("a", "t"), *rollout("b", "t")])
-
-    run_python(
-        """
-        import os, sys
-        os.environ["LIGHTNING_OTEL_STORE"] = sys.argv[1]
-        from lightning_otel import emit_reward
-        assert emit_reward(1.0, match={"ticket": "a"}, rollout_id="a")
-        assert emit_reward(9.0, match={"ticket": "b"}, rollout_id="a")
-        assert emit_reward([0.25, None], match={"ticket": "b"}, rollout_id="b")
-        """,
-        store.name,
-    )
-
-    assert rewards_of(store) == {"a-0": None, "a-1": 1.0, "b-0": 0.25, "b-1": None}
-    assert store.report().reasons() == {credit.UNKNOWN_TARGET: 1}
-
-
 def test_a_link_by_attribute_outside_a_recording_needs_a_rollout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -135,19 +135,6 @@ def test_places_that_cannot_be_written_are_refused(filled: Store, tmp_path: Path
     assert not (tmp_path / "rows.jsonl").exists()
 
 
-def test_an_empty_folder_and_a_shared_file_are_taken(filled: Store, tmp_path: Path) -> None:
-    """A folder that was made for it is filled; a file that others may read stays so."""
-    (tmp_path / "made").mkdir()
-    (tmp_path / "shared.jsonl").touch(mode=0o644)
-    (tmp_path / "shared.jsonl").chmod(0o644)
-
-    filled.export("sft", tmp_path / "made")
-    filled.export("sft", tmp_path / "shared.jsonl")
-
-    assert len(read(tmp_path / "made")) == len(read(tmp_path / "shared.jsonl")) > 0
-    assert stat.S_IMODE((tmp_path / "shared.jsonl").stat().st_mode) == 0o644
-
-
 def test_a_pipe_is_written_into(filled: Store, tmp_path: Path) -> None:
     """Nothing takes the place of what is no file."""
     pipe = tmp_path / "pipe"
@@ -188,18 +175,6 @@ def test_agents_rollouts_and_progress(filled: Store) -> None:
     assert {row["rollout_id"] for row in rows} == {"r1"}
     assert one.report.rollouts == 1
     assert told[-1] == 1
-
-
-def test_rows_too_long_for_one_read_are_whole(store: Store, tmp_path: Path) -> None:
-    """A row of several megabytes goes through Parquet."""
-    forest = Forest()
-    forest.call("x" * 3_000_000, "y" * 1_000_000)
-    store.add(forest.spans)
-
-    store.export("sft", tmp_path / "rows.parquet")
-
-    (row,) = read(tmp_path / "rows.parquet")
-    assert len(json.loads(row["messages"])[1]["content"]) == 3_000_000
 
 
 # --- triplets can be read again ------------------------------------------------------------------

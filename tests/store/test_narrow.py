@@ -249,18 +249,6 @@ def test_transitions_come_from_files_of_all_kinds(
         assert taken["linear"] > 12
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [{"agents": "planner", "rewarded": True}, {"rollout_id": ["r1", "r3"]}],
-)
-def test_tables_hold_what_is_wanted(store: Store, wanted: dict[str, Any]) -> None:
-    """What is selected by its steps is selected in tables too."""
-    for number in range(12):
-        store.add(work(number, 0.1))
-
-    assert_same(store, **wanted)
-
-
 @settings(max_examples=10, deadline=None, phases=[Phase.generate])  # each makes a store
 @given(st.lists(forests, min_size=1, max_size=3))
 def test_transitions_of_any_forest_are_those_of_the_general_adapter(

@@ -1,41 +1,31 @@
-"""Every span is settled exactly once, however often settling is cut off."""
+"""Segments become one sorted file, each span once, however often settling is cut off."""
 
 import shutil
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import orjson
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # has no stubs
 import pytest
+from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
+from lightning_otel import conventions as c
+from lightning_otel.store import journal
 from lightning_otel.store import settle as settle_module
+from lightning_otel.store.gist import GIST
 from lightning_otel.store.layout import Layout
+from lightning_otel.store.lines import parsed
+from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.settle import Settled, settle, settle_if_worthwhile
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
 MakeSpan = Callable[..., Span]
 Write = Callable[[Iterable[Span]], Path]
-
-
-def test_settle_moves_spans_from_segments_into_files(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan
-) -> None:
-    """The same spans are there before and after, and the segments count no more."""
-    assert store.settle() == Settled()
-    spans = [make_span(name=f"s{number}", attributes={"n": number}) for number in range(50)]
-    write(spans[:20])
-    write(spans[20:])
-    before = store.spans().rows()
-
-    done = store.settle()
-
-    assert done == Settled(segments=2, rows=50, files=1)
-    assert store.spans().rows() == before == spans
-    assert len(layout.read_manifest().segments) == 2
-    assert store.settle() == Settled()
-    assert len(list(layout.data.glob("spans-*"))) == 1
 
 
 def test_settle_leaves_open_segments_alone(
@@ -196,3 +186,110 @@ def test_settle_passes_over_a_segment_that_vanished(
     monkeypatch.setattr(Layout, "segments", lambda self: listed)
 
     assert store.settle().rows == 2
+
+
+def _add_lines(path: Path, lines: bytes) -> None:
+    """Put lines before a segment's seal."""
+    *spans, seal = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*spans, lines, seal]))
+
+
+def test_file_is_private_sorted_and_in_small_row_groups(
+    store: Store, layout: Layout, write: Write
+) -> None:
+    """Traces lie as they began, each by agent and start: a window of time is a range of rows."""
+    write(
+        Span(
+            f"{number % 7 + 1:032x}",
+            f"{number:016x}",
+            None,
+            "s",
+            start_ns=1_000_000 - number,
+            end_ns=2_000_000,
+            attributes={c.AGENT_NAME: f"a{number % 3}"},
+        )
+        for number in range(1, 21_001)
+    )
+
+    store.settle()
+
+    (path,) = layout.data.glob("spans-*.parquet")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    file = pq.ParquetFile(path)
+    assert file.metadata.num_rows == 21_000
+    assert file.metadata.row_group(0).num_rows == 4096
+    assert file.metadata.row_group(0).column(0).compression == "ZSTD"
+    assert file.metadata.metadata[b"schema"] == b"1"
+    assert file.schema_arrow.names == [*COLUMNS, *GIST]
+    rows = file.read(columns=["trace_id", "agent", "start_ns"]).to_pylist()
+    began = {row["trace_id"]: row["start_ns"] for row in rows}
+    for row in rows:
+        began[row["trace_id"]] = min(row["start_ns"], began[row["trace_id"]])
+    keys = [(began[row["trace_id"]], *row.values()) for row in rows]
+    assert keys == sorted(keys)
+    (listed,) = layout.read_manifest().files
+    assert (listed.rows, listed.min_start_ns, listed.max_start_ns) == (21_000, 979_000, 999_999)
+    assert listed.size_bytes == path.stat().st_size
+
+
+def test_lines_that_do_not_parse_are_stepped_over_and_counted(
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan
+) -> None:
+    """Torn, binary, foreign and mistyped lines cost themselves only, and can be looked at."""
+    path = write([make_span(name="before")])
+    record = parsed(path.read_bytes().splitlines()[1])
+    without_start = {**record, "span_id": "e" * 16, "start_ns": "noon"}
+    without_id = {**record, "span_id": None}
+    damage = [
+        b'{"record":"span","trace_id":"torn',
+        b"\x00\x00\x00",
+        b"\xff\xfe not utf-8",
+        b"[1, 2]",
+        b'{"foreign": "object"}',
+        orjson.dumps(without_start),
+        orjson.dumps(without_id),
+    ]
+    flipped = path.read_bytes().splitlines()[1].replace(b'"trace_id":', b'"trace_id"\x01', 1)
+    damage.append(flipped)
+    _add_lines(path, b"\n".join(damage) + b"\n")
+    unsealed = path.read_bytes().rpartition(b'{"record":"seal"')[0]
+    path.write_bytes(unsealed + b'{"record":"span","tr')  # as a killed process leaves it
+    other = write([make_span(name="after")])
+    live = [span.name for span in store.spans()]
+
+    store.settle()
+
+    assert live == [span.name for span in store.spans()] == ["before", "after"]
+    told = {each.name: each.damaged for each in layout.read_manifest().segments}
+    assert told == {path.name: len(damage) + 1, other.name: 0}
+    kept = b"".join(path.read_bytes() for path in layout.quarantine.glob("*.lines"))
+    assert sorted(kept.splitlines()) == sorted([*damage, b'{"record":"span","tr'])
+
+
+def test_a_span_open_across_segments_is_one_span(
+    store: Store,
+    layout: Layout,
+    tracer_of: Callable[[SpanWriter], Tracer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start in a rotated segment means nothing, whenever that one is settled."""
+    monkeypatch.setattr(journal, "ROTATE_BYTES", 3_000)
+    writer = SpanWriter(layout)
+    tracer = tracer_of(writer)
+    root = tracer.start_span("root")
+    for number in range(10):
+        tracer.start_span(f"step {number}").end()
+    first = store.settle()
+    open_roots = [span for span in store.spans() if span.name == "root"]
+    root.end()
+    tracer.start_span("last").end()
+    writer.seal()
+    second = store.settle()
+
+    assert first.rows > 0
+    assert second.rows > 0
+    assert [span.is_incomplete for span in open_roots] == [True]
+    names = sorted(span.name for span in store.spans())
+    assert names == sorted(["root", "last", *(f"step {number}" for number in range(10))])
+    assert not any(span.is_incomplete for span in store.spans())
+    assert store.accounting().rejected == {}

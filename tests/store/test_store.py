@@ -1,14 +1,35 @@
-"""The store as a user meets it."""
+"""The store as a user meets it: its name, its folders, and what is read of it."""
 
+import os
+import shutil
+import stat
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import duckdb
 import pytest
 from tests.adapter.forest import SECOND, draw
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.errors import ConfigError, NotFoundError, StoreError
+from lightning_otel.doctor import examine
+from lightning_otel.errors import (
+    ConfigError,
+    NotFoundError,
+    StoreError,
+    StoreMissingError,
+    StoreVersionError,
+)
+from lightning_otel.exporters.duckdb import DuckDBSpanExporter
+from lightning_otel.store import layout as layout_module
+from lightning_otel.store.layout import (
+    DataFile,
+    Layout,
+    Manifest,
+    now_us,
+)
 from lightning_otel.types import Span
 
 
@@ -27,14 +48,6 @@ def test_store_is_named_by_path_environment_or_default(
     assert default.name == str(tmp_path / ".lightning" / "traces.duckdb")
     assert repr(given) == f"Store({given.name!r})"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_url_of_an_unknown_engine_is_refused_without_its_password() -> None:
-    """Errors end in logs; who named a password shall not find it there."""
-    with pytest.raises(ConfigError, match=r"no engine for 'redis://…@host/0'.*ducklake") as raised:
-        Store("redis://me:hunter2@host/0?password=hunter2")
-
-    assert "hunter2" not in str(raised.value)
 
 
 def test_spans_come_in_order_of_their_start(store: Store, make_span: Callable[..., Span]) -> None:
@@ -127,3 +140,254 @@ def test_find_says_why_nothing_is_found(
         store.find("job")
     with pytest.raises(NotFoundError, match="no span yet"):
         empty.find("@last")
+
+
+def test_reading_never_makes_a_store(store: Store, tmp_path: Path) -> None:
+    """A missing store is said to be missing, and the disk stays as it was."""
+    for read in (
+        store.connect,
+        lambda: store.spans().rows(),
+        lambda: store.rollouts().rows(),
+        lambda: store.sql("SELECT 1"),
+        lambda: store.find("x"),
+        lambda: store.pack(tmp_path / "out.duckdb"),
+        lambda: store.report(),
+        lambda: list(store.transitions()),
+        lambda: list(store.transitions(bodies=False)),
+        lambda: list(store.trajectories()),
+        store.settle,
+    ):
+        with pytest.raises(StoreMissingError):
+            read()
+
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_newer_store_is_refused(store: Store, layout: Layout) -> None:
+    """By name, by every way to read, and nothing is written into it."""
+    layout.create()
+    newer = layout_module.SCHEMA_VERSION + 1
+    layout.manifest_path.write_text(f'{{"kind":"store","schema":{newer}}}\n')
+
+    read = (store.connect, store.spans().rows, store.transitions().rows, store.report)
+    for use in (*read, store.settle, store.writer):
+        with pytest.raises(StoreVersionError, match="upgrade"):
+            use()
+
+
+def test_read_outlives_its_files(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """Who reads late, when they were packed anew and are gone, sees what is there then."""
+    store.add([make_span(), make_span()])
+    store.writer().seal()
+    store.settle()
+    time.sleep(0.6)
+    late = store.sql("SELECT * FROM spans ORDER BY start_ns")
+    store.compact()
+    time.sleep(0.6)
+    live = {file.name for file in layout.read_manifest().live_files}
+    gone = [path for path in layout.data.glob("spans-*.parquet") if path.name not in live]
+    for path in [*gone, *layout.segments()]:
+        path.unlink()
+
+    found = late.rows()
+
+    assert gone
+    assert found == store.sql("SELECT * FROM spans ORDER BY start_ns").rows()
+    assert len(found) == 2
+
+
+def test_store_whose_live_folder_was_emptied_is_read(
+    layout: Layout, store: Store, make_span: Callable[..., Span]
+) -> None:
+    """Whoever removes segments by hand loses what was in them, and no more than that."""
+    store.add([make_span()])
+    store.writer().seal()
+    store.settle()
+    (file,) = layout.read_manifest().live_files
+    while now_us() <= file.added_us:  # until then readers take the segment
+        time.sleep(0.01)
+    shutil.rmtree(layout.live)
+
+    assert len(store.spans().rows()) == 1
+    assert not [each for each in examine(store) if each.level == "problem"]
+
+
+def test_store_is_made_and_read_by_many_processes_at_once(
+    tmp_path: Path, run_python: Callable[..., str]
+) -> None:
+    """Those that come first together do not get into each other's way."""
+    script = """
+    import os, sys, time
+    import duckdb
+    from lightning_otel import Store
+    start = time.time() + 0.3
+    children = []
+    for _ in range(6):
+        child = os.fork()
+        if not child:
+            while time.time() < start:
+                pass
+            store = Store(sys.argv[1])
+            store.layout.create()
+            os._exit(0 if store.spans().rows() == [] else 1)
+        children.append(child)
+    print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+    """
+
+    printed = run_python(script, tmp_path / "deep" / "er" / "traces.duckdb")
+
+    assert printed.strip() == str([0] * 6)
+
+
+def test_connect_without_the_right_to_write_reads(
+    store: Store,
+    layout: Layout,
+    make_span: Callable[..., Span],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store whose catalogue cannot be brought up to date is read without it.
+
+    The refusal is a patch, because permissions do not bind root.
+    """
+    store.add([make_span()])
+    store.connect().close()
+    layout.catalogue.unlink()
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(13, "read-only")
+
+    monkeypatch.setattr(os, "replace", refuse)
+
+    assert len(store.spans().rows()) == 1
+    assert not layout.catalogue.exists()
+
+
+def test_connect_names_a_store_it_cannot_read(
+    store: Store, layout: Layout, make_span: Callable[..., Span]
+) -> None:
+    """Folders taken out of a store are an error of the store's, not of DuckDB's."""
+    store.add([make_span()])
+    store.connect().close()
+    for path in layout.data.iterdir():
+        path.unlink()
+    layout.data.rmdir()
+
+    with pytest.raises(StoreError, match=r"cannot read .*traces\.duckdb"):
+        store.connect()
+
+
+def test_store_in_memory_is_one_of_its_own(tmp_path: Path, make_span: Callable[..., Span]) -> None:
+    """Spans are kept and read like those in files, the first of two, and packed into a database."""
+    store, other = Store(":memory:"), Store(":memory:")
+    spans = [make_span(attributes={c.ROLLOUT_ID: "r"}), make_span()]
+    store.add([*spans, replace(spans[0], name="second")])
+
+    assert store.spans().rows() == spans
+    assert store.spans(rollout_id="r").rows() == spans[:1]
+    assert {row["rollout_id"] for row in store.rollouts()} == {"r", spans[1].trace_id}
+    assert (store.settle().rows, store.name, other.spans().rows()) == (0, ":memory:", [])
+    assert store.pack(tmp_path / "out.duckdb") == 2
+    with duckdb.connect(str(tmp_path / "out.duckdb"), read_only=True) as con:
+        assert con.execute("SELECT count(*) FROM rollouts").fetchone() == (2,)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Layout:
+    """A layout whose store does not exist yet."""
+    return Layout(tmp_path / "traces.duckdb")
+
+
+@pytest.mark.parametrize(
+    ("given", "catalogue"),
+    [
+        ("x.duckdb", "x.duckdb"),
+        ("folder", "folder/traces.duckdb"),
+        ("a/b.duckdb", "a/b.duckdb"),
+        ("~/x.duckdb", "x.duckdb"),
+    ],
+)
+def test_layout_names_a_catalogue(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, catalogue: str
+) -> None:
+    """A path names the catalogue, or a folder that holds one; a later chdir changes nothing."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    fresh = Layout(given)
+    monkeypatch.chdir("/")
+
+    assert fresh.catalogue == tmp_path / catalogue
+    assert fresh.root == tmp_path / f"{catalogue}.d"
+
+
+def test_create_keeps_the_store_out_of_git(tmp_path: Path) -> None:
+    """A folder made for the store, and the store's own, ignore themselves; a user's stays as is."""
+    fresh = Layout(tmp_path / ".lightning" / "traces.duckdb")
+    mine = tmp_path / "mine"
+    mine.mkdir(mode=0o755)
+
+    fresh.create()
+    Layout(mine / "traces.duckdb").create()
+
+    assert (tmp_path / ".lightning" / ".gitignore").read_text() == "*\n"
+    assert (fresh.root / ".gitignore").read_text() == "*\n"
+    assert not (mine / ".gitignore").exists()
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o755
+
+
+def test_create_never_replaces_a_manifest(fresh: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest that another process wrote meanwhile wins over the first, empty one."""
+    fresh.create()
+    manifest = Manifest((DataFile("f", 1, 2, 3, 4, 5),))
+    fresh.write_manifest(manifest)
+    fresh.create()
+    assert fresh.read_manifest() == manifest
+    seen = iter([False])
+    # A patch, because the other process must come between the look and the making.
+    monkeypatch.setattr(Path, "exists", lambda self: next(seen, True))
+
+    fresh.make_folders()
+
+    monkeypatch.undo()
+    assert fresh.read_manifest() == manifest
+    assert list(fresh.new.iterdir()) == []
+
+
+def test_create_refuses_a_database_that_is_no_catalogue(fresh: Layout) -> None:
+    """Somebody's own DuckDB file is never replaced by a catalogue."""
+    fresh.catalogue.write_bytes(b"somebody's work")
+
+    with pytest.raises(StoreError, match=r"traces\.duckdb is a database of its own"):
+        fresh.create()
+
+    assert fresh.catalogue.read_bytes() == b"somebody's work"
+    assert not fresh.root.exists()
+    with pytest.raises(StoreError, match=r"cannot make the store .*--store"):
+        Layout(fresh.catalogue / "traces.duckdb").create()
+
+
+@pytest.mark.parametrize("path", ["clickhouse://host/db", "https://host/x.duckdb", ":memory:"])
+def test_layout_is_a_place_on_a_disk(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL, or a store in memory, makes no folder of that name, by whatever way it comes."""
+    monkeypatch.chdir(tmp_path)
+
+    for make in (Layout, DuckDBSpanExporter):
+        with pytest.raises(ConfigError, match=r"name a (local )?path"):
+            make(path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_require_names_a_missing_store(fresh: Layout) -> None:
+    """Nothing there is said with the path, and the way to a store or to one that stands beside."""
+    with pytest.raises(StoreMissingError, match=r"traces\.duckdb; record one with"):
+        fresh.require()
+
+    demo = Layout(fresh.catalogue.with_name("demo.duckdb"))
+    demo.create()
+    with pytest.raises(StoreMissingError, match=rf"there is {demo.catalogue}: name it with --sto"):
+        fresh.require()

@@ -185,25 +185,23 @@ def test_a_call_that_two_tracers_told_of_counts_once(store: Store) -> None:
     assert (row.spans, row.calls, row.input_tokens) == (2, 1, 3)
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ("", ""),
-        ("[", ""),
-        ('[{"role":"user","parts":[{"type":"text","content":"cut of', "cut of"),
-        ('[{"role":"user","parts":[{"type":"text","content":"half \\', "half "),
-        ('[{"role":"system","parts":[]}]', ""),
-    ],
-)
-def test_first_words_come_from_cut_messages_too(asked: str, words: str) -> None:
-    """A message longer than is read for a list still says how it begins."""
-    assert traces._asked_words(asked) == words
+def test_first_words_are_those_of_the_task_or_of_what_was_asked(
+    store: Store, make_span: MakeSpan
+) -> None:
+    """A task as people say it; a message longer than a list reads still says how it begins."""
+    begun = '[{"role":"user","parts":[{"type":"text","content":"'
+    told = [
+        ({c.TASK: '"sum"'}, "sum"), ({c.TASK: '{"q":"sum"}'}, "sum"),
+        ({c.TASK: '{"q":1,"a":2}'}, '{"q":1,"a":2}'), ({c.INPUT_MESSAGES: ""}, ""),
+        ({c.INPUT_MESSAGES: "["}, ""), ({c.INPUT_MESSAGES: f"{begun}cut of"}, "cut of"),
+        ({c.INPUT_MESSAGES: f"{begun}half \\"}, "half "),
+        ({c.INPUT_MESSAGES: '[{"role":"system","parts":[]}]'}, ""),
+    ]  # fmt: skip
+    for number, (attributes, _) in enumerate(told):
+        name = c.SPAN_ROLLOUT if c.TASK in attributes else "chat"
+        attributes = {c.OPERATION: c.CHAT, **attributes}
+        store.add([make_span(trace_id=f"{number:032x}", name=name, attributes=attributes)])
 
+    found = {row.trace_id: row.words for row in find_traces(store.source).rows}
 
-@pytest.mark.parametrize(
-    ("task", "words"),
-    [(None, ""), ('"sum"', "sum"), ('{"q":"sum"}', "sum"), ('{"q":1,"a":2}', '{"q":1,"a":2}')],
-)
-def test_a_task_is_told_as_people_say_it(task: str | None, words: str) -> None:
-    """A text as it is, the one value of an object, anything else as JSON."""
-    assert traces._task_words(task) == words
+    assert found == {f"{number:032x}": words for number, (_, words) in enumerate(told)}

@@ -6,51 +6,12 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tests.adapter.forest import draw
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
-
-
-@given(texts=st.lists(st.text(), min_size=1, max_size=30))
-@settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_spans_keep_any_text(
-    tmp_path_factory: pytest.TempPathFactory, make_span: Callable[..., Span], texts: list[str]
-) -> None:
-    """Text of every kind comes through segment, view and Parquet unharmed."""
-    store = Store(tmp_path_factory.mktemp('it\'s a "folder" ✓'))
-    spans = [make_span(name=text, attributes={text: text, c.AGENT_NAME: text}) for text in texts]
-    store.add(spans)
-    live = store.spans().rows()
-    store.writer().seal()
-    store.settle()
-
-    assert live == spans
-    assert store.spans().rows() == spans
-    agents = store.sql("SELECT agent FROM spans ORDER BY start_ns").rows()
-    assert [row["agent"] for row in agents] == texts
-
-
-def test_calls_and_rewards_are_spans_of_their_kind(store: Store) -> None:
-    """The views pick out requests to models and rewards, with the rollout they belong to."""
-    forest = draw("so@model=m@tokens=3@whole !.5 work( )")
-    store.add(forest.spans)
-
-    (call,) = store.sql("SELECT * FROM calls").rows()
-    (reward,) = store.sql("SELECT * FROM rewards").rows()
-
-    assert (call["span_id"], call["rollout_id"], call["model"]) == (forest.named["so"], "r1", "m")
-    assert (call["duration_ms"], call["input_tokens"]) == (1000.0, 3)
-    assert (call["finish_reasons"], call["input_messages"][:2]) == ('["stop"]', "[{")
-    assert (reward["span_id"], reward["rollout_id"]) == (forest.named["!.5"], "r1")
-    assert (reward["value"], reward["name"]) == (0.5, "primary")
-
 
 OTHER = "opentelemetry.instrumentation.langchain"
 REQUESTS = (

@@ -64,30 +64,6 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def test_writer_rotates_a_full_segment(
-    layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The full one is sealed, and the next one knows every span still open."""
-    monkeypatch.setattr(journal, "ROTATE_BYTES", 4_000)
-    root = tracer.start_span("root")
-    for number in range(20):
-        tracer.start_span(f"step {number}").end()
-
-    paths = layout.segments()
-    segments = [_records(path) for path in paths]
-
-    assert len(paths) > 2
-    assert writer.paths == paths
-    for lines in segments[:-1]:
-        ended = sum(line["record"] == "span" for line in lines)
-        assert lines[-1] == {"record": "seal", "rotated": True, "counts": {"ended": ended}}
-    for lines in segments[1:]:
-        assert (lines[0]["record"], lines[0]["name"]) == ("start", "root")
-    assert [_is_locked(path) for path in paths] == [False] * (len(paths) - 1) + [True]
-    root.end()
-    assert sorted(_ended(layout)) == sorted(["root", *(f"step {number}" for number in range(20))])
-
-
 def test_writer_does_not_rotate_without_room_for_the_seal(
     layout: Layout, writer: SpanWriter, tracer: Tracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,15 +318,6 @@ def test_records_are_those_since_a_position_that_mention_a_text(
     assert [record["name"] for record in found or ()] == ["one", "two"]
 
 
-@pytest.mark.parametrize("place", ["disk", "memory"])
-def test_take_keeps_all_in_order(store: Store, make_span: Callable[..., Span], place: str) -> None:
-    """Spans that somebody else holds, any number of them."""
-    found = store if place == "disk" else Store(":memory:")
-    found.writer().take(make_span(name=f"s{n}", attributes={"x": "x" * 1000}) for n in range(3000))
-
-    assert [each.name for each in found.spans()] == [f"s{number}" for number in range(3000)]
-
-
 def test_take_raises_and_counts_nothing_where_the_disk_refuses(
     store: Store, make_span: Callable[..., Span]
 ) -> None:
@@ -402,17 +369,6 @@ def test_process_without_a_boot_id_is_the_machines(
 
     assert len(names) == 1
     assert len(names.pop()) == 8
-
-
-def test_traced_process_imports_no_duckdb(run_python: Callable[..., str]) -> None:
-    """Nothing the traced process needs pulls in the database."""
-    script = """
-    import sys
-    import lightning_otel.exporters.duckdb, lightning_otel.store.writer, lightning_otel.tracing
-    print([name for name in ("duckdb", "pyarrow", "pandas") if name in sys.modules])
-    """
-
-    assert run_python(script).strip() == "[]"
 
 
 def test_what_waits_for_a_slow_disk_is_read_in_its_own_process(

@@ -8,7 +8,7 @@ import os
 import pytest
 from tests.adapter.differential.trees import Program
 from tests.adapter.differential.upstream import ours, steps, stored_there, theirs
-from tests.adapter.readers.test_agents import stored
+from tests.adapter.readers.test_readers import stored
 
 from lightning_otel import TripletAdapter
 from lightning_otel.types import Credit

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.adapter.forest import steps_of
-from tests.adapter.readers.test_agents import AGENTS
+from tests.adapter.readers.test_readers import AGENTS
 
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.receivers import Rejected, documents

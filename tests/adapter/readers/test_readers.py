@@ -1,38 +1,24 @@
-"""Readers on what no package is known to send: odd types, damaged JSON, halves of a convention."""
+"""Readers on what other packages record: real agents and requests, old forms, halves of a form.
+
+``tests/data/make_agents.py`` made the files of Agent Lightning's agents.
+"""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tests.adapter.fixtures import SPANS, recorded
-from tests.adapter.forest import Forest
+from tests.adapter.fixtures import recorded
+from tests.adapter.forest import Forest, steps_of, text_of
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter, calls, readers
-from lightning_otel.adapter.readers.chat import rows
-from lightning_otel.types import Event, Span
+from lightning_otel.adapter import TripletAdapter, calls, readers, repair
+from lightning_otel.messages import plain_text
+from lightning_otel.receivers import Rejected, documents
+from lightning_otel.types import Event, Message, Span
 
-ALL = [span for path in sorted(SPANS.glob("*.jsonl")) for span in recorded(path.stem)]
-ODD = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=8),
-    st.lists(st.text(max_size=3), max_size=3),
-    st.sampled_from(
-        [
-            *("[]", "{}", "[1]", "[{}]", "null", "{'a'", "[" * 5000, '{"kwargs": []}'),
-            *('{"choices": 3}', '{"choices": [{"message": 1}]}', '[{"parts": 3}]'),
-            '[{"role": null, "content": [[]]}]',
-        ]
-    ),
-)
+AGENTS = Path(__file__).resolve().parents[2] / "data" / "agents"
 
 
 def one(attributes: dict[str, Any], *, name: str = "call", **extra: Any) -> Span:
@@ -43,48 +29,57 @@ def one(attributes: dict[str, Any], *, name: str = "call", **extra: Any) -> Span
     return span
 
 
-@given(data=st.data())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_value_breaks_a_reader(data: st.DataObject) -> None:
-    """Whatever stands under the keys of a convention, reading and adapting go through."""
-    span = data.draw(st.sampled_from(ALL))
-    keys = data.draw(st.lists(st.sampled_from(sorted(span.attributes) or ["x"]), max_size=4))
-    attributes = {**span.attributes, **{key: data.draw(ODD) for key in keys}}
-    broken = replace(span, attributes=attributes, scope="")
-
-    readers.summary(broken.name, "", attributes, {})
-    TripletAdapter().explain([broken])
-
-
-def test_rows_are_in_order_of_their_numbers() -> None:
-    """Row 10 comes after row 9, whatever the order of the keys."""
-    attributes = {f"p.{number}.role": str(number) for number in (10, 9, 1, 0)}
-
-    assert [row["role"] for row in rows(attributes, "p")] == ["0", "1", "9", "10"]
-
-
-def test_rows_take_only_their_own_prefix() -> None:
-    """A key that merely begins with the same letters is not among them; nor is a bare value."""
-    attributes = {"p.0.a": 1, "prompt.0.a": 2, "p.1": "bare", "p": "none", "p.0": "both"}
-
-    assert rows(attributes, "p") == [{"a": 1}]
+TODAY = [{"role": "user", "parts": [{"type": "text", "content": "new"}]}]
+LLM, AGENT = {"openinference.span.kind": "LLM"}, {"openinference.span.kind": "AGENT"}
+READ: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    # Where today's messages are there, the flattened ones are not looked at.
+    (
+        {"gen_ai.system": "x", "gen_ai.prompt.0.content": "old", c.INPUT_MESSAGES: TODAY},
+        {c.INPUT_MESSAGES: json.dumps(TODAY)},
+    ),
+    ({"llm.request.type": "chat"}, {c.OPERATION: c.CHAT}),
+    ({"llm.request.type": "completion"}, {c.OPERATION: c.TEXT_COMPLETION}),
+    ({"llm.request.type": "embedding"}, {c.OPERATION: c.EMBEDDINGS}),
+    # An agent's own name wins over the span's, which is often a method's.
+    (AGENT, {c.AGENT_NAME: "call"}),
+    ({**AGENT, "agent.name": "writer"}, {c.AGENT_NAME: "writer"}),
+    ({**AGENT, "graph.node.id": "critic"}, {c.AGENT_NAME: "critic"}),
+    ({**LLM, "llm.prompts.0.prompt.text": "a"}, {c.OPERATION: c.TEXT_COMPLETION}),
+]
 
 
-def test_a_message_told_in_the_old_and_the_new_form_is_read_once() -> None:
-    """Where today's messages are there, the flattened ones are not looked at."""
-    new = [{"role": "user", "parts": [{"type": "text", "content": "new"}]}]
-    span = one({"gen_ai.system": "x", "gen_ai.prompt.0.content": "old", c.INPUT_MESSAGES: new})
+@pytest.mark.parametrize(("told", "found"), READ)
+def test_a_form_of_another_package_is_todays(told: dict[str, Any], found: dict[str, Any]) -> None:
+    """Messages, kinds of requests and agents."""
+    attributes = one(told).attributes
 
-    assert json.loads(span.attributes[c.INPUT_MESSAGES]) == new
+    assert {key: attributes[key] for key in found} == found
+
+
+_ANSWER = "llm.output_messages.0.message"
+_CALLED = f"{_ANSWER}.tool_calls.0.tool_call.function.name"
 
 
 @pytest.mark.parametrize(
-    ("asked", "operation"),
-    [("chat", c.CHAT), ("completion", c.TEXT_COMPLETION), ("embedding", c.EMBEDDINGS)],
+    ("told", "asked", "answered"),
+    [
+        ({**LLM, "llm.prompts": ["Once"], "output.value": "upon"}, "Once", "upon"),  # LlamaIndex
+        (
+            {**LLM, "llm.prompts.0.prompt.text": "Once", "llm.choices.0.completion.text": " upon"},
+            "Once",
+            " upon",
+        ),
+        ({**LLM, "llm.input_messages.0.message.content": "go", _CALLED: "stop"}, "go", "stop({})"),
+    ],
 )
-def test_kind_of_request_in_the_old_form(asked: str, operation: str) -> None:
-    """The old request type is today's operation."""
-    assert one({"llm.request.type": asked}).attributes[c.OPERATION] == operation
+def test_a_request_of_openinference_is_a_call(
+    told: dict[str, Any], asked: str, answered: str
+) -> None:
+    """Prompts without roles are what the user said; a tool that takes none is called with none."""
+    (path,) = TripletAdapter().adapt([one(told)])
+
+    (step,) = path.transitions
+    assert (text_of(step.observation), plain_text(step.action)) == (asked, answered)
 
 
 def test_events_with_their_fields_as_attributes_are_messages() -> None:
@@ -100,30 +95,6 @@ def test_events_with_their_fields_as_attributes_are_messages() -> None:
     (said,) = json.loads(span.attributes[c.OUTPUT_MESSAGES])
     assert (given["role"], given["parts"][0]["content"]) == ("user", "hi")
     assert (said["role"], said["parts"][0]["content"]) == ("assistant", "yes")
-
-
-def test_an_openinference_agent_is_named_by_its_attribute_before_its_span() -> None:
-    """`agent.name` wins over the span's name, which is often a method's."""
-    found = {"openinference.span.kind": "AGENT"}
-
-    assert one(found, name="on_messages").attributes[c.AGENT_NAME] == "on_messages"
-    assert one({**found, "agent.name": "writer"}).attributes[c.AGENT_NAME] == "writer"
-    assert one({**found, "graph.node.id": "critic"}).attributes[c.AGENT_NAME] == "critic"
-
-
-def test_an_old_completion_of_openinference_is_text() -> None:
-    """Prompts without roles are what the user said."""
-    span = one(
-        {
-            "openinference.span.kind": "LLM",
-            "llm.prompts.0.prompt.text": "Once",
-            "llm.choices.0.completion.text": " upon",
-        }
-    )
-
-    (path,) = TripletAdapter().adapt([span])
-    assert span.attributes[c.OPERATION] == c.TEXT_COMPLETION
-    assert path.transitions[0].action[0]["parts"][0]["content"] == " upon"
 
 
 @pytest.mark.parametrize(
@@ -170,3 +141,88 @@ def test_a_call_nobody_reads_has_a_reason(
     assert report.reasons() == ({calls.UNKNOWN: 1} if dropped else {})
     assert report.calls == 1 + dropped
     assert store.transitions(bodies=False).report() == report
+
+
+# --- real agents ---------------------------------------------------------------------------------
+
+CALL = ["tool_call call_1"]
+SAID = ["text I will work it out", *CALL]
+RESULT = ["tool_call_response call_1"]
+
+
+def shown(messages: tuple[Message, ...]) -> list[list[str]]:
+    """The parts of messages but instructions, each by its kind and what tells it apart."""
+    return [
+        [f"{part['type']} {part.get('id') or part.get('content')}" for part in message["parts"]]
+        for message in messages
+        if message["role"] not in ("system", "developer")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "expected"),
+    [
+        ("langchain", "", [([["text hello"]], [["text it is 42"]])]),
+        ("responses", "", [([["text go"]], [SAID])]),
+        *(
+            (
+                "autogen",
+                only,
+                [
+                    ([["text go"]], [SAID]),
+                    ([["text go"], SAID, RESULT], [["text it is 42"]]),
+                ],
+            )
+            for only in ("", "autogen_agentchat")
+        ),
+    ],
+)
+def test_each_request_is_one_whole_call(name: str, only: str, expected: list[Any]) -> None:
+    """One for two records that name the model with and without a date; results and texts in it."""
+    spans = [span for span in recorded(f"openinference/{name}") if only in span.scope]
+
+    (path,) = TripletAdapter().adapt(spans)
+
+    steps = path.transitions
+    assert [(shown(step.observation), shown(step.action)) for step in steps] == expected
+    if not only:
+        assert [(step.model, bool(step.response_id)) for step in steps] == [
+            ("toy-2024-07-18", True)
+        ] * len(expected)
+
+
+def stored(name: str) -> list[Span]:
+    """The spans of a file, as `lightning-otel import` reads them."""
+    spans: list[Span] = []
+    for line in (AGENTS / f"{name}.jsonl").read_bytes().splitlines():
+        for found in documents.spans_in(line):
+            assert not isinstance(found, Rejected), found
+            spans.append(found)
+    return spans
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "moved"),
+    [
+        (
+            "openai_agents",
+            [
+                ("Main Agent", None),
+                ("MathAgent", 0.0),
+                ("MathAgent", None),
+                ("MathAgent", 1.0),
+                ("Judge", 0.5),
+            ],
+            5,
+        ),
+        ("langgraph", [("model", None), ("model", 1.0), ("model", 0.25)], 0),
+    ],
+)
+def test_calls_belong_to_their_agents(
+    name: str, expected: list[tuple[str, float | None]], moved: int
+) -> None:
+    """Also those that lie beside their agent; so each reward goes to the call it is for."""
+    found = TripletAdapter().explain(stored(name))
+
+    assert [(step.agent, step.reward) for step in steps_of(found)] == expected
+    assert [each.rule for each in found.report.repairs] == [repair.ENCLOSED] * moved

@@ -29,8 +29,6 @@ def held(request: pytest.FixtureRequest, store: Store) -> Held:
     database = f"db{abs(hash(request.node.nodeid))}"
     if request.param == "memory":
         store = Store(":memory:")
-    elif request.param == "http":
-        pytest.importorskip("starlette")
     elif request.param in ("chdb", "clickhouse"):
         pytest.importorskip("chdb")
         pytest.importorskip("clickhouse_connect")

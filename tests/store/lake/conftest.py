@@ -8,12 +8,45 @@ from typing import Any
 
 import pytest
 from tests.store.lake import servers
-from tests.store.lake.fleet import spans_of
 
 from lightning_otel.store.lake import LakeAddress, lake_address
 from lightning_otel.types import Span
 
 _numbers = itertools.count(1)
+SPANS = 3
+"""Of each rollout."""
+
+
+def spans_of(machine: str, rollout: int) -> list[Span]:
+    """An agent, its chat and its reward."""
+    trace = f"{ord(machine):02x}{rollout:030x}"
+    start_ns = 1_000_000_000 * (rollout + 1)
+    marks = {"agentlightning.rollout_id": f"{machine}-{rollout}", "gen_ai.agent.name": "planner"}
+    message = '[{"role":"%s","parts":[{"type":"text","content":"%s"}]}]'
+    chat = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "toy",
+        "gen_ai.response.id": f"r-{machine}-{rollout}",
+        "gen_ai.input.messages": message % ("user", f"{rollout} " * 100),
+        "gen_ai.output.messages": message % ("assistant", "ho"),
+    }
+    kinds = (
+        ("invoke_agent planner", {"gen_ai.operation.name": "invoke_agent"}),
+        ("chat toy", chat),
+        ("reward", {"agentlightning.reward.0.value": rollout % 2}),
+    )
+    return [
+        Span(
+            trace_id=trace,
+            span_id=f"{ord(machine):02x}{SPANS * rollout + step:014x}",
+            parent_span_id=f"{ord(machine):02x}{SPANS * rollout:014x}" if step else None,
+            name=name,
+            start_ns=start_ns + step,
+            end_ns=start_ns + 1_000 - step,
+            attributes={**marks, **attributes},
+        )
+        for step, (name, attributes) in enumerate(kinds)
+    ]
 
 
 @pytest.fixture(scope="session")
