@@ -1,5 +1,6 @@
 """What each format makes of steps: its shape, and what it leaves out."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,151 +139,141 @@ def test_what_a_format_cannot_hold_is_named(
     assert CHOICES not in given[0].transitions or "'b'" not in str(made.rows)
 
 
-# --- sft -----------------------------------------------------------------------------------------
+# --- rows ----------------------------------------------------------------------------------------
+
+YES, ASKED = {"role": "assistant", "content": "yes"}, {"role": "user", "content": "is it?"}
+LOOK = {"role": "user", "content": "look"}
+THOUGHTFUL, THOUGHTLESS = turn(THOUGHT), turn()
+REWRITTEN = (step("", "b").observation[0], *THOUGHTLESS[1].observation[1:])
+FORGETFUL = (THOUGHTLESS[0].observation[0], THOUGHTLESS[0].action[0],
+             *THOUGHTLESS[1].observation[2:])  # fmt: skip
+TEXT_CALLS = [
+    {**call, "function": {"name": "look_up", "arguments": arguments}}
+    for call, arguments in zip(CALLS, ('{"word": "a"}', '{"word": "b"}'), strict=True)
+]
+MEDIA = step(observation=(parts("user", text("what is"), IMAGE, LINKED, AUDIO),), reward=1.0)
+SEEN = [{"role": "user", "content": [
+    {"type": "text", "text": "what is"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,aW1n"}},
+    {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+    {"type": "input_audio", "input_audio": {"data": "c291bmQ=", "format": "wav"}},
+]}]  # fmt: skip
+TWO_TEXTS = path(step(observation=(parts("user", text("a"), text("b")),), reward=1.0))
+RATED = path(*(step(reward=r, span_id=f"s{i}") for i, r in enumerate((0.5, 0.4, None, -1.0))))
+SHARED = exact([1], [2], 1.0, is_shared=True)
+BRANCHES = [
+    path(SHARED, exact([1, 2, index], [9], 1.0, span_id=f"b{index}"), branch=index)
+    for index in range(3)
+]
+CHOSEN = conversation(advantage=0.5, weight=0.25, group_id="g", sampling={"n": 2})
+ADVANTAGES = path(*(replace(each, advantage=value) for each, value in
+                    zip(conversation().transitions, (-1.0, 2.0), strict=True)))  # fmt: skip
+LINK = exact(
+    [1], [2], 0.5, observation=(parts("user", text("look"), LINKED),), tools=(TOOL,),
+    action=(said("assistant", "a"), said("assistant", "b")), response_id="id",
+)  # fmt: skip
+TASKS = [tries(0.0, 1.0, asked=f"task {index}") for index in range(20)]
+Row = dict[str, Any]
+ROWS: dict[str, tuple[str, list[Trajectory], dict[str, Any], list[Row]]] = {
+    # Parallel calls, their results and ids, and tools are there; arguments are objects.
+    "sft joins the steps of a conversation": ("sft", [path(*THOUGHTFUL)], {}, [{
+        "messages": [
+            LOOK,
+            {"role": "assistant", "content": "", "reasoning_content": "let me think",
+             "tool_calls": CALLS},
+            *RESULTS,
+            {"role": "assistant", "content": "done"},
+        ],
+        "tools": NESTED, "steps": 2, "reward": 1.0, "span_id": "s2", "rollout_id": "r1",
+    }]),
+    "sft goes on where reasoning was not sent back": (
+        "sft", [path(THOUGHTFUL[0], step("done", observation=FORGETFUL, span_id="s2"))], {},
+        [{"steps": 2}]),
+    "sft begins anew where the history was rewritten": (
+        "sft", [path(THOUGHTLESS[0], step("two", observation=REWRITTEN, span_id="s2"))], {},
+        [{"steps": 1}, {"steps": 1}]),
+    "media in sft": ("sft", [path(MEDIA)], {}, [{"messages": [*SEEN, YES]}]),
+    "media in prompt-completion": ("prompt-completion", [path(MEDIA)], {}, [{"prompt": SEEN}]),
+    "media in kto": ("kto", [path(MEDIA)], {}, [{"prompt": SEEN}]),
+    # Templates of text models read texts alone, and leave a list of parts out.
+    "texts are one for templates": (
+        "sft", [TWO_TEXTS], {}, [{"messages": [{"role": "user", "content": "a\nb"}, YES]}]),
+    "texts stay apart for openai": ("openai-sft", [TWO_TEXTS], {}, [{"messages": [
+        {"role": "user", "content": [{"type": "text", "text": each} for each in "ab"]}, YES]}]),
+    "masks where ids are exact": (
+        "prompt-completion", [path(exact([1, 2], [3]), step(span_id="s2"))], {}, [
+            {"prompt_ids": [1, 2], "completion_ids": [3], "completion_mask": [0, 0, 1],
+             "prompt": [ASKED], "completion": [YES]},
+            {"prompt_ids": None}]),
+    "shared steps are rows once": ("prompt-completion", BRANCHES, {}, [{}] * 4),
+    "shared steps are triplets once": ("triplets", BRANCHES, {}, [{}] * 4),
+    "shared steps are theirs once": ("agentlightning", BRANCHES, {}, [{}] * 4),
+    "kto labels by threshold, and never guesses": ("kto", [RATED], {}, [
+        {"span_id": "s0", "label": True}, {"span_id": "s1", "label": False},
+        {"span_id": "s3", "label": False}]),
+    "kto by another threshold": ("kto", [RATED], {"threshold": 0.0}, [
+        {"label": True}, {"label": True}, {"label": False}]),
+    # Each answer is in one pair at most.
+    "dpo pairs the best with the worst": ("dpo", tries(0.5, 1.0, 0.0, 0.75, 0.5), {}, [
+        {"reward": 1.0, "rejected_reward": 0.0, "prompt": [ASKED],
+         "chosen": [{"role": "assistant", "content": "is it? 1"}],
+         "rejected": [{"role": "assistant", "content": "is it? 2"}],
+         "rollout_id": "is it?1", "rejected_rollout_id": "is it?2"},
+        {"reward": 0.75, "rejected_reward": 0.5}]),
+    "groups come together from anywhere, in order of the first": (
+        "dpo", [found[half] for half in range(2) for found in TASKS], {},
+        [{"prompt": [{"role": "user", "content": f"task {i}"}]} for i in range(20)]),
+    "openai-sft is its file format": ("openai-sft", [path(*THOUGHTFUL)], {}, [
+        {"messages": [LOOK, {"role": "assistant", "content": None, "tool_calls": TEXT_CALLS}],
+         "tools": NESTED},
+        {"messages": [
+            LOOK, {"role": "assistant", "content": None, "tool_calls": TEXT_CALLS, "weight": 0},
+            *RESULTS, {"role": "assistant", "content": "done"}]}]),
+    "openai-dpo is its file format": ("openai-dpo", tries(0.0, 1.0, tools=(TOOL,)), {}, [
+        {"input": {"messages": [ASKED], "tools": NESTED},
+         "preferred_output": [{"role": "assistant", "content": "is it? 1"}],
+         "non_preferred_output": [{"role": "assistant", "content": "is it? 0"}]}]),
+    "tokens join what goes on exactly": (
+        "tokens", [conversation(), path(exact([1], [2]), exact([7], [8], span_id="s2"))], {}, [
+            {"input_ids": [1, 2, 3, 4, 5, 6], "labels": [-100, -100, 3, 4, -100, 6]},
+            {"input_ids": [1, 2]}, {"input_ids": [7, 8]}]),
+    "grpo has OpenEnv's names": ("grpo", [CHOSEN], {}, [{
+        "prompt_token_ids": [1, 2], "completion_token_ids": [3, 4, 5, 6],
+        "per_token_logps": [-0.5, -0.5, 0.0, -0.5], "loss_mask": [0, 0, 1, 1, 0, 1],
+        "advantage": 0.5, "reward": 1.0, "weight": 0.25, "group_id": "g", "steps": 2,
+        "sampling": {"n": 2}, "per_token_advantages": None}]),
+    "advantages that differ are by token": ("grpo", [ADVANTAGES], {}, [
+        {"advantage": None, "per_token_advantages": [-1.0, -1.0, 0.0, 2.0]}]),
+    "verl has the names of its agent loop": ("verl", [conversation()], {}, [{
+        "prompt_ids": [1, 2], "response_ids": [3, 4, 5, 6], "response_mask": [1, 1, 0, 1],
+        "rollout_log_probs": [-0.5, -0.5, 0.0, -0.5], "reward": 1.0}]),
+    "agentlightning is its triplet": ("agentlightning", [path(LINK)], {}, [{"reward": 0.5}]),
+}  # fmt: skip
 
 
-def test_sft_joins_the_steps_of_a_conversation() -> None:
-    """Parallel calls, their results and ids, and tools are there; arguments are objects."""
-    made = Made("sft", path(*turn(THOUGHT)))
+@pytest.mark.parametrize("case", ROWS)
+def test_rows_hold_what_was_recorded(case: str) -> None:
+    """Each row has the values of the columns that its case names."""
+    name, given, options, expected = ROWS[case]
 
-    (row,) = made.rows
-    assert row["messages"] == [
-        {"role": "user", "content": "look"},
-        {
-            "role": "assistant",
-            "content": "",
-            "reasoning_content": "let me think",
-            "tool_calls": CALLS,
-        },
-        *RESULTS,
-        {"role": "assistant", "content": "done"},
-    ]
-    assert row["tools"] == NESTED
-    assert (row["steps"], row["reward"], row["span_id"], row["rollout_id"]) == (2, 1.0, "s2", "r1")
+    made = Made(name, *given, **options)
+
+    assert len(made.rows) == len(expected)
+    for row, wanted in zip(made.rows, expected, strict=True):
+        assert {column: row.get(column) for column in wanted} == wanted
+    if name == "openai-sft" and given[0].transitions == THOUGHTFUL:
+        assert made.reasons == {"reasoning"}
+        assert set(made.rows[0]) == {"messages", "tools"}
 
 
-def test_sft_goes_on_where_reasoning_was_not_sent_back() -> None:
-    """An agent that drops the model's reasoning from its history still goes on from it."""
-    first, second = turn(THOUGHT)
-    answer = parts("assistant", called("c1", word="a"), called("c2", word="b"))
-    given = (second.observation[0], answer, *second.observation[2:])
+def test_shared_tokens_are_trained_once() -> None:
+    """Branches run through one step; its tokens have a label in one row alone."""
+    rows = Made("tokens", *BRANCHES).rows
 
-    made = Made("sft", path(first, step("done", observation=given, span_id="s2")))
-
-    assert [row["steps"] for row in made.rows] == [2]
-
-
-def test_sft_begins_anew_where_the_history_was_rewritten() -> None:
-    """A prompt that does not begin with what was said is another row: no answer is lost."""
-    first, second = turn()
-    given = (step("", "b").observation[0], *second.observation[1:])
-    made = Made("sft", path(first, step("two", reward=1.0, observation=given, span_id="s2")))
-
-    assert [row["steps"] for row in made.rows] == [1, 1]
-    assert made.rows[1]["messages"][-1]["content"] == "two"
-
-
-@pytest.mark.parametrize("name", ["sft", "prompt-completion", "kto"])
-def test_media_are_parts_of_the_chat_api(name: str) -> None:
-    """Images and sounds, linked or whole, are where the model saw them."""
-    asked = parts("user", text("what is"), IMAGE, LINKED, AUDIO)
-
-    made = Made(name, path(step(observation=(asked,), reward=1.0)))
-
-    (row,) = made.rows
-    assert (row.get("messages") or row["prompt"])[0]["content"] == [
-        {"type": "text", "text": "what is"},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aW1n"}},
-        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
-        {"type": "input_audio", "input_audio": {"data": "c291bmQ=", "format": "wav"}},
-    ]
-
-
-def test_several_texts_are_one_for_templates_and_stay_apart_for_openai() -> None:
-    """Templates of text models read texts alone, and leave a list of parts out."""
-    given = step(observation=(parts("user", text("a"), text("b")),), reward=1.0)
-
-    sft, openai = Made("sft", path(given)), Made("openai-sft", path(given))
-
-    assert sft.rows[0]["messages"][0]["content"] == "a\nb"
-    assert openai.rows[0]["messages"][0]["content"] == [
-        {"type": "text", "text": "a"},
-        {"type": "text", "text": "b"},
-    ]
-
-
-# --- prompt-completion, kto ----------------------------------------------------------------------
-
-
-def test_prompt_completion_has_masks_where_ids_are_exact() -> None:
-    """Text always; ids and what was sampled of them only where the server gave them."""
-    made = Made("prompt-completion", path(exact([1, 2], [3]), step(span_id="s2")))
-
-    one, two = made.rows
-    assert (one["prompt_ids"], one["completion_ids"]) == ([1, 2], [3])
-    assert one["completion_mask"] == [0, 0, 1]
-    assert "prompt_ids" not in two
-    assert one["prompt"] == [{"role": "user", "content": "is it?"}]
-    assert one["completion"] == [{"role": "assistant", "content": "yes"}]
-
-
-def test_shared_steps_are_rows_once() -> None:
-    """Branches run through one step; it is trained once."""
-    shared = exact([1], [2], 1.0, is_shared=True)
-    branches = [
-        path(shared, exact([1, 2, index], [9], 1.0, span_id=f"b{index}"), branch=index)
-        for index in range(3)
-    ]
-
-    assert len(Made("prompt-completion", *branches).rows) == 4
-    assert len(Made("triplets", *branches).rows) == 4
-    assert len(Made("agentlightning", *branches).rows) == 4
-    rows = Made("tokens", *branches).rows
     assert sum(label != -100 for row in rows for label in row["labels"]) == 4
 
 
-def test_kto_labels_by_threshold_and_never_guesses() -> None:
-    """A missing reward is no bad one."""
-    steps = [
-        step(reward=reward, span_id=f"s{index}")
-        for index, reward in enumerate((0.5, 0.4, None, -1.0))
-    ]
-
-    made = Made("kto", path(*steps))
-
-    assert [(row["span_id"], row["label"]) for row in made.rows] == [
-        ("s0", True),
-        ("s1", False),
-        ("s3", False),
-    ]
-    assert [span_id for span_id, _ in made.left] == ["s2"]
-    assert [row["label"] for row in Made("kto", path(*steps), threshold=0.0).rows] == [
-        True,
-        True,
-        False,
-    ]
-
-
-# --- dpo -----------------------------------------------------------------------------------------
-
-
-def test_dpo_pairs_the_best_with_the_worst() -> None:
-    """Each answer is in one pair at most; what finds no worse one says so."""
-    made = Made("dpo", *tries(0.5, 1.0, 0.0, 0.75, 0.5))
-
-    assert [(row["reward"], row["rejected_reward"]) for row in made.rows] == [
-        (1.0, 0.0),
-        (0.75, 0.5),
-    ]
-    (row, _) = made.rows
-    assert row["prompt"] == [{"role": "user", "content": "is it?"}]
-    assert row["chosen"] == [{"role": "assistant", "content": "is it? 1"}]
-    assert row["rejected"] == [{"role": "assistant", "content": "is it? 2"}]
-    assert (row["rollout_id"], row["rejected_rollout_id"]) == ("is it?1", "is it?2")
-    assert len(made.left) == 1
-
-
-def test_dpo_pairs_stay_in_their_group_and_prompt() -> None:
+def test_pairs_stay_in_their_group_and_prompt() -> None:
     """Same words in another group, to another agent, with other tools or ids are another prompt."""
 
     def one(index: int, reward: float, **given: Any) -> Trajectory:
@@ -295,145 +286,24 @@ def test_dpo_pairs_stay_in_their_group_and_prompt() -> None:
     ids = [exact(prompt, [9], float(i), rollout_id=f"r{i}") for i, prompt in enumerate([[1], [2]])]
     assert Made("dpo", *map(path, ids)).rows == []
     assert len(Made("dpo", one(0, 0.0, group_id="g"), one(1, 1.0, group_id="g")).rows) == 1
-
-
-def test_groups_come_together_from_anywhere() -> None:
-    """Rollouts of tasks that took turns are paired within their tasks, in order of the first."""
-    tasks = [tries(0.0, 1.0, asked=f"task {index}") for index in range(50)]
-    mixed = [found[half] for half in range(2) for found in tasks]
-
-    made = Made("dpo", *mixed)
-
-    assert [row["prompt"][0]["content"] for row in made.rows] == [f"task {i}" for i in range(50)]
-
-
-# --- openai --------------------------------------------------------------------------------------
-
-
-def test_openai_sft_is_its_file_format() -> None:
-    """Arguments are text, earlier answers weigh nothing, reasoning is left out and named."""
-    made = Made("openai-sft", path(*turn(THOUGHT)))
-
-    one, two = made.rows
-    texts = [
-        {**call, "function": {**call["function"], "arguments": arguments}}  # type: ignore[dict-item]  # a dict
-        for call, arguments in zip(CALLS, ('{"word": "a"}', '{"word": "b"}'), strict=True)
-    ]
-    assert one["messages"] == [
-        {"role": "user", "content": "look"},
-        {"role": "assistant", "content": None, "tool_calls": texts},
-    ]
-    assert [message.get("weight") for message in two["messages"]] == [None, 0, None, None, None]
-    assert one["tools"] == NESTED
-    assert set(one) == {"messages", "tools"}
-    assert [reason for _, reason in made.partial] == [
-        "reasoning; OpenAI's files have no place for it"
-    ] * 2
-
-
-def test_openai_dpo_is_its_file_format() -> None:
-    """One input, a preferred and another output."""
-    made = Made("openai-dpo", *tries(0.0, 1.0, tools=(TOOL,)))
-
-    assert made.rows == [
-        {
-            "input": {"messages": [{"role": "user", "content": "is it?"}], "tools": NESTED},
-            "preferred_output": [{"role": "assistant", "content": "is it? 1"}],
-            "non_preferred_output": [{"role": "assistant", "content": "is it? 0"}],
-        }
-    ]
-
-
-# --- token ids -----------------------------------------------------------------------------------
-
-
-def test_tokens_join_what_goes_on_exactly() -> None:
-    """One sequence, masked where the model was given tokens."""
-    made = Made("tokens", conversation(), path(exact([1], [2]), exact([7], [8], span_id="s2")))
-
-    assert [row["input_ids"] for row in made.rows] == [[1, 2, 3, 4, 5, 6], [1, 2], [7, 8]]
-    assert made.rows[0]["labels"] == [-100, -100, 3, 4, -100, 6]
-
-
-def test_grpo_has_openenvs_names() -> None:
-    """The mask covers prompt and completion, logprobs the completion."""
-    made = Made("grpo", conversation(advantage=0.5, weight=0.25, group_id="g", sampling={"n": 2}))
-
-    (row,) = made.rows
-    assert row["prompt_token_ids"] == [1, 2]
-    assert row["completion_token_ids"] == [3, 4, 5, 6]
-    assert row["per_token_logps"] == [-0.5, -0.5, 0.0, -0.5]
-    assert row["loss_mask"] == [0, 0, 1, 1, 0, 1]
-    assert (row["advantage"], row["reward"], row["weight"]) == (0.5, 1.0, 0.25)
-    assert (row["group_id"], row["steps"], row["sampling"]) == ("g", 2, {"n": 2})
-    assert row["per_token_advantages"] is None
-
-
-def test_grpo_advantages_that_differ_are_by_token() -> None:
-    """Steps of one sequence that did not do as well as each other keep what is theirs."""
-    one, two = conversation().transitions
-    given = path(_with(one, advantage=-1.0), _with(two, advantage=2.0))
-
-    (row,) = Made("grpo", given).rows
-
-    assert row["advantage"] is None
-    assert row["per_token_advantages"] == [-1.0, -1.0, 0.0, 2.0]
-
-
-def test_rollouts_of_one_prompt_are_a_group_where_none_was_computed() -> None:
-    """The uid is the same for tries of one prompt, and another for another."""
-    paths = [conversation(f"r{i}") for i in range(2)]
-    other = path(exact([9], [3], 1.0, rollout_id="r3"))
-
-    uids = [row["uid"] for row in Made("verl", paths[0], other, paths[1]).rows]
-
+    paths = [conversation("r0"), path(exact([9], [3], 1.0, rollout_id="r3")), conversation("r1")]
+    uids = [row["uid"] for row in Made("verl", *paths).rows]
     assert uids[0] == uids[1] != uids[2]
 
 
-def test_verl_rows_are_those_of_its_agent_loop() -> None:
-    """Prompt, response, mask, logprobs and reward."""
-    (row,) = Made("verl", conversation()).rows
+def test_agentlightning_is_its_triplet() -> None:
+    """Ids, messages of every choice, images, logprobs and metadata."""
+    (row,) = Made("agentlightning", path(LINK)).rows
 
-    assert (row["prompt_ids"], row["response_ids"]) == ([1, 2], [3, 4, 5, 6])
-    assert row["response_mask"] == [1, 1, 0, 1]
-    assert row["rollout_log_probs"] == [-0.5, -0.5, 0.0, -0.5]
-    assert row["reward"] == 1.0
+    assert row["prompt"]["token_ids"] == [1]
+    assert row["prompt"]["image_urls"] == ["https://example.org/a.png"]
+    assert [each["content"] for each in row["response"]["raw_content"]] == ["a", "b"]
+    assert row["response"]["logprobs"] == [{"logprob": -0.5}]
+    found = {name: row["metadata"][name] for name in ("response_id", "agent_name", "tools")}
+    assert found == {"response_id": "id", "agent_name": "calc", "tools": NESTED}
 
 
 def test_data_proto_needs_rows() -> None:
     """An empty batch says where to look, before verl is asked for."""
     with pytest.raises(ConfigError, match="no rows; see what is missing"):
         data_proto([], pad_token_id=0)
-
-
-# --- agent lightning -----------------------------------------------------------------------------
-
-
-def test_agentlightning_is_its_triplet() -> None:
-    """Ids, messages of every choice, images, logprobs and metadata."""
-    given = exact(
-        [1],
-        [2],
-        0.5,
-        observation=(parts("user", text("look"), LINKED),),
-        action=(said("assistant", "a"), said("assistant", "b")),
-        tools=(TOOL,),
-        response_id="id",
-    )
-
-    (row,) = Made("agentlightning", path(given)).rows
-
-    assert row["prompt"]["token_ids"] == [1]
-    assert row["prompt"]["image_urls"] == ["https://example.org/a.png"]
-    assert [each["content"] for each in row["response"]["raw_content"]] == ["a", "b"]
-    assert row["response"]["logprobs"] == [{"logprob": -0.5}]
-    assert row["reward"] == 0.5
-    assert row["metadata"]["response_id"] == "id"
-    assert row["metadata"]["agent_name"] == "calc"
-    assert row["metadata"]["tools"] == NESTED
-
-
-def _with(given: Any, **changes: Any) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(given, **changes)

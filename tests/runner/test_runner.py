@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -17,7 +16,7 @@ import lightning_otel as lo
 from lightning_otel import Router, Store
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.errors import ConfigError, StateError, WorkerError
+from lightning_otel.errors import StateError, WorkerError
 from lightning_otel.resources import Resources
 from lightning_otel.runner import Hook, Runner
 from lightning_otel.state import State
@@ -39,96 +38,79 @@ def ran(queue: Queue, runner: Runner, tasks: list[Any], **how: Any) -> list[Roll
     return queue.wait(ids, 0)
 
 
-def test_returned_reward_is_a_span_and_stands_with_the_rollout(store: Store, queue: Queue) -> None:
-    """The attempt is recorded under the rollout's ids, with its task, mode and agent."""
-
-    def agent(task: str) -> float:
-        lo.emit_message("at work")
-        return 0.5
-
-    (rollout,) = ran(queue, Runner(agent, store=store, queue=queue), ["a"], mode="val")
-
-    assert (rollout.status, rollout.reward, rollout.attempts) == ("succeeded", 0.5, 1)
-    spans = store.spans(rollout_id=rollout.rollout_id).rows()
-    assert [span.name for span in spans] == [c.SPAN_ROLLOUT, c.SPAN_MESSAGE, c.SPAN_ANNOTATION]
-    assert {span.attributes[c.MODE] for span in spans} == {"val"}
-    assert {span.attributes[c.ATTEMPT_ID] for span in spans} == {"1"}
-    (row,) = store.rollouts().rows()
-    assert (row["task"], row["reward"], row["agents"]) == ('"a"', 0.5, "agent")
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [({"ok": 1, "short": 0.25}, 1.0), (True, 1.0), (0, 0.0), (None, None)],
-)
-def test_rewards_of_every_form_are_kept(
-    store: Store, queue: Queue, given: object, kept: float | None
-) -> None:
-    """A number, named numbers of which the first is the primary one, or none."""
-    (rollout,) = ran(queue, Runner(lambda task: given, store=store, queue=queue), ["a"])
-
-    assert (rollout.status, rollout.reward) == ("succeeded", kept)
-
-
-def test_reward_emitted_inside_is_read(store: Store, queue: Queue) -> None:
-    """It is what they come to, where the agent gives none back."""
-
-    async def agent(task: str) -> None:
-        lo.emit_reward(0.1)
-        await asyncio.sleep(0)
-        lo.emit_reward(0.6)
-        lo.emit_reward({"ok": 0.7, "short": 0.2}, primary="ok")
-
-    (rollout,) = ran(queue, Runner(agent, store=store, queue=queue), ["a"])
-
-    assert rollout.reward == 0.7
-
-
-def test_unchanged_agent_is_judged_by_an_evaluator(store: Store, queue: Queue) -> None:
-    """What the agent gives back is an answer, and the evaluator's reward is kept."""
-    runner = Runner(
-        lambda task: task.upper(),
-        store=store,
-        queue=queue,
-        reward_evaluator=lambda recording: float(recording.result == "A"),
-    )
-
-    rollouts = ran(queue, runner, ["a", "b"])
-
-    assert [each.reward for each in rollouts] == [1.0, 0.0]
-
-
 def raises(task: object) -> None:
     """Fail."""
     raise ValueError("no such thing: sk-" + "a1B2" * 12)
 
 
+async def rewards_itself(task: object) -> None:
+    """Emit rewards, and give none back."""
+    lo.emit_reward(0.1)
+    await asyncio.sleep(0)
+    lo.emit_reward(0.6)
+    lo.emit_reward({"ok": 0.7, "short": 0.2}, primary="ok")
+
+
 @pytest.mark.parametrize(
-    ("agent", "reason"),
+    ("agent", "reward", "reason"),
     [
-        (raises, "ValueError: no such thing: "),
-        (lambda task: sys.exit(3), "SystemExit: 3"),
-        (lambda task: "text", "ConfigError: the agent gave back a str, which is no reward"),
-        (lambda task: float("nan"), "ConfigError: reward 'primary' is nan"),
-        (lambda task: object(), "ConfigError: the agent gave back a object"),
+        (lambda task: 0.5, 0.5, ""),
+        (lambda task: {"ok": 1, "short": 0.25}, 1.0, ""),
+        (lambda task: True, 1.0, ""),
+        (lambda task: 0, 0.0, ""),
+        (lambda task: None, None, ""),
+        (rewards_itself, 0.7, ""),
+        (raises, None, "ValueError: no such thing: "),
+        (lambda task: sys.exit(3), None, "SystemExit: 3"),
+        (lambda task: "text", None, "ConfigError: the agent gave back a str, which is no reward"),
+        (lambda task: float("nan"), None, "ConfigError: reward 'primary' is nan"),
+        (lambda task: object(), None, "ConfigError: the agent gave back a object"),
     ],
 )
-def test_failure_is_data(store: Store, queue: Queue, agent: Any, reason: str) -> None:
-    """An agent that fails ends its attempt with the reason, and its runner goes on."""
-    rollouts = ran(queue, Runner(agent, store=store, queue=queue), ["a", "b"], max_attempts=2)
+def test_attempt_has_a_reward_or_a_reason(
+    store: Store, queue: Queue, agent: Any, reward: float | None, reason: str
+) -> None:
+    """Failure is data: the runner goes on, and each attempt is recorded under its number."""
+    runner = Runner(agent, store=store, queue=queue)
+    rollouts = ran(queue, runner, ["a", "b"], max_attempts=2, mode="val")
 
-    assert [(each.status, each.attempts) for each in rollouts] == [("failed", 2)] * 2
-    assert all(each.reason.startswith(reason) for each in rollouts)
-    assert "a1B2" not in rollouts[0].reason
-    assert sum(queue.reasons().values()) == 4
+    status, attempts = ("failed", 2) if reason else ("succeeded", 1)
+    for each in rollouts:
+        assert (each.status, each.attempts, each.reward) == (status, attempts, reward)
+        assert each.reason.startswith(reason)
+        assert "a1B2" not in each.reason
+    assert sum(queue.reasons().values()) == (4 if reason else 0)
+    rows = [row for row in store.rollouts() if row["task"] == '"a"']
+    assert [row["attempt_id"] for row in rows] == ["1", "2"][:attempts]
+    assert {row["status"] for row in rows} == {status}
+    spans = store.spans(rollout_id=rollouts[0].rollout_id).rows()
+    assert spans[0].name == c.SPAN_ROLLOUT
+    assert {span.attributes[c.MODE] for span in spans} == {"val"}
 
 
-def test_every_attempt_that_fails_is_recorded(store: Store, queue: Queue) -> None:
-    """Each under its number."""
-    ran(queue, Runner(raises, store=store, queue=queue), ["a"], max_attempts=2)
+def test_unchanged_agent_is_judged_by_an_evaluator(store: Store, queue: Queue) -> None:
+    """What the agent gives back is an answer; within a recording and a loop, as in a notebook."""
 
-    found = [(row["attempt_id"], row["status"]) for row in store.rollouts()]
-    assert sorted(found) == [("1", "failed"), ("2", "failed")]
+    async def agent(task: str) -> str:
+        await asyncio.sleep(0)
+        return task.upper()
+
+    runner = Runner(
+        agent,
+        store=store,
+        queue=queue,
+        reward_evaluator=lambda recording: float(recording.result == "A"),
+    )
+
+    async def notebook() -> list[Rollout]:
+        return ran(queue, runner, ["a", "b"])
+
+    with lo.auto_trace(store=Store(":memory:")) as outer:
+        rollouts = asyncio.run(notebook())
+
+    assert [each.reward for each in rollouts] == [1.0, 0.0]
+    assert len(outer.spans()) == 1  # attempts are no part of the recording around the runner
+    assert outer.trace_id not in {span.trace_id for span in store.spans()}
 
 
 def test_async_agent_that_takes_too_long_is_cancelled(store: Store, queue: Queue) -> None:
@@ -206,22 +188,10 @@ def test_runner_stops_when_too_many_threads_hang(
     assert queue.counts()["queuing"] == 2
 
 
-def test_heartbeats_go_on_while_the_agent_blocks(store: Store, queue: Queue) -> None:
-    """An attempt may take many times as long as a lease."""
-
-    def agent(task: str) -> float:
-        time.sleep(1.5)
-        return 1.0
-
-    (rollout,) = ran(queue, Runner(agent, store=store, queue=queue, lease_s=1), ["a"])
-
-    assert (rollout.status, rollout.attempts) == ("succeeded", 1)
-
-
 def test_state_that_fails_for_a_moment_costs_no_attempt(
     store: Store, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A heartbeat that does not get through is tried again while the lease lasts.
+    """A heartbeat that does not get through is tried again; an attempt may outlast its lease.
 
     The fault is made up: no real database fails when it is told to.
     """
@@ -237,7 +207,7 @@ def test_state_that_fails_for_a_moment_costs_no_attempt(
     monkeypatch.setattr(queue, "heartbeat", heartbeat)
 
     def agent(task: str) -> float:
-        time.sleep(1.2)
+        time.sleep(2)
         return 1.0
 
     (rollout,) = ran(queue, Runner(agent, store=store, queue=queue, lease_s=1.5), ["a"])
@@ -313,24 +283,14 @@ def test_resources_are_assigned_and_stamped(store: Store, queue: Queue) -> None:
     assert set(used[own.rollout_id, "planner"].values()) == {"1"}
 
 
-def takes_some(task: str, resources: Mapping[str, Resource]) -> float:
-    """An agent that works with resources."""
-    return 1.0
-
-
-def takes_none(task: str) -> float:
-    """An agent that does not."""
-    return 1.0
-
-
 @pytest.mark.parametrize(
     ("agent", "has_resources", "why"),
     [
-        (takes_some, False, "give Runner(resources=…)"),
+        (lambda task, resources: 1.0, False, "give Runner(resources=…)"),
         (
-            takes_none,
+            lo.rollout(lambda task: 1.0, name="plain"),
             True,
-            "pinned to prompt, which takes_none does not take; write it as (task, resources)",
+            "pinned to prompt, which plain does not take; write it as (task, resources)",
         ),
     ],
 )
@@ -414,39 +374,6 @@ def test_groups_are_those_of_the_queue(store: Store, queue: Queue) -> None:
     found = lo.TripletAdapter(advantage="grpo").adapt(store.spans())
     assert {path.transitions[0].group_id for path in found} == {"g"}
     assert len(rollouts) == len(found) == 2
-
-
-def test_recording_around_a_runner_is_left_alone(
-    store: Store, queue: Queue, tmp_path: Path
-) -> None:
-    """Attempts are no part of whatever recording the runner happens to be run in."""
-    (rollout,) = queue.put(["a"])
-    with lo.auto_trace(store=tmp_path / "outer.duckdb") as outer:
-        Runner(lambda task: 1.0, store=store, queue=queue).run()
-
-    assert len(outer.spans()) == 1
-    spans = store.spans(rollout_id=rollout.rollout_id).rows()
-    assert len(spans) == 2
-    assert outer.trace_id not in {span.trace_id for span in spans}
-
-
-def test_runner_works_within_an_event_loop(store: Store, queue: Queue) -> None:
-    """As in a notebook, where a loop goes on already."""
-
-    async def agent(task: str) -> float:
-        await asyncio.sleep(0)
-        return 1.0
-
-    async def notebook() -> list[Rollout]:
-        return ran(queue, Runner(agent, store=store, queue=queue), ["a"])
-
-    assert asyncio.run(notebook())[0].reward == 1.0
-
-
-def test_what_is_no_agent_is_refused(store: Store) -> None:
-    """Before anything is taken."""
-    with pytest.raises(ConfigError, match="int is no agent"):
-        Runner(3, store=store)
 
 
 _VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
