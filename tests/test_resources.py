@@ -64,30 +64,14 @@ def test_publish_counts_versions_and_keeps_each(resources: Resources) -> None:
     assert first.sha256 != second.sha256
     assert str(second) == "system_prompt@2"
     assert resources.names() == ["system_prompt"]
-
-
-def test_first_version_goes_live_and_later_ones_wait(resources: Resources) -> None:
-    """Nobody is given what was published, until somebody says so."""
-    resources.publish("system_prompt", "one")
-    resources.publish("system_prompt", "two")
-
+    # What the newest version says already makes no other, but the alias moves.
     assert resources.get("system_prompt").version == 1
+    again = resources.publish("system_prompt", second.body, alias="live")
+    assert (again, resources.get("system_prompt")) == (second, second)
+    assert resources.publish("system_prompt", "Be brief.").version == 3
     assert resources.publish("other", "x", alias="canary").version == 1
-    assert resources.aliases("other") == {"canary": 1}
     with pytest.raises(NotFoundError, match="no version of other is live"):
         resources.get("other")
-
-
-def test_same_body_is_the_same_version(resources: Resources) -> None:
-    """What the newest version says already makes no other, but the alias moves."""
-    resources.publish("system_prompt", "one")
-    second = resources.publish("system_prompt", "two")
-
-    again = resources.publish("system_prompt", {"template": "two"}, alias="live")
-
-    assert again == second
-    assert resources.get("system_prompt") == second
-    assert resources.publish("system_prompt", "one").version == 3
 
 
 def test_publishers_at_once_get_distinct_versions(resources: Resources, place: str) -> None:
@@ -176,6 +160,9 @@ def test_promote_and_rollback_move_live(resources: Resources) -> None:
     with pytest.raises(ConfigError, match="nothing of p was live before"):
         resources.rollback("p")
     assert resources.get("p").version == 1
+    resources.set_alias("p", "live", None)  # leaves the agent to itself
+    assert resources.assigned("key") == {}
+    assert resources.rollback("p").version == 1
 
 
 def test_withdrawn_canary_is_given_to_nobody(resources: Resources, place: str) -> None:
@@ -206,17 +193,6 @@ def test_withdrawn_canary_is_given_to_nobody(resources: Resources, place: str) -
     assert reasons == ["worse by 0.2", "by hand", "by hand"]
 
 
-def test_live_can_be_taken_away_and_brought_back(resources: Resources) -> None:
-    """Without live the agent is left to itself; rollback brings back what was."""
-    resources.publish("p", "one")
-
-    resources.set_alias("p", "live", None)
-
-    assert resources.assigned("key") == {}
-    assert resources.rollback("p").version == 1
-    assert str(resources.assigned("key")["p"]) == "p@1"
-
-
 @pytest.mark.parametrize("weight", [0.0, 0.1, 0.5, 1.0])
 def test_canary_gets_its_share(resources: Resources, weight: float) -> None:
     """The share of keys lies within four standard deviations of the weight."""
@@ -228,25 +204,6 @@ def test_canary_gets_its_share(resources: Resources, weight: float) -> None:
 
     deviation = (count * weight * (1 - weight)) ** 0.5
     assert abs(given.count(2) - count * weight) <= 4 * deviation
-
-
-def test_canary_share_is_even_over_tenths(resources: Resources) -> None:
-    """Chi-square: keys fall evenly on tenths of the range, and independently for two names."""
-    from lightning_otel.substitution import _share_of
-
-    count = 5000
-    for name in ("p", "q"):
-        tenths = [0] * 10
-        for n in range(count):
-            tenths[int(_share_of(f"{name}@2\0rollout-{n}") * 10)] += 1
-        chi_square = sum((found - count / 10) ** 2 / (count / 10) for found in tenths)
-        assert chi_square < 27.88  # 9 degrees of freedom, one in a thousand
-
-    both = sum(
-        _share_of(f"p@2\0rollout-{n}") < 0.5 and _share_of(f"q@2\0rollout-{n}") < 0.5
-        for n in range(count)
-    )
-    assert abs(both - count / 4) < 4 * (count * 0.25 * 0.75) ** 0.5
 
 
 def test_assignment_is_sticky_across_processes(resources: Resources, place: str) -> None:
@@ -410,21 +367,6 @@ def test_what_does_not_parse_is_refused(
     assert resources.names() == []
 
 
-@pytest.mark.parametrize("name", ["", " x", "a@b", "a,b", "a\nb", "/a", "a/", "a//b", "x" * 201])
-def test_names_that_cannot_be_written_are_refused(resources: Resources, name: str) -> None:
-    """A version is written `name@version`, several with commas."""
-    with pytest.raises(ConfigError, match="name"):
-        resources.publish(name, "x")
-
-
-def test_a_name_keeps_its_kind(resources: Resources) -> None:
-    """A prompt does not become a model in its next version."""
-    resources.publish("p", "text")
-
-    with pytest.raises(ConfigError, match="p is prompt, and this is endpoint"):
-        resources.publish("p", {"model": "m"})
-
-
 def test_aliases_are_checked(resources: Resources) -> None:
     """Words, shares and versions that cannot be are refused, and what stood stands."""
     resources.publish("p", "text")
@@ -442,15 +384,15 @@ def test_aliases_are_checked(resources: Resources) -> None:
     for name in ("get", "versions", "rollback", "promote"):
         with pytest.raises(NotFoundError):
             getattr(resources, name)("q")
+    with pytest.raises(ConfigError, match="p is prompt, and this is endpoint"):
+        resources.publish("p", {"model": "m"})
+    with pytest.raises(NotFoundError, match="no r@4"):
+        resources.publish("r", "text", parent=4)
+    for name in ("", " x", "a@b", "a,b", "a\nb", "/a", "a/", "a//b", "x" * 201):
+        with pytest.raises(ConfigError, match="name"):
+            resources.publish(name, "x")
+    assert resources.names() == ["p"]
     assert resources.aliases("p") == {"live": 1}
-
-
-def test_failed_publication_leaves_nothing(resources: Resources) -> None:
-    """A parent that is not there is refused before anything is kept."""
-    with pytest.raises(NotFoundError, match="no p@4"):
-        resources.publish("p", "text", parent=4)
-
-    assert resources.names() == []
 
 
 def test_forked_child_reads_and_publishes(resources: Resources) -> None:
@@ -466,30 +408,16 @@ def test_forked_child_reads_and_publishes(resources: Resources) -> None:
     assert resources.get("p").version == 2
 
 
-def test_prompt_fills_in_placeholders() -> None:
-    """Names in braces are filled in, doubled ones are text, other braces stay as they are."""
+def test_prompt_is_filled_in(resources: Resources) -> None:
+    """Doubled braces are text, others stay; what is missing is named with the version."""
     prompt = Prompt('Solve {task} as {{"a": {"b": 1}}} {{task}}, {task}!')
+    examples = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    chat = resources.publish("chat", [{"role": "system", "content": "Add {task}"}, *examples])
 
     assert prompt.placeholders == ("task",)
     assert prompt.format(task="2+2", more=1) == 'Solve 2+2 as {{"a": {"b": 1}}} {task}, 2+2!'
-
-
-def test_prompt_names_what_is_missing(resources: Resources) -> None:
-    """The error says which version wants what."""
-    published = resources.publish("p", "Solve {task} for {user}")
-
+    assert chat.prompt.messages(task="it") == [{"role": "system", "content": "Add it"}, *examples]
     with pytest.raises(ConfigError, match=r"p@1 needs user, and was given task; format\(user=…\)"):
-        published.format(task="2+2")
+        resources.publish("p", "Solve {task} for {user}").format(task="2+2")
     with pytest.raises(ConfigError, match="no prompt but weights"):
         resources.publish("w", {"uri": "/w"}).format()
-
-
-def test_prompt_gives_messages(resources: Resources) -> None:
-    """System message and examples as the chat API takes them."""
-    examples = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
-    published = resources.publish("p", [{"role": "system", "content": "Add {task}"}, *examples])
-
-    assert published.prompt.messages(task="it") == [
-        {"role": "system", "content": "Add it"},
-        *examples,
-    ]

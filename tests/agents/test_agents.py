@@ -76,6 +76,7 @@ def test_function_is_given_what_it_takes(function: Callable[..., Any], expected:
         (lambda task, a, b, c: 1, r"more than \(task, resources, rollout\)"),
         (3, "int is no agent"),
         (LitAgent, r"the class LitAgent; give LitAgent\(\)"),
+        ([], "list is no agent"),
     ],
 )
 def test_what_cannot_act_is_refused(given: object, why: str) -> None:
@@ -141,43 +142,33 @@ class TrainingOnly(LitAgent[str]):
         return f"only {task}"
 
 
+def unwritten(self: object, *given: object) -> None:
+    """Say that it is not written, as Agent Lightning's own base does in each method."""
+    raise NotImplementedError
+
+
+BASE: Any = type("LitAgent", (), {"rollout": unwritten, "rollout_async": unwritten})
+FOREIGN: Any = type("Solver", (BASE,), {"rollout": lambda self, task, *given: f"its {task}"})
+
+
 @pytest.mark.parametrize(
-    ("agent", "train", "val"),
+    ("agent", "train", "val", "track_only"),
     [
-        (Both(), "train a", "val a"),
-        (One(), "train a", "val a"),
-        (TrainingOnly(trained_agents="^plan"), "only a", "only a"),
+        (Both(), "train a", "val a", None),
+        (One(), "train a", "val a", None),
+        (TrainingOnly(trained_agents="^plan"), "only a", "only a", "re:^plan"),
+        (FOREIGN(), "its a", "its a", None),
     ],
 )
-def test_class_has_a_method_for_each_mode(agent: LitAgent[str], train: str, val: str) -> None:
-    """Sync or async; where one is not written, the other is taken."""
+def test_class_has_a_method_for_each_mode(
+    agent: Any, train: str, val: str, track_only: str | None
+) -> None:
+    """Sync or async, of ours or of Agent Lightning's; where one is not written, the other is."""
     assert (answer(agent, "a"), answer(agent, "a", mode="val")) == (train, val)
     assert agent_of(agent).name == type(agent).__name__
-
-
-def test_trained_agents_say_what_is_trained_on() -> None:
-    """A regular expression, as in Agent Lightning."""
-    assert TrainingOnly(trained_agents="^plan").track_only == "re:^plan"
-    assert One().track_only is None
-
-
-def test_class_without_a_method_says_so() -> None:
-    """And which there are."""
+    assert agent_of(agent).track_only == track_only
     with pytest.raises(ConfigError, match=r"LitAgent has none of training_rollout.*write rollout"):
         answer(LitAgent())
-
-
-def test_foreign_class_with_the_methods_is_an_agent() -> None:
-    """As of Agent Lightning itself, whose base says in each that it is not written."""
-
-    def unwritten(self: object, *given: object) -> None:
-        raise NotImplementedError
-
-    base = type("LitAgent", (), {"rollout": unwritten, "rollout_async": unwritten})
-    written = type("Solver", (base,), {"rollout": lambda self, task, resources, rollout: task * 2})
-
-    assert answer(written(), "a") == "aa"
-    assert agent_of(written()).name == "Solver"
 
 
 def test_loop_goes_on_from_call_to_call() -> None:
@@ -279,21 +270,6 @@ def test_router_draws_by_weight_and_sticks_to_it() -> None:
     assert 650 < counts["a"] < 850
 
 
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (lambda: Router([]), "has no agents"),
-        (lambda: Router([word("a"), word("a")]), "two agents are called 'a'"),
-        (lambda: Router([word("a")], weights={"b": 1}), "weights name 'b'"),
-        (lambda: Router([word("a")], weights={"a": -1}), "weight of 'a' is -1"),
-    ],
-)
-def test_router_that_makes_no_sense_is_refused(make: Callable[[], Router], why: str) -> None:
-    """When it is made."""
-    with pytest.raises(ConfigError, match=why):
-        make()
-
-
 def test_router_answers_requests_under_the_agents_name(store: Store) -> None:
     """Called without a queue it gives the answer, and what is recorded names who gave it."""
 
@@ -318,3 +294,18 @@ def test_routers_can_stand_in_routers() -> None:
     assert answer(outer, "b") == "b"
     assert answer(outer, "b", agent="letters") == "b"
     assert answer(plain, "a", agent="inner") == "a"
+
+
+@pytest.mark.parametrize(
+    ("names", "weights", "why"),
+    [
+        ("", None, "has no agents"),
+        ("aa", None, "two agents are called 'a'"),
+        ("a", {"b": 1}, "weights name 'b'"),
+        ("a", {"a": -1}, "weight of 'a' is -1"),
+    ],
+)
+def test_router_that_makes_no_sense_is_refused(names: str, weights: Any, why: str) -> None:
+    """When it is made."""
+    with pytest.raises(ConfigError, match=why):
+        Router(map(word, names), weights=weights)

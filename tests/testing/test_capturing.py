@@ -2,9 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -49,20 +49,6 @@ def test_captured_calls_read_as_tests_ask() -> None:
     assert "'It is 4.'" in repr(got)
     assert got.spans[0].span_id == got.recording.span_id
     got.assert_complete()
-
-
-def test_captured_writes_nothing_to_the_store_of_the_program(tmp_path: Path) -> None:
-    """Neither the default store nor a file comes to be, also where the agent traces itself."""
-
-    @lo.auto_trace
-    def agent() -> None:
-        lo.emit_action("hello")
-
-    with captured() as got:
-        agent()
-
-    assert not (tmp_path / "default").exists()
-    assert len(got.transitions) == 1
 
 
 def test_captured_blocks_do_not_see_each_other() -> None:
@@ -129,16 +115,11 @@ def test_captured_says_what_is_missing() -> None:
     assert call.left_out == "failed: openai.NotFoundError"
     with pytest.raises(AssertionError, match=r"1 × failed: openai\.NotFoundError"):
         got.assert_complete()
-
-
-def test_captured_nothing_is_not_complete() -> None:
-    """A test whose agent never called a model does not pass by accident."""
-    with captured() as got:
+    with captured() as nothing:  # a test whose agent called no model does not pass by accident
         pass
-
     with pytest.raises(AssertionError, match="no call was captured"):
-        got.assert_complete()
-    assert (got.calls, got.tools, got.rewards, got.transitions) == ([], [], [], [])
+        nothing.assert_complete()
+    assert [*nothing.calls, *nothing.tools, *nothing.rewards, *nothing.transitions] == []
 
 
 def test_captured_tools_have_what_went_in_and_came_out() -> None:
@@ -172,67 +153,54 @@ def test_captured_refuses_where_recording_is_off(
         captured()
 
 
-def test_captured_in_a_store_on_disk_is_there_afterwards(tmp_path: Path) -> None:
-    """With a store named the same is read from it, by any process."""
-    with captured(store=tmp_path / "kept.duckdb") as got:
-        lo.emit_action("kept")
+def test_captured_is_kept_where_the_test_says(tmp_path: Path) -> None:
+    """In a named store, on disk; else no file comes to be. The very exception goes on."""
 
-    assert len(got.transitions) == 1
+    @lo.auto_trace
+    def agent() -> None:
+        lo.emit_action("hello")
+        raise exc
+
+    exc = ValueError("mine")
+    for store in (None, tmp_path / "kept.duckdb"):
+        with pytest.raises(ValueError, match="mine") as caught, captured(store=store) as got:
+            agent()
+        assert caught.value is exc
+        assert got.spans[0].status == "ERROR"
+        assert len(got.transitions) == 1
+        assert capture.current_frame() is None
+
+    assert not (tmp_path / "default").exists()
     assert len(lo.Store(tmp_path / "kept.duckdb").transitions().rows()) == 1
 
 
-def test_an_exception_of_the_test_goes_through() -> None:
-    """The block ends, and the very exception goes on."""
-    exc = ValueError("mine")
-
-    with pytest.raises(ValueError, match="mine") as caught, captured() as got:
-        raise exc
-
-    assert caught.value is exc
-    assert got.spans[0].status == "ERROR"
-    assert capture.current_frame() is None
-
-
-def test_script_is_answered_in_order_and_no_further(
-    server_of: Callable[..., ScriptedServer],
-) -> None:
-    """Texts, several tool calls, functions; then 400, which no client tries again."""
+def test_script_is_answered_in_order_and_no_further() -> None:
+    """Texts, several tool calls, functions, streamed too; then 400, which no client tries again."""
     both = [tool_call("add", a=1), tool_call("add", a=2)]
-    server = server_of(["one", both, lambda body: body["messages"][-1]["content"].upper()])
+    script = ["one", both, lambda body: body["messages"][-1]["content"].upper(), "two three"]
 
-    assert ask(server, "?") == "one"
-    assert server.unused == 2
-    assert ask(server, "?", tools=TOOLS) is None
-    assert ask(server, "echo") == "ECHO"
-    with pytest.raises(openai.BadRequestError, match="the script has 3 answers"):
-        ask(server, "more")
-    assert [len(each["messages"]) for each in server.requests] == [2] * 4
+    with scripted_server(script) as server, captured() as got:
+        assert ask(server, "?") == "one"
+        assert server.unused == 3
+        assert ask(server, "?", tools=TOOLS) is None
+        assert ask(server, "echo") == "ECHO"
+        with openai.OpenAI(base_url=server.base_url, api_key="x") as client:
+            messages: Any = [{"role": "user", "content": "?"}]
+            stream = client.chat.completions.create(model="big", messages=messages, stream=True)
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        with pytest.raises(openai.BadRequestError, match="the script has 4 answers"):
+            ask(server, "more")
 
-
-def test_script_is_streamed(server_of: Callable[..., ScriptedServer]) -> None:
-    """The same answers come in pieces where the client asks for a stream, and are captured."""
-    server = server_of(["one two three"])
-
-    with captured() as got, openai.OpenAI(base_url=server.base_url, api_key="x") as client:
-        stream = client.chat.completions.create(
-            model="big", messages=[{"role": "user", "content": "?"}], stream=True
-        )
-        said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-
-    assert said == "one two three"
-    assert got.calls[0].text == said
+    assert said == got.calls[3].text == "two three"
+    assert [len(each["messages"]) for each in server.requests] == [2, 2, 2, 1, 2]
 
 
-def test_script_as_one_function_answers_all(server_of: Callable[..., ScriptedServer]) -> None:
-    """A function alone is asked every time; what it refuses fails."""
-    server = server_of(lambda body: "yes" if len(server.requests) < 2 else failure(403))
-
-    assert [ask(server, "?"), ask(server, "?")] == ["yes", "yes"]
-    with pytest.raises(openai.PermissionDeniedError):
-        ask(server, "?")
-
-
-def test_failure_takes_no_success() -> None:
-    """A status that is none of failure is refused."""
+def test_script_as_one_function_answers_all() -> None:
+    """A function alone is asked every time; a failure is a status from 400 to 599."""
+    server = scripted_server(lambda body: "yes" if len(server.requests) < 2 else failure(403))
+    with server:
+        assert [ask(server, "?"), ask(server, "?")] == ["yes", "yes"]
+        with pytest.raises(openai.PermissionDeniedError):
+            ask(server, "?")
     with pytest.raises(ConfigError, match="from 400 to 599"):
         failure(200)
