@@ -1,4 +1,4 @@
-"""``export`` and ``pack``: data out, in the format of whoever reads it, or as one database."""
+"""``export``: data out, in the format of whoever reads it."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import click
 
 from lightning_otel.cli import Guessing
 from lightning_otel.cli.funnel import document, left_out_file, lines
+from lightning_otel.cli.maintain import give_waiting
 from lightning_otel.cli.options import Agent, rollout_id_of, rollout_option, when_options
 from lightning_otel.cli.output import (
     count_noun,
@@ -23,7 +24,6 @@ from lightning_otel.cli.output import (
     suggest,
     talk,
 )
-from lightning_otel.cli.waiting import give_waiting
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Credit, Estimator
 
@@ -330,23 +330,3 @@ def _write_each(file: Any, rows: Iterable[Mapping[str, Any]]) -> int:
         count += 1
     file.flush()
     return count
-
-
-@click.command()
-@click.argument("out")
-@store_option
-def pack(out: str, store: str | None) -> None:
-    """Write everything into one self-contained DuckDB database with real tables.
-
-    OUT is its path; or a clickhouse:// URL, into whose table the spans it lacks are loaded.
-    """
-    from lightning_otel.dataset import Store
-
-    opened = Store(store)
-    give_waiting(opened)
-    count = opened.pack(out)
-    if "://" in out:
-        talk(f"{count_noun(count, 'new span')} → {Store(out).name}")
-        return
-    talk(f"{count_noun(count, 'span')} → {out} ({size(Path(out).stat().st_size)})")
-    talk(f"→ duckdb {out} 'SELECT * FROM rollouts'")

@@ -1,0 +1,335 @@
+"""``compact``, ``redact``, ``pack``, ``publish``: stores merged, masked, put elsewhere."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from lightning_otel import config
+from lightning_otel.cli.options import Form, Id, rollout_id_of, rows_options
+from lightning_otel.cli.output import (
+    count_noun,
+    print_data,
+    print_json,
+    print_rows,
+    progress_bar,
+    size,
+    store_option,
+    suggest,
+    talk,
+)  # fmt: skip
+from lightning_otel.errors import ConfigError, StateError
+from lightning_otel.instants import age_s
+
+if TYPE_CHECKING:
+    from lightning_otel.dataset import Store
+    from lightning_otel.store.compact import Compacted
+    from lightning_otel.store.redact import Redacted
+
+_WAIT_S: Final = 300.0
+_REASONS: Final = {
+    "pattern": "matched a pattern",
+    "key": "stood under a key",
+    "secret": "had the shape of a secret",
+    "whole": "were all that was said",
+    "tokens": "spelt a text that changed: token ids and logprobs",
+}
+_COLUMNS: Final = (
+    "redaction_id", "began_ns", "user", "reason", "rules", "spans", "rollouts", "state",
+)  # fmt: skip
+_TIMES: Final = ("began_ns", "ended_ns")
+
+
+def give_waiting(opened: "Store") -> None:
+    """Give feedback that came before what it judges, as a server does all the time.
+
+    Where the state cannot be read that is said, and the command goes on: spans are no part of it.
+    """
+    try:
+        # Without SQLAlchemy there is no state, and nothing can wait in it.
+        from lightning_otel.rewarding.pending import settle_waiting
+    except ConfigError:
+        return
+    try:
+        done = settle_waiting(opened)
+    except StateError as exc:
+        talk(f"feedback that waits was not given: {exc}")
+        return
+    if done.given:
+        talk(f"{done.given} × feedback given that had waited for what it judges")
+
+
+@click.command()
+@click.option("--older-than", metavar="AGE", help="Drop rollouts that ended before: 30d, 12h, 2w.")
+@click.option("--max-size", metavar="SIZE", help="Drop the oldest rollouts beyond it: 10GB.")
+@click.option(
+    "--rollout", "rollouts", type=Id(), metavar="ID", multiple=True, help="Drop this rollout."
+)
+@click.option("--dry-run", "is_dry_run", is_flag=True, help="Only say what would happen.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@store_option
+def compact(
+    older_than: str | None, max_size: str | None, rollouts: Sequence[str], is_dry_run: bool,
+    as_json: bool, store: str | None,
+) -> None:  # fmt: skip
+    """Merge the store's files and drop what is not to be kept; by default everything is kept."""
+    from lightning_otel.dataset import Store
+
+    older_than_s = _parse(older_than, age_s, "is no age; write it as 30d, 12h, 90min, 45s or 2w")
+    max_bytes = _parse(max_size, config.size_of, "is no size; write it as 10GB, 500MB or 1.5GiB")
+    opened = Store(store)
+    if opened.layout is None:
+        raise ConfigError("compact needs a store on disk; name one with --store")
+    if not is_dry_run:
+        give_waiting(opened)
+    with progress_bar("merging", is_quiet=is_dry_run) as progress:
+        done = opened.compact(
+            older_than_s=older_than_s,
+            max_bytes=max_bytes,
+            rollout_ids=[rollout_id_of(opened, each) for each in rollouts],
+            is_dry_run=is_dry_run,
+            progress=progress,
+        )
+    if as_json:
+        print_json(_describe_compaction(done, is_dry_run=is_dry_run))
+        return
+    for line in _word_compaction(done, is_dry_run=is_dry_run):
+        click.echo(line)
+    if is_dry_run and max_size is not None and done.segments:
+        talk("segments shrink when they are settled: less may go to make room than this says")
+    suggest("stats", store)
+
+
+def _parse(text: str | None, read: Callable[[str], Any], fault: str) -> Any:
+    found = None if text is None else read(text)
+    if text is not None and found is None:
+        raise ConfigError(f"{text!r} {fault}")
+    return found
+
+
+def _word_compaction(done: "Compacted", *, is_dry_run: bool) -> Iterator[str]:
+    from lightning_otel.store.counts import REASONS
+
+    would = "would be " if is_dry_run else ""
+    if done.segments:
+        yield f"settled    {count_noun(done.segments, 'segment')} {would}settled first"
+    for reason, each in done.dropped.items():
+        yield (
+            f"dropped    {count_noun(each.rollouts, 'rollout')} with "
+            f"{count_noun(each.spans, 'span')} {would}dropped: {REASONS[reason]}"
+        )
+    for reason, count in done.rejected.items():
+        yield f"left out   {count_noun(count, 'span')}: {REASONS[reason]}"
+    if done.unlinked:
+        yield f"unlinked   {count_noun(done.unlinked, 'file')} {would}dropped whole"
+    if done.merged:
+        yield f"merged     {count_noun(done.merged, 'file')} {would}merged into {done.made}"
+    if done.left:
+        yield f"left       {count_noun(done.left, 'file')}: too wide for the memory allowed"
+    if not any((done.segments, done.dropped, done.unlinked, done.merged, done.left)):
+        yield "nothing to do: the files are packed, and everything is kept"
+    after = "; nothing was changed" if is_dry_run else f" before, {size(done.bytes_after)} after"
+    yield f"on disk    {size(done.bytes_before)}{after}"
+
+
+def _describe_compaction(done: "Compacted", *, is_dry_run: bool) -> Mapping[str, Any]:
+    return {
+        "dry_run": is_dry_run,
+        "segments": done.segments,
+        "files_merged": done.merged,
+        "files_made": done.made,
+        "files_unlinked": done.unlinked,
+        "files_left": done.left,
+        "dropped": {
+            reason.removeprefix("dropped."): {"rollouts": each.rollouts, "spans": each.spans}
+            for reason, each in done.dropped.items()
+        },
+        "rejected": {
+            reason.removeprefix("rejected."): count for reason, count in done.rejected.items()
+        },
+        "bytes_before": done.bytes_before,
+        "bytes_after": None if is_dry_run else done.bytes_after,
+    }
+
+
+@click.command()
+@click.argument("out")
+@store_option
+def pack(out: str, store: str | None) -> None:
+    """Write everything into one self-contained DuckDB database with real tables.
+
+    OUT is its path; or a clickhouse:// URL, into whose table the spans it lacks are loaded.
+    """
+    from lightning_otel.dataset import Store
+
+    opened = Store(store)
+    give_waiting(opened)
+    count = opened.pack(out)
+    if "://" in out:
+        talk(f"{count_noun(count, 'new span')} → {Store(out).name}")
+        return
+    talk(f"{count_noun(count, 'span')} → {out} ({size(Path(out).stat().st_size)})")
+    talk(f"→ duckdb {out} 'SELECT * FROM rollouts'")
+
+
+@click.command()
+@click.argument("lake", required=False)
+@click.option("--all", "is_rest_included", is_flag=True,
+              help="Also spans that are too few for a file of their own yet.")  # fmt: skip
+@store_option
+def publish(lake: str | None, is_rest_included: bool, store: str | None) -> None:
+    """Put settled spans into a lake, each exactly once: lightning-otel publish LAKE.
+
+    LAKE is a URL such as ducklake:postgres://user@host/db?data=s3://bucket/prefix. Without it the
+    store itself must be a lake (--store or LIGHTNING_OTEL_STORE): what was recorded here for it
+    goes there. Run it again whenever it was interrupted, or every few minutes.
+    """
+    from lightning_otel.dataset import Store
+
+    opened = Store(store)
+    to = Store(lake) if lake is not None else opened
+    give_waiting(opened.local)
+    done = opened.local.publish(to, is_rest_included=is_rest_included)
+    talk(f"{count_noun(done.spans, 'span')} in {count_noun(done.files, 'file')} → {to.name}")
+    if done.waiting:
+        talk(f"{count_noun(done.waiting, 'span')} wait for more; --all publishes them now")
+    suggest("stats", lake if lake is not None else store)
+
+
+@click.command()
+@click.option("--pattern", "patterns", multiple=True, metavar="REGEX",
+              help="Mask what it matches in any text: a regular expression.")  # fmt: skip
+@click.option("--key", "keys", multiple=True, metavar="KEY",
+              help="Mask what stands under an attribute or field; a glob names some.")  # fmt: skip
+@click.option("--secrets", is_flag=True, help="Mask API keys and tokens of known shapes.")
+@click.option("--id", "ids", type=Id(), multiple=True, metavar="ID",
+              help="Only in this rollout, trace or span; alone, all said in it.")  # fmt: skip
+@click.option("--reason", default="", help="Why, which is kept with the record.")
+@click.option("--dry-run", "is_dry_run", is_flag=True, help="Only count.")
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+@click.option("--no-wait", is_flag=True,
+              help="Do not wait a minute for the old files to be unlinked.")  # fmt: skip
+@click.option("--list", "is_list", is_flag=True, help="List the redactions there were.")
+@rows_options
+@store_option
+def redact(
+    is_dry_run: bool, is_sure: bool, no_wait: bool, is_list: bool, form: Form | None,
+    store: str | None, **rules: Any,
+) -> int:  # fmt: skip
+    """Mask content in stored spans, in every file, and keep a record that it was done.
+
+    What was masked cannot be had back. Spans, ids, times, counts and rewards stay; token ids that
+    spell a masked text go. Whole rollouts go with compact --rollout. Databases made by pack,
+    exports, lakes and backups are not reached. Exits with 1 if something could not be done yet.
+    """
+    from lightning_otel.dataset import Store
+
+    opened = Store(store)
+    if is_list:
+        _list_redactions(opened, form)
+        return 0
+    if not is_dry_run and not is_sure:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise ConfigError("what is redacted cannot be had back; add --yes, or try --dry-run")
+        with progress_bar("reading") as progress:
+            foretold = opened.redact(**rules, is_dry_run=True, progress=progress)
+        for line in _word_redaction(foretold, is_dry_run=True):
+            talk(line)
+        if not foretold.spans and not foretold.open_spans:
+            return 0
+        click.confirm("Mask it? It cannot be had back", err=True, abort=True)
+    with progress_bar("reading") as progress, _tell_wait(is_quiet=no_wait or is_dry_run) as waiting:
+        done = opened.redact(
+            **rules,
+            is_dry_run=is_dry_run,
+            wait_s=0 if no_wait else _WAIT_S,
+            progress=progress,
+            waiting=waiting,
+        )
+    row = {**asdict(done), "dry_run": is_dry_run}
+    if not print_data(form, [row], document=row):
+        for line in _word_redaction(done, is_dry_run=is_dry_run):
+            click.echo(line)
+    if is_dry_run:
+        return 0
+    suggest("redact --list", store)
+    is_undone = done.open_spans or done.left or done.aside
+    return 1 if is_undone or not (done.is_gone or no_wait) else 0
+
+
+def _word_redaction(done: "Redacted", *, is_dry_run: bool) -> Iterator[str]:
+    would = "would be " if is_dry_run else ""
+    yield (
+        f"redacted   {count_noun(done.spans, 'span')} of {count_noun(done.rollouts, 'rollout')} "
+        f"{would}changed"
+    )
+    for reason, count in sorted(done.values.items()):
+        yield f"values     {count} {_REASONS.get(reason, reason)}"
+    if done.files:
+        yield f"files      {count_noun(done.files, 'file')} written anew"
+    if done.in_ids:
+        yield (
+            f"in ids     {done.in_ids} × an id holds it, and stays: it tells what belongs "
+            "together; to have the rollout gone: compact --rollout ID"
+        )
+    if done.open_spans:
+        yield (
+            f"not yet    {count_noun(done.open_spans, 'span')} that a living process holds open; "
+            "do it again when it has written on, or ended"
+        )
+    if done.left:
+        yield f"left       {count_noun(done.left, 'file')}: too wide for the memory allowed"
+    if done.aside:
+        yield (
+            f"unknown    {count_noun(done.aside, 'damaged part')} in quarantine cannot be looked "
+            "into; remove them if they may hold it"
+        )
+    if done.published:
+        yield f"elsewhere  {count_noun(done.published, 'span')} may stand in a lake as they were"
+    if is_dry_run:
+        yield "nothing was changed"
+    elif done.is_gone:
+        yield "gone       no file of the store holds it any more"
+    else:
+        yield "waiting    the old files go with the next redact (in a minute) or compact (in two)"
+
+
+def _list_redactions(opened: "Store", form: Form | None) -> None:
+    from lightning_otel.store.redact import redactions
+
+    if opened.layout is None:
+        raise ConfigError("redact needs a store on this disk; name one with --store")
+    opened.layout.require()
+    found = redactions(opened.layout)
+    names = list(dict.fromkeys(name for each in found for name in each))
+    rows = []
+    for each in found:
+        rules = [f"{each['patterns']} × pattern"] if each["patterns"] else []
+        rules += [*(f"key {key}" for key in each["keys"]), *["secrets"] * bool(each["secrets"])]
+        state = "done" if "ended_ns" in each else "broken off: do it again"
+        rows.append({**each, "rules": ", ".join(rules) or "all that was said", "state": state})
+    if not print_data(form, found, names, times=_TIMES) and found:
+        print_rows(rows, _COLUMNS, times=_TIMES)
+    if not found:
+        talk("nothing was redacted here")
+
+
+@contextmanager
+def _tell_wait(*, is_quiet: bool) -> Iterator[Callable[[float], None] | None]:
+    """Say once that the old files are waited for."""
+    is_said = is_quiet
+
+    def tell(left_s: float) -> None:
+        nonlocal is_said
+        if not is_said:
+            is_said = True
+            talk(
+                f"masked; the old files are unlinked in {left_s:.0f} s, when nobody reads them any "
+                "more (Ctrl-C leaves that to the next redact or compact)"
+            )
+
+    yield tell

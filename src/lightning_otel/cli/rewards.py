@@ -1,0 +1,252 @@
+"""``reward``, ``apply-rewards``, ``drift``: judgements of what is stored."""
+
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from lightning_otel.cli.maintain import give_waiting
+from lightning_otel.cli.options import (
+    Form,
+    Id,
+    rollout_id_of,
+    rollout_option,
+    rows_options,
+    when_options,
+)  # fmt: skip
+from lightning_otel.cli.output import (
+    count_noun,
+    print_data,
+    print_json,
+    print_rows,
+    progress_bar,
+    store_option,
+    suggest,
+    talk,
+)  # fmt: skip
+from lightning_otel.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from lightning_otel.rewarding import Applied, Judgement
+
+_MOST_NAMED: Final = 5
+_JUDGEMENT: Final = ("rollout_id", "attempt_id", "agent", "rewards", "failure")
+_COUNTS: Final = (
+    "version", "rewards", "mean", "attempts", "held", "changed", "none", "running", "stepless",
+    "failed",
+)  # fmt: skip
+_DRIFT_COLUMNS: Final = (
+    "model", "template", "part", "count", "exact", "prefix", "length", "why",
+)  # fmt: skip
+_DRIFT_KEYS: Final = (
+    "model", "template", "part", "count", "exact", "exact_rate", "prefix_share", "length_delta",
+    "causes",
+)  # fmt: skip
+
+
+# A negative number looks like an option.
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("target", metavar="ID", type=Id())
+@click.argument("value", type=float)
+@click.option("--name", default="primary", help="Name of the reward.", show_default=True)
+@store_option
+def reward(target: str, value: float, name: str, store: str | None) -> None:
+    """Give a reward to a rollout, trace, span or response, by a prefix of its id or @last."""
+    from lightning_otel.dataset import Store
+    from lightning_otel.emitters import reward_span
+    from lightning_otel.views.outlines import outline_of
+
+    if not math.isfinite(value):
+        raise ConfigError(f"a reward of {value} cannot be trained on; give a finite number")
+    opened = Store(store)
+    noun, whole = opened.find(target)
+    rollout_id = opened.rollout_of(noun, whole)
+    links = {"span": "span_id", "response": "response_id"}
+    link = {links[noun]: whole} if noun in links else {}
+    given = reward_span({name: value}, rollout_id=rollout_id, **link)
+    opened.add([given])
+    if opened.layout is not None and opened.writer().position()[1] == 0:
+        raise StoreError(
+            f"{opened.name} refuses the reward; is it writable, and the disk not full?"
+        )
+    talk(f"{name} = {value:g} on {noun} {whole}")
+    for node in outline_of(opened.source, "rollout", rollout_id).nodes:
+        if node.span.span_id == given.span_id and node.left_out:
+            talk(f"  it is kept and counts for no step: {node.left_out}")
+    suggest(f"show {rollout_id} --transitions", store)
+
+
+@click.command("apply-rewards")
+@click.argument("function", metavar="FILE.py:FUNCTION")
+@rollout_option
+@when_options
+@click.option("--version", "version", default="", metavar="NAME",
+              help="Judge all anew, as FUNCTION@NAME.")  # fmt: skip
+@click.option("--dry-run", "is_dry_run", is_flag=True,
+              help="Print what it would give, and keep nothing.")  # fmt: skip
+@rows_options
+@store_option
+def apply_rewards(
+    function: str, rollout: str | None, is_dry_run: bool, form: Form | None, store: str | None,
+    **given: Any,
+) -> int:  # fmt: skip
+    """Have a reward function judge every ended rollout that it has not judged yet.
+
+    FUNCTION asks for what it needs by the names of its parameters: task, answer, trajectory,
+    trajectories, rewards, rollout. It gives a number, numbers by name, or None. A module's name may
+    stand for FILE.py. Exits with 1 if it raised anywhere; the other rewards are kept.
+    """
+    from lightning_otel.dataset import Store
+    from lightning_otel.rewarding import apply_rewards as apply
+
+    rows: list[Mapping[str, Any]] = []
+    failures: list[str] = []
+
+    def take(judgement: "Judgement") -> None:
+        if judgement.failure and len(failures) < _MOST_NAMED:
+            failures.append(f"  rollout {judgement.rollout_id}: {judgement.failure}")
+        if is_dry_run:
+            row = judgement._asdict()
+            rows.append({"rewards": row.pop("values"), **row})
+
+    judge = _load_function(function)
+    opened = Store(store)
+    rollout_id = rollout_id_of(opened, rollout)
+    if not is_dry_run:
+        give_waiting(opened)
+    with progress_bar("attempts") as progress:
+        done = apply(
+            opened, judge, is_dry_run=is_dry_run, told=take, progress=progress,
+            rollout_id=rollout_id, **given,
+        )  # fmt: skip
+    if form == "json":
+        counts = {name: getattr(done, name) for name in _COUNTS}
+        print_json({"function": done.name, **counts, "dry_run": is_dry_run, "judgements": rows})
+    elif is_dry_run:
+        print_rows(rows, _JUDGEMENT, form=form)
+    for line in (*_word_results(done, is_dry_run=is_dry_run), *failures):
+        talk(line)
+    if done.rewards and not is_dry_run:
+        suggest("export triplets", store)
+    return 1 if done.failed else 0
+
+
+def _word_results(done: "Applied", *, is_dry_run: bool) -> Iterator[str]:
+    mean = "" if done.mean is None else f", mean {done.mean:.3g}"
+    behind = f"@{done.version}" if done.version else ""
+    where = " (dry run: nothing was kept)" if is_dry_run else ""
+    yield (
+        f"⚡ {done.name}{behind}: {count_noun(done.rewards, 'reward')}{mean}, of "
+        f"{count_noun(done.attempts, 'attempt')}{where}"
+    )
+    for count, words in (
+        (done.held, "judged by it before"),
+        (
+            done.changed,
+            "of them when its text was another; --version 2 judges all anew, beside those",
+        ),
+        (done.none, "of which it said nothing"),
+        (done.running, "still running; do it again later"),
+    ):
+        if count:
+            yield f"  {count} {words}"
+    for kind, number in done.failed.most_common():
+        yield f"  failed: {number} × {kind}"
+    if done.stepless:
+        yield (
+            f"  {done.stepless} without a step, and so not judged; emit_observation and "
+            "emit_action make one"
+        )
+    if not done.attempts:
+        yield "  no rollout here has a transition; see: lightning-otel stats"
+
+
+def _load_function(named: str) -> Callable[..., object]:
+    """Return the function that ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` names.
+
+    Raises:
+        ConfigError: There is none, or what it stands in cannot be loaded.
+    """
+    place, _, name = named.rpartition(":")
+    if not place or not name:
+        raise ConfigError(f"{named!r} names no function; write rewards.py:exact_match")
+    module = _load_module(place)
+    found: Any = getattr(module, name, None)
+    if not callable(found):
+        functions = sorted(
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        )
+        raise ConfigError(
+            f"there is no function {name!r} in {place}; there are: {', '.join(functions) or 'none'}"
+        )
+    function: Callable[..., object] = found
+    return function
+
+
+def _load_module(place: str) -> Any:
+    path = Path(place)
+    is_file = place.endswith(".py")
+    if is_file and not path.is_file():
+        raise ConfigError(f"there is no file {place}; write FILE.py:FUNCTION")
+    # What it imports may stand beside it.
+    sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
+    try:
+        if not is_file:
+            return importlib.import_module(place)
+        # Not by its own name: a rewards file called json.py shall hide nothing.
+        spec = importlib.util.spec_from_file_location(f"rewards_of_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    except Exception as exc:  # somebody else's code may raise anything
+        raise ConfigError(
+            f"{place} cannot be loaded: {type(exc).__name__}: {exc}; does it run by itself?"
+        ) from exc
+    return module
+
+
+@click.command()
+@click.option("--tokenizer", "source", required=True, metavar="PATH_OR_NAME",
+              help="Folder of the engine's tokenizer, or a model's name.")  # fmt: skip
+@rollout_option
+@rows_options
+@store_option
+def drift(source: str, rollout: str | None, form: Form | None, store: str | None) -> None:
+    """Re-encode what was recorded, and say how much of it comes back otherwise, and why.
+
+    Each prompt is rendered anew from its messages by the chat template, and each response encoded
+    anew from its text; both are compared with the engine's own token ids. Nothing is changed.
+    """
+    from lightning_otel.adapter.drift import measure
+    from lightning_otel.dataset import Store
+    from lightning_otel.tokenizing import load_tokenizer
+
+    opened = Store(store)
+    opened.connect()  # a store that cannot be read is refused before a tokenizer is fetched
+    tokenizer = load_tokenizer(source)
+    rollout_id = rollout_id_of(opened, rollout)
+    found = measure(opened.transitions(rollout_id=rollout_id), tokenizer)
+    rows = [{name: getattr(each, name) for name in _DRIFT_KEYS} for each in found.parts]
+    document = {"drift": rows, "skipped": found.skipped}
+    if not print_data(form, rows, _DRIFT_KEYS, document=document):
+        for row in rows:
+            row["exact"] = f"{row['exact']} ({row['exact_rate']:.0%})"
+            row["prefix"] = f"{row['prefix_share']:.0%}"
+            row["length"] = f"{row['length_delta']:+.1f}"
+            row["why"] = ", ".join(f"{count} × {cause}" for cause, count in row["causes"].items())
+        print_rows(rows, _DRIFT_COLUMNS)
+    if found.skipped:
+        talk(f"{count_noun(found.skipped, 'transition')} without token ids to compare with")
+    if found.parts:
+        suggest("stats", store)
+    else:
+        talk("nothing was compared: → lightning-otel run --enable-retokenization-fix")
