@@ -5,36 +5,40 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
 from lightning_otel.cli import Guessing
-from lightning_otel.cli.funnel import document, left_out_file, lines
 from lightning_otel.cli.maintain import give_waiting
 from lightning_otel.cli.options import Agent, rollout_id_of, rollout_option, when_options
 from lightning_otel.cli.output import (
     count_noun,
     json_text,
     print_json,
+    progress_bar,
     size,
     store_option,
     suggest,
     talk,
-)
+)  # fmt: skip
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Credit, Estimator
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
-    from lightning_otel.dataset.export import FileKind
-    from lightning_otel.formats.format import Format
+    from lightning_otel.dataset.export import Exported, FileKind
+    from lightning_otel.formats.format import Format, LeftOut
 
 _JSON_COLUMNS: Final = frozenset(
     {"observation", "action", "next_observation", "rewards", "tools", "resources", "sampling"}
 )
+_COUNTS: Final = (
+    "rollouts", "calls", "transitions", "exact", "inexact", "notes", "rewards", "rewards_placed",
+    "rewarded",
+)  # fmt: skip
 _STDOUT: Final = "-"
 _SPANS: Final = "spans"
 
@@ -51,20 +55,19 @@ class _Formats(Guessing):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The formats that are installed."""
+        """Return the formats that are installed."""
         from lightning_otel import formats
 
         return [_SPANS, *formats.names()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a format."""
+        """Return the command of a format."""
         from lightning_otel import formats
 
         if cmd_name == _SPANS:
             return spans
-        return (
-            _make_command(cmd_name, formats.get(cmd_name)) if cmd_name in formats.names() else None
-        )
+        is_known = cmd_name in formats.names()
+        return _make_command(cmd_name, formats.get(cmd_name)) if is_known else None
 
 
 @click.group(cls=_Formats)
@@ -75,63 +78,65 @@ def export() -> None:
     """
 
 
-_output_argument = click.argument("out", required=False)
-_output_option = click.option(
-    "-o", "--output", metavar="OUT", help="The same as OUT; - is stdout, the default."
-)
+def _output_options(*kinds: str) -> Callable[[Any], Any]:
+    """Return the argument and options that say where rows go, and in which form."""
+    options = (
+        click.argument("out", required=False),
+        click.option("-o", "--output", metavar="OUT",
+                     help="The same as OUT; - is stdout, the default."),
+        click.option("--as", "--format", "kind", type=click.Choice(kinds), metavar="KIND",
+                     help=f"{', '.join(kinds)}; else as OUT is named."),
+        rollout_option,
+    )  # fmt: skip
+    return lambda command: _decorate(command, options)
 
 
-def _kind_option(*kinds: str) -> Callable[[Any], Any]:
-    return click.option(
-        "--as",
-        "--format",
-        "kind",
-        type=click.Choice(kinds),
-        metavar="KIND",
-        help=f"{', '.join(kinds)}; else as OUT is named.",
-    )
-
-
-_SELECTING: Final = (
-    "since", "until", "mode", "resource_version", "rewarded", "min_reward", "max_reward", "capture",
-    "received",
-)  # fmt: skip
-
-
-def _add_selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which steps are wanted."""
-    for option in reversed((
-        click.option("--agents", type=Agent(), metavar="PATTERN", multiple=True,
-                     help="Only agents like this; !… leaves out."),
-        when_options,
-        click.option("--mode", help="Only steps taken in it, such as train."),
-        click.option("--resource-version", metavar="NAME", help="Only steps of this version."),
-        click.option("--rewarded/--no-rewarded", default=None,
-                     help="Only steps with a reward, or only those without."),
-        click.option("--min-reward", type=float, help="Only steps with at least this reward."),
-        click.option("--max-reward", type=float, help="Only steps with at most this reward."),
-        click.option("--capture", type=click.Choice(get_args(CaptureLevel)),
-                     help="Only steps captured like this."),
-        click.option("--received/--no-received", default=True,
-                     help="Whether spans from elsewhere count."),
-    )):  # fmt: skip
+def _decorate(command: Any, options: Iterable[Callable[[Any], Any]]) -> Any:
+    for option in reversed(tuple(options)):
         command = option(command)
     return command
 
 
+_SELECTION: Final = (
+    click.option("--agents", type=Agent(), metavar="PATTERN", multiple=True,
+                 help="Only agents like this; !… leaves out."),
+    when_options,
+    click.option("--mode", help="Only steps taken in it, such as train."),
+    click.option("--resource-version", metavar="NAME", help="Only steps of this version."),
+    click.option("--rewarded/--no-rewarded", default=None,
+                 help="Only steps with a reward, or only those without."),
+    click.option("--min-reward", type=float, help="Only steps with at least this reward."),
+    click.option("--max-reward", type=float, help="Only steps with at most this reward."),
+    click.option("--capture", type=click.Choice(get_args(CaptureLevel)),
+                 help="Only steps captured like this."),
+    click.option("--received/--no-received", default=True,
+                 help="Whether spans from elsewhere count."),
+)  # fmt: skip
+_MAKING: Final = (
+    click.option("--adapter", metavar="NAME", help="Another adapter; see docs/transitions.md."),
+    click.option("--credit", type=click.Choice(get_args(Credit)), default="previous",
+                 metavar="RULE", help=", ".join(get_args(Credit))),
+    click.option("--gamma", type=float, default=0.99, show_default=True, help="For discounted."),
+    click.option("--advantage", type=click.Choice(get_args(Estimator)), metavar="RULE",
+                 help=f"{', '.join(get_args(Estimator))}; by default none."),
+    click.option("--incomplete", "include_incomplete", is_flag=True,
+                 help="Also of rollouts whose process died in them."),
+    click.option("--dry-run", "is_dry_run", is_flag=True,
+                 help="Print the funnel and write nothing."),
+    click.option("--left-out", "left_path", metavar="FILE",
+                 help="Write there what is in no row, and why."),
+    click.option("--json", "as_json", is_flag=True, help="The funnel as one JSON document."),
+    store_option,
+)  # fmt: skip
+
+
 @click.command(short_help="Spans, one a line, as the SDK prints them.")
-@_output_argument
-@_output_option
-@_kind_option("jsonl", "parquet")
-@rollout_option
+@_output_options("jsonl", "parquet")
 @store_option
 def spans(
-    out: str | None,
-    output: str | None,
-    kind: "FileKind | None",
-    rollout: str | None,
+    out: str | None, output: str | None, kind: "FileKind | None", rollout: str | None,
     store: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Spans, one a line in the shape of the SDK's ReadableSpan.to_json()."""
     from lightning_otel.cli.spans import sdk_json
     from lightning_otel.dataset import Store
@@ -140,127 +145,169 @@ def spans(
     found = _choose_kind(place, kind)
     if found == "folder":
         raise ConfigError(f"spans are written to a file, not to {place}; end it in .jsonl")
-    is_parquet = found == "parquet"
     opened = Store(store)
-    table = opened.spans(rollout_id=_rollout_id(opened, rollout))
-    if is_parquet:
+    table = opened.spans(rollout_id=_find_rollout(opened, rollout))
+    if place != _STDOUT:
         _check_writable(place)
+    if found == "parquet":
         table.to_parquet(place)
         talk(f"spans → {place} ({size(Path(place).stat().st_size)})")
         return
-    count = _write_lines(place, map(sdk_json, table))
+    count = 0
+    with ExitStack() as stack:
+        file = sys.stdout
+        if place != _STDOUT:
+            file = stack.enter_context(Path(place).open("w", encoding="utf-8"))
+        for span in table:
+            file.write(json_text(sdk_json(span)) + "\n")
+            count += 1
+        file.flush()
     talk(f"{count_noun(count, 'span')} → {_place_name(place)}")
 
 
 def _make_command(name: str, made: "Format") -> click.Command:
-    """The command that exports one format, with its options."""
-    options = [
-        click.Option([f"--{option.replace('_', '-')}"], type=_type_of(default), default=default,
-                     show_default=default is not None, help="Of this format; see docs/exports.md.")
-        for option, default in made.options().items()
-    ]  # fmt: skip
+    """Return the command that exports one format, with its options."""
 
-    @_output_argument
-    @_output_option
-    @_kind_option("jsonl", "parquet", "folder")
-    @rollout_option
-    @_add_selection_options
-    @click.option("--adapter", metavar="NAME", help="Another adapter; see docs/transitions.md.")
-    @click.option(
-        "--credit", type=click.Choice(get_args(Credit)), default="previous", metavar="RULE",
-        help=", ".join(get_args(Credit)),
-    )  # fmt: skip
-    @click.option("--gamma", type=float, default=0.99, show_default=True, help="For discounted.")
-    @click.option(
-        "--advantage", type=click.Choice(get_args(Estimator)), metavar="RULE",
-        help=f"{', '.join(get_args(Estimator))}; by default none.",
-    )  # fmt: skip
-    @click.option("--incomplete", is_flag=True, help="Also of rollouts whose process died in them.")
-    @click.option("--dry-run", is_flag=True, help="Print the funnel and write nothing.")
-    @click.option("--left-out", metavar="FILE", help="Write there what is in no row, and why.")
-    @click.option("--json", "as_json", is_flag=True, help="The funnel as one JSON document.")
-    @store_option
     def run(**given: Any) -> None:
-        _run_export(name, made, given)
+        _run_export(name, made, **given)
 
+    run = _decorate(run, (_output_options("jsonl", "parquet", "folder"), *_SELECTION, *_MAKING))
     summary = f"For {made.used_by}; needs {made.needs}." if made.used_by else "Registered."
     found = click.command(name, help=summary, short_help=summary)(run)
-    found.params += options
+    for option, default in made.options().items():
+        kind = float if default is None or isinstance(default, float) else type(default)
+        found.params.append(
+            click.Option([f"--{option.replace('_', '-')}"], type=kind, default=default,
+                         show_default=default is not None,
+                         help="Of this format; see docs/exports.md.")
+        )  # fmt: skip
     return found
 
 
-def _type_of(default: object) -> type:
-    return float if default is None or isinstance(default, float) else type(default)
-
-
-def _run_export(name: str, made: "Format", given: Mapping[str, Any]) -> None:
+def _run_export(
+    name: str, made: "Format", *, out: str | None, output: str | None, kind: "FileKind | None",
+    rollout: str | None, agents: tuple[str, ...], is_dry_run: bool, as_json: bool,
+    left_path: str | None, store: str | None, **selected: Any,
+) -> None:  # fmt: skip
     from lightning_otel.dataset import Store
 
-    place = _choose_place(given["out"], given["output"])
-    is_dry_run, as_json = given["dry_run"], given["as_json"]
-    kind = _choose_kind(place, None if place == _STDOUT and is_dry_run else given["kind"])
-    if as_json and place == _STDOUT and not is_dry_run:
+    place = _choose_place(out, output)
+    is_rows = place == _STDOUT and not is_dry_run
+    chosen = _choose_kind(place, None if place == _STDOUT and is_dry_run else kind)
+    if as_json and is_rows:
         raise ConfigError("--json would stand among the rows on stdout; name a file for them")
-    opened = Store(given["store"])
-    rollout_id = _rollout_id(opened, given["rollout"])
+    opened = Store(store)
+    rollout_id = _find_rollout(opened, rollout)
     if not is_dry_run:
         give_waiting(opened)
-    options = {option: given[option] for option in made.options()}
     with (
-        _show_progress(opened, is_quiet=place == _STDOUT and not is_dry_run) as progress,
-        left_out_file(given["left_out"]) as left_out,
+        _show_progress(opened, is_quiet=is_rows) as progress,
+        _open_left_out(left_path) as left_out,
     ):
         done = opened.export(
             name,
             None if is_dry_run else _print_row if place == _STDOUT else place,
-            kind=kind,
-            credit=given["credit"],
-            gamma=given["gamma"],
-            advantage=given["advantage"],
-            adapter=given["adapter"],
-            include_incomplete=given["incomplete"],
+            kind=chosen,
             left_out=left_out,
             progress=progress,
             rollout_id=rollout_id,
-            agents=given["agents"] or None,
-            **{name: given[name] for name in _SELECTING},
-            **options,
+            agents=agents or None,
+            **selected,
         )
-    is_selected = bool(rollout_id or given["agents"] or given["since"] or given["until"])
+    is_selected = bool(rollout_id or agents or selected["since"] or selected["until"])
+    why_empty = None if done.rows else _explain_empty(done, made, is_selected=is_selected)
     if as_json:
-        print_json(document(done, made, is_dry_run=is_dry_run, is_selected=is_selected))
+        print_json(_describe(done, why_empty, is_dry_run=is_dry_run))
         return
     say = click.echo if is_dry_run else talk
-    where = "nowhere (dry run)" if is_dry_run else _place_name(place)
-    for line in lines(done, made, where, is_selected=is_selected):
+    for line in _word_funnel(done, "nowhere (dry run)" if is_dry_run else _place_name(place)):
         say(line)
-    if not done.rows:
-        suggest("stats", given["store"])
+    if why_empty:
+        say(f"nothing to train on: {why_empty}")
+        suggest("stats", store)
     elif is_dry_run:
-        suggest(_in_earnest(name, place), None)
+        # This command without --dry-run: the rows that were counted, and no others.
+        given = [each for each in sys.argv[1:] if each not in ("--dry-run", "--json")]
+        suggest(shlex.join([*given, *(["-o", f"{name}.jsonl"] * (place == _STDOUT))]), None)
     elif place != _STDOUT:
-        suggest("plot", given["store"])
+        suggest("plot", store)
 
 
-def _in_earnest(name: str, place: str) -> str:
-    """This command without ``--dry-run``: the rows that were counted, and no others."""
-    given = [each for each in sys.argv[1:] if each not in ("--dry-run", "--json")]
-    return shlex.join([*given, *(["-o", f"{name}.jsonl"] if place == _STDOUT else [])])
+def _word_funnel(done: "Exported", place: str) -> Iterator[str]:
+    """Yield the funnel, from rollouts to rows, and every reason."""
+    report = done.report
+    yield f"rollouts   {report.rollouts}"
+    lost = sum(each.noun == "call" for each in report.dropped)
+    yield f"calls      {report.calls}: {report.transitions} are transitions, {lost} left out"
+    yield f"tokens     {report.exact} of {report.transitions} transitions have exact token ids"
+    yield (
+        f"rewards    {report.rewards}: {report.rewards_placed} placed; "
+        f"{report.rewarded} of {report.transitions} transitions have one"
+    )
+    yield f"rows       {done.rows} of {done.format} → {place}"
+    for words, reasons in (
+        ("left out", report.reasons()), ("not exact", report.inexact), ("note", report.notes),
+    ):  # fmt: skip
+        yield from (f"  {words}: {number} × {reason}" for reason, number in reasons.items())
+    for words, steps in (("in no row", done.left_out), ("in a row without", done.partial)):
+        for reason, number in steps.items():
+            yield f"  {words}: {count_noun(number, 'step')}: {reason}"
+
+
+def _explain_empty(done: "Exported", made: "Format", *, is_selected: bool) -> str:
+    """Return why there is no row, and what to do."""
+    if not done.report.spans and is_selected:
+        return "no step is of such an agent, rollout or time; see: lightning-otel ls"
+    if not done.report.spans:
+        return "the store has no spans here; record some: lightning-otel run -- python agent.py"
+    if not done.report.calls:
+        return "no model was called; see what is captured: lightning-otel doctor"
+    if not done.report.transitions:
+        return "every call was left out; see the reasons: lightning-otel stats"
+    if done.left_out:
+        return f"it needs {made.needs or 'more'}. Most steps have {next(iter(done.left_out))}"
+    return "no step is such as was asked for; see: lightning-otel ls"
+
+
+def _describe(done: "Exported", why_empty: str | None, *, is_dry_run: bool) -> dict[str, Any]:
+    return {
+        "dry_run": is_dry_run,
+        "format": done.format,
+        **{name: getattr(done.report, name) for name in _COUNTS},
+        "rows": done.rows,
+        "left_out": {**done.report.reasons(), **done.left_out},
+        "partial": done.partial,
+        "why_empty": why_empty,
+    }
+
+
+@contextmanager
+def _open_left_out(path: str | None) -> "Iterator[Callable[[LeftOut], None] | None]":
+    """Open a file for what is left out, one JSON object a line."""
+    if path is None:
+        yield None
+        return
+    from lightning_otel.store.layout import private_file
+
+    with private_file(path) as made, made.open("w", encoding="utf-8") as file:
+
+        def write(left: "LeftOut") -> None:
+            names = ("rollout_id", "attempt_id", "agent", "trace_id", "span_id")
+            step = {name: getattr(left.step, name) for name in names}
+            found = {**step, "reason": left.reason, "is_row_written": left.is_row_written}
+            file.write(json_text(found) + "\n")
+
+        yield write
 
 
 @contextmanager
 def _show_progress(opened: "Store", *, is_quiet: bool) -> "Iterator[Callable[[int], None] | None]":
-    """A bar on a terminal's stderr, gone when all is done."""
-    if is_quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    (row,) = opened.sql("SELECT count(DISTINCT rollout_id) AS rollouts FROM rollouts").dicts()
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("rollouts", total=row["rollouts"])
-        yield lambda done: bar.update(task, completed=done)
+    with progress_bar("rollouts", is_quiet=is_quiet) as advance:
+        if advance is None:
+            yield None
+            return
+        (row,) = opened.sql("SELECT count(DISTINCT rollout_id) AS rollouts FROM rollouts").dicts()
+        yield lambda done: advance(done, row["rollouts"])
 
 
 def _print_row(row: Mapping[str, Any]) -> None:
@@ -268,15 +315,14 @@ def _print_row(row: Mapping[str, Any]) -> None:
 
 
 def parsed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose JSON columns are values, not texts."""
+    """Return a row whose JSON columns are values, not texts."""
     return {
         name: json.loads(value) if name in _JSON_COLUMNS and isinstance(value, str) else value
         for name, value in row.items()
     }
 
 
-def _rollout_id(opened: "Store", target: str | None) -> str | None:
-    """The rollout that an id or the beginning of one stands for; None where none is named."""
+def _find_rollout(opened: "Store", target: str | None) -> str | None:
     opened.connect()  # a store that cannot be read is refused before any file is opened for writing
     return rollout_id_of(opened, target)
 
@@ -303,30 +349,8 @@ def _place_name(place: str) -> str:
 
 
 def _check_writable(output: str) -> None:
-    """Refuse a place where no file can be made.
-
-    Raises:
-        ConfigError: It cannot be opened.
-    """
     try:
         # What a store holds is the user's alone, and so is what is written of it.
         os.close(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     except OSError as exc:
         raise ConfigError(f"cannot write {output}: {exc.strerror}; name a place with -o") from exc
-
-
-def _write_lines(output: str, rows: Iterable[Mapping[str, Any]]) -> int:
-    if output == _STDOUT:
-        return _write_each(sys.stdout, rows)
-    _check_writable(output)
-    with Path(output).open("w", encoding="utf-8") as file:
-        return _write_each(file, rows)
-
-
-def _write_each(file: Any, rows: Iterable[Mapping[str, Any]]) -> int:
-    count = 0
-    for row in rows:
-        file.write(json_text(row) + "\n")
-        count += 1
-    file.flush()
-    return count
