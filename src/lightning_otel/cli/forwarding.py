@@ -16,13 +16,7 @@ from lightning_otel.types import Span
 
 
 def tell_forwarding(forwarder: Forwarder, waiting: int | None, *, is_quiet: bool = False) -> None:
-    """Say what became of the spans.
-
-    Args:
-        forwarder: Sent them.
-        waiting: How many were not delivered; None if that is not known.
-        is_quiet: Whether to say only what was not delivered.
-    """
+    """Say what became of the spans, of which some may wait; None if it is not known how many."""
     if is_quiet and not waiting and not forwarder.rejected:
         return
     text = f"  OTLP: {count_noun(forwarder.delivered, 'span')} delivered"
@@ -56,14 +50,7 @@ def start_forwarding(
 def follower_of_run(
     layout: Layout, rollout_id: str, trace_ids: tuple[str, ...], since_ns: int
 ) -> Follower:
-    """Follows one rollout, and what the traces hold that it began.
-
-    Args:
-        layout: The store's paths.
-        rollout_id: The rollout.
-        trace_ids: Its traces, in which rollouts that the program names itself stand too.
-        since_ns: When it began.
-    """
+    """Follow a rollout and its traces, in which rollouts that the program names stand too."""
 
     def is_ours(span: Span) -> bool:
         return span.trace_id in trace_ids or span.rollout_id == rollout_id

@@ -89,12 +89,6 @@ def _finish_forwarding(forwarder: Forwarder, writer: SpanWriter) -> None:
 
 
 def follower_of_process(layout: Layout, name: str, since_ns: int = 0) -> Follower:
-    """Follow what one process recorded.
-
-    Args:
-        layout: The store's paths.
-        name: The position's name, which says the process.
-        since_ns: When it began to record.
-    """
+    """Follow what the process that a position is named after recorded."""
     process = name.removeprefix(PREFIX)
     return Follower(layout, name, since_ns=since_ns, select=lambda span: span.process == process)

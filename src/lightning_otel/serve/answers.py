@@ -26,13 +26,7 @@ class RefusalError(Exception):
     """A request is not served; nothing of it is repeated in the answer."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        """Say why.
-
-        Args:
-            status: Of HTTP.
-            message: For the sender; it names no content of the request.
-            headers: Of the answer.
-        """
+        """Say why, in words that hold no content of the request."""
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})

@@ -48,7 +48,7 @@ def make_app(
     """Make the app that serves a store, behind the guard."""
     app = Starlette(
         routes=[*PAGES, *otlp.ROUTES, *API],
-        exception_handlers={RefusalError: refuse, HTTPException: refuse_http, 500: fail},
+        exception_handlers={RefusalError: refuse, HTTPException: refuse, 500: fail},
     )
     state = app.state
     state.store = store
@@ -66,27 +66,23 @@ def make_app(
     return Guard(app, access, refused)
 
 
-async def refuse(request: Request, refusal: Exception) -> Response:
-    """The answer to a request that a route does not serve."""
-    assert isinstance(refusal, RefusalError)
-    request.app.state.intake.counts.refused[refusal.status] += 1
-    return refused(request, refusal)
-
-
-async def refuse_http(request: Request, found: Exception) -> Response:
-    """The answer where there is no route, or none of this method."""
-    assert isinstance(found, HTTPException)
-    reason = _REASONS.get(found.status_code, found.detail)
-    return await refuse(request, RefusalError(found.status_code, reason, found.headers))
+async def refuse(request: Request, found: Exception) -> Response:
+    """Answer a request that a route does not serve, or for which there is none."""
+    if isinstance(found, HTTPException):
+        reason = _REASONS.get(found.status_code, found.detail)
+        found = RefusalError(found.status_code, reason, found.headers)
+    assert isinstance(found, RefusalError)
+    request.app.state.intake.counts.refused[found.status] += 1
+    return refused(request, found)
 
 
 async def fail(request: Request, found: Exception) -> Response:
-    """The answer after a fault of ours, which the log tells of; the request learns nothing."""
+    """Answer after a fault of ours, which the log tells of; the request learns nothing."""
     return refused(request, RefusalError(500, "this failed; the server's log says why"))
 
 
 def refused(request: Request, refusal: RefusalError) -> Response:
-    """A refusal as its reader expects it."""
+    """Return a refusal as its reader expects it."""
     if otlp.is_call(request):
         return otlp.refuse_call(refusal)
     if page.is_for_people(request):

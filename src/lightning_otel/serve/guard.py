@@ -113,13 +113,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, access: Access, refuse: Callable[[Request, RefusalError], Response]
     ) -> None:
-        """Stand before an app.
-
-        Args:
-            app: What is behind it.
-            access: Who may come in.
-            refuse: Makes the answer for who may not.
-        """
+        """Stand before an app."""
         self._app = app
         self._access = access
         self._refuse = refuse

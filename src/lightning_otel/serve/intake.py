@@ -32,17 +32,14 @@ _DISK_RETRY_S: Final = "5"
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of everything that was received.
-
-    Attributes:
-        stored: Spans in a segment, those sent twice counted twice.
-        rejected: Spans by the reason for which they were not kept.
-        refused: Requests not served, by status.
-    """
+    """Counters of everything that was received."""
 
     stored: int = 0
+    """Spans in a segment, those sent twice counted twice."""
     rejected: Counter[str] = field(default_factory=Counter)
+    """Spans that were not kept, by reason."""
     refused: Counter[int] = field(default_factory=Counter)
+    """Requests not served, by status."""
 
 
 class Intake:
@@ -115,12 +112,7 @@ class Intake:
         self._seal_segment()
 
     def _take_body(
-        self,
-        body: bytes,
-        content_type: str,
-        came: str,
-        *,
-        is_compressed: bool,
+        self, body: bytes, content_type: str, came: str, *, is_compressed: bool
     ) -> Mapping[str, int]:
         if is_compressed:
             body = inflated(body, self._limits)

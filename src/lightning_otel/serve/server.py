@@ -120,11 +120,7 @@ def open_door(host: str, port: int | None) -> Door:
 def run(store: Store, door: Door, access: Access, ready: Callable[[], None]) -> Counts:
     """Serve until SIGTERM or SIGINT, and then close the segment.
 
-    Args:
-        store: Where spans go.
-        door: Where to listen.
-        access: Who may come in.
-        ready: Called when both signals are heard and the store is there.
+    ``ready`` is called when both signals are heard and the store is there.
 
     Raises:
         StoreError: The store cannot be made.

@@ -79,14 +79,7 @@ class HeldAnswer(StreamingResponse):
         media_type: str,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Hold a place.
-
-        Args:
-            parts: What is sent.
-            release: Gives the place back.
-            media_type: Of the answer.
-            headers: What else it says.
-        """
+        """Hold a place, which ``release`` gives back."""
         super().__init__(parts, headers=headers, media_type=media_type)
         self._release = release
 

@@ -40,12 +40,7 @@ class Member(BaseRoute):
     """The routes of a member, imported with the first request for one of them."""
 
     def __init__(self, name: str, roots: Iterable[str]) -> None:
-        """Name it.
-
-        Args:
-            name: Of the module.
-            roots: The addresses at and below which its operations are.
-        """
+        """Name the module, and the addresses at and below which its operations are."""
         self._name = name
         self._roots = tuple(roots)
         self._router: Router | None = None
@@ -59,11 +54,9 @@ class Member(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if self._router is None:
-            self._router = await run_in_threadpool(self._import_router)
+            known = await run_in_threadpool(operations, [self._name])
+            self._router = Router([each.route for each in known])
         await self._router(scope, receive, send)
-
-    def _import_router(self) -> Router:
-        return Router([each.route for each in operations([self._name])])
 
 
 ROUTES: Final[list[BaseRoute]] = [Member(name, roots) for name, roots in MEMBERS.items() if roots]

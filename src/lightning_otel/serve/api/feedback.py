@@ -1,10 +1,9 @@
 """Feedback by HTTP: one reward for what somebody said, whether or not what it judges is there."""
 
-import json
 import secrets
 import time
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from opentelemetry.util.types import AttributeValue
 from pydantic import Field, StringConstraints
@@ -20,7 +19,7 @@ from lightning_otel.rewarding.feedback import (
     said_attributes,
 )
 from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.api.operation import Asked, Told, operation
+from lightning_otel.serve.api.operation import Asked, Told, operation, write_json
 
 _MOST_METADATA: Final = 16_384
 _PARTS: Final = ("quality_score", "rating", "satisfied", "used_result")
@@ -117,68 +116,48 @@ same_feedback: Final = replace(
 
 
 def _parse_feedback(asked: FeedbackBody, came: str) -> Feedback:
-    noun, target = _parse_target(asked)
+    targets: dict[Noun, str | None] = {
+        noun: getattr(asked, f"{noun}_id") for noun in get_args(Noun)
+    }
+    named = [(noun, target) for noun, target in targets.items() if target is not None]
+    if len(named) > 1:
+        nouns = " and ".join(f"{noun}_id" for noun, _ in named)
+        raise RefusalError(400, f"feedback judges one thing, and {nouns} are named; name one")
+    if not named and asked.task_id is None:
+        raise RefusalError(
+            400,
+            "feedback names nothing that it judges; give response_id, rollout_id, "
+            "conversation_id, trace_id or span_id",
+        )
+    noun, target = named[0] if named else ("rollout", str(asked.task_id))
     said = {name: _read_field(asked, name) for name in _PARTS}
     text = asked.text if asked.text is not None else asked.feedback_text
     try:
-        value = asked.reward if asked.reward is not None else reward_from_feedback(**said)
-        if asked.reward is not None and any(each is not None for each in said.values()):
-            reward_from_feedback(**said)  # they are kept, so they must be what they say they are
+        # They are kept beside a reward, too, so they must be what they say they are.
+        is_said = asked.reward is None or any(each is not None for each in said.values())
+        made = reward_from_feedback(**said) if is_said else 0.0
     except ConfigError as exc:
         raise RefusalError(
             400, str(exc).replace("give quality_score", "give reward, quality_score")
         ) from exc
     attributes: dict[str, AttributeValue] = said_attributes(**said, text=text)
     if asked.metadata:
-        attributes[c.FEEDBACK_METADATA] = _write_metadata(asked.metadata)
+        attributes[c.FEEDBACK_METADATA] = write_json(asked.metadata, "metadata", _MOST_METADATA)
     if asked.task_id is not None:
         attributes[c.TASK_ID] = asked.task_id
     return Feedback(
         noun=noun,
         target=target,
-        value=float(value),
+        value=float(made if asked.reward is None else asked.reward),
         given_ns=time.time_ns(),
         attributes={**attributes, c.RECEIVED: came},
         feedback_id=asked.feedback_id or f"feedback-{secrets.token_hex(12)}",
     )
 
 
-def _parse_target(asked: FeedbackBody) -> tuple[Noun, str]:
-    named: dict[Noun, str | None] = {
-        "response": asked.response_id,
-        "rollout": asked.rollout_id,
-        "conversation": asked.conversation_id,
-        "trace": asked.trace_id,
-        "span": asked.span_id,
-    }
-    found = [(noun, given) for noun, given in named.items() if given is not None]
-    if len(found) > 1:
-        nouns = " and ".join(f"{noun}_id" for noun, _ in found)
-        raise RefusalError(400, f"feedback judges one thing, and {nouns} are named; name one")
-    if found:
-        return found[0]
-    if asked.task_id is not None:
-        return "rollout", asked.task_id
-    raise RefusalError(
-        400,
-        "feedback names nothing that it judges; give response_id, rollout_id, conversation_id, "
-        "trace_id or span_id",
-    )
-
-
 def _read_field(asked: FeedbackBody, name: str) -> Any:
-    """A part of it, which stands by itself or in the metadata."""
+    """Return a part of it, which stands by itself or in the metadata."""
     own, within = getattr(asked, name), asked.metadata.get(name)
     if own is not None and within is not None and own != within:
         raise RefusalError(400, f"{name} and metadata.{name} differ; send one")
     return own if own is not None else within
-
-
-def _write_metadata(metadata: dict[str, Any]) -> str:
-    try:
-        text = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
-    except ValueError as exc:
-        raise RefusalError(400, "metadata holds a number that is none") from exc
-    if len(text) > _MOST_METADATA:
-        raise RefusalError(413, f"metadata may have {_MOST_METADATA} characters")
-    return text

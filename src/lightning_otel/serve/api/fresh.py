@@ -36,12 +36,7 @@ class Fresh(Generic[T]):
     """
 
     def __init__(self, patience: float = 1.0) -> None:
-        """Know nothing yet.
-
-        Args:
-            patience: How many times as long as it took it is held instead, for five seconds or as
-                long as it took.
-        """
+        """Know nothing yet; hold an answer ``patience`` times as long as it took, to 5 s."""
         self._patience = patience
         self._mark: Mark | None = None
         self._read: Mark | None = None

@@ -8,6 +8,7 @@ Source: OpenAPI Specification 3.1.1.
 """
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -260,6 +261,21 @@ async def _read_query(request: Request, model: type[Asked]) -> Any:
         return model.model_validate(found)
     except ValidationError as exc:
         raise RefusalError(400, _word_errors(exc)) from exc
+
+
+def write_json(found: Mapping[str, Any], name: str, most_chars: int) -> str:
+    """Return a part of a body as JSON.
+
+    Raises:
+        RefusalError: It holds a number that is not finite, or is too long.
+    """
+    try:
+        text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+    except ValueError as exc:
+        raise RefusalError(400, f"{name} holds a number that is none") from exc
+    if len(text) > most_chars:
+        raise RefusalError(413, f"{name} may have {most_chars} characters")
+    return text
 
 
 def _word_errors(found: ValidationError) -> str:

@@ -23,7 +23,7 @@ from lightning_otel.rewarding.totals import standing
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api.feedback import Key
 from lightning_otel.serve.api.fresh import Fresh, mark_of_store
-from lightning_otel.serve.api.operation import Asked, Told, operation
+from lightning_otel.serve.api.operation import Asked, Told, operation, write_json
 from lightning_otel.serve.api.resources import Name, VersionTold
 from lightning_otel.state.requests import RequestStatus
 from lightning_otel.types import Span
@@ -279,12 +279,7 @@ def _put_request(
         raise RefusalError(400, f"there is no algorithm {algorithm!r}; there are {known}")
     if asked.options:
         settings = {**settings, "options": asked.options}
-    try:
-        text = json.dumps(settings, allow_nan=False)
-    except ValueError as exc:
-        raise RefusalError(400, "options hold a number that is none") from exc
-    if len(text) > _MOST_SETTINGS:
-        raise RefusalError(413, f"options may have {_MOST_SETTINGS} characters")
+    write_json(settings, "options", _MOST_SETTINGS)
     if not all(map(str.isidentifier, asked.options)):
         raise RefusalError(400, "an option's name is a word, such as learning_rate")
     try:
