@@ -67,7 +67,7 @@ def told(store: Store, boundary: str, first: int) -> dict[str, Any]:
     trainer = Trainer(store=store)
     (run,) = trainer.runs.all()
     (kept, *_) = trainer.runs.checkpoints(run.run_id)
-    weights = checkpoint.files(Path(kept.place)) / models._WEIGHTS
+    weights = Path(kept.place) / checkpoint.FILES / models._WEIGHTS
     parameters = torch.load(weights, weights_only=True)["parameters"]
     digest = hashlib.sha256()
     for _, values in sorted(parameters.items()):
@@ -92,7 +92,7 @@ def main(folder: Path, boundaries: list[str]) -> None:
     model = tiny.saved(folder / "model")
     for library in ("peft", "lightning_otel.algorithms.recorded"):
         models.library(library)  # once, and not in every child that is forked
-    models.loaded(str(model), {})
+    models.load_model(str(model), {})
     for number, boundary in enumerate([NEVER, *boundaries]):
         store = recorded(folder / str(number) / "traces.duckdb")
         first = 0

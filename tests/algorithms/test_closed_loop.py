@@ -50,7 +50,7 @@ def client(engine: Engine) -> Iterator[openai.OpenAI]:
 
 def adapter(folder: Path, seed: int) -> Weights:
     """An adapter that changes what the model says."""
-    model = models.adapted(tiny.model(sharpness=8.0), {"r": 2, "target_modules": ["down_proj"]})
+    model = models.add_adapter(tiny.model(sharpness=8.0), {"r": 2, "target_modules": ["down_proj"]})
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, each in model.named_parameters():

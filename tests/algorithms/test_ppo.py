@@ -212,7 +212,7 @@ def test_the_head_learns_and_stays_behind(base: Path, pattern: Transition, tmp_p
         run_dir = str(tmp_path)
 
     straight._context = Folder()  # type: ignore[assignment]  # only its folder is asked for
-    (body,) = straight._published().values()
+    (body,) = straight._publish_weights().values()
     with safe_open(Path(body["uri"], "model.safetensors"), "pt") as weights:
         assert not [name for name in weights.keys() if "value_head" in name]  # noqa: SIM118
     assert hasattr(straight._model, "value_head")

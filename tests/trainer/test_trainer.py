@@ -112,39 +112,30 @@ def test_held_out_rewards_decide(
     assert {r.mode for r in trainer.queue.rollouts()} == {"train", "val"}
 
 
-def test_candidate_under_which_the_agent_fails_is_not_promoted(store: Store) -> None:
-    """A task without a reward is not left out of the comparison in silence."""
+@pytest.mark.parametrize(
+    ("breaks", "tasks", "withdrawn", "why"),
+    [
+        ("hard", ["x", "hard"], (), "1 of 2 held-out tasks have a reward no more"),
+        ("", [f"v{number}" for number in range(7)], (), "no held-out task has a reward from both"),
+        ("", [f"v{number}" for number in range(8)], ("prompt",), "8 of 8 held-out tasks have"),
+    ],
+)
+def test_candidate_under_which_the_agent_fails_is_not_promoted(
+    store: Store, breaks: str, tasks: list[str], withdrawn: tuple[str, ...], why: str
+) -> None:
+    """A task without a reward is not left out in silence; eight that fail alone are no chance."""
 
     def fragile(task: str, resources: Mapping[str, Resource]) -> float:
-        if task == "hard" and resources["prompt"].version > 1:
+        if task != "a" and breaks in task and resources["prompt"].version > 1:
             raise ValueError("too polite")
         return polite(task, resources)
 
     trainer = Trainer(fragile, Better(), store=store, resources={"prompt": "good"}, max_attempts=1)
 
-    fit = trainer.fit(["a"], val=["x", "hard"])
+    fit = trainer.fit(["a"], val=tasks)
 
-    assert fit.promoted == ()
-    assert "1 of 2 held-out tasks have a reward no more" in fit.verdict.reason
-
-
-@pytest.mark.parametrize(("tasks", "withdrawn"), [(7, ()), (8, ("prompt",))])
-def test_candidate_under_which_the_agent_breaks_is_withdrawn(
-    store: Store, tasks: int, withdrawn: tuple[str, ...]
-) -> None:
-    """Eight tasks that fail with it alone are no chance; seven may be."""
-
-    def breaks(task: str, resources: Mapping[str, Resource]) -> float:
-        if task != "a" and resources["prompt"].version > 1:
-            raise ValueError("too bad")
-        return polite(task, resources)
-
-    trainer = Trainer(breaks, Worse(), store=store, resources={"prompt": "good"}, max_attempts=1)
-
-    fit = trainer.fit(["a"], val=[f"v{number}" for number in range(tasks)])
-
-    assert fit.withdrawn == withdrawn
-    assert fit.promoted == ()
+    assert (fit.promoted, fit.withdrawn) == ((), withdrawn)
+    assert why in fit.verdict.reason
 
 
 @pytest.mark.parametrize("better", [1, 2])
@@ -264,17 +255,6 @@ def test_fit_on_recorded_rollouts_takes_each_once(store: Store) -> None:
     assert len(set(trainer.algorithm.rows)) == len(trainer.algorithm.rows) == 6
 
 
-def test_held_out_rollouts_are_never_trained_on(store: Store) -> None:
-    """Rollouts of the modes val and test stay out, whoever recorded them."""
-    for number, mode in enumerate(["train", "val", "test", None]):
-        store.add(spans_of(f"r{number}", "t", 1.0, mode=mode))
-    algorithm = Ledger()
-
-    Trainer(store=store, algorithm=algorithm).fit()
-
-    assert algorithm.rows == ["r0", "r3"]
-
-
 def test_group_waits_until_it_is_whole(store: Store) -> None:
     """A group with a rollout that has no reward yet is learnt from once the reward is there."""
     algorithm = Ledger(2)
@@ -370,71 +350,11 @@ def test_failed_rollouts_are_left_out_and_told_of(store: Store) -> None:
     assert trainer.runs.get("@last").status == "failed"
 
 
-@pytest.mark.parametrize(
-    ("recorded", "algorithm", "options", "message"),
-    [
-        ({}, Ledger(), {}, r"needs 1 rewarded rollouts .* has 0 new ones"),
-        ({"a": [None]}, Ledger(), {}, r"1 new ones, 1 of them over and 0 with a reward"),
-        ({"a": [1.0]}, Ledger(), {"min_batch_size": 3}, r"needs 3 rewarded .* 1 with a reward"),
-        ({"a": [1.0], "b": [0.0]}, Ledger(2), {}, r"2 rewarded .* groups of at most 1, .*samples"),
-    ],
-)
-def test_too_little_to_learn_from_is_refused(
-    store: Store,
-    recorded: dict[str, list[float | None]],
-    algorithm: Ledger,
-    options: dict[str, Any],
-    message: str,
-) -> None:
-    """Before a step is taken, with what there is and what to do."""
-    record(store, recorded)
-
-    with pytest.raises(TrainingError, match=message):
-        Trainer(store=store, algorithm=algorithm, **options).fit()
-
-    assert algorithm.rows == []
-
-
 class Exact(Ledger):
     """Needs tokens, and the probabilities they were sampled with."""
 
     needs = "exact"
     needs_logprobs = True
-
-
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        ({}, "mixed capture levels: 1 of 2 rollouts .*text only: no token ids"),
-        ({"tokens": True, "temperature": 0.7, "logprobs_mode": "raw"}, "of the wrong mode: raw"),
-        ({"tokens": True, "temperature": 0.7}, "not known whether logprobs are raw"),
-    ],
-)
-def test_tokens_that_cannot_be_trained_on_are_refused(
-    store: Store, second: dict[str, Any], message: str
-) -> None:
-    """Before a step is taken; nothing stays claimed."""
-    store.add(spans_of("r1", "t", 1.0, tokens=True))
-    store.add(spans_of("r2", "t", 0.0, **second))
-    trainer = Trainer(store=store, algorithm=Exact(), min_batch_size=2)
-
-    with pytest.raises(TrainingError, match=message):
-        trainer.fit()
-
-    assert trainer.runs.claims(trainer.runs.get("@last")).counts() == {}
-
-
-def test_unusable_tokens_after_the_first_step_are_left_out(store: Store) -> None:
-    """A run that lasts goes on; what it cannot use is counted."""
-    for number in range(4):
-        store.add(spans_of(f"r{number}", "t", 1.0, tokens=number != 2))
-    algorithm = Exact()
-
-    fit = Trainer(store=store, algorithm=algorithm, min_batch_size=1).fit()
-
-    assert algorithm.rows == ["r0", "r1", "r3"]
-    assert list(fit.left_out.values()) == [1]
-    assert next(iter(fit.left_out)).startswith("text only")
 
 
 class Dry(GRPO):
@@ -443,16 +363,108 @@ class Dry(GRPO):
     def __init__(self, **others: Any) -> None:
         super().__init__("any", **others)
         self.seen: list[list[str]] = []
+        self.rows: list[str] = []  # type: ignore[assignment]  # of all, as Ledger has them
 
     def _open(self) -> None: ...
 
     def train_step(self, batch: Batch) -> StepResult:
         """Take them."""
         self.seen.append(batch.rollout_ids)
+        self.rows += batch.rollout_ids
         return StepResult({}, {"weights": {"uri": f"after {len(self.seen)}"}})
 
     def save(self, folder: Path) -> None:
         """Write nothing."""
+
+
+def rollouts(**tasks: list[float | None]) -> list[dict[str, Any]]:
+    """Return what :func:`spans_of` takes, of each task's rewards; ids are r0, r1, …."""
+    pairs = [(task, reward) for task, rewards in tasks.items() for reward in rewards]
+    return [
+        {"rollout_id": f"r{n}", "task": task, "reward": reward}
+        for n, (task, reward) in enumerate(pairs)
+    ]
+
+
+def exactly(*more: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return one rollout with tokens, and others of the same task."""
+    found = rollouts(t=[1.0] * (1 + len(more)))
+    return [each | own for each, own in zip(found, ({"tokens": True}, *more), strict=True)]
+
+
+TOKENS = {"tokens": True}
+FLAT = "no difference: all rollouts of its group earned the same"
+RECORDED: dict[str, tuple[list[dict[str, Any]], Callable[[], Any], dict[str, Any], Any, str]] = {
+    # Rollouts, algorithm and options; the batches, what is left out, or why nothing is learnt.
+    "val and test stay out": (
+        [
+            each | {"mode": mode}
+            for each, mode in zip(
+                rollouts(t=[1.0] * 4), ("train", "val", "test", None), strict=True
+            )
+        ],
+        Ledger, {}, ["r0", "r3"], "",
+    ),
+    "nothing": ([], Ledger, {}, None, r"needs 1 rewarded rollouts .* has 0 new ones"),
+    "no reward": (
+        rollouts(a=[None]), Ledger, {}, None, r"1 new ones, 1 of them over and 0 with a reward",
+    ),
+    "too few": (
+        rollouts(a=[1.0]), Ledger, {"min_batch_size": 3}, None,
+        r"needs 3 rewarded .* 1 with a reward",
+    ),
+    "groups of one": (
+        rollouts(a=[1.0], b=[0.0]), lambda: Ledger(2), {}, None,
+        r"2 rewarded .* groups of at most 1, .*samples",
+    ),
+    "text among tokens": (
+        exactly({}), Exact, {"min_batch_size": 2}, None,
+        "mixed capture levels: 1 of 2 rollouts .*text only: no token ids",
+    ),
+    "raw logprobs": (
+        exactly(TOKENS | {"temperature": 0.7, "logprobs_mode": "raw"}), Exact,
+        {"min_batch_size": 2}, None, "of the wrong mode: raw",
+    ),
+    "logprobs of any mode": (
+        exactly(TOKENS | {"temperature": 0.7}), Exact, {"min_batch_size": 2}, None,
+        "not known whether logprobs are raw",
+    ),
+    "text after the first step": (
+        exactly(TOKENS, {}, TOKENS), Exact, {"min_batch_size": 1}, ["r0", "r1", "r3"],
+        "text only: no token ids",
+    ),
+    "no answer, tokens wanted": (
+        [rollouts(t=[1.0])[0] | {"tokens": ()}], Exact, {}, None, "no token ids",
+    ),
+    "no answer, text wanted": ([rollouts(t=[1.0])[0] | {"tokens": ()}], Ledger, {}, ["r0"], ""),
+    "groups that earned the same": (
+        [
+            each | TOKENS
+            for each in rollouts(a=[1, 1], b=[0, 1], c=[0, 0], d=[1, 0.5], e=[0, 1])
+        ],
+        Dry, {"min_batch_size": 4, "max_iterations": 1}, ["r2", "r3", "r6", "r7"], FLAT,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_recorded_rollouts_are_learnt_from_or_left(store: Store, case: str) -> None:
+    """Refused before a step, and then nothing stays claimed; or trained, the others counted."""
+    spans, make, options, rows, why = RECORDED[case]
+    for each in spans:
+        store.add(spans_of(**each))
+    algorithm = make()
+    trainer = Trainer(store=store, algorithm=algorithm, **options)
+
+    if rows is None:
+        with pytest.raises(TrainingError, match=why):
+            trainer.fit()
+        assert trainer.runs.claims(trainer.runs.get("@last")).counts() == {}
+    else:
+        left_out = list(trainer.fit().left_out)
+        assert len(left_out) == bool(why)
+        assert "".join(left_out).startswith(why)
+    assert algorithm.rows == (rows or [])
 
 
 def test_fresh_rollouts_come_first(store: Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -480,18 +492,6 @@ def test_fresh_rollouts_come_first(store: Store, caplog: pytest.LogCaptureFixtur
     assert fit.left_out == stale
     assert trainer.runs.claims(fit.run).counts() == {"trained": 4, **stale}
     assert caplog.text.count("6 rollouts are left out: stale") == 1
-
-
-def test_groups_without_a_difference_are_replaced(store: Store) -> None:
-    """Further groups are claimed until a step has enough that differ; the others are counted."""
-    groups = {"a": (1.0, 1.0), "b": (0.0, 1.0), "c": (0.0, 0.0), "d": (1.0, 0.5), "e": (0.0, 1.0)}
-    ids = record(store, groups, tokens=True)
-    algorithm = Dry()
-
-    fit = Trainer(store=store, algorithm=algorithm, min_batch_size=4, max_iterations=1).fit()
-
-    assert algorithm.seen == [[*ids[2:4], *ids[6:8]]]
-    assert fit.left_out == {"no difference: all rollouts of its group earned the same": 4}
 
 
 @pytest.mark.parametrize(
@@ -541,20 +541,6 @@ def test_agent_that_hangs_is_counted(store: Store) -> None:
     assert fit.metrics["mean_reward"] == 1.0
     ((status, reason),) = trainer.queue.reasons()
     assert (status, reason) == ("timeout", "timed out: the attempt took longer than 2 s")
-
-
-@pytest.mark.parametrize("algorithm", [Exact(), Ledger()])
-def test_model_that_returned_nothing_is_told(store: Store, algorithm: Ledger) -> None:
-    """A call without an answer has no token to train on; with its text alone it is data."""
-    store.add(spans_of("r1", "t", 1.0, tokens=()))
-    trainer = Trainer(store=store, algorithm=algorithm)
-
-    if isinstance(algorithm, Exact):
-        with pytest.raises(TrainingError, match="no token ids"):
-            trainer.fit()
-        assert algorithm.rows == []
-        return
-    assert trainer.fit().run.step == 1
 
 
 def test_advantages_compare_the_rollouts_of_the_batch(store: Store) -> None:

@@ -74,10 +74,6 @@ def get(name: str) -> type[BaseAlgorithm]:
 def made(algorithm: "str | type[BaseAlgorithm] | BaseAlgorithm", **options: Any) -> BaseAlgorithm:
     """An algorithm by its name, its class, or as it is.
 
-    Args:
-        algorithm: Which.
-        options: Its own.
-
     Raises:
         ConfigError: There is none, or it does not take the options.
     """

@@ -93,12 +93,12 @@ class VLLM:
             with urllib.request.urlopen(asked, timeout=self._timeout_s) as answer:
                 answer.read()
         except urllib.error.HTTPError as exc:
-            told = exc.read().decode("utf-8", "replace")
+            body_text = exc.read().decode("utf-8", "replace")
             # Loaded before a kill, or gone with a restart of the server: as it should be.
-            if "already been loaded" in told or (action[:2] == "un" and exc.code == 404):
+            if "already been loaded" in body_text or (action[:2] == "un" and exc.code == 404):
                 return
             raise TrainingError(
-                f"{url} answered {exc.code}: {told[:300]}; start vLLM with --enable-lora and "
+                f"{url} answered {exc.code}: {body_text[:300]}; start vLLM with --enable-lora and "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             ) from exc
         except OSError as exc:

@@ -10,15 +10,21 @@ import inspect
 import logging
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
+from lightning_otel import formats
+from lightning_otel.adapter import Advantage, composition
+from lightning_otel.adapter.advantages import Outcome, estimate_advantages, stamp_steps
+from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult
+from lightning_otel.algorithms.groups import count_reasons
 from lightning_otel.algorithms.run import Run
 from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.types import Trajectory, Transition
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +42,15 @@ _OURS: Final[Mapping[str, str]] = {
     "resume_from_checkpoint": "resume the run: Trainer.resume_from_checkpoint",
 }
 """Settings of a trainer that are not the user's, and why."""
+_KINDS: Final[Mapping[str, str]] = {"VARCHAR": "string", "BOOLEAN": "bool", "DOUBLE": "float64"}
 
 
 class Rows(NamedTuple):
     """The training rows of a batch.
 
     Attributes:
-        rows: As the trainer takes them.
-        left: How many steps of agents are in none, by reason.
+        rows: The rows as the trainer takes them.
+        left: The number of agents' steps that are in none, by reason.
         metrics: Further numbers about them.
     """
 
@@ -57,10 +64,10 @@ class Weights:
     """Weights that were just written.
 
     Attributes:
-        folder: Where they lie, whole.
+        folder: Their folder, whole.
         name: A name that no other weights have.
-        is_adapter: Whether they are an adapter to the base model alone.
-        base_model: What they were trained from.
+        is_adapter: They are an adapter to the base model alone.
+        base_model: The model they were trained from.
     """
 
     folder: Path
@@ -91,7 +98,7 @@ class GradientAlgorithm(BaseAlgorithm):
         announce: Announce | None = None,
         **settings: Any,
     ) -> None:
-        """Say what is trained.
+        """Name the model to train.
 
         Args:
             model: A folder or name that transformers loads, or a loaded model.
@@ -128,19 +135,16 @@ class GradientAlgorithm(BaseAlgorithm):
 
     @abstractmethod
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
-        """The trainer of the rows.
+        """Return the trainer of the rows.
 
         Args:
-            args: Its configuration.
-            rows: What is trained.
+            args: TRL's configuration.
+            rows: The rows.
             **shared: ``model``, ``processing_class`` and ``optimizers``, as it takes them.
         """
 
     def run(self, context: Run) -> None:
         """Train on each batch, and publish the weights.
-
-        Args:
-            context: What there is to learn from, and where results go.
 
         Raises:
             ConfigError: A setting is unknown, a library is missing, or the model cannot be loaded.
@@ -161,21 +165,37 @@ class GradientAlgorithm(BaseAlgorithm):
         counted = {f"left_out/{reason.partition(';')[0]}": n for reason, n in made.left.items()}
         metrics = {**counted, **made.metrics, "rows": float(len(made.rows))}
         if not made.rows:
+            reasons = count_reasons(made.left)
             if not self._steps:
-                raise TrainingError(_explain_nothing(batch, made.left))
-            log.info("nothing of a batch can be trained: %s", dict(made.left))
+                raise TrainingError(
+                    f"nothing of {len(batch)} trajectories can be trained"
+                    f"{f': {reasons}' if reasons else ''}; see docs/training.md for what each needs"
+                )
+            log.info("nothing of a batch can be trained: %s", reasons)
             return StepResult(metrics)
-        with models.chance_of_its_own():
+        with models.keep_random_state():
             logged = self._train(made)
         self._steps += 1
-        return StepResult({**logged, **metrics}, self._published())
+        return StepResult({**logged, **metrics}, self._publish_weights())
 
     def _train(self, made: Rows) -> dict[str, float]:
-        args = self._arguments()
+        args = self._read_arguments()
         # So that a resumed run goes on as one that was never stopped.
-        models.library("transformers").set_seed(args.seed + self._steps)
-        args.seed = args.seed + self._steps
-        trainer = self._made(args, made)
+        args.seed += self._steps
+        models.library("transformers").set_seed(args.seed)
+        try:
+            with models.hide_bars():
+                trainer = self.trainer(
+                    args,
+                    made,
+                    model=models.unwrap(self._model),
+                    processing_class=self._tokenizer,
+                    optimizers=(self._optimizer, None),
+                )
+        except (TypeError, ValueError, ImportError, NotImplementedError) as exc:
+            raise ConfigError(
+                f"TRL does not take this model with these settings: {exc}; change what it names"
+            ) from exc
         # It would print what is logged here.
         trainer.remove_callback(models.library("transformers").PrinterCallback)
         if self._remembered is not None:
@@ -185,24 +205,15 @@ class GradientAlgorithm(BaseAlgorithm):
             group["lr"] = args.learning_rate  # where a schedule of the batch before left it
         trainer.train()
         self._optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        return _mean_metrics(trainer.state.log_history)
+        logged: dict[str, list[float]] = {}
+        for each in trainer.state.log_history:
+            for name, value in each.items() if "train_runtime" not in each else ():  # a summary
+                if name not in ("epoch", "step") and isinstance(value, int | float):
+                    logged.setdefault(name, []).append(float(value))
+        return {name: sum(values) / len(values) for name, values in logged.items()}
 
-    def _made(self, args: Any, made: Rows) -> Any:
-        shared = {
-            "model": models.plain(self._model),
-            "processing_class": self._tokenizer,
-            "optimizers": (self._optimizer, None),
-        }
-        try:
-            with models.quiet():
-                return self.trainer(args, made, **shared)
-        except (TypeError, ValueError, ImportError, NotImplementedError) as exc:
-            raise ConfigError(
-                f"TRL does not take this model with these settings: {exc}; change what it names"
-            ) from exc
-
-    def _published(self) -> dict[str, Any]:
-        """Write the weights down, tell of them, and give the bodies that are to be published."""
+    def _publish_weights(self) -> dict[str, Any]:
+        """Write the weights down, tell of them, and return the bodies to be published."""
         if self._context is None:
             return {}
         step = f"{self._steps:06d}"
@@ -226,29 +237,28 @@ class GradientAlgorithm(BaseAlgorithm):
                 f"{type(self).__name__} has no model to train; give model='path/to/model' "
                 "(in a shell, -o model=path/to/model)"
             )
-        args = self._arguments()
-        found = models.loaded(model, self._settings.get("model_init_kwargs") or {})
-        self._tokenizer = models.tokenizer_of(found, tokenizer)
-        with models.chance_of_its_own():
-            models.library("transformers").set_seed(args.seed)  # an adapter begins with chance
-            self._model = models.adapted(found, peft_config)
+        args = self._read_arguments()
+        loaded = models.load_model(model, self._settings.get("model_init_kwargs") or {})
+        self._tokenizer = models.load_tokenizer(loaded, tokenizer)
+        with models.keep_random_state():
+            models.library("transformers").set_seed(args.seed)  # an adapter begins at random
+            self._model = models.add_adapter(loaded, peft_config)
 
     def reference(self) -> Any:
-        """The model as it was at first, frozen; for trainers that compare with it."""
+        """Return the model as it was at first, frozen; for trainers that compare with it."""
         if self._first is None:
-            model, _, _ = self._given
-            settings = self._settings.get("model_init_kwargs") or {}
-            found = models.loaded(model, settings)
-            if found is model:
+            model = self._given[0]
+            loaded = models.load_model(model, self._settings.get("model_init_kwargs") or {})
+            if loaded is model:
                 raise ConfigError(
                     f"{type(self).__name__} compares with the model as it was, which a loaded one "
                     "does not stay; give its folder: model='path/to/model'"
                 )
-            self._first = found.train(False).requires_grad_(False)
-        return self._first
+            self._first = loaded.train(False).requires_grad_(False)
+        return models.unwrap(self._first)
 
-    def _arguments(self) -> Any:
-        """TRL's configuration of these settings.
+    def _read_arguments(self) -> Any:
+        """Return TRL's configuration of these settings.
 
         Raises:
             ConfigError: There is no such setting, or TRL does not take its value.
@@ -261,7 +271,7 @@ class GradientAlgorithm(BaseAlgorithm):
                 guess = f"did you mean {near[0]!r}?" if near else f"see trl.{self.config}"
                 raise ConfigError(f"{type(self).__name__} has no option {name!r}; {guess}")
         place = Path(self._context.run_dir) / "trainer" if self._context is not None else "trainer"
-        given = {**_DEFAULTS, **models.precision(), **self.defaults()}
+        given = {**_DEFAULTS, **models.precision_settings(), **self.defaults()}
         given |= copy.deepcopy(self._settings)
         given["report_to"] = list(given["report_to"])
         # The model is loaded here.
@@ -274,7 +284,7 @@ class GradientAlgorithm(BaseAlgorithm):
             ) from exc
 
     def defaults(self) -> Mapping[str, Any]:
-        """Settings that are not TRL's own by default."""
+        """Return settings that are not TRL's own by default."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -282,27 +292,16 @@ class GradientAlgorithm(BaseAlgorithm):
         return {"steps": self._steps, "model": str(self._given[0])[:500]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after so many batches.
-
-        Args:
-            state: As :meth:`state_dict` gave it.
-        """
+        """Go on after so many batches."""
         self._steps = int(state["steps"])
 
     def save(self, folder: Path) -> None:
-        """Write the trained parameters and what the optimizer remembers.
-
-        Args:
-            folder: Where to.
-        """
+        """Write the trained parameters and the state of the optimizer."""
         if self._model is not None:
             models.save(self._model, self._optimizer, folder)
 
     def load(self, folder: Path) -> None:
         """Read them into the model.
-
-        Args:
-            folder: Where from.
 
         Raises:
             ConfigError: They are not of this model.
@@ -311,20 +310,67 @@ class GradientAlgorithm(BaseAlgorithm):
         self._remembered = models.load(self._model, folder)
 
 
-def _explain_nothing(batch: Batch, left: Mapping[str, int]) -> str:
-    reasons = ", ".join(f"{n} × {reason}" for reason, n in Counter(left).most_common(3))
-    return (
-        f"nothing of {len(batch)} trajectories can be trained"
-        f"{f': {reasons}' if reasons else ''}; see docs/training.md for what each needs"
+class Compared(NamedTuple):
+    """Trajectories whose steps know how well their rollout did; the steps without, by reason."""
+
+    trajectories: list[Trajectory]
+    reasons: Counter[str]
+
+
+def compare_rollouts(batch: Batch, how: Advantage) -> Compared:
+    """Return the trajectories of a batch, each rollout compared with the others of its group."""
+    groups = {each: group_id for group_id, ids in batch.groups.items() for each in ids}
+    outcomes: dict[AttemptKey, Outcome] = {}
+    for path in batch:
+        key = AttemptKey(path.rollout_id, path.attempt_id)
+        start_ns = path.transitions[0].start_ns if path.transitions else 0
+        group_id, reward = groups.get(path.rollout_id, ""), batch.rewards.get(path.rollout_id)
+        outcomes.setdefault(key, Outcome(key, group_id, start_ns, {}, reward))
+    estimates = estimate_advantages(outcomes.values(), how, composition.primary)
+    paths, _ = stamp_steps([path for path in batch if path.transitions], estimates)
+    reasons = Counter(
+        estimates[AttemptKey(step.rollout_id, step.attempt_id)].reason
+        for step in distinct_steps(paths)
+        if step.advantage is None
     )
+    return Compared(paths, reasons)
 
 
-def _mean_metrics(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of each number that was logged in steps; TRL's summary of a training is left out."""
-    steps = [each for each in history if "train_runtime" not in each]
-    found: dict[str, list[float]] = {}
-    for each in steps:
-        for name, value in each.items():
-            if name not in ("epoch", "step") and isinstance(value, int | float):
-                found.setdefault(name, []).append(float(value))
-    return {name: sum(values) / len(values) for name, values in found.items()}
+def distinct_steps(trajectories: Iterable[Trajectory]) -> list[Transition]:
+    """Return each step once, however many trajectories run through it."""
+    return list({id(step): step for path in trajectories for step in path.transitions}.values())
+
+
+def format_rows(
+    name: str, trajectories: Iterable[Trajectory], **options: Any
+) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Return the rows of a format, and the number of steps that are in none, by reason."""
+    left: Counter[str] = Counter()
+
+    def note(each: formats.LeftOut) -> None:
+        if not each.is_row_written:
+            left[each.reason] += 1
+
+    return list(formats.rows(name, trajectories, left_out=note, **options)), left
+
+
+def make_dataset(name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Any:
+    """Return some columns of a format's rows as a dataset of Hugging Face's.
+
+    A column that no row has a value in is left out. Nested values are JSON there: as tables,
+    missing keys would be filled up with nulls, and shown to the model.
+    """
+    datasets = models.library("datasets")
+    kinds = formats.get(name).columns
+    held = [each for each in columns if any(row.get(each) is not None for row in rows)]
+    features = {each: _make_feature(datasets, kinds[each]) for each in held}
+    values = {each: [row.get(each) for row in rows] for each in held}
+    return datasets.Dataset.from_dict(values, features=datasets.Features(features))
+
+
+def _make_feature(datasets: Any, kind: str) -> Any:
+    if kind == "JSON":
+        return datasets.Json()
+    if kind.endswith("[]"):
+        return datasets.List(datasets.Value("int64"))
+    return datasets.Value(_KINDS[kind])

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from lightning_otel.adapter import Advantage
 from lightning_otel.adapter.rows import token_advantages
 from lightning_otel.algorithms.base import Batch
-from lightning_otel.algorithms.comparison import Compared, compared
+from lightning_otel.algorithms.gradients import Compared, compare_rollouts
 from lightning_otel.algorithms.groups import NO_DIFFERENCE
 from lightning_otel.algorithms.policy import PolicyGradient
 from lightning_otel.types import Estimator, TrainingRow
@@ -23,21 +23,21 @@ class GRPO(PolicyGradient):
     def __init__(
         self, model: Any = None, *, advantage: Advantage | Estimator = "grpo", **others: Any
     ) -> None:
-        """Say what is trained, and how rollouts are compared.
+        """Take the options of :class:`PolicyGradient`, such as ``max_staleness``.
 
         Args:
-            model: As :class:`GradientAlgorithm` takes it, and what else it takes.
+            model: The model, as :class:`GradientAlgorithm` takes it.
             advantage: ``grpo``, ``rloo``, ``dr_grpo``, or how else a group's rewards become
                 advantages; TRL's ``scale_rewards`` has no say.
-            **others: As :class:`PolicyGradient` takes them, such as ``max_staleness``.
+            **others: Further options.
         """
         super().__init__(model, **others)
         self._how = advantage if isinstance(advantage, Advantage) else Advantage(advantage)
         self.needs_difference = not callable(self._how.estimator)
 
     def judged(self, batch: Batch) -> Compared:
-        """Each step with the advantage of its rollout."""
-        return compared(batch, self._how)
+        """Return each step with the advantage of its rollout."""
+        return compare_rollouts(batch, self._how)
 
     def useless(self, row: TrainingRow) -> str | None:
         """Return the reason if a row's rollout earned as much as its group, or was not compared."""
@@ -46,11 +46,11 @@ class GRPO(PolicyGradient):
         return "" if any(step.advantage for step in row.transitions) else NO_DIFFERENCE
 
     def row(self, row: TrainingRow) -> dict[str, Any]:
-        """The advantage of each token."""
+        """Return the advantage of each token."""
         return {"advantages": token_advantages(row)}
 
     def recorded(self, **shared: Any) -> Any:
-        """TRL's trainer of GRPO."""
+        """Return the trainer of GRPO."""
         from lightning_otel.algorithms.recorded import RecordedGRPOTrainer
 
         return RecordedGRPOTrainer(**shared)

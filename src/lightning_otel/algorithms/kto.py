@@ -7,9 +7,9 @@ Source: TRL's ``KTOTrainer``; Ethayarajh et al., KTO, arXiv 2402.01306.
 
 from typing import Any, ClassVar
 
-from lightning_otel.algorithms import models, tables
+from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import Batch
-from lightning_otel.algorithms.gradients import GradientAlgorithm, Rows
+from lightning_otel.algorithms.gradients import GradientAlgorithm, Rows, format_rows, make_dataset
 
 
 class KTO(GradientAlgorithm):
@@ -19,25 +19,19 @@ class KTO(GradientAlgorithm):
     config = "KTOConfig"
 
     def __init__(self, model: Any = None, *, threshold: float = 0.5, **others: Any) -> None:
-        """Say what is trained.
-
-        Args:
-            model: As :class:`GradientAlgorithm` takes it, and what else it takes.
-            threshold: A reward that is no less makes an answer a good one.
-            **others: As :class:`GradientAlgorithm` takes them.
-        """
+        """Take the options of :class:`GradientAlgorithm`; an answer is good from a reward on."""
         super().__init__(model, **others)
         self._threshold = threshold
 
     def rows(self, batch: Batch) -> Rows:
-        """Each rewarded step, and how many of them are good."""
-        rows, left = tables.made("kto", batch, threshold=self._threshold)
+        """Return each rewarded step, and how many of them are good."""
+        rows, left = format_rows("kto", batch, threshold=self._threshold)
         good = sum(row["label"] for row in rows)
         return Rows(rows, left, {"good": float(good), "bad": float(len(rows) - good)})
 
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
-        """TRL's, compared with the model as it was at first."""
-        table = tables.dataset("kto", rows.rows, ("prompt", "completion", "label", "tools"))
+        """Return TRL's, compared with the model as it was at first."""
+        table = make_dataset("kto", rows.rows, ("prompt", "completion", "label", "tools"))
         return models.library("trl").KTOTrainer(
-            args=args, train_dataset=table, ref_model=models.plain(self.reference()), **shared
+            args=args, train_dataset=table, ref_model=self.reference(), **shared
         )

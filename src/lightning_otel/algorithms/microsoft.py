@@ -68,9 +68,6 @@ class Microsoft(BaseAlgorithm):
     def run(self, context: "Run") -> None:
         """Have its trainer run the agent on the tasks, and publish what it learnt.
 
-        Args:
-            context: Has the agent, tasks and resources.
-
         Raises:
             ConfigError: Agent Lightning cannot be used here; or there is no agent, or no task.
             TrainingError: None of the rollouts has a reward.

@@ -20,10 +20,10 @@ _WEIGHTS: Final = "weights.pt"
 
 
 def library(name: str) -> Any:
-    """A library that the extra installs.
+    """Import a library that the extra installs.
 
     Raises:
-        ConfigError: It is not installed, or cannot be imported.
+        NotInstalledError: It cannot be imported.
     """
     try:
         return import_module(name)
@@ -35,8 +35,8 @@ def library(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def chance_of_its_own() -> Iterator[None]:
-    """Python's own chance goes on after it as if trainers had not seeded it anew.
+def keep_random_state() -> Iterator[None]:
+    """Keep Python's random state, which trainers seed anew.
 
     Agents in this process may draw from it, and so does a tracer provider of their own for ids of
     traces and spans: seeded alike at each step, those of the next one would be taken already, and
@@ -50,8 +50,8 @@ def chance_of_its_own() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No bars on the screen for work of a moment; whoever wants them has them again after."""
+def hide_bars() -> Iterator[None]:
+    """Show no progress bars for work of a moment."""
     bars = library("datasets").utils.logging
     was_shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
@@ -62,23 +62,15 @@ def quiet() -> Iterator[None]:
             bars.enable_progress_bar()
 
 
-def precision() -> dict[str, bool]:
-    """Settings that a machine without an accelerator needs; TRL asks for bfloat16 on one."""
+def precision_settings() -> dict[str, bool]:
+    """Return what a machine without an accelerator needs; TRL asks for bfloat16 on one."""
     if library("torch").accelerator.is_available():
         return {}
     return {"use_cpu": True, "bf16": False}
 
 
-def loaded(model: Any, settings: Mapping[str, Any]) -> Any:
-    """A causal language model by its folder or name; one that is loaded already as it is.
-
-    Args:
-        model: Which.
-        settings: Keywords of ``from_pretrained``, such as ``dtype``.
-
-    Raises:
-        ConfigError: It cannot be loaded.
-    """
+def load_model(model: Any, settings: Mapping[str, Any]) -> Any:
+    """Load a causal language model by its folder or name; return a loaded one as it is."""
     if not isinstance(model, str | os.PathLike):
         return model
     causal = library("transformers").AutoModelForCausalLM
@@ -91,12 +83,8 @@ def loaded(model: Any, settings: Mapping[str, Any]) -> Any:
         ) from exc
 
 
-def tokenizer_of(model: Any, tokenizer: Any) -> Any:
-    """The tokenizer that belongs to a model, unless another one is given.
-
-    Raises:
-        ConfigError: It cannot be loaded.
-    """
+def load_tokenizer(model: Any, tokenizer: Any) -> Any:
+    """Load the tokenizer that belongs to a model, unless another one is given."""
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
         return tokenizer
     place = tokenizer if tokenizer is not None else model.config._name_or_path
@@ -109,16 +97,8 @@ def tokenizer_of(model: Any, tokenizer: Any) -> Any:
         ) from exc
 
 
-def adapted(model: Any, peft_config: Any) -> Any:
-    """The model with an adapter to be trained, all else of it frozen; as it is without a setting.
-
-    Args:
-        model: The model.
-        peft_config: One of peft's, or a mapping of what ``LoraConfig`` takes; None for none.
-
-    Raises:
-        ConfigError: The adapter cannot be made.
-    """
+def add_adapter(model: Any, peft_config: Any) -> Any:
+    """Return the model with an adapter to be trained, all else of it frozen; None adds none."""
     if peft_config is None:
         return model
     peft = library("peft")
@@ -133,8 +113,8 @@ def adapted(model: Any, peft_config: Any) -> Any:
         ) from exc
 
 
-def plain(model: Any) -> Any:
-    """The model without what an earlier trainer put around its forward pass."""
+def unwrap(model: Any) -> Any:
+    """Return the model without what an earlier trainer put around its forward pass."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for each in (model, base):
         for name in ("forward", "_original_forward"):
@@ -143,13 +123,7 @@ def plain(model: Any) -> Any:
 
 
 def save(model: Any, optimizer: Any, folder: Path) -> None:
-    """Write all that training changes: trained parameters, and what the optimizer remembers.
-
-    Args:
-        model: The model.
-        optimizer: Its optimizer; None before the first step.
-        folder: Where to.
-    """
+    """Write all that training changes: trained parameters, and the state of the optimizer."""
     kept = {
         "parameters": {name: each.detach().cpu() for name, each in _trained_parameters(model)},
         "optimizer": None if optimizer is None else optimizer.state_dict(),
@@ -158,15 +132,7 @@ def save(model: Any, optimizer: Any, folder: Path) -> None:
 
 
 def load(model: Any, folder: Path) -> Any:
-    """Read what :func:`save` wrote into the model; gives the optimizer's state.
-
-    Args:
-        model: The same model as it was loaded at first.
-        folder: Where from.
-
-    Raises:
-        ConfigError: The file is not of this model, or damaged.
-    """
+    """Read what :func:`save` wrote into the model; return the optimizer's state."""
     torch = library("torch")
     path = folder / _WEIGHTS
     try:
@@ -194,15 +160,7 @@ def publish(model: Any, tokenizer: Any, folder: Path) -> str:
     """Write the weights, of an adapter it alone, as ``from_pretrained`` and engines read them.
 
     The folder appears whole, by a rename. One of that name was written by a step that was not
-    kept, and gives way.
-
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer, which lies beside whole weights.
-        folder: Where to.
-
-    Returns:
-        The SHA-256 of the weights, in hex.
+    kept, and gives way. Return the SHA-256 of the weights, in hex.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     writing = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -210,12 +168,12 @@ def publish(model: Any, tokenizer: Any, folder: Path) -> str:
     model.save_pretrained(writing)
     if not hasattr(model, "peft_config"):
         tokenizer.save_pretrained(writing)
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(writing.glob("*.safetensors")):
-        found.update(path.read_bytes())
+        digest.update(path.read_bytes())
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(writing, folder)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _first_line(exc: Exception) -> str:

@@ -1,23 +1,27 @@
 """GRPO and PPO, as far as they agree: exact tokens, logprobs they were sampled with, their age.
 
-The clipped ratio is to the weights that sampled, so rows may be some versions old.
+The clipped ratio is to the weights that sampled, so rows may be some versions old. Recorded
+log-probabilities are comparable if the model's own distribution was sampled, at the trainer's
+temperature. Anything else gives ratios that are wrong from the first step, in silence: 1.47 where 1
+was right.
 
-Source: TRL 1.16's ``GRPOTrainer``; see ``recorded`` for what is replaced of it.
+Source: TRL 1.16's ``GRPOTrainer``; see ``recorded`` for what is replaced of it. vLLM's
+``--logprobs-mode``; measured with a tiny model at temperature 0.7 and top_p 0.9.
 """
 
 import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
+from lightning_otel.adapter.exactness import PENALISED, TRUNCATED, notes_of
 from lightning_otel.adapter.rows import is_trainable, rows_of
 from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import Batch
-from lightning_otel.algorithms.comparison import Compared, distinct
-from lightning_otel.algorithms.gradients import GradientAlgorithm, Rows
+from lightning_otel.algorithms.gradients import Compared, GradientAlgorithm, Rows, distinct_steps
 from lightning_otel.algorithms.groups import NO_DIFFERENCE
-from lightning_otel.algorithms.sampling import FILLED, fault_of
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.substitution import Standing
 from lightning_otel.types import CaptureLevel, TrainingRow, Trajectory, Transition
@@ -26,6 +30,27 @@ STALE: Final = "stale: sampled by weights more than max_staleness versions old"
 NO_TOKENS: Final = (
     "no token ids; ask the server for them: extra_body={'return_token_ids': True} with vLLM"
 )
+NO_LOGPROBS: Final = "no logprobs; ask the server for them: logprobs=True, top_logprobs=0"
+RAW: Final = (
+    "logprobs of the wrong mode: raw ones at a temperature other than 1; serve with "
+    "--logprobs-mode processed_logprobs, or sample at 1"
+)
+UNKNOWN: Final = (
+    "logprobs of an unknown mode: the temperature is not 1; say it: "
+    "OTEL_RESOURCE_ATTRIBUTES=lightning.logprobs.mode=processed"
+)
+GREEDY: Final = "not sampled: temperature 0 has one answer; sample with the trainer's temperature"
+TEMPERATURE: Final = "sampled at another temperature than the trainer's; set temperature={:g}"
+WHOLE: Final = (
+    "sample with top_p=1, top_k=-1, min_p=0, repetition_penalty=1 and without penalties, all said "
+    "in the request: what it leaves out the server fills from the model's generation_config.json"
+)
+FILLED: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Settings that vLLM and SGLang take from a model's ``generation_config.json`` where a request
+leaves them out.
+
+Source: vLLM's ``ModelConfig.get_diff_sampling_param``.
+"""
 
 
 class PolicyGradient(GradientAlgorithm):
@@ -43,18 +68,18 @@ class PolicyGradient(GradientAlgorithm):
         follow: str | None = None,
         **others: Any,
     ) -> None:
-        """Say what is trained.
+        """Take the options of :class:`GradientAlgorithm`, and the age of what is trained.
 
         Args:
-            model: As :class:`GradientAlgorithm` takes it, and what else it takes.
+            model: The model, as :class:`GradientAlgorithm` takes it.
             max_staleness: Rows sampled by weights more versions older than the newest are left out,
                 and the newest rollouts are taken first; None takes all, the oldest first, and the
                 clip sees to them. Rollouts that are too old as a whole are in no batch, so that no
                 step is spent on them.
             follow: The resource whose versions, as spans are stamped with them, tell the age of a
                 row; by default the weights. Name the endpoint where agents are given that.
-            **others: As :class:`GradientAlgorithm` takes them; ``epsilon`` is the clip, ``beta``
-                the pull to the first model, ``num_train_epochs`` PPO's epochs.
+            **others: Further options; ``epsilon`` is the clip, ``beta`` the pull to the first
+                model, ``num_train_epochs`` PPO's epochs.
         """
         super().__init__(model, **others)
         if max_staleness is not None and max_staleness < 0:
@@ -65,21 +90,25 @@ class PolicyGradient(GradientAlgorithm):
         self._filled: dict[str, Any] = {}
 
     def defaults(self) -> Mapping[str, Any]:
-        """A rollout counts as much as another, however many tokens it has."""
+        """Return settings by which a rollout counts as much as another, however long."""
         # Nothing is generated; TRL wants numbers that could be all the same.
         steps = 2 * int(self._settings.get("gradient_accumulation_steps", 1))
         return {"loss_type": "grpo", "num_generations": 2, "steps_per_generation": steps}
 
     @abstractmethod
     def judged(self, batch: Batch) -> Compared:
-        """The trajectories of a batch that can be judged, and why steps of others cannot."""
+        """Return the trajectories of a batch that can be judged, and why others cannot."""
 
     @abstractmethod
     def row(self, row: TrainingRow) -> dict[str, Any]:
         """Convert a row for the trainer."""
 
+    @abstractmethod
+    def recorded(self, **shared: Any) -> Any:
+        """Return the trainer of recorded rows."""
+
     def useless(self, row: TrainingRow) -> str | None:
-        """Reason for which a row teaches nothing; empty if it does, None if that was counted."""
+        """Return why a row teaches nothing; empty if it does, None if that was counted."""
         return ""
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
@@ -89,54 +118,87 @@ class PolicyGradient(GradientAlgorithm):
         return STALE if steps and all(self._is_stale((each,), newest) for each in steps) else ""
 
     def rows(self, batch: Batch) -> Rows:
-        """Sequences of exact tokens that can be judged.
+        """Return sequences of exact tokens that can be judged.
 
         Raises:
             TrainingError: Before the first step: some steps have token ids and some have none, or
                 log-probabilities are not those that the trainer compares its own with.
         """
-        found = self.judged(batch)
-        left = found.reasons
-        steps = distinct(found.trajectories)
-        left.update(NO_TOKENS for step in steps if not is_trainable(step))
-        faults = Counter(
-            fault for step in steps if is_trainable(step) and (fault := self._fault(step))
-        )
-        if not self._steps:
-            _refuse(steps, faults)
+        paths, left = self.judged(batch)
+        steps = distinct_steps(paths)
+        exact = [step for step in steps if is_trainable(step)]
+        left[NO_TOKENS] += len(steps) - len(exact)
+        faults = Counter(filter(None, map(self._fault, exact)))
+        if not self._steps and 0 < len(exact) < len(steps):
+            raise TrainingError(
+                f"mixed capture levels: {len(exact)} of {len(steps)} steps have token ids, the "
+                "others are text; record all with ids, or select those that are: agents=, "
+                "capture='exact'"
+            )
+        if not self._steps and faults:
+            fault, count = faults.most_common(1)[0]
+            raise TrainingError(f"{count} of {len(exact)} steps have {fault}")
         left.update(faults)
         newest = self._newest()
-        rows = list(rows_of(found.trajectories))
-        reasons = [self._reason(row, newest) for row in rows]
-        left.update(
-            reason
-            for row, reason in zip(rows, reasons, strict=True)
-            if reason
-            for _ in row.transitions
-        )
-        judged = [
-            row for row, each in zip(rows, reasons, strict=True) if each in ("", NO_DIFFERENCE)
+        tokens: Counter[str] = Counter()
+        judged: set[str] = set()
+        held: list[TrainingRow] = []
+        for row in rows_of(paths):
+            rollout_id = row.transitions[0].rollout_id
+            tokens[rollout_id] += sum(row.loss_mask)
+            reason = self._find_reason(row, newest)
+            if reason in ("", NO_DIFFERENCE):
+                judged.add(rollout_id)
+            if reason:
+                left[reason] += len(row.transitions)
+            elif reason == "":
+                held.append(row)
+        # A row is a share of its rollout; those that taught nothing count in the mean as well.
+        parts = [sum(row.loss_mask) / tokens[row.transitions[0].rollout_id] for row in held]
+        made = [
+            {
+                "prompt_ids": row.prompt_ids,
+                "completion_ids": row.completion_ids,
+                "loss_mask": row.loss_mask,
+                "logprobs": row.logprobs,
+                "rollout_tokens": tokens[row.transitions[0].rollout_id],
+                "rollouts": len(judged) * part / sum(parts),
+                **self.row(row),
+            }
+            for row, part in zip(held, parts, strict=True)
         ]
-        held = [row for row, each in zip(rows, reasons, strict=True) if each == ""]
-        shares = _token_shares(rows, held, len({row.transitions[0].rollout_id for row in judged}))
-        made = [{**shape, **self.row(row)} for row, shape in zip(held, shares, strict=True)]
         ages = [_version_lag(row.transitions, self._follow, newest) for row in held]
-        return Rows(made, left, {"staleness": sum(ages) / len(ages)} if ages else {})
+        return Rows(made, +left, {"staleness": sum(ages) / len(ages)} if ages else {})
 
-    def _reason(self, row: TrainingRow, newest: int) -> str | None:
+    def _find_reason(self, row: TrainingRow, newest: int) -> str | None:
+        """Return why a row is left out; empty if it is not, None if that was counted."""
         if any(map(self._fault, row.transitions)):
             return None
-        if (reason := self.useless(row)) != "":
-            return reason
-        return STALE if self._is_stale(row.transitions, newest) else ""
+        reason = self.useless(row)
+        is_stale = reason == "" and self._is_stale(row.transitions, newest)
+        return STALE if is_stale else reason
 
     def _fault(self, step: Transition) -> str:
-        return fault_of(step, float(self._settings.get("temperature", 1.0)), self._filled)
+        """Return why a step's log-probabilities cannot be compared; empty if they can."""
+        if len(step.logprobs) != len(step.response_ids):
+            return NO_LOGPROBS
+        if self._filled:
+            step = replace(step, sampling={**self._filled, **step.sampling})
+        for note in notes_of(step):
+            if note in (TRUNCATED, PENALISED):
+                return f"{note}; {WHOLE}"
+        temperature = step.sampling.get("temperature", 1.0)
+        if temperature == 0.0:
+            return GREEDY
+        if temperature != 1.0 and step.sampling.get("logprobs_mode") != "processed":
+            return RAW if step.sampling.get("logprobs_mode") == "raw" else UNKNOWN
+        is_same = temperature == float(self._settings.get("temperature", 1.0))
+        return "" if is_same else TEMPERATURE.format(temperature)
 
     def _open(self) -> None:
         super()._open()
-        told = getattr(self._model, "generation_config", None)
-        given = told.to_diff_dict() if told is not None else {}
+        config = getattr(self._model, "generation_config", None)
+        given = config.to_diff_dict() if config is not None else {}
         self._filled = {name: given[name] for name in FILLED if given.get(name) is not None}
 
     def _is_stale(self, steps: tuple[Transition, ...], newest: int) -> bool:
@@ -144,7 +206,7 @@ class PolicyGradient(GradientAlgorithm):
         return most is not None and _version_lag(steps, self._follow, newest) > most
 
     def _newest(self) -> int:
-        """The newest version that agents are given of what they follow; 0 if there is none."""
+        """Return the newest version that agents are given of what they follow; 0 if none."""
         if self._context is None:
             return 0
         standing = self._context.resources.standings().get(self._follow, Standing())
@@ -152,30 +214,14 @@ class PolicyGradient(GradientAlgorithm):
         return max((each.version for each in given if each is not None), default=0)
 
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
-        """TRL's, on recorded rows; by default all rows of a batch are one step of the optimizer."""
+        """Return TRL's, on recorded rows; by default a batch is one step of the optimizer."""
         models.library("trl")
         if "gradient_accumulation_steps" not in self._settings:
             count = math.ceil(len(rows.rows) / args.per_device_train_batch_size)
             args.gradient_accumulation_steps, args.steps_per_generation = count, 2 * count
         if args.beta and not self._is_adapter():
-            shared["reference"] = models.plain(self.reference())
+            shared["reference"] = self.reference()
         return self.recorded(args=args, rows=list(rows.rows), **shared)
-
-    @abstractmethod
-    def recorded(self, **shared: Any) -> Any:
-        """The trainer of recorded rows, made of what it takes."""
-
-
-def _refuse(steps: list[Transition], faults: Counter[str]) -> None:
-    exact = sum(map(is_trainable, steps))
-    if 0 < exact < len(steps):
-        raise TrainingError(
-            f"mixed capture levels: {exact} of {len(steps)} steps have token ids, the others are "
-            "text; record all with ids, or select those that are: agents=, capture='exact'"
-        )
-    if faults:
-        reason, count = faults.most_common(1)[0]
-        raise TrainingError(f"{count} of {exact} steps have {reason}")
 
 
 def _version_lag(steps: tuple[Transition, ...], resource: str, newest: int) -> int:
@@ -183,31 +229,3 @@ def _version_lag(steps: tuple[Transition, ...], resource: str, newest: int) -> i
     stamped = [step.resources.get(resource, step.resource_version) for step in steps]
     known = [int(each) for each in stamped if each is not None and str(each).isdigit()]
     return max(0, newest - min(known)) if known and newest else 0
-
-
-def _token_shares(
-    rows: Sequence[TrainingRow], held: Sequence[TrainingRow], rollouts: int
-) -> list[dict[str, Any]]:
-    """Tokens of each row that is trained, and how much of a mean over rollouts it is.
-
-    Args:
-        rows: All of the batch.
-        held: Those that are trained.
-        rollouts: How many rollouts the mean is of, with those that taught nothing.
-    """
-    tokens: Counter[str] = Counter()
-    for row in rows:
-        tokens[row.transitions[0].rollout_id] += sum(row.loss_mask)
-    sizes = [tokens[row.transitions[0].rollout_id] for row in held]
-    parts = [sum(row.loss_mask) / size for row, size in zip(held, sizes, strict=True)]
-    return [
-        {
-            "prompt_ids": row.prompt_ids,
-            "completion_ids": row.completion_ids,
-            "loss_mask": row.loss_mask,
-            "logprobs": row.logprobs,
-            "rollout_tokens": size,
-            "rollouts": rollouts * part / sum(parts),
-        }
-        for row, size, part in zip(held, sizes, parts, strict=True)
-    ]

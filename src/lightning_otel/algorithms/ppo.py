@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 from lightning_otel.adapter.rows import is_trainable, last_tokens
 from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import Batch
-from lightning_otel.algorithms.comparison import Compared, distinct
+from lightning_otel.algorithms.gradients import Compared, distinct_steps
 from lightning_otel.algorithms.policy import STALE, PolicyGradient
 from lightning_otel.algorithms.run import Run
 from lightning_otel.errors import ConfigError
@@ -44,19 +44,19 @@ class PPO(PolicyGradient):
         batch_size: int | None = None,
         **others: Any,
     ) -> None:
-        """Say what is trained, and how rewards become advantages.
+        """Take the options of :class:`PolicyGradient`, and how rewards become advantages.
 
         Args:
-            model: As :class:`GradientAlgorithm` takes it, and what else it takes.
+            model: The model, as :class:`GradientAlgorithm` takes it.
             gamma: Discount per step, 0 to 1.
-            gae_lambda: How far advantages look beyond the next value, 0 to 1.
+            gae_lambda: Reach of advantages beyond the next value, 0 to 1.
             vf_coef: Weight of the value loss.
-            cliprange_value: How far a value may move from what it was, as the policy's ratio.
-            whiten_advantages: Whether advantages of a batch are given mean 0 and deviation 1.
-            reward_shaping: Whether rewards of single steps count where they were given; if not,
-                all that a rollout earned is given at its end.
+            cliprange_value: The most a value may move from what it was, as the policy's ratio.
+            whiten_advantages: Give the advantages of a batch mean 0 and deviation 1.
+            reward_shaping: Count rewards of single steps where they were given; if not, all that
+                a rollout earned is given at its end.
             batch_size: Rollouts of a step, where the trainer is given no ``min_batch_size``.
-            **others: As :class:`PolicyGradient` takes them; ``num_train_epochs`` is 4 by default.
+            **others: Further options; ``num_train_epochs`` is 4 by default.
 
         Raises:
             ConfigError: A number is out of range.
@@ -78,18 +78,11 @@ class PPO(PolicyGradient):
         self._faulty: set[str] = set()
 
     def defaults(self) -> Mapping[str, Any]:
-        """A token counts as much as another, and a batch is passed over several times."""
+        """Return settings by which each token counts alike, in several passes over a batch."""
         return {**super().defaults(), "loss_type": "dapo", "num_train_epochs": 4}
 
     def run(self, context: Run) -> None:
-        """Train on each batch, and publish the weights.
-
-        Args:
-            context: What there is to learn from, and where results go.
-
-        Raises:
-            ConfigError: Rewards are discounted already.
-        """
+        """Train on each batch, and publish the weights; refuse rewards that are discounted."""
         if context.config.select.get("credit") == "discounted":
             raise ConfigError(
                 "PPO discounts rewards itself; leave credit='discounted' out of select, and give "
@@ -104,9 +97,9 @@ class PPO(PolicyGradient):
         return STALE if any(self._is_stale((each,), newest) for each in steps) else ""
 
     def judged(self, batch: Batch) -> Compared:
-        """Rollouts with a reward, all of whose steps can be trained."""
+        """Return rollouts with a reward, all of whose steps can be trained."""
         steps: dict[str, list[Transition]] = {}
-        for step in distinct(batch):
+        for step in distinct_steps(batch):
             steps.setdefault(step.rollout_id, []).append(step)
         left: Counter[str] = Counter()
         self._episodes, self._faulty = {}, set()
@@ -130,7 +123,7 @@ class PPO(PolicyGradient):
         return FAULTY if row.transitions[0].rollout_id in self._faulty else ""
 
     def row(self, row: TrainingRow) -> dict[str, Any]:
-        """Its steps, each with its place in the episode and its reward."""
+        """Return its steps, each with its place in the episode and its reward."""
         steps = [self._episodes[id(step)] for step in row.transitions]
         ends = [last + 1 for last in last_tokens(row)]
         sizes = [len(step.response_ids) for step in row.transitions]
@@ -143,7 +136,7 @@ class PPO(PolicyGradient):
         }
 
     def recorded(self, **shared: Any) -> Any:
-        """TRL's trainer of GRPO, with a value loss beside the clipped one."""
+        """Return the trainer of GRPO, with a value loss beside the clipped one."""
         from lightning_otel.algorithms.values import RecordedPPOTrainer
 
         return RecordedPPOTrainer(
@@ -160,10 +153,10 @@ class PPO(PolicyGradient):
             nn.init.zeros_(head.bias)
             self._model.add_module(HEAD, head.to(self._model.device))
 
-    def _published(self) -> dict[str, Any]:
+    def _publish_weights(self) -> dict[str, Any]:
         # Engines know no such head.
         head = self._model._modules.pop(HEAD)
         try:
-            return super()._published()
+            return super()._publish_weights()
         finally:
             self._model.add_module(HEAD, head)

@@ -7,10 +7,15 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from lightning_otel.adapter.rows import is_trainable
-from lightning_otel.algorithms import models, tables
+from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import Batch
-from lightning_otel.algorithms.comparison import distinct
-from lightning_otel.algorithms.gradients import GradientAlgorithm, Rows
+from lightning_otel.algorithms.gradients import (
+    GradientAlgorithm,
+    Rows,
+    distinct_steps,
+    format_rows,
+    make_dataset,
+)
 from lightning_otel.types import Trajectory, Transition
 
 NOTHING_SAID: Final = "no answer: the model returned nothing"
@@ -23,44 +28,38 @@ class SFT(GradientAlgorithm):
     config = "SFTConfig"
 
     def __init__(self, model: Any = None, *, threshold: float | None = None, **others: Any) -> None:
-        """Say what is trained.
-
-        Args:
-            model: As :class:`GradientAlgorithm` takes it, and what else it takes.
-            threshold: Only trajectories whose last reward is no less; by default all.
-            **others: As :class:`GradientAlgorithm` takes them.
-        """
+        """Take the options of :class:`GradientAlgorithm`; train from a last reward on, or all."""
         super().__init__(model, **others)
         self._threshold = threshold
         self.needs_reward = threshold is not None
 
     def rows(self, batch: Batch) -> Rows:
-        """Whole conversations, of which what the agent said is trained.
+        """Return whole conversations, of which what the agent said is trained.
 
         Where the model returned nothing in the end, that is no answer to imitate.
         """
         answered = [_cut_to_answer(path) for path in batch]
         paths = [path for path in answered if path.transitions]
-        steps = distinct(paths)
+        steps = distinct_steps(paths)
         exact = sum(map(is_trainable, steps))
         self._format = "tokens" if exact == len(steps) else "sft"
-        rows, left = tables.made(self._format, paths, threshold=self._threshold)
-        if silent := len(distinct(batch)) - len(steps):
+        rows, left = format_rows(self._format, paths, threshold=self._threshold)
+        if silent := len(distinct_steps(batch)) - len(steps):
             left[NOTHING_SAID] += silent
         return Rows(rows, left, {"exact": exact / max(len(steps), 1)})
 
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
-        """TRL's; of messages, what the assistant said is trained alone."""
+        """Return TRL's; of messages, what the assistant said is trained alone."""
         is_text = self._format == "sft"
         if is_text and "assistant_only_loss" not in self._settings:
             args.assistant_only_loss = True
         columns = ("messages", "tools") if is_text else ("input_ids", "labels")
-        table = tables.dataset(self._format, rows.rows, columns)
+        table = make_dataset(self._format, rows.rows, columns)
         return models.library("trl").SFTTrainer(args=args, train_dataset=table, **shared)
 
 
 def _cut_to_answer(path: Trajectory) -> Trajectory:
-    """The trajectory up to its last answer that says or does anything."""
+    """Return the trajectory up to its last answer that says or does anything."""
     steps = list(path.transitions)
     while steps and _is_silent(steps[-1]):
         steps.pop()

@@ -35,19 +35,7 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
         whiten_advantages: bool,
         **others: Any,
     ) -> None:
-        """Take the rows.
-
-        Args:
-            model: With a ``value_head`` from a hidden state to a number.
-            args: A ``GRPOConfig``.
-            rows: What is trained; all rows of an episode.
-            gamma: Discount per step.
-            gae_lambda: How far advantages look beyond the next value.
-            vf_coef: Weight of the value loss.
-            cliprange_value: How far a value may move from what it was.
-            whiten_advantages: Whether advantages are given mean 0 and deviation 1.
-            **others: As ``RecordedGRPOTrainer`` takes them.
-        """
+        """Take a model with a ``value_head`` from a hidden state to a number, and all rows."""
         super().__init__(model, args, [dict(row) for row in rows], **others)
         self._gamma, self._gae_lambda = gamma, gae_lambda
         self._vf_coef, self._cliprange_value = vf_coef, cliprange_value
@@ -131,14 +119,7 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
 def judge_steps(
     rows: Sequence[dict[str, Any]], gamma: float, gae_lambda: float, *, is_whitened: bool
 ) -> None:
-    """Write into rows the return of each step, [S], and the advantage of each token, [C].
-
-    Args:
-        rows: All rows of episodes, with the value of each step.
-        gamma: Discount per step.
-        gae_lambda: How far advantages look beyond the next value.
-        is_whitened: Whether advantages are given mean 0 and deviation 1.
-    """
+    """Write into rows the return of each step, [S], and the advantage of each token, [C]."""
     episodes: dict[str, dict[int, tuple[dict[str, Any], int]]] = {}
     for row in rows:
         row["returns"] = [0.0] * len(row["order"])

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from lightning_otel.adapter.exactness import NO_IDS
 from lightning_otel.adapter.rows import rows_of
-from lightning_otel.algorithms.sampling import NO_LOGPROBS
+from lightning_otel.algorithms.policy import NO_LOGPROBS
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
 from lightning_otel.state import State
@@ -100,13 +100,7 @@ def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_validation(sampling: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether a prompt belongs to verl's validation, judged by its sampling.
-
-    Args:
-        sampling: What is sampled with.
-        config: ``actor_rollout_ref.rollout``; where ``val_kwargs`` is what training samples with,
-            nobody can tell.
-    """
+    """Return whether a prompt belongs to verl's validation, judged by its sampling."""
     held_out = config.get("val_kwargs") or {}
     found = [sampling.get(name) for name in _SAMPLED]
     return found == [held_out.get(name) for name in _SAMPLED] != [config.get(n) for n in _SAMPLED]
@@ -137,11 +131,7 @@ def _model_name(config: Any) -> str:
 
 
 def task_of(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """The task of a rollout: the prompt's messages, and what else its row of the data set says.
-
-    Args:
-        sample: The keywords that verl runs a loop with.
-    """
+    """The task of a rollout: the prompt's messages, and what else its row of the data set says."""
     messages = sample.get("raw_prompt")
     if messages is None:
         raise ConfigError(
@@ -168,15 +158,6 @@ def rolled_out(
 ) -> list[Any]:
     """Run a task by whoever takes it from the queue; gives verl's outputs of what was recorded.
 
-    Args:
-        store: Where runners record.
-        queue: The queue.
-        task: The task.
-        agent: Which agent is to take it; by default any.
-        mode: What it is for.
-        timeout_s: How long it may take, seconds.
-        response_length: How many tokens an output's response has at most.
-
     Raises:
         TrainingError: It failed, or did not end in time, or nothing of it can be trained.
     """
@@ -202,11 +183,6 @@ def outputs_of(
     response_length: int | None = None,
 ) -> list[Any]:
     """``AgentLoopOutput`` of each exact token sequence of one rollout, all with its reward.
-
-    Args:
-        trajectories: Those of the rollout.
-        reward: What it earned; by default their reward.
-        response_length: How many tokens a response has at most; it is cut there, as verl's own are.
 
     Raises:
         TrainingError: There is no sequence or no reward, or log-probabilities are missing.

@@ -26,12 +26,7 @@ _LOGPROBS: Final = "logprobs.content"
 
 
 def as_theirs(span: Span, *, with_content: bool) -> Span:
-    """The span as their adapters read it; what ours reads stays on it.
-
-    Args:
-        span: In today's conventions.
-        with_content: Whether messages and tokens may be on it.
-    """
+    """The span as their adapters read it; what ours reads stays on it."""
     attributes = span.attributes
     if not is_call(span) or attributes.get(c.OPERATION) == c.EMBEDDINGS:
         agent = text(attributes, c.AGENT_NAME)

@@ -44,17 +44,17 @@ class TrainingWorker:
         val: Sequence[Any] = (),
         lease_s: float = LEASE_S,
     ) -> None:
-        """Name what is to be done with a request; nothing is taken yet.
+        """Name how requests are done; nothing is taken yet.
 
         Args:
-            requests: Where training is asked for.
+            requests: The requests.
             make: Makes the trainer of a request.
-            algorithm: What is trained where a request leaves it open, and nothing else; empty
-                takes every request.
-            train: Tasks that the agent is run on; without, it learns from what is recorded. Of a
-                request for one category those count whose ``category`` it is.
+            algorithm: The algorithm of requests that name none, and the only one that is trained;
+                empty takes every request.
+            train: Tasks that the agent is run on; without, it learns from what is recorded. A
+                request for one category takes those whose ``category`` it is.
             val: Held-out tasks.
-            lease_s: That of the requests, seconds.
+            lease_s: The lease of a request.
         """
         self._requests = requests
         self._make = make
@@ -64,11 +64,7 @@ class TrainingWorker:
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
     def work(self, stop: threading.Event, ended: Ended) -> int:
-        """Take requests until told to stop; gives how many were done.
-
-        Args:
-            stop: Set when it is to stop, after the step under way: the request then waits again.
-            ended: Told of each request that is over.
+        """Take requests until told to stop, after the step under way; return how many were done.
 
         Raises:
             StateError: Requests cannot be read or changed.
@@ -85,16 +81,17 @@ class TrainingWorker:
         return done
 
     def _do_request(self, request: TrainingRequest, stop: threading.Event, ended: Ended) -> bool:
-        """Do one; False if it was given back, or is another's by now."""
+        """Do one; return False if it was given back, or is another's by now."""
         fit: Fit | None = None
-        reason = ""
+        run_id = reason = ""
         try:
             fit = self._fit_request(request, stop)
         except Exception as exc:  # noqa: BLE001  # it ends the request, and not the worker
             reason = f"{type(exc).__name__}: {exc}"[:_LONGEST_REASON]
-        if fit is not None and fit.run.status == "stopped":
-            return False  # given back, or another's
-        run_id = fit.run.run_id if fit is not None else ""
+        if fit is not None:
+            run_id = fit.run.run_id
+            if fit.run.status == "stopped":
+                return False
         if not self._requests.finish(request, run_id=run_id, reason=reason):
             log.warning("training %s is another worker's by now", request.request_id)
             return False
@@ -112,10 +109,26 @@ class TrainingWorker:
                 "neither the request nor the worker names an algorithm; ask for one, or start the "
                 "worker with one"
             )
-        train, val = self._split_tasks(request)
-        trainer = self._make(algorithm, self._read_settings(request, has_tasks=bool(self._train)))
-        if request.run_id and self._is_over(trainer, request.run_id):
-            return None
+        train, val, settings = self._train, self._val, request.settings
+        if request.category and train:
+            train, val = (
+                [each for each in tasks if _category_of(each) == request.category]
+                for tasks in (train, val)
+            )
+            if not train:
+                raise ConfigError(f"no task of the worker has the category {request.category!r}")
+        elif request.category:
+            # Of what is recorded, the steps that were made with a resource of the category.
+            pattern = f"*{glob.escape(f'[{request.category}]')}@*"
+            settings = {**settings, "select": {"resource_version": pattern}}
+        trainer = self._make(algorithm, settings)
+        if request.run_id:
+            try:
+                if trainer.runs.get(request.run_id).status == "succeeded":
+                    return None
+                trainer.resume_from_checkpoint(request.run_id)
+            except NotFoundError:
+                log.warning("training run %s is gone; another one begins", request.run_id)
         trainer.started = lambda run: self._note_run(request, run.run_id)
         fitting = trainer.fit_async(train, val, follow=False)
         is_mine, seen_s = True, time.monotonic()
@@ -132,34 +145,6 @@ class TrainingWorker:
     def _note_run(self, request: TrainingRequest, run_id: str) -> None:
         """Write down which run it is before its first step: then a kill is no matter."""
         self._requests.heartbeat(request, run_id=run_id)
-
-    def _is_over(self, trainer: Trainer, run_id: str) -> bool:
-        """Return whether a request's run is done; resume it otherwise."""
-        try:
-            if trainer.runs.get(run_id).status == "succeeded":
-                return True
-            trainer.resume_from_checkpoint(run_id)
-        except NotFoundError:
-            log.warning("training run %s is gone; another one begins", run_id)
-        return False
-
-    def _split_tasks(self, request: TrainingRequest) -> tuple[Sequence[Any], Sequence[Any]]:
-        if not request.category or not self._train:
-            return self._train, self._val
-        train, val = (
-            [task for task in tasks if _category_of(task) == request.category]
-            for tasks in (self._train, self._val)
-        )
-        if not train:
-            raise ConfigError(f"no task of the worker has the category {request.category!r}")
-        return train, val
-
-    def _read_settings(self, request: TrainingRequest, *, has_tasks: bool) -> Mapping[str, Any]:
-        if not request.category or has_tasks:
-            return request.settings
-        # Of what is recorded, the steps that were made with a resource of the category.
-        pattern = f"*{glob.escape(f'[{request.category}]')}@*"
-        return {**request.settings, "select": {"resource_version": pattern}}
 
 
 def _category_of(task: Any) -> object:

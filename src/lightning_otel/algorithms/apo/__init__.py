@@ -153,19 +153,12 @@ class APO(BaseAlgorithm):
         return {"searches": dict(self._searches)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with each search.
-
-        Args:
-            state: What :meth:`state_dict` gave.
-        """
+        """Go on with each search."""
         self._searches = dict(state.get("searches") or {})
         self._goes_on = True
 
     def run(self, context: Run) -> None:
         """Search until the budget is spent, nothing is left to learn, or it is to stop.
-
-        Args:
-            context: With tasks, and the agent that is run on them.
 
         Raises:
             TrainingError: There are no tasks, no rewards, or the model gives nothing usable.

@@ -52,14 +52,7 @@ class Episode:
         spans: Iterable[Span],
         plan: "Plan",
     ) -> "Episode":
-        """Return the episode of a rollout.
-
-        Args:
-            rollout: The rollout.
-            trajectories: What the agent did in it.
-            spans: What was recorded of it.
-            plan: What is rewarded.
-        """
+        """Return the episode of a rollout."""
         notes, rewards = [], dict[str, float]()
         for span in spans:
             given = read_reward(span)
@@ -73,12 +66,7 @@ class Episode:
         return cls(rollout, trajectories, reward, rewards, tuple(filter(None, notes)), score)
 
     def record(self, agent: str, top: float | None) -> dict[str, Any]:
-        """Return it as GEPA's template shows it: inputs, outputs, feedback.
-
-        Args:
-            agent: Whose conversations; empty for all.
-            top: The most a reward can be; None if there is no such number.
-        """
+        """Return it as GEPA's template shows it: inputs, outputs, feedback."""
         own = [each for each in self.trajectories if not agent or each.agent == agent]
         given, answered = [], []
         for found in conversations(own):
@@ -106,12 +94,7 @@ class Episode:
 
 
 def read_spans(store: "Store", attempts: Mapping[str, str]) -> dict[str, list[Span]]:
-    """Read the recorded spans of rollouts, each in one attempt, in order.
-
-    Args:
-        store: Where.
-        attempts: The attempt that counts, by rollout.
-    """
+    """Read the recorded spans of rollouts, each in one attempt, in order."""
     found: dict[str, list[Span]] = {rollout_id: [] for rollout_id in attempts}
     selection = Selection(rollout_ids=tuple(attempts), is_ordered=True)
     for span in map(span_of, store.source.fetch(selection).dicts()):

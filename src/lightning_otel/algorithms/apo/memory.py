@@ -28,10 +28,6 @@ def kept(state: "GEPAState[Any, Any]") -> dict[str, Any]:
 def put(kept_state: Mapping[str, Any] | None, folder: Path) -> None:
     """Make a folder for GEPA: with the state to go on from, or with none.
 
-    Args:
-        kept_state: What :func:`kept` gave; None begins.
-        folder: What stands there is removed.
-
     Raises:
         TrainingError: It is damaged.
     """

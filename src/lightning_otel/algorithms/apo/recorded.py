@@ -48,11 +48,6 @@ def split_tasks(tasks: list[Any]) -> tuple[list[Any], list[Any]]:
 def publish_prompt(context: "Run", name: str, batch: Batch) -> Resource:
     """Publish the system message of the recorded calls as the first version of a prompt.
 
-    Args:
-        context: Of the training run.
-        name: The resource; of ``agent/name`` the calls of that agent count.
-        batch: What was recorded.
-
     Raises:
         TrainingError: The calls have none, or not most of them the same.
     """
@@ -82,13 +77,6 @@ def propose(
     context: "Run", batch: Batch, texts: Texts, plan: Plan, first: Sequence[Candidate]
 ) -> None:
     """Have the model rewrite prompts by what recorded runs did and earned, and publish that.
-
-    Args:
-        context: Of the training run.
-        batch: The runs.
-        texts: The prompts.
-        plan: How.
-        first: Texts that somebody wrote, which are published before the model is asked.
 
     Raises:
         TrainingError: The model gave nothing usable, or no run has the reward.

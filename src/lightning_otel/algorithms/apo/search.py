@@ -124,16 +124,7 @@ class Search:
         first: Sequence[Candidate],
         keep: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        """Prepare.
-
-        Args:
-            context: Of the training run.
-            seeds: The prompts to begin with.
-            part: The tasks.
-            plan: How.
-            first: Texts that somebody wrote, which are tried before the model is asked.
-            keep: Told after each iteration where the search stands.
-        """
+        """Take texts to try before the model is asked, and what keeps the state of the search."""
         self._context = context
         self._part = part
         self._plan = plan
@@ -159,9 +150,6 @@ class Search:
 
     def run(self, state: Mapping[str, Any] | None) -> None:
         """Search until the budget is spent, nothing is left to learn, or it is to stop.
-
-        Args:
-            state: Where to go on; None begins.
 
         Raises:
             TrainingError: No rewards, a model without a usable text, or a state of another search.

@@ -21,13 +21,7 @@ class Shots:
     """
 
     def __init__(self, count: int, *, perfect_score: float | None, seed: int) -> None:
-        """Prepare.
-
-        Args:
-            count: How many examples, at most.
-            perfect_score: The most a reward can be; None if there is no such number.
-            seed: Decides what is drawn.
-        """
+        """Draw at most so many examples at a time."""
         self._count = count
         self._perfect_score = perfect_score
         self._seed = seed

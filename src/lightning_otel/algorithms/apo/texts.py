@@ -26,12 +26,7 @@ class Texts:
     """The prompts that a run changes: what they were, and what becomes of them."""
 
     def __init__(self, seeds: Sequence[Resource], *, with_examples: bool) -> None:
-        """Take the prompts as they are.
-
-        Args:
-            seeds: The versions to begin with.
-            with_examples: Whether their examples are changed too.
-        """
+        """Take the prompts as they are."""
         self._seeds = {seed.name: seed for seed in seeds}
         self._with_examples = with_examples
 
