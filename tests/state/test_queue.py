@@ -86,89 +86,61 @@ def test_worker_takes_what_is_for_its_agents_and_modes(queue: Queue) -> None:
 
 
 def test_result_ends_the_rollout(queue: Queue, clock: Clock) -> None:
-    """Success with its reward, failure with its reason, both with their time."""
-    good, bad = queue.put(["a", "b"])
+    """Success with its reward, failure with its reason after the last attempt, with their time."""
+    good, bad = queue.put(["a", "b"], max_attempts=2)
     clock.go_on(1)
 
     assert queue.succeed(taken(queue), 0.5)
-    assert queue.fail(taken(queue), "ValueError: no")
+    assert queue.fail(taken(queue), "once")
+    assert queue.get(bad.rollout_id).status == "queuing"
+    assert not queue.is_empty()
+    assert [each.status for each in queue.wait([bad.rollout_id], 0.05)] == ["queuing"]
+    assert queue.fail(taken(queue, "other"), "twice")
+    queue.reward(bad.rollout_id, 0.75)  # learnt later
 
     first, second = queue.wait([good.rollout_id, bad.rollout_id], 5)
     assert (first.status, first.reward, first.reason) == ("succeeded", 0.5, "")
-    assert (second.status, second.reward, second.reason) == ("failed", None, "ValueError: no")
+    assert (second.status, second.reward, second.reason) == ("failed", 0.75, "twice")
     assert first.ended_ns == second.ended_ns == clock.ns
     assert queue.counts()["succeeded"] == queue.counts()["failed"] == 1
-    assert queue.reasons() == {("failed", "ValueError: no"): 1}
-
-
-def test_failed_attempt_is_tried_again_as_often_as_may_be(queue: Queue) -> None:
-    """Each attempt is numbered, and kept with its reason."""
-    (rollout,) = queue.put(["a"], max_attempts=2)
-
-    first = taken(queue)
-    assert queue.fail(first, "once")
-    assert queue.get(rollout.rollout_id).status == "queuing"
-    assert not queue.is_empty()
-    second = taken(queue, "other")
-    assert queue.fail(second, "twice")
-
-    assert (first.attempt_id, second.attempt_id) == ("1", "2")
-    assert queue.get(rollout.rollout_id).reason == "twice"
-    found = queue.attempts(rollout.rollout_id)
-    assert [(each.attempt_id, each.worker_id, each.reason) for each in found] == [
-        ("1", "w", "once"),
-        ("2", "other", "twice"),
-    ]
+    assert queue.reasons() == {("failed", "once"): 1, ("failed", "twice"): 1}
+    found = [(each.attempt_id, each.worker_id) for each in queue.attempts(bad.rollout_id)]
+    assert found == [("1", "w"), ("2", "other")]
     assert queue.is_empty()
+    with pytest.raises(ConfigError, match="finite"):
+        queue.reward(bad.rollout_id, float("nan"))
+    for ask in (lambda: queue.reward("r9", 1.0), lambda: queue.wait([good.rollout_id, "r9"], 5)):
+        with pytest.raises(NotFoundError):
+            ask()
 
 
-def test_lease_without_heartbeat_ends(queue: Queue, clock: Clock) -> None:
-    """Who is not heard of loses the rollout, and its late result does not count."""
-    (rollout,) = queue.put(["a"], max_attempts=2)
+def test_clock_alone_ends_a_lease(queue: Queue, clock: Clock) -> None:
+    """A late result is refused, though nobody looked meanwhile; heartbeats stop no timeout."""
+    (rollout,) = queue.put(["a"], max_attempts=3, timeout_s=15)
     dead = taken(queue, "dead", lease_s=10)
     clock.go_on(9)
     assert queue.heartbeat(dead)
-    clock.go_on(9)
+    clock.go_on(5)
     assert queue.lease("other") is None
     clock.go_on(1)
-
-    other = taken(queue, "other")
-
-    assert other.rollout.rollout_id == rollout.rollout_id
     assert not queue.heartbeat(dead)
     assert not queue.succeed(dead, 1.0)
     assert not queue.fail(dead, "late")
-    assert queue.succeed(other, 0.25)
-    assert queue.get(rollout.rollout_id).reward == 0.25
-    assert [each.status for each in queue.attempts(rollout.rollout_id)] == [
-        "unresponsive",
-        "succeeded",
-    ]
 
-
-def test_time_alone_ends_a_lease(queue: Queue, clock: Clock) -> None:
-    """A result that comes too late is refused, though nobody else looked in between."""
-    (rollout,) = queue.put(["a"])
-    lease = taken(queue, lease_s=10)
+    silent = taken(queue, "silent", lease_s=10)
     clock.go_on(10)
+    assert not queue.succeed(silent, 1.0)
+    gone = taken(queue, "gone")
+    assert queue.lost("gone", "its process was ended by SIGKILL") == 1  # at once
+    assert not queue.heartbeat(gone)
 
-    assert not queue.succeed(lease, 1.0)
     found = queue.get(rollout.rollout_id)
     assert (found.status, found.reward) == ("failed", None)
-    assert found.reason == "worker w was not heard of in time"
-
-
-def test_attempt_is_timed_out_however_alive_its_worker(queue: Queue, clock: Clock) -> None:
-    """Heartbeats do not prolong what an attempt may take."""
-    (rollout,) = queue.put(["a"], timeout_s=15)
-    lease = taken(queue, lease_s=10)
-    clock.go_on(8)
-    assert queue.heartbeat(lease)
-    clock.go_on(8)
-
-    assert not queue.heartbeat(lease)
-    assert queue.get(rollout.rollout_id).reason == ("timed out: the attempt took longer than 15 s")
-    assert queue.attempts(rollout.rollout_id)[0].status == "timeout"
+    assert [(each.status, each.reason) for each in queue.attempts(rollout.rollout_id)] == [
+        ("timeout", "timed out: the attempt took longer than 15 s"),
+        ("unresponsive", "worker silent was not heard of in time"),
+        ("unresponsive", "its process was ended by SIGKILL"),
+    ]
 
 
 def test_cancelled_rollout_is_over(queue: Queue) -> None:
@@ -206,41 +178,6 @@ def test_pause_lets_nobody_take_anything(
     assert not queue.is_empty()
     queue.resume()
     assert taken(other).rollout.task == "b"
-
-
-def test_worker_known_to_be_dead_gives_back_at_once(queue: Queue) -> None:
-    """Nobody need wait for its lease to end."""
-    queue.put(["a", "b"], max_attempts=2)
-    taken(queue, "dead")
-    mine = taken(queue, "mine")
-
-    assert queue.lost("dead", "its process was ended by SIGKILL") == 1
-
-    assert taken(queue, "mine").rollout.task == "a"
-    assert queue.heartbeat(mine)
-
-
-def test_reward_can_be_learnt_later(queue: Queue) -> None:
-    """It stands with the rollout, and a number that is none is refused."""
-    (rollout,) = queue.put(["a"])
-    queue.succeed(taken(queue))
-
-    queue.reward(rollout.rollout_id, 0.75)
-
-    assert queue.get(rollout.rollout_id).reward == 0.75
-    with pytest.raises(ConfigError, match="finite"):
-        queue.reward(rollout.rollout_id, float("nan"))
-    with pytest.raises(NotFoundError):
-        queue.reward("r9", 1.0)
-
-
-def test_wait_gives_up_when_time_is_up(queue: Queue) -> None:
-    """It gives the rollouts as they stand then; one that nobody knows is said so at once."""
-    (rollout,) = queue.put(["a"])
-
-    assert [each.status for each in queue.wait([rollout.rollout_id], 0.05)] == ["queuing"]
-    with pytest.raises(NotFoundError):
-        queue.wait([rollout.rollout_id, "r9"], 5)
 
 
 @pytest.mark.parametrize(

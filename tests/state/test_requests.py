@@ -66,50 +66,29 @@ def test_workers_take_what_they_can_do(requests: Requests) -> None:
     assert requests.counts() == {"waiting": 1, "running": 2, "succeeded": 0, "failed": 0}
 
 
-def test_a_silent_worker_loses_its_request(requests: Requests, clock: Clock) -> None:
-    """It is there again with its run; the one that was silent can change nothing any more."""
-    requests.put()
-    first = requests.claim("a")
-    assert first is not None
-    assert requests.heartbeat(first, run_id="run-1")
-    clock.go_on(59)
-    assert requests.heartbeat(first)
-    clock.go_on(61)
-
-    second = requests.claim("b")
-
-    assert second is not None
-    assert (second.request_id, second.run_id, second.tries) == (first.request_id, "run-1", 2)
-    assert not requests.heartbeat(first)
-    assert not requests.finish(first, reason="late")
-    assert not requests.release(first)
-    assert requests.finish(second)
-    assert requests.get(first.request_id).status == "succeeded"
-
-
-def test_what_kills_every_worker_is_given_up(requests: Requests, clock: Clock) -> None:
-    """After three it failed, and says so, whoever looks."""
+def test_silent_workers_lose_their_request(requests: Requests, clock: Clock) -> None:
+    """It is there again with its run; after three it failed. What is given back is no try."""
     made, _ = requests.put()
-    for _ in range(3):
-        assert requests.claim("w") is not None
-        clock.go_on(61)
-
-    found = requests.get(made.request_id)
-
-    assert (found.status, found.reason) == ("failed", "its worker died 3 times")
-    assert requests.claim("w") is None
-
-
-def test_what_is_given_back_is_no_try(requests: Requests) -> None:
-    """A worker that is stopped again and again costs nothing."""
-    requests.put()
     for _ in range(5):
-        taken = requests.claim("w")
-        assert taken is not None
-        assert requests.release(taken, run_id="run-1")
+        stopped = requests.claim("w")
+        assert stopped is not None
+        assert requests.release(stopped, run_id="run-1")
+    silent = None
+    for tries in (1, 2, 3):
+        found = requests.claim("w")
+        assert found is not None
+        assert (found.request_id, found.run_id, found.tries) == (made.request_id, "run-1", tries)
+        assert silent is None or not requests.heartbeat(silent)
+        assert silent is None or not requests.finish(silent, reason="late")
+        assert silent is None or not requests.release(silent)
+        clock.go_on(59)
+        assert requests.heartbeat(found)
+        clock.go_on(61)
+        silent = found
 
-    (found,) = requests.all()
-    assert (found.status, found.tries, found.run_id) == ("waiting", 0, "run-1")
+    (failed,) = requests.all()
+    assert (failed.status, failed.reason) == ("failed", "its worker died 3 times")
+    assert requests.claim("w") is None
 
 
 def test_requests_without_a_worker_are_refused_in_the_end(
