@@ -7,13 +7,11 @@ from typing import Any
 import openai
 import pytest
 from tests.viewer.asking import Asking
-from tests.viewer.visiting import KEY, Visits, prefix, violations
+from tests.viewer.visiting import Visits, prefix, violations
 
 from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.serve.viewer import conversations, rollouts, transitions, weighing
-from lightning_otel.serve.viewer.selecting import chosen
+from lightning_otel.serve.viewer import weighing
 
 HOSTILE = "<script>alert(1)</script> ![x](http://evil.example/x.png)"
 
@@ -53,119 +51,117 @@ def talker(store: Store, server: DemoServer) -> Any:
     found.client.close()
 
 
-def test_rollouts_of_one_conversation_are_one_row(store: Store, talker: Talker) -> None:
+def test_rollouts_of_one_conversation_are_one_row(
+    store: Store, talker: Talker, asking: Callable[[Store], Asking]
+) -> None:
     """By its id; others are one by themselves. What was asked first and answered last is told."""
     talker.say("What is 1*2?", rollout_id="r1", conversation_id="ada")
     talker.say("Alone", rollout_id="r2", reward=1.0)
     talker.say("What is 1*2?", "2", "3*4", rollout_id="r3", conversation_id="ada", reward=-1.0)
+    asked = asking(store)
 
-    found: Any = conversations.listed(store, 1)
-    one: Any = conversations.listed(store, 1, prefix="ad")
-    nobody: Any = conversations.listed(store, 1, agent="nobody")
+    found, one, nobody = (
+        asked.get(f"/conversations{query}").words for query in ("", "?id=ad", "?agent=nobody")
+    )
 
-    assert [(row["id"], row["rollout_ids"], row["reward"]) for row in found["rows"]] == [
-        ("ada", ["r1", "r3"], -1.0),
-        ("r2", ["r2"], 1.0),
-    ]
-    assert found["rows"][0]["asked"] == "What is 1*2?"
-    assert "3*4" in found["rows"][0]["answered"]
-    assert (found["total"], one["total"], nobody["total"]) == (2, 1, 0)
+    assert re.search(r"ada What is 1\*2\? .*3\*4.* tutor 2 2 -1 .* r2 Alone .* tutor 1 1 1 ", found)
+    assert "2 conversations" in found
+    assert "1 conversation ada" not in nobody
+    assert ("1 conversation" in one, "no conversations" in nobody) == (True, True)
 
 
-def test_a_conversation_says_each_message_once(store: Store, talker: Talker) -> None:
+def test_a_conversation_says_each_message_once(
+    store: Store, talker: Talker, asking: Callable[[Store], Asking]
+) -> None:
     """What a rollout was given of the one before is folded; answers have their rewards."""
     talker.say("one", rollout_id="r1", conversation_id="ada", reward=0.5)
     talker.say("one", answer_to("one"), "two", rollout_id="r2", conversation_id="ada")
+    asked = asking(store)
 
-    found: Any = conversations.read(store, "ada", 1)
-    first, second = [
-        [
-            (said.role, said.parts[0].text, said.reward)
-            for talk in each.talks
-            for said, _ in talk.messages
-        ]
-        for each in found["said"]
-    ]
+    told = asked.get("/conversations/ada").words
 
-    assert [each.rollout_id for each in found["said"]] == ["r1", "r2"]
-    assert first == [("user", "one", None), ("assistant", answer_to("one"), 0.5)]
-    assert second == [("user", "two", None), ("assistant", answer_to("two"), None)]
-    assert found["total"] == 2
-    with pytest.raises(NotFoundError):
-        conversations.read(store, "nobody", 1)
+    assert f"user one assistant #0 reward 0.5 {answer_to('one')} r2 " in told
+    assert f"user two assistant #0 {answer_to('two')}" in told
+    assert told.count(" user ") == 2
+    assert "2 rollouts" in told
+    assert asked.get("/conversations/nobody").status == 404
 
 
-def test_long_conversations_show_their_end_and_count_the_rest(store: Store, talker: Talker) -> None:
+def test_long_conversations_show_their_end_and_count_the_rest(
+    store: Store, talker: Talker, asking: Callable[[Store], Asking]
+) -> None:
     """Of 300 messages the last 200; the ones before are counted, not silently gone."""
     talker.say(*(f"message {n}" for n in range(300)), rollout_id="long")
 
-    found: Any = conversations.read(store, "long", 1)
-    ((talk,),) = [each.talks for each in found["said"]]
+    told = asking(store).get("/conversations/long").words
 
-    assert (len(talk.messages), talk.hidden) == (200, 101)
-    assert talk.messages[0][0].parts[0].text == "message 101"
+    assert "⋯ 101 earlier messages not shown" in told
+    numbers = [int(number) for number in re.findall(r"(?:user|assistant) message (\d+)", told)]
+    assert numbers == list(range(101, 300))
 
 
 def test_huge_rollouts_are_told_of_without_their_messages(
-    store: Store, talker: Talker, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    talker: Talker,
+    asking: Callable[[Store], Asking],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Memory is bounded: what is too large for a page is linked to, on every page alike."""
     monkeypatch.setattr(weighing, "MOST_BYTES", 4000)
     talker.say("x" * 5000, rollout_id="huge", reward=1.0)
     talker.say("small", rollout_id="small")
+    asked = asking(store)
 
-    (huge,) = conversations.read(store, "huge", 1)["said"]  # type: ignore[misc]  # a list
-    (small,) = conversations.read(store, "small", 1)["said"]  # type: ignore[misc]  # a list
-    one: Any = rollouts.read(store, "huge")
-    listed: Any = transitions.read(store, chosen({}, store), 1)
+    huge, small, one, listed = (
+        asked.get(path).words
+        for path in (
+            "/conversations/huge",
+            "/conversations/small",
+            "/rollouts/huge",
+            "/transitions",
+        )
+    )
 
-    assert (huge.is_heavy, len(huge.talks), small.is_heavy, len(small.talks)) == (True, 0, False, 1)
-    assert [each.told["observation"] for each in one["steps"]] == [weighing.HEAVY]
-    assert [each.step.reward for each in one["steps"]] == [1.0]
-    assert [row["observation"] for row in listed["rows"]] == ["small", weighing.HEAVY]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"rating": "4"},
-        {"target": "rollout:r1"},
-        {"target": "rollout:r1", "rating": "6"},
-        {"target": "rollout:r1", "rating": "nan"},
-        {"target": "trace:r1", "rating": "1"},
-        {"target": "rollout:r1", "satisfied": "perhaps"},
-    ],
-)
-def test_absurd_feedback_is_refused(store: Store, fields: dict[str, str]) -> None:
-    """Before anything is kept."""
-    from lightning_otel.rewarding.feedback import emit_feedback
-
-    store.add([])
-    with pytest.raises(ConfigError):
-        emit_feedback(store=store, **conversations.given(fields))
+    assert f"This rollout is {weighing.HEAVY}" in huge
+    assert "user small assistant" in small
+    assert f"#0 {weighing.HEAVY} 1 – done" in one
+    assert re.search(rf"#0 small .* #0 {weighing.HEAVY} 1 ", listed)
+    assert "xxxxx" not in huge + one + listed
 
 
 def test_feedback_by_form_is_kept_once(
-    store: Store, talker: Talker, served: Callable[..., str]
+    store: Store, talker: Talker, asking: Callable[[Store], Asking]
 ) -> None:
-    """Sent twice it counts once; unknown targets and other sites leave no row."""
+    """Sent twice it counts once; what is absurd, and unknown targets, leave no row."""
     talker.say("hello", rollout_id="r1")
-    asking = Asking(served(store, "", key=KEY))
+    asked = asking(store)
     (feedback_id,) = re.findall(
-        r'name="feedback_id" value="([^"]*)"', asking.get("/conversations/r1").text
+        r'name="feedback_id" value="([^"]*)"', asked.get("/conversations/r1").text
     )
     said = {"feedback_id": feedback_id, "rating": "5", "target": "rollout:r1", "text": HOSTILE}
 
-    answers = [asking.post("/conversations/r1/feedback", **said) for _ in range(2)]
-    wrong = asking.post("/conversations/r1/feedback", rating="1", target="rollout:nobody")
-    page = asking.get(answers[0].headers["location"])
+    answers = [asked.post("/conversations/r1/feedback", **said) for _ in range(2)]
+    wrong = [
+        asked.post("/conversations/r1/feedback", **fields).status
+        for fields in (
+            {"target": "rollout:nobody", "rating": "1"},
+            {"rating": "4"},
+            {"target": "rollout:r1"},
+            {"target": "rollout:r1", "rating": "6"},
+            {"target": "rollout:r1", "rating": "nan"},
+            {"target": "rollout:r1", "rating": "x"},
+            {"target": "trace:r1", "rating": "1"},
+            {"target": "rollout:r1", "satisfied": "perhaps"},
+        )
+    ]
+    page = asked.get(answers[0].headers["location"])
 
     assert [each.status for each in answers] == [303, 303]
-    assert wrong.status == 404
+    assert wrong == [404, *[400] * 7]
     (step,) = store.transitions(rollout_id="r1")
     assert dict(step.rewards) == {"feedback": 1.0}
     assert "kept as a reward" in page.words
-    assert asking.get("/conversations/nobody").status == 404
+    assert asked.get("/conversations/nobody").status == 404
 
 
 def test_a_conversation_is_read_and_judged(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_otel.serve.viewer.differing import Line, Piece, compared, folded
+from lightning_otel.serve.viewer.differing import Line, Piece, compare_lines, fold_lines
 
 TEXTS = st.lists(st.text("ab \n.", max_size=12).map(lambda text: text.replace("\n", "")))
 
@@ -16,7 +16,7 @@ def said(pieces: tuple[Piece, ...]) -> str:
 @given(TEXTS, TEXTS)
 def test_compared_keeps_both_texts_whole(a: list[str], b: list[str]) -> None:
     """Each side in its order is that text; lines are numbered; what is the same is the same."""
-    found = compared(a, b)
+    found = compare_lines(a, b)
     of_a = [line for line in found if line.number_a]
     of_b = [line for line in found if line.number_b]
 
@@ -40,8 +40,8 @@ def test_folded_leaves_out_lines_that_are_the_same_alone(
     a: list[str], b: list[str], around: int
 ) -> None:
     """Gaps stand for as many lines as are missing, and every difference stays."""
-    found = compared(a, b)
-    short = folded(found, around)
+    found = compare_lines(a, b)
+    short = fold_lines(found, around)
 
     hidden = sum(line.number_a for line in short if line.kind == "gap")
     assert len([line for line in short if line.kind != "gap"]) + hidden == len(found)
@@ -52,7 +52,7 @@ def test_folded_leaves_out_lines_that_are_the_same_alone(
 
 def test_words_that_differ_are_marked() -> None:
     """A word in place of another; a line that has nothing of the other is no change of it."""
-    found = compared(
+    found = compare_lines(
         ["You are brief.", "Answer the question.", "End."], ["You are kind.", "Zzz", "End."]
     )
 
@@ -60,13 +60,13 @@ def test_words_that_differ_are_marked() -> None:
     assert [piece.text for piece in found[0].a if piece.is_changed] == ["brief"]
     assert [piece.text for piece in found[0].b if piece.is_changed] == ["kind"]
     assert [line.kind for line in found[1:]] == ["removed", "added", "same"]
-    assert folded(found, 0)[-1] == Line("gap", 1, 1)
+    assert fold_lines(found, 0)[-1] == Line("gap", 1, 1)
 
 
 def test_long_lines_are_compared_as_a_whole() -> None:
     """A comparison of words takes their product: beyond some, lines alone are compared."""
     a, b = "one word " * 2000, "two words " * 2000
 
-    (line,) = compared([a], [b])
+    (line,) = compare_lines([a], [b])
 
     assert line == Line("changed", 1, 1, (Piece(a, is_changed=True),), (Piece(b, is_changed=True),))

@@ -3,16 +3,13 @@
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.viewer.asking import Asking
-from tests.viewer.visiting import KEY, Visits, violations
+from tests.viewer.visiting import Visits, violations
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
-from lightning_otel.errors import NotFoundError, StoreMissingError
 from lightning_otel.resources import Resources
-from lightning_otel.serve.viewer import resources
 from lightning_otel.state import State
 
 HOSTILE = "<script>alert(1)</script>"
@@ -57,81 +54,66 @@ def opened(store: Store) -> Iterator[Resources]:
     found.state.close()
 
 
-def test_versions_tell_who_uses_them(measured: Store) -> None:
+def test_versions_tell_who_uses_them(measured: Store, asking: Callable[[Store], Asking]) -> None:
     """Rollouts, mean reward with its error, agents; aliases; the list names the canary's share."""
-    found: Any = resources.read(measured, "prompt", 1)
-    listed: Any = resources.names(measured, 1)
-    used: Any = resources.used(measured, "prompt")
+    asked = asking(measured)
 
-    uses = dict(used["rows"])
-    assert [each.version for each in found["versions"]] == [2, 1]
-    assert {version: use.rollouts for version, use in uses.items()} == {1: TASKS, 2: TASKS}
-    assert uses[1].mean == pytest.approx(0.0045)
-    assert uses[1].error == pytest.approx(0.00302765 / TASKS**0.5, rel=1e-4)
-    assert uses[2].agents == {"solver"}
-    assert found["by_version"] == {1: ["live"], 2: ["canary"]}
-    (row,) = listed["rows"]
-    assert (row.live, row.canary, row.share, listed["total"]) == (1, 2, 0.1, 1)
+    listed = asked.get("/resources").words
+    versions = asked.get("/resources/prompt").words
+    used = asked.get("/resources/prompt@uses").words
+
+    assert "1 resource " in listed
+    assert "prompt prompt @1 @2 for 10% @2 " in listed
+    assert versions.index("@2 canary 10%") < versions.index("@1 live")
+    assert re.search(r"@2 0.9545 ± 0.0\d+ \(n 10\) 10 solver", used)
+    assert "@1 0.0045 ± 0.0009574 (n 10) 10 solver" in used
 
 
-def test_withdrawn_version_says_why(store: Store, opened: Resources) -> None:
-    """It is the canary no more, and its reason stands beside it."""
+def test_withdrawn_version_says_why(
+    store: Store, opened: Resources, asking: Callable[[Store], Asking]
+) -> None:
+    """It is the canary no more, and its reason stands beside it; nothing is said of no rollouts."""
     opened.withdraw("prompt", f"worse {HOSTILE}")
+    asked = asking(store)
 
-    found: Any = resources.read(store, "prompt", 1)
+    page = asked.get("/resources/prompt").words
 
-    assert found["by_version"] == {1: ["live"]}
-    assert found["withdrawn"] == {2: f"worse {HOSTILE}"}
+    assert f"@2 withdrawn worse {HOSTILE}" in page
+    assert "@2 canary" not in page
+    assert "no task was done with both" in asked.get("/resources/prompt@diff?a=1&b=3").words
+    for path in ("prompt@diff?a=9&b=1", "prompt@diff?a=blue&b=1", "other@diff?a=1&b=1", "nothing"):
+        assert asked.get(f"/resources/{path}").status == 404
 
 
-def test_rollout_with_two_versions_counts_for_none(store: Store) -> None:
+def test_rollout_with_two_versions_counts_for_none(
+    store: Store, opened: Resources, asking: Callable[[Store], Asking]
+) -> None:
     """Its reward says nothing of either."""
-    Resources(State.beside(store)).publish("prompt", "one")
     for version in (1, 2):
         stamped = {"*": {"prompt": version}}
         with auto_trace(store=store, rollout_id="both", attempt_id="1", resources=stamped):
             emit_action("done")
-    found = resources.uses("prompt", store.transitions(bodies=False), {"both": 1.0})
+            emit_reward(1.0)
 
-    assert {version: use.rollouts for version, use in found.items()} == {1: 0, 2: 0}
+    used = asking(store).get("/resources/prompt@uses").words
 
-
-def test_difference_has_lines_pairs_and_an_interval(measured: Store) -> None:
-    """The numbers are those of ``Resources.compare``, and each pair can be looked at."""
-    found: Any = resources.difference(measured, "prompt", "", "", is_whole=False, is_paired=True)
-    expected = Resources(State.beside(measured)).compare("prompt", 1, 2, measured)
-
-    assert [line.kind for line in found["lines"]] == ["changed", "same", "same"]
-    assert found["comparison"] == expected
-    assert found["comparison"].difference == pytest.approx(0.95)
-    assert found["pairs_total"] == len(found["pairs"]) == TASKS
-    pair, task = found["pairs"][0]
-    assert task.startswith("task ")
-    assert pair.difference == pytest.approx(0.9)
-    scale = found["scale"]
-    assert 20 <= scale.zero < scale.low < scale.mean < scale.high <= 700
-    assert sum(number for _, number in scale.dots) == TASKS
+    assert "@2 – 0" in used
+    assert "@1 – 0" in used
 
 
-def test_difference_says_why_nothing_can_be_said(store: Store, opened: Resources) -> None:
-    """Where no rollouts tell, what to do is said; unknown versions are not found."""
-    found: Any = resources.difference(store, "prompt", "1", "3", is_whole=True, is_paired=True)
-
-    assert found["comparison"] is None
-    assert "no task was done with both" in found["refusal"]
-    for name, version in (("prompt", "9"), ("prompt", "blue"), ("other", "1")):
-        with pytest.raises(NotFoundError):
-            resources.difference(store, name, version, "1", is_whole=True, is_paired=True)
-
-
-def test_to_look_makes_no_state(tmp_path: Path) -> None:
-    """Nothing was published: the list is empty, a name is not there, and no file is made."""
+def test_to_look_makes_no_state(tmp_path: Path, asking: Callable[[Store], Asking]) -> None:
+    """Nothing was published: the lists are empty, a name is not there, and no file is made."""
     store = Store(tmp_path / "traces.duckdb")
     store.add([])
+    asked = asking(store)
 
-    assert resources.names(store, 1)["total"] == 0
-    with pytest.raises(StoreMissingError):
-        resources.read(store, "prompt", 1)
+    found = {path: asked.get(path) for path in ("/resources", "/runs", "/rollouts?of=queue", "/")}
+    missing = [asked.get(f"/{each}/x").status for each in ("resources", "runs", "rollouts")]
+
+    assert {each.status for each in found.values()} == {200}
+    assert "Nothing was published yet" in found["/resources"].words
+    assert "Nothing was trained yet" in found["/runs"].words
+    assert missing == [404, 404, 404]
     assert not list(tmp_path.rglob("state.sqlite"))
 
 
@@ -156,31 +138,31 @@ def test_to_look_makes_no_state(tmp_path: Path) -> None:
 def test_forms_move_aliases(
     store: Store,
     opened: Resources,
-    served: Callable[..., str],
+    asking: Callable[[Store], Asking],
     fields: dict[str, str],
     after: dict[str, int],
 ) -> None:
     """Each form does what its button says; a rollback goes back over the last change of live."""
     if fields["act"] == "rollback":
         opened.set_alias("prompt", "live", 3)
-    asking = Asking(served(store, "", key=KEY))
+    asked = asking(store)
     last_move = str(opened.last_move("prompt"))
 
-    assert asking.post("/resources/prompt@change", last_move=last_move, **fields).status == 303
+    assert asked.post("/resources/prompt@change", last_move=last_move, **fields).status == 303
     assert opened.aliases("prompt") == after
 
 
 @pytest.mark.parametrize("last", ["diff", "uses", "change"])
 def test_no_name_hides_behind_a_page(
-    store: Store, opened: Resources, served: Callable[..., str], last: str
+    store: Store, opened: Resources, asking: Callable[[Store], Asking], last: str
 ) -> None:
     """A resource named as a page is, and the resource it would be a page of, have all of theirs."""
     for number in range(2):
         opened.publish(f"prompt/{last}", f"I am {last}, and {number}.")
-    asking = Asking(served(store, "", key=KEY))
+    asked = asking(store)
 
-    own, page = asking.get(f"/resources/prompt/{last}"), asking.get(f"/resources/prompt@{last}")
-    quoted = asking.get(f"/resources/prompt%2F{last}@diff?a=1&b=2")
+    own, page = asked.get(f"/resources/prompt/{last}"), asked.get(f"/resources/prompt@{last}")
+    quoted = asked.get(f"/resources/prompt%2F{last}@diff?a=1&b=2")
     links = re.findall(r'(?:href|action|data-load)="(/resources/[^"?]*@[^"?]*)', own.text)
 
     assert (own.status, f"I am {last}" in own.words) == (200, True)
@@ -191,18 +173,18 @@ def test_no_name_hides_behind_a_page(
 
 
 def test_forms_change_nothing_that_changed_meanwhile(
-    store: Store, opened: Resources, served: Callable[..., str]
+    store: Store, opened: Resources, asking: Callable[[Store], Asking]
 ) -> None:
     """A page that is out of date, fields that are absurd, unknown names: a 4xx, and no change."""
-    asking = Asking(served(store, "", key=KEY))
+    asked = asking(store)
     (seen,) = set(
-        re.findall(r'name="last_move" value="([^"]*)"', asking.get("/resources/prompt").text)
+        re.findall(r'name="last_move" value="([^"]*)"', asked.get("/resources/prompt").text)
     )
     opened.set_alias("prompt", "canary", 3, weight=0.2)
     held, now = opened.aliases("prompt"), str(opened.last_move("prompt"))
     path = "/resources/prompt@change"
 
-    late = asking.post(path, act="promote", last_move=seen)
+    late = asked.post(path, act="promote", last_move=seen)
     assert (late.status, "meanwhile" in late.words) == (409, True)
     for fields in (
         {"act": "delete"},
@@ -214,10 +196,8 @@ def test_forms_change_nothing_that_changed_meanwhile(
         {"act": "alias", "alias": "canary", "version": "1", "weight": "7", "last_move": now},
         {},
     ):
-        assert asking.post(path, **fields).status in (400, 404, 409)
-    assert asking.post("/resources/nothing@change", act="promote", last_move="0").status == 404
-    assert asking.get("/resources/nothing").status == 404
-    assert asking.get("/resources/prompt@diff?a=1&b=99").status == 404
+        assert asked.post(path, **fields).status in (400, 404, 409)
+    assert asked.post("/resources/nothing@change", act="promote", last_move="0").status == 404
     assert opened.aliases("prompt") == held
 
 

@@ -1,16 +1,13 @@
 """The pages of rollouts: recorded ones, the queue, and one of either with all that is known."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from tests.viewer.asking import Asking
-from tests.viewer.visiting import KEY, Visits, violations
+from tests.viewer.visiting import Visits, violations
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
-from lightning_otel.errors import NotFoundError
-from lightning_otel.serve.viewer import rollouts
-from lightning_otel.serve.viewer.rollouts import Wanted
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
 
@@ -24,100 +21,116 @@ def record(store: Store, rollout_id: str, agent: str = "solver", **stamps: Any) 
         emit_reward(0.5)
 
 
-def test_recorded_rollouts_are_listed_by_page(store: Store) -> None:
+def ids(words: str, pattern: str = r"\br\d+\b") -> list[str]:
+    """The rollouts that a page names, in its order."""
+    return list(dict.fromkeys(re.findall(pattern, words)))
+
+
+def test_recorded_rollouts_are_listed_by_page(
+    store: Store, asking: Callable[[Store], Asking]
+) -> None:
     """The newest first, with the whole count; by agent, status, id and time."""
-    for number in range(rollouts.ROWS + 2):
+    for number in range(52):
         record(store, f"r{number}", "even" if number % 2 == 0 else "odd", mode="val")
+    asked = asking(store)
 
-    first = rollouts.recorded(store, Wanted(), 1)
-    second = rollouts.recorded(store, Wanted(), 2)
-    even: Any = rollouts.recorded(store, Wanted(agent="even"), 1)
-    one: Any = rollouts.recorded(store, Wanted("succeeded", "", "r13"), 1)
+    first, second, even, one, none = (
+        asked.get(f"/rollouts{query}").words
+        for query in (
+            "", "?page=2", "?agent=even", "?status=succeeded&id=r13", "?status=failed&since=1m",
+        )
+    )  # fmt: skip
 
-    listed: Any = [*first["rows"], *second["rows"]]  # type: ignore[misc]  # lists of rows
-    assert [row["rollout_id"] for row in listed] == [f"r{n}" for n in range(51, -1, -1)]
-    assert (first["total"], second["total"], even["total"]) == (52, 52, 26)
-    assert [row["rollout_id"] for row in one["rows"]] == ["r13"]
-    assert (one["rows"][0]["mode"], one["rows"][0]["reward"]) == ("val", 0.5)
-    assert rollouts.recorded(store, Wanted("failed", since_ns=2**62), 1)["total"] == 0
+    assert [*ids(first), *ids(second)] == [f"r{n}" for n in range(51, -1, -1)]
+    assert "1–50 of 52 rollouts" in first
+    assert "26 rollouts" in even
+    assert ids(one) == ["r13"]
+    assert "0.5" in one
+    assert "val" in one
+    assert "no rollouts" in none
 
 
-def test_a_rollout_tells_all_that_is_known(store: Store) -> None:
+def test_a_rollout_tells_all_that_is_known(store: Store, asking: Callable[[Store], Asking]) -> None:
     """Steps with their rewards and what gave them, traces, resources, and what was left out."""
     record(store, "r1", resources={"*": {"prompt": 3}})
 
-    found: Any = rollouts.read(store, "r1")
+    told = asking(store).get("/rollouts/r1").words
 
-    assert [each.step.reward for each in found["steps"]] == [None, 0.5]
-    assert [each.told["observation"] for each in found["steps"]] == ["seen 1", "seen 2"]
-    (reward,) = found["rewards"]
-    assert found["by"][reward["span_id"]].by == "previous"
-    assert found["versions"] == [("prompt", "3")]
-    assert [each.status for each in found["tries"]] == ["succeeded"]
-    assert found["task"].text == "a task"
-    assert len(found["traces"]) == 1
-    with pytest.raises(NotFoundError):
-        rollouts.read(store, "r")
+    for each in (
+        "#0 seen 1 done 1 – – text prompt@3",
+        "#1 seen 2 done 2 0.5 previous done text prompt@3",
+        "0.5 previous 1 step:",
+        "reward 1 succeeded –",
+        "Task a task",
+        "resources used prompt@3",
+    ):
+        assert each in told, told
 
 
-def test_queue_and_attempts_with_reasons(store: Store) -> None:
+def test_queue_and_attempts_with_reasons(store: Store, asking: Callable[[Store], Asking]) -> None:
     """What waits and what failed is told as the queue has it, also where no span tells of it."""
     queue = Queue(State.beside(store))
     queue.put([{"n": n} for n in range(60)], agent="solver", max_attempts=1)
     lease = queue.lease("worker")
     assert lease is not None
     queue.fail(lease, "it broke")
+    asked, own = asking(store), lease.rollout.rollout_id
 
-    page: Any = rollouts.queued(store, Wanted(), 1)
-    rest: Any = rollouts.queued(store, Wanted(), 2)
-    failed: Any = rollouts.queued(store, Wanted(status="failed"), 1)
-    one: Any = rollouts.read(store, lease.rollout.rollout_id)
+    page, rest, failed, one = (
+        asked.get(path).words
+        for path in (
+            "/rollouts?of=queue", "/rollouts?of=queue&page=2", "/rollouts?of=queue&status=failed",
+            f"/rollouts/{own}",
+        )
+    )  # fmt: skip
 
-    assert (page["total"], len(page["rows"]), len(rest["rows"])) == (60, 50, 10)
-    assert page["queue"]["counts"]["failed"] == 1
-    assert page["queue"]["reasons"] == [(("failed", "it broke"), 1)]
-    assert [each.rollout_id for each in failed["rows"]] == [lease.rollout.rollout_id]
-    assert [(each.status, each.reason) for each in one["tries"]] == [("failed", "it broke")]
-    assert one["queued"]["is_over"]
-    assert one["task"].text == '{"n": 0}'
+    assert "1–50 of 60 rollouts" in page
+    assert "51–60 of 60 rollouts" in rest
+    assert "failed 1" in page
+    assert "1 × failed it broke" in page
+    assert "1 rollout " in failed
+    assert own[:12] in failed
+    assert "1 failed it broke worker" in one
+    assert 'Task {"n": 0}' in one
+    assert "Cancel this rollout" not in one
 
 
-def test_forms_pause_resume_and_cancel(store: Store, served: Callable[..., str]) -> None:
+def test_forms_pause_resume_and_cancel(store: Store, asking: Callable[[Store], Asking]) -> None:
     """Each does what it says, once; what is absurd is refused and changes nothing."""
     queue = Queue(State.beside(store))
     (waiting,) = queue.put(["a"])
-    asking = Asking(served(store, "", key=KEY))
+    asked = asking(store)
 
-    assert asking.post("/rollouts", act="pause").status == 303
+    assert asked.post("/rollouts", act="pause").status == 303
     assert queue.is_paused
-    assert "paused" in asking.get("/rollouts?of=queue").words
-    assert asking.post("/rollouts", act="explode").status == 400
-    assert asking.post("/rollouts", act="resume").status == 303
+    assert "paused" in asked.get("/rollouts?of=queue").words
+    assert asked.post("/rollouts", act="explode").status == 400
+    assert asked.post("/rollouts", act="resume").status == 303
     assert not queue.is_paused
     path = f"/rollouts/{waiting.rollout_id}"
-    assert "Cancel this rollout" in asking.get(path).words
-    answer = asking.post(f"{path}/cancel", reason="no <need>")
+    assert "Cancel this rollout" in asked.get(path).words
+    answer = asked.post(f"{path}/cancel", reason="no <need>")
     assert (answer.status, answer.headers["location"]) == (303, path)
     assert (queue.get(waiting.rollout_id).status) == "cancelled"
-    assert "no <need>" in asking.get(path).words
-    assert asking.post(f"{path}/cancel").status == 409
-    assert asking.post("/rollouts/nobody/cancel").status == 404
-    assert asking.get("/rollouts?of=queue&status=gone").status == 400
-    assert asking.get("/rollouts/nobody").status == 404
+    assert "no <need>" in asked.get(path).words
+    assert asked.post(f"{path}/cancel").status == 409
+    assert asked.post("/rollouts/nobody/cancel").status == 404
+    assert asked.get("/rollouts?of=queue&status=gone").status == 400
+    assert asked.get("/rollouts/nobody").status == 404
 
 
-def test_ids_of_any_kind_have_pages(store: Store, served: Callable[..., str]) -> None:
+def test_ids_of_any_kind_have_pages(store: Store, asking: Callable[[Store], Asking]) -> None:
     """Slashes, spaces and markup in an id; its beginning leads to the whole address."""
     name = "team a/run <7>?x=1&y#z"
     record(store, name)
-    asking = Asking(served(store, "", key=KEY))
+    asked = asking(store)
 
-    listed = asking.get("/rollouts")
+    listed = asked.get("/rollouts")
     (address,) = {
         part.partition('"')[0] for part in listed.text.split('href="') if "team" in part[:30]
     }
-    page = asking.get(address)
-    short = asking.get("/rollouts/team%20a")
+    page = asked.get(address)
+    short = asked.get("/rollouts/team%20a")
 
     assert page.status == 200
     assert name in page.words

@@ -1,16 +1,14 @@
 """The pages of training runs: where they stand, curves, what they published and kept."""
 
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from tests.viewer.asking import Asking
-from tests.viewer.visiting import KEY, Visits, violations
+from tests.viewer.visiting import Visits, violations
 
 from lightning_otel import Store
-from lightning_otel.errors import NotFoundError
 from lightning_otel.resources import Resources
-from lightning_otel.serve.viewer import runs
 from lightning_otel.state import State
 from lightning_otel.state.runs import Runs, TrainingRun
 
@@ -41,38 +39,43 @@ def trained(state: State) -> TrainingRun:
     return run
 
 
-def test_a_run_tells_what_it_measured_made_and_kept(store: Store, trained: TrainingRun) -> None:
+def test_a_run_tells_what_it_measured_made_and_kept(
+    store: Store, trained: TrainingRun, asking: Callable[[Store], Asking]
+) -> None:
     """Curves with the usual metrics first; the version it published, and what that is now."""
-    found: Any = runs.read(store, trained.run_id[:8])
-    alone: Any = runs.read(store, trained.run_id, "loss")
+    asked = asking(store)
 
-    assert found["names"] == ["reward", "loss", HOSTILE]
-    assert (len(found["pictures"]), len(alone["pictures"])) == (3, 1)
-    assert HOSTILE not in "".join(found["pictures"])
-    assert ("reward", 0.0, pytest.approx(29 / 30)) in found["last"]
-    assert [str(each) for each in found["made"]] == ["prompt@2"]
-    assert [(each.step, each.place) for each in found["checkpoints"]] == [(30, "/checkpoints/30")]
-    (living,) = found["living"]
-    assert (living.live.version, living.canary.version, living.share) == (1, 2, 0.1)
-    for wrong in ({"run_id": "run-x"}, {"run_id": trained.run_id, "metric": "nothing"}):
-        with pytest.raises(NotFoundError):
-            runs.read(store, **wrong)
+    at = f"/runs/{trained.run_id}"
+    found, alone = asked.get(at[:-2]), asked.get(f"{at}?metric=loss")
+
+    assert [each.text.count("</svg>") for each in (found, alone)] == [3, 1]
+    assert HOSTILE not in found.text
+    told = found.words
+    places = [told.index(each) for each in ("reward", "loss", HOSTILE)]
+    assert places == sorted(places)
+    for each in ("reward 0 0.9667", "prompt@2", "/checkpoints/30", "@1 @2 for 10%"):
+        assert each in told, told
+    for wrong in ("/runs/run-x", f"{at}?metric=nothing"):
+        assert asked.get(wrong).status == 404
 
 
-def test_runs_are_listed_and_silent_ones_marked(store: Store, state: State) -> None:
+def test_runs_are_listed_and_silent_ones_marked(
+    store: Store, state: State, asking: Callable[[Store], Asking]
+) -> None:
     """The newest first, with the whole count; one whose process died says so."""
     opened = Runs(state)
-    made = [opened.start("grpo") for _ in range(runs.ROWS + 1)]
+    made = [opened.start("grpo") for _ in range(51)]
     opened.set_status(made[0].run_id, "failed", "it broke")
-    long_ago = Runs(State(store.name, now_ns=lambda: 1)).start("kto")
+    Runs(State(store.name, now_ns=lambda: 1)).start("kto")
+    asked = asking(store)
 
-    first: Any = runs.listed(store, 1)
-    second: Any = runs.listed(store, 2)
-    rows = [*first["rows"], *second["rows"]]
+    first, second = (asked.get(f"/runs?page={number}").words for number in (1, 2))
 
-    assert (first["total"], len(first["rows"]), len(second["rows"])) == (52, 50, 2)
-    assert [run.run_id for run, is_silent in rows if is_silent] == [long_ago.run_id]
-    assert {run.reason for run, _ in rows} == {"", "it broke"}
+    assert re.search("1–50 of 52 .*runs", first)
+    assert (first.count(" grpo "), second.count(" grpo "), second.count(" kto ")) == (50, 1, 1)
+    assert "silent" not in first
+    assert "it broke" in second
+    assert len(re.findall("silent|not heard", second)) == 1
 
 
 def test_pages_of_runs(
@@ -90,13 +93,3 @@ def test_pages_of_runs(
     assert page.locator("svg.curve .mean").first.evaluate("e => getComputedStyle(e).fill") == "none"
     assert page.get_by_text("2 versions at once").count() == 1
     assert {name: each for name, each in found.items() if each} == {}
-
-
-def test_nothing_trained_yet(store: Store, served: Callable[..., str]) -> None:
-    """A list that says how to begin; no run by any id."""
-    store.add([])
-    asking = Asking(served(store, "", key=KEY))
-
-    assert "Nothing was trained yet" in asking.get("/runs").words
-    assert asking.get("/runs/run-1").status == 404
-    assert asking.get("/runs/@last").status == 404

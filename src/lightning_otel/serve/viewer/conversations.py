@@ -10,13 +10,15 @@ from starlette.routing import Route
 
 from lightning_otel import conventions as c
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.messages import parse_messages, plain_text
+from lightning_otel.errors import NotFoundError
+from lightning_otel.messages import parse_messages
+from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.addresses import Links, path_of
 from lightning_otel.serve.viewer.chat import Said, Talk, show_path
-from lightning_otel.serve.viewer.selecting import number as number_of
+from lightning_otel.serve.viewer.spans import keep_feedback
+from lightning_otel.serve.viewer.transitions import shorten
 from lightning_otel.serve.viewer.weighing import HEAVY, light
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
@@ -104,8 +106,8 @@ class Shown(NamedTuple):
     hidden: int
 
 
-def listed(
-    store: Store, number: int, *, agent: str = "", prefix: str = "", since_ns: int | None = None
+def _list_conversations(
+    store: Store, number: int, agent: str, prefix: str, since_ns: int | None
 ) -> Mapping[str, object]:
     """A page of conversations, the one that was last spoken in first.
 
@@ -114,8 +116,8 @@ def listed(
     """
     given = [agent, agent, prefix, prefix, since_ns, since_ns, (number - 1) * ROWS]
     rows = store.sql(_LIST, given).rows()
-    ids = [each for row in rows for each in row["rollout_ids"]]
     if rows:
+        ids = [each for row in rows for each in row["rollout_ids"]]
         ends = [each for row in rows for each in {row["rollout_ids"][0], row["rollout_ids"][-1]}]
         bounds = [min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)]
         texts = {row["rollout_id"]: row for row in store.sql(_TEXTS, [ends, *bounds])}
@@ -127,26 +129,17 @@ def listed(
 def _make_row(
     row: Mapping[str, Any], texts: Mapping[str, Any], rewards: Mapping[str, Any]
 ) -> dict[str, Any]:
-    asked = [texts[each]["asked"] for each in row["rollout_ids"] if each in texts]
-    answered = [texts[each]["answered"] for each in row["rollout_ids"] if each in texts]
-    users = [
-        message
-        for message in (parse_messages(asked[0]) if asked else None) or ()
-        if message.get("role") == "user"
-    ]
-    last = (parse_messages(answered[-1]) if answered else None) or ()
+    told = [texts[each] for each in row["rollout_ids"] if each in texts]
+    asked = parse_messages(told[0]["asked"]) or () if told else ()
+    answered = parse_messages(told[-1]["answered"]) or () if told else ()
+    users = [message for message in asked if message.get("role") == "user"]
     given = [rewards[each] for each in row["rollout_ids"] if each in rewards]
     return {
         **row,
-        "asked": _shorten_text(plain_text(users[:1])),
-        "answered": _shorten_text(plain_text(last[:1])),
+        "asked": shorten(users[:1], TEXT),
+        "answered": shorten(answered[:1], TEXT),
         "reward": given[-1]["reward"] if given else None,
-        "rewards": sum(each["rewards"] for each in given),
     }
-
-
-def _shorten_text(text: str) -> str:
-    return text if len(text) <= TEXT else text[: TEXT - 1] + "…"
 
 
 def read(store: Store, conversation_id: str, number: int) -> Mapping[str, object]:
@@ -230,31 +223,6 @@ def _word_answer(answer: Said) -> str:
     return next((part.text[:40] for part in answer.parts if part.text), "…")
 
 
-_TRUTHS: Final[Mapping[str, bool | None]] = {"": None, "yes": True, "no": False}
-
-
-def given(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Parse a feedback form into the arguments of :func:`emit_feedback`.
-
-    Raises:
-        ConfigError: A field is nothing that the form offers.
-    """
-    noun, _, target = fields.get("target", "").partition(":")
-    if noun not in ("rollout", "span") or not target:
-        raise ConfigError("target says what is judged; choose a rollout or an answer")
-    found: dict[str, Any] = {f"{noun}_id": target}
-    if rating := fields.get("rating", "").strip():
-        found["rating"] = number_of("rating", rating)
-    for name in ("satisfied", "used_result"):
-        said = fields.get(name, "")
-        if said not in _TRUTHS:
-            raise ConfigError(f"{name} is {said[:40]!r}; it is yes or no, or left out")
-        found[name] = _TRUTHS[said]
-    found["text"] = fields.get("text", "").strip() or None
-    found["feedback_id"] = fields.get("feedback_id", "")[:200] or None
-    return found
-
-
 async def conversations(request: Request) -> Response:
     """The list."""
     number = page.integer(request, "page", 1, 1, 10_000_000)
@@ -262,7 +230,7 @@ async def conversations(request: Request) -> Response:
     since_ns = page.time(request, "since")
 
     def work(store: Store) -> Mapping[str, object]:
-        return listed(store, number, agent=agent, prefix=prefix, since_ns=since_ns)
+        return _list_conversations(store, number, agent, prefix, since_ns)
 
     return await page.answer(request, "conversations.html", work, title="Conversations")
 
@@ -280,14 +248,10 @@ async def feedback(request: Request) -> Response:
     """Keep what somebody said of a conversation, once."""
     conversation_id = request.path_params["conversation_id"]
     fields = await form(request)
-
-    def work(store: Store) -> None:
-        from lightning_otel.rewarding.feedback import emit_feedback
-
-        if emit_feedback(store=store, **given(fields)) is None:
-            raise ConfigError("recording is switched off; nothing was kept")
-
-    await page.run(request, work)
+    noun, _, target = fields.get("target", "").partition(":")
+    if noun not in ("rollout", "span") or not target:
+        raise RefusalError(400, "target says what is judged; choose a rollout or an answer")
+    await keep_feedback(request, "rollout" if noun == "rollout" else "span", target, fields)
     return page.see(path_of("conversations", conversation_id) + "?said=1")
 
 

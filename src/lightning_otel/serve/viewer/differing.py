@@ -3,12 +3,11 @@
 import re
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
+from itertools import groupby
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 Kind: TypeAlias = Literal["same", "changed", "removed", "added", "gap"]
 
-AROUND: Final = 3
-"""Equal lines shown before and after one that differs."""
 _WORDS: Final = re.compile(r"\s+|\w+|[^\w\s]")
 _MOST_WORDS: Final = 2000
 """In two lines together, beyond which only the lines are compared: it takes their product."""
@@ -26,15 +25,13 @@ class Piece(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of either text, or one of both.
+    """A line of either text, or one of both; or a gap, for as many equal ones as its number says.
 
     Attributes:
-        kind: How they compare; a ``gap`` stands for lines that are the same and not shown.
-        number_a: Its number in the first text, from 1; 0 where it is not in it; of a gap how many
-            lines it stands for.
+        number_a: Its number in the first text, from 1; 0 where it is not in it.
         number_b: Likewise in the second.
-        a: What it says in the first text.
-        b: What it says in the second.
+        a: Its words in the first text.
+        b: Its words in the second.
     """
 
     kind: Kind
@@ -44,86 +41,53 @@ class Line(NamedTuple):
     b: tuple[Piece, ...] = ()
 
 
-def compared(a: Sequence[str], b: Sequence[str]) -> list[Line]:
-    """The lines of two texts, those that are the same beside each other.
-
-    Args:
-        a: The lines of one.
-        b: The lines of the other.
-    """
+def compare_lines(a: Sequence[str], b: Sequence[str]) -> list[Line]:
+    """Return the lines of two texts, those that are the same or alike beside each other."""
     matcher = SequenceMatcher(None, a, b, autojunk=len(a) + len(b) > _MOST_LINES)
     found: list[Line] = []
-    for tag, low_a, high_a, low_b, high_b in matcher.get_opcodes():
-        if tag == "equal":
-            for step in range(high_a - low_a):
-                same = (Piece(a[low_a + step]),)
-                found.append(Line("same", low_a + step + 1, low_b + step + 1, same, same))
-        else:
-            found += _compare_lines(a, b, range(low_a, high_a), range(low_b, high_b))
+    for _, low_a, high_a, low_b, high_b in matcher.get_opcodes():
+        pairs = min(high_a - low_a, high_b - low_b)
+        for step in range(pairs):
+            found += _compare_pair(
+                low_a + step + 1, low_b + step + 1, a[low_a + step], b[low_b + step]
+            )
+        rest_a, rest_b = range(low_a + pairs, high_a), range(low_b + pairs, high_b)
+        found += (Line("removed", at + 1, 0, (Piece(a[at]),)) for at in rest_a)
+        found += (Line("added", 0, at + 1, (), (Piece(b[at]),)) for at in rest_b)
     return found
 
 
-def folded(lines: Sequence[Line], around: int = AROUND) -> list[Line]:
-    """The lines without those that are far from any difference, for which gaps stand.
-
-    Args:
-        lines: As :func:`compared` gives them.
-        around: How many equal lines stay beside one that differs.
-    """
-    near = [False] * len(lines)
-    for place, line in enumerate(lines):
-        if line.kind != "same":
-            for beside in range(max(0, place - around), min(len(lines), place + around + 1)):
-                near[beside] = True
+def fold_lines(lines: Sequence[Line], around: int = 3) -> list[Line]:
+    """Return the lines with gaps for those that are further than some from any difference."""
+    near = {
+        at + step
+        for at, line in enumerate(lines)
+        if line.kind != "same"
+        for step in range(-around, around + 1)
+    }
     found: list[Line] = []
-    hidden = 0
-    for line, is_near in zip(lines, near, strict=True):
-        if not is_near:
-            hidden += 1
-            continue
-        if hidden:
-            found.append(Line("gap", hidden, hidden))
-            hidden = 0
-        found.append(line)
-    return [*found, Line("gap", hidden, hidden)] if hidden else found
+    for is_near, own in groupby(range(len(lines)), key=near.__contains__):
+        places = list(own)
+        gap = Line("gap", len(places), len(places))
+        found += [lines[at] for at in places] if is_near else [gap]
+    return found
 
 
-def _compare_lines(a: Sequence[str], b: Sequence[str], of_a: range, of_b: range) -> Iterator[Line]:
-    """Lines of one text in place of those of the other; in turn, as far as they are alike."""
-    pairs = min(len(of_a), len(of_b))
-    for place_a, place_b in zip(of_a[:pairs], of_b[:pairs], strict=True):
-        words = _compare_words(a[place_a], b[place_b])
-        if words is None:
-            yield _removed_line(a, place_a)
-            yield _added_line(b, place_b)
-        else:
-            yield Line("changed", place_a + 1, place_b + 1, *words)
-    yield from (_removed_line(a, place) for place in of_a[pairs:])
-    yield from (_added_line(b, place) for place in of_b[pairs:])
-
-
-def _removed_line(a: Sequence[str], place: int) -> Line:
-    return Line("removed", place + 1, 0, (Piece(a[place]),))
-
-
-def _added_line(b: Sequence[str], place: int) -> Line:
-    return Line("added", 0, place + 1, (), (Piece(b[place]),))
-
-
-def _compare_words(a: str, b: str) -> tuple[tuple[Piece, ...], tuple[Piece, ...]] | None:
-    """The lines in pieces, each changed or not; None where one is no change of the other."""
+def _compare_pair(number_a: int, number_b: int, a: str, b: str) -> Iterator[Line]:
+    """Yield two lines as one in two versions, word by word, or as two that are not alike."""
+    if a == b:
+        yield Line("same", number_a, number_b, (Piece(a),), (Piece(b),))
+        return
     words_a, words_b = _WORDS.findall(a), _WORDS.findall(b)
     if len(words_a) + len(words_b) > _MOST_WORDS:
-        return (Piece(a, is_changed=True),), (Piece(b, is_changed=True),)
+        yield Line("changed", number_a, number_b, (Piece(a, True),), (Piece(b, True),))
+        return
     matcher = SequenceMatcher(None, words_a, words_b, autojunk=False)
     if matcher.ratio() < _ALIKE:
-        return None
-    left: list[Piece] = []
-    right: list[Piece] = []
-    for tag, low_a, high_a, low_b, high_b in matcher.get_opcodes():
-        is_changed = tag != "equal"
-        if high_a > low_a:
-            left.append(Piece("".join(words_a[low_a:high_a]), is_changed))
-        if high_b > low_b:
-            right.append(Piece("".join(words_b[low_b:high_b]), is_changed))
-    return tuple(left), tuple(right)
+        yield Line("removed", number_a, 0, (Piece(a),))
+        yield Line("added", 0, number_b, (), (Piece(b),))
+        return
+    codes = matcher.get_opcodes()
+    left = [Piece("".join(words_a[i:j]), tag != "equal") for tag, i, j, _, _ in codes if j > i]
+    right = [Piece("".join(words_b[i:j]), tag != "equal") for tag, _, _, i, j in codes if j > i]
+    yield Line("changed", number_a, number_b, tuple(left), tuple(right))

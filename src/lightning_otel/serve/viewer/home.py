@@ -20,7 +20,7 @@ from lightning_otel.plot import PlotQuery, read_charts, svg
 from lightning_otel.plot.rollouts import METRICS
 from lightning_otel.serve.api.fresh import Fresh
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.runs import living
+from lightning_otel.serve.viewer.runs import list_live
 from lightning_otel.types import Report
 from lightning_otel.views.traces import TracePage, find_traces
 
@@ -70,7 +70,7 @@ async def home(request: Request) -> Response:
         return {
             **_name_curve(by, metric),
             "newest": _read_newest(store),
-            "living": living(store),
+            "living": list_live(request),
             "server": f"{request.url.scheme}://{request.url.netloc}",
         }
 

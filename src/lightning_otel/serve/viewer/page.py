@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from lightning_otel import errors
 from lightning_otel.dataset import Store
-from lightning_otel.errors import LightningOtelError
+from lightning_otel.errors import LightningOtelError, StoreMissingError
 from lightning_otel.instants import FORMS, instant_ns
 from lightning_otel.serve.answers import RefusalError, busy
 from lightning_otel.serve.memory import give_back
@@ -122,6 +122,18 @@ async def run(
     except LightningOtelError as exc:
         status = next((status for kind, status in _STATUSES if isinstance(exc, kind)), 400)
         raise RefusalError(status, str(exc)) from exc
+
+
+def open_rooms(request: Request, what: str) -> Any:
+    """Return the state beside the store that is looked at; to look never makes one.
+
+    Raises:
+        StoreMissingError: There is none, and so not what is looked for, such as ``rollout 'r1'``.
+    """
+    rooms = request.app.state.rooms
+    if not rooms.is_made:
+        raise StoreMissingError(f"there is no {what}; nothing was queued, published or trained yet")
+    return rooms
 
 
 async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:

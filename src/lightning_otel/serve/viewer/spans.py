@@ -16,7 +16,7 @@ from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.rewarding.feedback import (
     Clash,
     Feedback,
-    Given,
+    Noun,
     give,
     reward_from_feedback,
     said_attributes,
@@ -24,7 +24,7 @@ from lightning_otel.rewarding.feedback import (
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.addresses import Links
+from lightning_otel.serve.viewer.addresses import Links, path_of
 from lightning_otel.serve.viewer.span import (
     TOKENS,
     decode_row,
@@ -121,75 +121,60 @@ def _write_lines(store: Store, selection: Selection) -> Iterator[bytes]:
 
 
 async def reward(request: Request) -> Response:
-    """Give a reward to a span, and show it.
-
-    Raises:
-        RefusalError: Nothing was said, or something that cannot be.
-    """
+    """Give a reward to a span, and show it."""
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
     given = await form(request)
-    feedback = _parse_feedback(span_id, given)
-
-    def work(store: Store) -> Given | Clash | None:
-        (found,) = give(store, [feedback], request.app.state.intake.keep)
-        return found
-
-    found = await page.run(request, work)
-    if found is None:
-        raise RefusalError(404, f"there is no span {span_id!r} in the store; see the trace")
-    if isinstance(found, Clash):
-        raise RefusalError(409, f"{found.reason}; go back and reload the page")
+    feedback = await keep_feedback(request, "span", span_id, given)
     back = {"span": span_id, "given": f"{feedback.value:g}"}
     tab = given.get("tab", "")
     if tab in ("waterfall", "attributes"):
         back["tab"] = tab
-    return page.see(f"/traces/{quote(trace_id, safe='')}?{urlencode(back)}")
+    return page.see(f"{path_of('traces', trace_id)}?{urlencode(back)}")
 
 
-def _parse_feedback(span_id: str, given: Mapping[str, str]) -> Feedback:
-    """Parse the form."""
+async def keep_feedback(
+    request: Request, noun: Noun, target: str, given: Mapping[str, str]
+) -> Feedback:
+    """Keep what a form says of a span or rollout, once however often it is sent.
+
+    Raises:
+        RefusalError: Nothing was said, something that cannot be, or of nothing that is there.
+    """
     key = given.get("reward", "")
+    told = {
+        **{name: _parse_number(given, name) for name in ("quality_score", "rating")},
+        **{name: _parse_answer(given, name) for name in ("satisfied", "used_result")},
+    }
     try:
-        quality, rating = (
-            _parse_number(given.get(name, "")) for name in ("quality_score", "rating")
-        )
-        satisfied, used = (
-            _parse_answer(given.get(name, "")) for name in ("satisfied", "used_result")
-        )
-        value = (
-            float(key)
-            if key in ("1", "-1")
-            else reward_from_feedback(
-                quality_score=quality, rating=rating, satisfied=satisfied, used_result=used
-            )
-        )
-    except (ConfigError, ValueError) as exc:
+        value = float(key) if key in ("1", "-1") else reward_from_feedback(**told)  # type: ignore[arg-type]  # as it names them
+    except ConfigError as exc:
         raise RefusalError(400, str(exc)) from exc
-    attributes = said_attributes(
-        quality_score=quality,
-        rating=rating,
-        satisfied=satisfied,
-        used_result=used,
-        text=given.get("text", "").strip()[:_LONGEST] or None,
-    )
+    attributes = said_attributes(**told, text=given.get("text", "").strip()[:_LONGEST] or None)
     # Of the page, and of what was pressed on it: to press twice gives once.
     feedback_id = f"{given.get('feedback_id', '')[:64] or secrets.token_hex(8)}{key}"
-    return Feedback("span", span_id, value, time.time_ns(), attributes, feedback_id)
+    feedback = Feedback(noun, target, value, time.time_ns(), attributes, feedback_id)
+    keep = request.app.state.intake.keep
+    (found,) = await page.run(request, lambda store: give(store, [feedback], keep))
+    if found is None:
+        raise RefusalError(404, f"there is no {noun} {target!r} in the store; see the list")
+    if isinstance(found, Clash):
+        raise RefusalError(409, f"{found.reason}; go back and reload the page")
+    return feedback
 
 
-def _parse_number(given: str) -> float | None:
-    if not given.strip():
-        return None
+def _parse_number(given: Mapping[str, str], name: str) -> float | None:
+    text = given.get(name, "").strip()
     try:
-        return float(given)
+        return float(text) if text else None
     except ValueError as exc:
-        raise ValueError("quality_score and rating are numbers; go back") from exc
+        raise RefusalError(400, f"{name} is {text[:40]!r}, which is no number; go back") from exc
 
 
-def _parse_answer(given: str) -> bool | None:
-    if given not in ("", "yes", "no"):
-        raise ValueError("satisfied and used_result are yes, no or nothing; go back")
-    return None if not given else given == "yes"
+def _parse_answer(given: Mapping[str, str], name: str) -> bool | None:
+    text = given.get(name, "")
+    if text not in ("", "yes", "no"):
+        raise RefusalError(400, f"{name} is {text[:40]!r}; it is yes or no, or left out")
+    return text == "yes" if text else None
 
 
 _AT: Final = "/traces/{trace_id:str}"

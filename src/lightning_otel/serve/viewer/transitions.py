@@ -222,8 +222,8 @@ def _read_contents(
 def told(step: Transition, credits: Mapping[str, Sequence[Credit]]) -> Mapping[str, object]:
     """Shorten the observation, action and rewards of a step."""
     return {
-        "observation": short(step.observation[-1:]),
-        "action": short(step.action[:1]),
+        "observation": shorten(step.observation[-1:]),
+        "action": shorten(step.action[:1]),
         "credits": credits.get(step.span_id, ()),
     }
 
@@ -237,10 +237,10 @@ def credits_of(credited: Iterable[Credited]) -> dict[str, list[Credit]]:
     return found
 
 
-def short(messages: Iterable[Message]) -> str:
+def shorten(messages: Iterable[Message], most: int = TEXT) -> str:
     """Return the text of messages, cut."""
     text = plain_text(messages)
-    return text if len(text) <= TEXT else text[: TEXT - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 async def transitions(request: Request) -> Response:
