@@ -17,7 +17,7 @@ from starlette.routing import Route
 from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.plot import PlotQuery, read_charts, svg
-from lightning_otel.plot.rollouts import METRICS
+from lightning_otel.plot.queries import METRICS
 from lightning_otel.serve.api.fresh import Fresh
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.runs import list_live
