@@ -279,23 +279,6 @@ def test_group_waits_until_it_is_whole(store: Store) -> None:
     assert sorted(algorithm.rows) == sorted([first.rollout_id, second.rollout_id])
 
 
-def test_group_that_waited_too_long_is_trained_without_the_rest(store: Store) -> None:
-    """What is left out is counted with its reason."""
-
-    def sometimes(task: str) -> float | None:
-        lo.emit_action("say", task)
-        return None if next(numbers) == 1 else 1.0
-
-    numbers = itertools.count()
-    trainer = Trainer(sometimes, Ledger(2), store=store, samples=3, reward_timeout_s=0.3)
-
-    fit = trainer.fit(["t"])
-
-    assert fit.left_out == {"no reward in time": 1}
-    assert fit.metrics["rollouts"] == 2
-    assert fit.metrics["left_out/no reward in time"] == 1
-
-
 def test_rest_of_a_queued_group_is_counted(store: Store) -> None:
     """Where others ran it: what has no reward is left out of a group that is trained on."""
     algorithm = Ledger(2)
@@ -328,26 +311,6 @@ def test_reward_that_comes_after_training_is_counted(store: Store) -> None:
     fit = Trainer(store=store, algorithm=Late()).fit()
 
     assert fit.metrics["late_rewards"] == 1
-
-
-def test_failed_rollouts_are_left_out_and_told_of(store: Store) -> None:
-    """An agent that raises is data, as long as others of the step do not."""
-
-    def fails(task: str) -> float:
-        lo.emit_action("say", task)
-        if task == "bad":
-            raise ValueError("no idea")
-        return 1.0
-
-    trainer = Trainer(fails, "baseline", store=store, max_attempts=1)
-
-    fit = trainer.fit(["good", "bad"])
-
-    assert fit.left_out == {"failed": 1}
-    assert fit.metrics["mean_reward"] == 1.0
-    with pytest.raises(TrainingError, match=r"none of the 2 .* step 1 .*ValueError: no idea"):
-        trainer.fit(["bad", "bad"])
-    assert trainer.runs.get("@last").status == "failed"
 
 
 class Exact(Ledger):
@@ -494,53 +457,99 @@ def test_fresh_rollouts_come_first(store: Store, caplog: pytest.LogCaptureFixtur
     assert caplog.text.count("6 rollouts are left out: stale") == 1
 
 
+def raise_memory() -> StepResult:
+    """Fail as a trainer does."""
+    raise RuntimeError("no memory left")
+
+
+class Broken(Ledger):
+    """Does in its step what it is given, and remembers what it is given."""
+
+    extra = "train"
+
+    def __init__(self, act: Callable[[], object], state: object = None) -> None:
+        super().__init__()
+        self.act, self.state = act, state
+
+    def train_step(self, batch: Batch) -> Any:
+        """Do it."""
+        super().train_step(batch)
+        return self.act()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it."""
+        return {"state": self.state}
+
+
+def publishing(resources: dict[str, Any]) -> Broken:
+    """Return an algorithm that makes these."""
+    return Broken(lambda: StepResult({}, resources))
+
+
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("algorithm", "error", "message"),
     [
-        ({"prompt": {"template": 5}}, "prompt"),
-        ({"prompt": {"model": "m"}}, "prompt is prompt, and what the step made is endpoint"),
-        ({"agent/": "text"}, "has an empty part"),
+        (publishing({"prompt": {"template": 5}}), ConfigError, "prompt"),
+        (
+            publishing({"prompt": {"model": "m"}}),
+            ConfigError,
+            "prompt is prompt, and what the step made is endpoint",
+        ),
+        (publishing({"agent/": "text"}), ConfigError, "has an empty part"),
+        (Broken(raise_memory), RuntimeError, "no memory left"),
+        (
+            Broken(lambda: __import__("no_such_library")),
+            ConfigError,
+            r"no_such_library.*pip install 'lightning-otel\[train\]'",
+        ),
+        (
+            Broken(StepResult, threading.Lock()),
+            ConfigError,
+            r"state_dict\(\) of Broken is no JSON.*save\(\)",
+        ),
     ],
 )
-def test_resource_that_does_not_parse_is_refused_before_the_step_is_kept(
-    store: Store, made: dict[str, Any], message: str
-) -> None:
-    """Nothing is acknowledged, so that the step can be taken again once that is mended."""
-
-    class Wrong(Ledger):
-        def train_step(self, batch: Batch) -> StepResult:
-            super().train_step(batch)
-            return StepResult({}, made)
-
+def test_step_that_fails_is_not_kept(
+    store: Store, algorithm: Broken, error: type[Exception], message: str
+) -> None:  # fmt: skip
+    """Nothing is acknowledged, so that it can be taken again; who waits for the run is told."""
     record(store, {"t": [1.0]})
-    trainer = Trainer(store=store, algorithm=Wrong(), resources={"prompt": "good"})
+    trainer = Trainer(store=store, algorithm=algorithm, resources={"prompt": "good"})
 
-    with pytest.raises(ConfigError, match=message):
-        trainer.fit()
+    with pytest.raises(error, match=message) as raised:
+        trainer.fit_async(follow=False).wait(20)
 
     run = trainer.runs.get("@last")
     assert (run.status, run.step) == ("failed", 0)
+    assert run.reason.startswith(f"{raised.type.__name__}: ")
     assert trainer.runs.claims(run).counts() == {}
-    with pytest.raises(ConfigError):
-        Trainer(store=store, resources={"other": {"template": 5}})
 
 
-def test_agent_that_hangs_is_counted(store: Store) -> None:
-    """Its attempt times out, and the step is taken with the others."""
+def test_rollouts_of_a_step_that_are_of_no_use_are_told_of(store: Store) -> None:
+    """One that raises, hangs or has no reward is data, as long as others of the step are."""
 
-    async def hangs(task: str) -> float:
+    async def agent(task: str) -> float | None:
         lo.emit_action("say", task)
-        await asyncio.sleep(0 if task == "good" else 60)
-        return 1.0
+        if task == "bad":
+            raise ValueError("no idea")
+        await asyncio.sleep(60 if task == "slow" else 0)
+        return None if next(numbers) == 1 else 1.0
 
-    trainer = Trainer(hangs, "baseline", store=store, max_attempts=1, timeout_s=2, workers=2)
+    numbers = itertools.count()
+    trainer = Trainer(
+        agent, Ledger(2), store=store, samples=3, max_attempts=1, timeout_s=2, workers=3,
+        reward_timeout_s=0.3,
+    )  # fmt: skip
 
-    fit = trainer.fit(["good", "bad"])
+    fit = trainer.fit(["good", "bad", "slow"])
 
-    assert fit.left_out == {"failed": 1}
-    assert fit.metrics["mean_reward"] == 1.0
-    ((status, reason),) = trainer.queue.reasons()
-    assert (status, reason) == ("timeout", "timed out: the attempt took longer than 2 s")
+    assert fit.left_out == {"failed": 6, "no reward in time": 1}
+    assert (fit.metrics["rollouts"], fit.metrics["reward"]) == (2, 1.0)
+    assert fit.metrics["left_out/no reward in time"] == 1
+    assert ("timeout", "timed out: the attempt took longer than 2 s") in trainer.queue.reasons()
+    with pytest.raises(TrainingError, match=r"none of the 6 .* step 1 .*ValueError: no idea"):
+        trainer.fit(["bad", "bad"])
+    assert trainer.runs.get("@last").status == "failed"
 
 
 def test_advantages_compare_the_rollouts_of_the_batch(store: Store) -> None:
@@ -628,24 +637,6 @@ def test_store_of_another_machine_is_learnt_from(
     assert sorted(algorithm.rows) == ["r0-a", "r1-a"]
     assert (fit.run.status, fit.run.step) == ("succeeded", 1)
     assert (tmp_path / ".lightning" / "runs" / fit.run.run_id / "checkpoints").is_dir()
-
-
-def test_fit_async_tells_why_it_failed(store: Store) -> None:
-    """Where it is waited for."""
-
-    class Failing(Ledger):
-        def train_step(self, batch: Batch) -> StepResult:
-            raise RuntimeError("no memory left")
-
-    record(store, {"t": [1.0]})
-    trainer = Trainer(store=store, algorithm=Failing())
-
-    with pytest.raises(RuntimeError, match="no memory left"):
-        trainer.fit_async().wait(20)
-
-    run = trainer.runs.get("@last")
-    assert (run.status, run.reason) == ("failed", "RuntimeError: no memory left")
-    assert trainer.runs.claims(run).counts() == {}
 
 
 def test_resume_goes_on_where_the_run_was(store: Store, tmp_path: Path) -> None:
@@ -742,24 +733,6 @@ def test_resumed_run_puts_no_task_twice(store: Store) -> None:
     assert told == [(1, 3, 2.0), (2, 3, 2.0), (3, 3, 2.0)]
 
 
-def test_missing_library_names_the_extra(store: Store) -> None:
-    """What an algorithm imports when it runs comes with an extra."""
-
-    class Needy(Ledger):
-        extra = "train"
-
-        def train_step(self, batch: Batch) -> StepResult:
-            __import__("no_such_library")
-            return StepResult()
-
-    record(store, {"t": [1.0]})
-
-    with pytest.raises(
-        ConfigError, match=r"no_such_library.*pip install 'lightning-otel\[train\]'"
-    ):
-        Trainer(store=store, algorithm=Needy()).fit()
-
-
 def test_two_processes_are_not_at_work_on_one_run(store: Store) -> None:
     """The second is refused, and the first does not notice."""
     trainer = Trainer(store=store, algorithm=Ledger())
@@ -781,19 +754,6 @@ def lock_of(store: Store) -> Path:
     """The lock of the only run."""
     assert store.layout is not None
     return next((store.layout.root / "runs").glob("*/lock"), Path("nosuch"))
-
-
-def test_state_that_is_no_json_is_refused(store: Store) -> None:
-    """No pickle: what is no JSON belongs into files."""
-
-    class Odd(Ledger):
-        def state_dict(self) -> dict[str, Any]:
-            return {"lock": threading.Lock()}
-
-    record(store, {"t": [1.0]})
-
-    with pytest.raises(ConfigError, match=r"state_dict\(\) of Odd is no JSON.*save\(\)"):
-        Trainer(store=store, algorithm=Odd()).fit()
 
 
 def test_evaluate_says_what_the_agent_earns(store: Store) -> None:
@@ -829,14 +789,6 @@ def test_nothing_trains_where_training_is_switched_off(
 
     with pytest.raises(ConfigError, match="switched off by LIGHTNING_OTEL_TRAIN"):
         Trainer(store=store, algorithm=Ledger()).fit()
-
-
-def test_tasks_without_an_agent_are_refused(store: Store) -> None:
-    """Unless a runner elsewhere takes them."""
-    with pytest.raises(ConfigError, match="there is no agent"):
-        Trainer(store=store, algorithm=Ledger()).fit(["a"])
-    with pytest.raises(ConfigError, match="there is no agent"):
-        Trainer(store=store).evaluate(["a"])
 
 
 def test_rollouts_are_taken_by_a_runner_elsewhere(store: Store) -> None:
@@ -876,12 +828,16 @@ def test_seeds_names_work(store: Store) -> None:
         ({"algorithm": Ledger(2), "samples": 1}, "compares 2 rollouts"),
         ({"min_batch_size": 0}, "min_batch_size is 0"),
         ({"select": {"agent": "x"}}, "cannot be selected by agent"),
+        ({"resources": {"other": {"template": 5}}}, "other"),
+        ({"algorithm": Ledger()}, "there is no agent"),
     ],
 )
 def test_wrong_options_are_refused(store: Store, given: dict[str, Any], message: str) -> None:
-    """When the trainer is made, and not after an hour."""
+    """When the trainer is made, and not after an hour; without an agent no task can be run."""
     with pytest.raises(ConfigError, match=message):
-        Trainer(store=store, **given)
+        Trainer(store=store, **given).fit(["a"])
+    with pytest.raises(ConfigError, match=message):
+        Trainer(store=store, **given).evaluate(["a"])
 
 
 @pytest.fixture(autouse=True)

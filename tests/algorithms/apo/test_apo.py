@@ -15,15 +15,13 @@ from tests.algorithms.apo.desk import desk
 
 from lightning_otel import Store, auto_trace, emit_message, emit_reward
 from lightning_otel.algorithms.apo import APO
-from lightning_otel.algorithms.apo.texts import Texts
-from lightning_otel.algorithms.apo.writer import Writer
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.resources import Resources
 from lightning_otel.state import State
 from lightning_otel.trainer import Fit, Trainer
-from lightning_otel.types import Resource, Rollout
+from lightning_otel.types import Rollout
 
 DESK = desk()
 Given = Mapping[str, Any]
@@ -283,28 +281,31 @@ def test_apo_refuses_rewards_that_teach_nothing(
         ("``````", "the text is empty"),
         ("Go on.", r"the placeholders \{task\} are gone"),
         ("Do {task} for {you}.", r"nobody fills in \{you\}"),
+        (LookupError("no such shelf"), "LookupError: no such shelf"),
     ],
 )
-def test_a_model_that_gives_nothing_is_given_up(answer: str | None, why: str, store: Store) -> None:
+def test_a_writer_that_gives_nothing_is_given_up(store: Store, answer: Any, why: str) -> None:
     """Three answers in a row without a usable text are enough, and the last reason is told."""
-    asked = []
+    prompts: list[str] = []
 
-    def model(prompt: str) -> str | None:
-        asked.append(prompt)
-        return answer if len(asked) != 2 else "Now do {task}."
+    def writer(prompt: str) -> Any:
+        prompts.append(prompt)
+        if len(prompts) == 2:
+            return "Now do {task}."
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    seed = Resource("system_prompt", 1, "prompt", {"template": "Do {task}.", "examples": []})
-    texts = Texts([seed], with_examples=False)
-    writer = Writer(model, texts, store)
-    records = {"system_prompt": [{"Inputs": "x", "Feedback": "y"}]}
+    trainer = trainer_of(
+        store, lambda task, resources: 0.0, APO(reflection_lm=writer),
+        resources={"system_prompt": "Do {task}."},
+    )  # fmt: skip
 
-    proposed = [writer.rewrite(texts.seed(), records) for _ in range(5)]
-
-    assert proposed == [{}, {"system_prompt": "Now do {task}."}, {}, {}, {}]
-    assert "{task} stand for what is filled in" in asked[0]
-    assert writer.is_given_up
     with pytest.raises(TrainingError, match=f"nothing usable 3 times in a row.*{why}"):
-        writer.check()
+        trainer.fit([1], [2])
+
+    assert len(prompts) == 5
+    assert "{task} stand for what is filled in" in prompts[0]
 
 
 class Answerer:
@@ -449,16 +450,6 @@ def test_apo_loses_one_proposal_to_a_writer_that_errs(
     assert fit.resources["system_prompt"].body["template"] == "Answer, please."
 
 
-def test_apo_gives_up_a_function_that_always_raises(store: Store) -> None:
-    """The last reason is told."""
-
-    def broken(prompt: str) -> str:
-        raise LookupError("no such shelf")
-
-    with pytest.raises(TrainingError, match=r"3 times in a row.*LookupError: no such shelf"):
-        trainer_of(store, polite, APO(reflection_lm=broken)).fit([1], [2])
-
-
 def test_apo_says_what_a_server_refused(store: Store) -> None:
     """A model that cannot be reached is given up like one that says nothing."""
     with DemoServer() as server:
@@ -492,6 +483,7 @@ ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "toy"}
         ),
         ({"category": "kind"}, [{"x": 1}], "a task has no 'kind'"),
         ({"category": str}, ["a/b"], "cannot be part of a resource's name"),
+        ({"reflection_lm": None}, [1], "no call is recorded; give model="),
     ],
 )
 def test_apo_refuses_before_the_agent_is_run(
@@ -508,14 +500,6 @@ def test_apo_refuses_before_the_agent_is_run(
 
     with pytest.raises((ConfigError, TrainingError), match=why):
         trainer.fit(train)
-
-
-def test_apo_without_a_model_wants_a_recorded_call(store: Store) -> None:
-    """Nothing tells who is to write."""
-    trainer = Trainer(lambda task: 1.0, APO(), store=store, resources={"system_prompt": "Act."})
-
-    with pytest.raises(ConfigError, match="no call is recorded; give model="):
-        trainer.fit([1, 2], [3])
 
 
 @pytest.mark.parametrize(
