@@ -29,7 +29,7 @@ from lightning_otel.serve.app import make_app
 from lightning_otel.serve.guard import Access
 from lightning_otel.serve.intake import Counts, Intake
 from lightning_otel.serve.memory import share_heaps
-from lightning_otel.serve.upkeep import keep_given, keep_settled
+from lightning_otel.serve.upkeep import keep_up
 
 log = logging.getLogger(__name__)
 
@@ -162,18 +162,14 @@ async def _serve_door(
         last.start()
         hub.close()  # or who listens would keep the server for as long as it waits
 
-    upkeep = [
-        asyncio.create_task(keep_settled(store, intake)),
-        asyncio.create_task(keep_given(store, rooms, intake)),
-    ]
+    upkeep = asyncio.create_task(keep_up(store, rooms, intake))
     ready()
     app: Any = make_app(store, intake, access, rooms, hub)
     try:
         await hypercorn_serve(app, config, shutdown_trigger=wait_for_end, mode="asgi")
     finally:
-        for task in upkeep:
-            task.cancel()
-        await asyncio.gather(*upkeep, return_exceptions=True)
+        upkeep.cancel()
+        await asyncio.gather(upkeep, return_exceptions=True)
 
 
 def _allow_many_files() -> None:

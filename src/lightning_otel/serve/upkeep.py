@@ -3,17 +3,17 @@
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError
+from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.intake import Intake
 from lightning_otel.serve.memory import give_back
 from lightning_otel.serve.viewer.trace import let_go
 from lightning_otel.store.upkeep import Keeper
-
-if TYPE_CHECKING:
-    from lightning_otel.serve.api.rooms import Rooms
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +25,28 @@ IDLE_S: Final = 5.0
 """Without a span for so long, the segment is closed, so that it can be settled."""
 
 
-async def keep_settled(store: Store, intake: Intake) -> None:
-    """Settle, again and again, what is worth it; the settler's own lock keeps others out."""
+async def keep_up(store: Store, rooms: Rooms, intake: Intake) -> None:
+    """Settle what is worth it, and give feedback that waits, again and again."""
     keeper = None if store.layout is None else Keeper(store.layout)
+    settle = partial(_settle_store, keeper, intake)
+    give = partial(rooms.give_waiting, intake.keep)
+    await asyncio.gather(
+        _repeat(settle, EVERY_S, EVERY_S, f"{store.name} could not be settled"),
+        _repeat(give, GIVEN_S, _LATEST_S, f"feedback to {store.name} could not be given"),
+    )
+
+
+async def _repeat(work: Callable[[], None], least_s: float, most_s: float, fault: str) -> None:
+    """Do some work, a fifth of the time at most."""
+    wait_s = least_s
     while True:
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(wait_s)
+        began_s = time.monotonic()
         try:
-            await asyncio.to_thread(_settle_store, keeper, intake)
+            await asyncio.to_thread(work)
         except (LightningOtelError, OSError) as exc:
-            log.warning("%s could not be settled: %s", store.name, exc)
+            log.warning("%s: %s", fault, exc)
+        wait_s = min(max(least_s, 4 * (time.monotonic() - began_s)), most_s)
 
 
 def _settle_store(keeper: Keeper | None, intake: Intake) -> None:
@@ -42,16 +55,3 @@ def _settle_store(keeper: Keeper | None, intake: Intake) -> None:
         pass  # a batch at a time, as long as there is a backlog
     let_go()
     give_back()
-
-
-async def keep_given(store: Store, rooms: "Rooms", intake: Intake) -> None:
-    """Give feedback that waits to what it judges, whenever something was written."""
-    wait_s = GIVEN_S
-    while True:
-        await asyncio.sleep(wait_s)
-        began_s = time.monotonic()
-        try:
-            await asyncio.to_thread(rooms.give_waiting, intake.keep)
-        except (LightningOtelError, OSError) as exc:
-            log.warning("feedback to %s could not be given: %s", store.name, exc)
-        wait_s = min(max(GIVEN_S, 4 * (time.monotonic() - began_s)), _LATEST_S)

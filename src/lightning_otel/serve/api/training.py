@@ -30,6 +30,7 @@ from lightning_otel.types import Span
 
 _HEADER: Final = "idempotency-key"
 _MOST_SETTINGS: Final = 16_384
+_SETTINGS: Final = {"max_iterations", "min_batch_size", "samples", "options"}
 _AGENT: Final = "optimize"
 _MOST_ANSWERS: Final = 1_000
 """Of which the server knows by heart to what rollout feedback goes; of others it looks them up."""
@@ -206,10 +207,7 @@ class OptimizeTold(Told):
 )
 def trigger(request: Request, asked: TriggerBody) -> tuple[RequestTold, int]:
     """Ask for training, which a worker does: `lightning-otel train --worker`."""
-    named = ("max_iterations", "min_batch_size", "samples")
-    settings = {name: value for name in named if (value := getattr(asked, name)) is not None}
-    key = _read_key(request, asked.idempotency_key)
-    found = _put_request(request, asked.algorithm or "", asked, settings, key)
+    found = _put_request(request, asked, _read_key(request, asked.idempotency_key))
     return found, 202 if found.is_new else 200
 
 
@@ -258,27 +256,24 @@ def optimize(request: Request, asked: OptimizeBody) -> tuple[OptimizeTold, int]:
     if asked.prompt is not None and found.optimized_prompt is not None:
         _record_prompt(request, asked, found)
     if asked.train:
-        found.request = _put_request(request, asked.algorithm, asked, {}, key)
+        found.request = _put_request(request, asked, key)
     return found, 202 if found.request is not None and found.request.is_new else 200
 
 
 def _put_request(
-    request: Request,
-    algorithm: str,
-    asked: TriggerBody | OptimizeBody,
-    settings: dict[str, Any],
-    key: str | None,
+    request: Request, asked: TriggerBody | OptimizeBody, key: str | None
 ) -> RequestTold:
     """Ask for training.
 
     Raises:
         RefusalError: It cannot be what it says, or the key asked for something else.
     """
+    algorithm = asked.algorithm or ""
     if algorithm and algorithm not in algorithms.names():
         known = ", ".join(algorithms.names())
         raise RefusalError(400, f"there is no algorithm {algorithm!r}; there are {known}")
-    if asked.options:
-        settings = {**settings, "options": asked.options}
+    given = asked.model_dump(include=_SETTINGS, exclude_none=True)
+    settings = {name: value for name, value in given.items() if value != {}}
     write_json(settings, "options", _MOST_SETTINGS)
     if not all(map(str.isidentifier, asked.options)):
         raise RefusalError(400, "an option's name is a word, such as learning_rate")
