@@ -159,6 +159,20 @@ def print_rows(
         _print_records(rows, columns)
 
 
+def print_aged(
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[str],
+    form: "Form | None",
+    more: Sequence[str] = (),
+) -> None:
+    """Print rows with ``created_ns``: on a terminal their age, else the time and more columns."""
+    if form is None and sys.stdout.isatty():
+        rows = [{**row, "age": age(row["created_ns"])} for row in rows]
+        print_rows(rows, ["age" if name == "created_ns" else name for name in columns])
+    else:
+        print_rows(rows, (*columns, *more), form=form, times=("created_ns",))
+
+
 def print_data(
     form: "Form | None",
     rows: Sequence[Mapping[str, Any]],

@@ -1,32 +1,34 @@
 """``queue``: what waits, runs and is over; pause, resume, cancel."""
 
 import re
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
 from lightning_otel.cli import Guessing
 from lightning_otel.cli.options import Form, rows_options
 from lightning_otel.cli.output import (
-    age,
     count_noun,
+    print_aged,
     print_json,
     print_rows,
     store_option,
     suggest,
     talk,
-)
+)  # fmt: skip
 from lightning_otel.errors import NotFoundError, StoreMissingError
-from lightning_otel.types import Mode, Rollout, RolloutStatus
+from lightning_otel.types import Mode, RolloutStatus
 
 if TYPE_CHECKING:
     from lightning_otel.state.queue import Queue
 
 _MODES: Final = click.Choice(get_args(Mode))
 _STATUSES: Final = click.Choice(get_args(RolloutStatus))
-_COLUMNS: Final = ("rollout_id", "status", "mode", "agent", "attempts", "reward", "age", "reason")
+_COLUMNS: Final = (
+    "rollout_id", "status", "mode", "agent", "attempts", "reward", "created_ns", "reason",
+)  # fmt: skip
+_MORE: Final = ("task", "group_id")
 
 
 @click.group(cls=Guessing, invoke_without_command=True)
@@ -47,14 +49,12 @@ def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
         {"attempts": count, "status": status, "reason": reason}
         for (status, reason), count in opened.reasons().most_common()
     ]
+    rows = [{"mode": mode, **counts} for mode, counts in modes.items() if any(counts.values())]
+    columns = ("mode", *get_args(RolloutStatus))
     if form == "json":
         print_json({"is_paused": opened.is_paused, "modes": modes, "reasons": reasons})
         return
-    print_rows(
-        [{"mode": mode, **counts} for mode, counts in modes.items() if any(counts.values())],
-        ("mode", *get_args(RolloutStatus)),
-        form=form,
-    )
+    print_rows(rows, columns, form=form)
     for each in reasons:
         attempts = count_noun(int(str(each["attempts"])), "attempt")
         talk(f"{attempts} {each['status']}: {each['reason']}")
@@ -78,12 +78,8 @@ def list_rollouts(
 ) -> None:
     """List rollouts, the newest first."""
     found = _open_queue(store).rollouts(status, mode)[::-1]
-    columns: Sequence[str] = _COLUMNS
-    if form is not None or not sys.stdout.isatty():
-        columns = [name if name != "age" else "created_ns" for name in _COLUMNS]
-        columns += ["task", "group_id"] if form is not None else []
-    rows = [_make_row(rollout) for rollout in found[:limit]]
-    print_rows(rows, columns, form=form, times=("created_ns",))
+    rows = [{name: getattr(each, name) for name in (*_COLUMNS, *_MORE)} for each in found[:limit]]
+    print_aged(rows, _COLUMNS, form, more=_MORE if form is not None else ())
     if len(found) > limit:
         talk(f"{len(found) - limit} more; --limit {len(found)} lists all")
 
@@ -152,19 +148,3 @@ def _open_queue(store: str | None) -> "Queue":
             f"nothing was ever queued in {state.name}; put rollouts in with Queue(…).put(tasks)"
         )
     return Queue(state)
-
-
-def _make_row(rollout: Rollout) -> dict[str, Any]:
-    return {
-        "rollout_id": rollout.rollout_id,
-        "status": rollout.status,
-        "mode": rollout.mode,
-        "agent": rollout.agent,
-        "attempts": rollout.attempts,
-        "reward": rollout.reward,
-        "age": age(rollout.created_ns),
-        "reason": rollout.reason,
-        "task": rollout.task,
-        "group_id": rollout.group_id,
-        "created_ns": rollout.created_ns,
-    }

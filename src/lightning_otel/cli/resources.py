@@ -1,7 +1,6 @@
 """``resources``: what agents are given, in versions, and which of them."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +9,15 @@ import click
 from lightning_otel.cli import Guessing
 from lightning_otel.cli.options import Form, rows_options
 from lightning_otel.cli.output import (
-    age,
     count_noun,
+    print_aged,
+    print_data,
     print_json,
-    print_rows,
     shown,
     store_option,
     suggest,
     talk,
-)
+)  # fmt: skip
 from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from lightning_otel.types import Resource
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_UNPAIRED = click.option("--unpaired", is_flag=True, help="Compare all rollouts, of any tasks.")
+_WEIGHT = click.option("--weight", type=float, help="The share that is given a canary, 0 to 1.")
 _KINDS = click.Choice(["prompt", "endpoint", "weights"])
 
 
@@ -53,12 +54,6 @@ def version_of(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _parse_name(text: str) -> tuple[str, int | str]:
-    """The name and version in ``NAME@VERSION``; live where none is named."""
-    name, _, version = text.partition("@")
-    return name, version_of(version or "live")
-
-
 @resources.command("list")
 @rows_options
 @store_option
@@ -75,11 +70,11 @@ def list_resources(form: Form | None, store: str | None) -> None:
             {
                 "name": name, "kind": newest.kind, "newest": newest.version,
                 "live": aliases.get("live"), "canary": aliases.get("canary"), "share": share,
-                "withdrawn": taken[-1] if taken else None, **_publication_time(newest),
+                "withdrawn": taken[-1] if taken else None, "created_ns": newest.created_ns,
             }
         )  # fmt: skip
-    columns = ("name", "kind", "newest", "live", "canary", "share", "withdrawn", _when_column(form))
-    print_rows(rows, columns, form=form, times=("created_ns",))
+    columns = ("name", "kind", "newest", "live", "canary", "share", "withdrawn", "created_ns")
+    print_aged(rows, columns, form)
     if not rows:
         talk("no resource was published yet")
         suggest("resources publish system_prompt 'Be brief.'", store)
@@ -95,17 +90,10 @@ def show(target: str, form: Form | None, store: str | None) -> None:
     """Show one version, or of a name alone what became of each."""
     opened = opened_resources(store, is_reading=True)
     if "@" in target:
-        found = opened.get(*_parse_name(target))
-        if form == "json":
-            print_json(_describe_resource(found))
-        elif form is not None:
-            print_rows(
-                [_describe_resource(found)],
-                list(_describe_resource(found)),
-                form=form,
-                times=("created_ns",),
-            )
-        else:
+        name, _, version = target.partition("@")
+        found = opened.get(name, version_of(version or "live"))
+        row = _describe_resource(found)
+        if not print_data(form, [row], document=row, times=("created_ns",)):
             _print_body(found)
         return
     names = {version: alias for alias, version in sorted(opened.aliases(target).items())}
@@ -113,28 +101,12 @@ def show(target: str, form: Form | None, store: str | None) -> None:
     rows = [
         {
             **_describe_resource(each), "alias": names.get(each.version),
-            "withdrawn": taken.get(each.version), **_publication_time(each),
+            "withdrawn": taken.get(each.version),
         }
         for each in opened.versions(target)
     ]  # fmt: skip
-    columns = (
-        "version", "alias", "kind", "parent", "run_id", "metrics", "withdrawn", _when_column(form),
-    )  # fmt: skip
-    bodies = () if _is_table(form) else ("body",)
-    print_rows(rows, (*columns, *bodies), form=form, times=("created_ns",))
-
-
-def _is_table(form: Form | None) -> bool:
-    return form is None and sys.stdout.isatty()
-
-
-def _publication_time(resource: "Resource") -> dict[str, Any]:
-    """Return the time of publication: its age for people, the time for programs."""
-    return {"created_ns": resource.created_ns, "age": age(resource.created_ns)}
-
-
-def _when_column(form: Form | None) -> str:
-    return "age" if _is_table(form) else "created_ns"
+    columns = ("version", "alias", "kind", "parent", "run_id", "metrics", "withdrawn", "created_ns")
+    print_aged(rows, columns, form, more=("body",))
 
 
 def _describe_resource(resource: "Resource") -> dict[str, Any]:
@@ -160,18 +132,11 @@ def _print_body(resource: "Resource") -> None:
 @click.option("--file", "path", type=_FILE, help="Read it from a file.")
 @click.option("--kind", type=_KINDS, help="What it is; guessed by default.")
 @click.option("--alias", help="Name it live, canary, or with a word of your own.")
-@click.option("--weight", type=float, help="The share that is given a canary, 0 to 1.")
+@_WEIGHT
 @click.option("--parent", type=int, help="The version it was made from.")
 @store_option
 def publish(
-    name: str,
-    body: str | None,
-    path: Path | None,
-    kind: Any,
-    alias: str | None,
-    weight: float | None,
-    parent: int | None,
-    store: str | None,
+    name: str, body: str | None, path: Path | None, store: str | None, **given: Any
 ) -> None:
     """Publish a version: resources publish system_prompt 'Be brief.' --alias canary.
 
@@ -183,10 +148,7 @@ def publish(
     text = body if path is None else path.read_text(encoding="utf-8")
     assert text is not None
     opened = opened_resources(store)
-    made = opened.publish(
-        name, _parse_body(text), kind=kind, alias=alias, weight=weight, parent=parent
-    )
-    click.echo(str(made))
+    click.echo(str(opened.publish(name, _parse_body(text), **given)))
     _tell_aliases(opened, name)
 
 
@@ -204,7 +166,7 @@ def _parse_body(text: str) -> Any:
 @click.argument("name")
 @click.argument("alias")
 @click.argument("version")
-@click.option("--weight", type=float, help="The share that is given a canary, 0 to 1.")
+@_WEIGHT
 @store_option
 def alias(name: str, alias: str, version: str, weight: float | None, store: str | None) -> None:
     """Say what an alias means: resources alias system_prompt canary 3 --weight 0.2.
@@ -222,7 +184,7 @@ def alias(name: str, alias: str, version: str, weight: float | None, store: str 
 @click.option(
     "--if-better", is_flag=True, help="Only if it earns more than live, and that is no chance."
 )
-@click.option("--unpaired", is_flag=True, help="Compare all rollouts, as diff --unpaired.")
+@_UNPAIRED
 @store_option
 def promote(name: str, if_better: bool, unpaired: bool, store: str | None) -> None:
     """Make the canary live for all; running agents follow within a second or two."""
@@ -245,7 +207,7 @@ def promote(name: str, if_better: bool, unpaired: bool, store: str | None) -> No
     is_flag=True,
     help="Only if it earns less than live on the same tasks, and that is no chance.",
 )
-@click.option("--unpaired", is_flag=True, help="Compare all rollouts, as diff --unpaired.")
+@_UNPAIRED
 @store_option
 def withdraw(name: str, reason: str, if_worse: bool, unpaired: bool, store: str | None) -> None:
     """Give the canary to nobody any more, and keep why; live stays what it is."""
@@ -275,9 +237,7 @@ def rollback(name: str, store: str | None) -> None:
 @click.argument("name")
 @click.argument("a", default="live")
 @click.argument("b", default="canary")
-@click.option(
-    "--unpaired", is_flag=True, help="Compare all rollouts, whatever tasks were done with both."
-)
+@_UNPAIRED
 @store_option
 def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
     """Compare two versions, live and canary by default: what they say, and what rewards say."""

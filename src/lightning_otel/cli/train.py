@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +16,7 @@ import click
 from lightning_otel.cli.options import Form, rows_options
 from lightning_otel.cli.output import (
     count_noun,
-    print_json,
+    print_data,
     print_rows,
     store_option,
     suggest,
@@ -60,20 +59,10 @@ _COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
 @rows_options
 @store_option
 def train(
-    algorithm: str | None,
-    agent: str | None,
-    tasks: str | None,
-    val: str | None,
-    options: tuple[str, ...],
-    follow: bool,
-    resume: str | None,
-    save: str | None,
-    is_worker: bool,
-    is_list: bool,
-    form: Form | None,
-    store: str | None,
-    **more: Any,
-) -> None:
+    algorithm: str | None, agent: str | None, tasks: str | None, val: str | None,
+    options: tuple[str, ...], follow: bool, resume: str | None, save: str | None, is_worker: bool,
+    is_list: bool, form: Form | None, store: str | None, **more: Any,
+) -> None:  # fmt: skip
     """Have an algorithm learn: train baseline, or that of a package, on what is recorded.
 
     With --agent and --tasks it runs the agent itself. What it makes is given to agents as canary;
@@ -100,10 +89,8 @@ def train(
         fit = _wait_for_fit(fitting)
     if save:
         trainer.save_checkpoint(save)
-    if form == "json":
-        print_json(_describe_fit(fit))
-    elif form is not None:
-        print_rows([_describe_fit(fit)], list(_describe_fit(fit)), form=form)
+    row = _describe_fit(fit)
+    print_data(form, [row], document=row)
     _tell_fit(fit, store)
 
 
@@ -128,14 +115,9 @@ def _make_trainer(
 
 
 def _work_until_signal(
-    algorithm: str,
-    agent: str | None,
-    options: Sequence[str],
-    tasks: Sequence[Any],
-    val: Sequence[Any],
-    store: str | None,
-    more: dict[str, Any],
-) -> None:
+    algorithm: str, agent: str | None, options: Sequence[str], tasks: Sequence[Any],
+    val: Sequence[Any], store: str | None, more: dict[str, Any],
+) -> None:  # fmt: skip
     """Do what is asked for until a signal comes; the request under way then waits again."""
     from lightning_otel import config
     from lightning_otel.state.requests import Requests
@@ -158,17 +140,12 @@ def _work_until_signal(
         if fit is not None:
             _tell_fit(fit, store)
 
-    stop = threading.Event()
-    before = {each: signal.signal(each, lambda *_: stop.set()) for each in _SIGNALS}
     worker = TrainingWorker(
         Requests(state_of(store)), make, algorithm=algorithm, train=tasks, val=val
     )
     talk(f"⚡ {worker.worker_id} trains what is asked for: POST /training/trigger")
-    try:
+    with _caught_signals() as stop:
         done = worker.work(stop, ended)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
     talk(f"{count_noun(done, 'request')} done")
 
 
@@ -222,22 +199,25 @@ def _show_progress(trainer: "Trainer") -> Iterator[None]:
 
 def _wait_for_fit(fitting: "Fitting") -> "Fit":
     """Wait for the run's result; a signal ends the run after its step."""
-    told = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        told.set()
-        fitting.stop()
-
-    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _caught_signals() as stop:
         while (fit := fitting.wait(0.2)) is None:
-            if told.is_set():
+            if stop.is_set():
+                fitting.stop()
                 talk("stopping after this step; it is kept")
-                told.clear()
+                stop.clear()
+    return fit
+
+
+@contextmanager
+def _caught_signals() -> Iterator[threading.Event]:
+    """Have Ctrl-C and SIGTERM set an event, and nothing else."""
+    stop = threading.Event()
+    before = {each: signal.signal(each, lambda *_: stop.set()) for each in _SIGNALS}
+    try:
+        yield stop
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-    return fit
 
 
 def _describe_fit(fit: "Fit") -> dict[str, Any]:
