@@ -182,36 +182,30 @@ def rollout(
     return functools.partial(FunctionAgent, name=name, track_only=track_only)
 
 
-def llm_rollout(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    track_only: str | None = None,
-) -> Any:
-    """As :func:`rollout`, by Agent Lightning's name for a function ``(task, llm)``."""
-    return _name_function("llm", function, name, track_only)
+def _make_decorator(wanted: str) -> Callable[..., Any]:
+    """Return :func:`rollout` for functions with a parameter, by Agent Lightning's name for it."""
+
+    def decorate(
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        track_only: str | None = None,
+    ) -> Any:
+        """Make an agent of a function that takes the one prompt or endpoint among the resources."""
+        if function is None:
+            return functools.partial(decorate, name=name, track_only=track_only)
+        if wanted not in inspect.signature(function).parameters:
+            raise ConfigError(
+                f"the agent {_word_name(function)} takes no {wanted}; write it as (task, {wanted}),"
+                " or decorate it with @rollout"
+            )
+        return FunctionAgent(function, name=name, track_only=track_only)
+
+    return decorate
 
 
-def prompt_rollout(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    track_only: str | None = None,
-) -> Any:
-    """As :func:`rollout`, by Agent Lightning's name for a function ``(task, prompt_template)``."""
-    return _name_function("prompt_template", function, name, track_only)
-
-
-def _name_function(
-    wanted: str, function: Callable[..., Any] | None, name: str | None, track_only: str | None
-) -> Any:
-    if function is None:
-        return functools.partial(_name_function, wanted, name=name, track_only=track_only)
-    if wanted not in inspect.signature(function).parameters:
-        raise ConfigError(
-            f"the agent {_word_name(function)} takes no {wanted}; write it as (task, {wanted}), or "
-            "decorate it with @rollout"
-        )
-    return FunctionAgent(function, name=name, track_only=track_only)
+llm_rollout: Final = _make_decorator("llm")
+"""Agents of functions ``(task, llm)``: the endpoint among the resources."""
+prompt_rollout: Final = _make_decorator("prompt_template")
+"""Agents of functions ``(task, prompt_template)``: the prompt among the resources."""

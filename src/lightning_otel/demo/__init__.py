@@ -10,17 +10,20 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lightning_otel import config
 from lightning_otel.dataset import Store
 from lightning_otel.demo.agent import solve
-from lightning_otel.demo.learning import learn
-from lightning_otel.demo.policy import ToyPolicy
+from lightning_otel.demo.policy import STYLES, ToyPolicy, style_of
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.emitters import emit_reward
 from lightning_otel.errors import ConfigError, NotInstalledError
+from lightning_otel.messages import plain_text
 from lightning_otel.tracing import auto_trace
+from lightning_otel.types import Transition
+
+_RATE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,37 @@ def train(
             part = asked[start : start + batch]
             lesson.outcomes.extend(_work_tasks(store, client, part, progress, version))
             back = store.transitions(since=since_ns, resource_version=version, rewarded=True)
-            lesson = lesson._replace(steps=lesson.steps + learn(policy, back, dealt_by=dealt_by))
+            lesson = lesson._replace(steps=lesson.steps + _learn(policy, back, dealt_by=dealt_by))
     likely = {style: math.exp(logprob) for style, logprob in policy.logprobs().items()}
     return lesson._replace(likely=likely)
+
+
+def _learn(
+    policy: ToyPolicy, steps: Iterable[Transition], *, dealt_by: random.Random | None = None
+) -> int:
+    """Make what earned more than the others likelier, by one step of the policy's gradient.
+
+    Source: Williams 1992, REINFORCE, with the mean reward as the baseline.
+    """
+    told = [
+        (style_of(plain_text(step.observation[-1:]), plain_text(step.action[:1])), step.reward)
+        for step in steps
+    ]
+    seen = [(style, reward) for style, reward in told if style is not None and reward is not None]
+    if not seen:
+        return 0
+    rewards = [reward for _, reward in seen]
+    if dealt_by is not None:
+        dealt_by.shuffle(rewards)
+    mean = sum(rewards) / len(rewards)
+    likely = {style: math.exp(logprob) for style, logprob in policy.logprobs().items()}
+    change = dict.fromkeys(STYLES, 0.0)
+    for (chosen, _), reward in zip(seen, rewards, strict=True):
+        for style in STYLES:
+            change[style] += (reward - mean) * ((style == chosen) - likely[style]) / len(seen)
+    weights = policy.weights
+    policy.set_weights({style: weights[style] + _RATE * change[style] for style in STYLES})
+    return len(seen)
 
 
 def _work_tasks(

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Final, Unpack
 
 import orjson
@@ -114,23 +113,18 @@ class Captured:
     @property
     def calls(self) -> list[CapturedCall]:
         """Requests to models, in order of their start, each once whoever recorded it."""
-        nodes = [node for node in self._outline.nodes if node.kind == "call"]
-        nodes.sort(key=lambda node: (node.span.start_ns, node.span.sequence))
+        nodes = self._find_nodes("call")
         return [_make_call(node) for node in nodes if not node.left_out.startswith(_TWICE)]
 
     @property
     def tools(self) -> list[CapturedTool]:
         """Tools that ran, where a framework ran them: those of a loop of one's own are not seen."""
-        nodes = [node for node in self._outline.nodes if node.kind == "tool"]
-        nodes.sort(key=lambda node: (node.span.start_ns, node.span.sequence))
-        return [_make_tool(node) for node in nodes]
+        return [_make_tool(node) for node in self._find_nodes("tool")]
 
     @property
     def rewards(self) -> list[Mapping[str, float]]:
         """The rewards that were given, in order, each by name, the primary one first."""
-        found = [node for node in self._outline.nodes if node.kind == "reward"]
-        found.sort(key=lambda node: (node.span.start_ns, node.span.sequence))
-        read = [read_reward(node.span) for node in found]
+        read = [read_reward(node.span) for node in self._find_nodes("reward")]
         return [reward.values for reward in read if isinstance(reward, Reward)]
 
     @property
@@ -186,6 +180,10 @@ class Captured:
     def _outline(self) -> Outline:
         return outline(self.spans)
 
+    def _find_nodes(self, kind: str) -> list[Node]:
+        nodes = [node for node in self._outline.nodes if node.kind == kind]
+        return sorted(nodes, key=lambda node: (node.span.start_ns, node.span.sequence))
+
 
 class captured:  # noqa: N801  # used as a function
     """Capture what goes on in a block, for a test: ``with captured() as got: agent()``.
@@ -226,31 +224,21 @@ class captured:  # noqa: N801  # used as a function
         _open.add(self._frame)
         return Captured(recording, self._store)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: Any) -> None:
         """End; the exception goes on its way."""
         if self._frame is not None:
             _open.remove(self._frame)
-        self._traced.__exit__(kind, exc, trace)
+        self._traced.__exit__(*exc)
 
     async def __aenter__(self) -> Captured:
         """Begin; gives what will be captured."""
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: Any) -> None:
         """End; the exception goes on its way."""
         if self._frame is not None:
             _open.remove(self._frame)
-        await self._traced.__aexit__(kind, exc, trace)
+        await self._traced.__aexit__(*exc)
 
 
 class _Open:
