@@ -1,18 +1,26 @@
-"""``forward``: a store's spans to an OTLP endpoint, for as long as it takes."""
+"""``forward``, and ``run`` beside its program: spans on their way to an OTLP endpoint."""
 
+import hashlib
+import json
+import re
 import signal
 import time
-from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
+from lightning_otel import config
 from lightning_otel.cli.options import rollout_id_of, rollout_option
-from lightning_otel.cli.output import store_option, talk
-from lightning_otel.errors import ConfigError, NotFoundError
-
-if TYPE_CHECKING:
-    from lightning_otel.dataset import Store
-    from lightning_otel.store.follow import Follower
+from lightning_otel.cli.output import count_noun, store_option, talk
+from lightning_otel.conventions import SPAN_ROLLOUT
+from lightning_otel.dataset import Store
+from lightning_otel.errors import ConfigError, LightningOtelError, NotFoundError
+from lightning_otel.forwarding import Forwarder
+from lightning_otel.forwarding.process import PREFIX, follower_of_process
+from lightning_otel.forwarding.sending import sender_for
+from lightning_otel.store.follow import Follower
+from lightning_otel.store.layout import Layout
+from lightning_otel.types import Span
 
 _NOT_DELIVERED = 1
 
@@ -37,12 +45,6 @@ def forward(
     the endpoint is down it is tried ever more rarely, at least once a minute. Messages and other
     content stay here unless LIGHTNING_OTEL_EXPORT_CONTENT=1. Ends with Ctrl-C.
     """
-    from lightning_otel import config
-    from lightning_otel.cli.forwarding import tell_forwarding
-    from lightning_otel.dataset import Store
-    from lightning_otel.forwarding import Forwarder
-    from lightning_otel.forwarding.sending import sender_for
-
     endpoint = config.otlp_endpoint(url)
     if endpoint is None:
         raise ConfigError("no endpoint is named; name one with --to http://127.0.0.1:4318")
@@ -67,19 +69,15 @@ def forward(
     return 0 if is_whole or not once else _NOT_DELIVERED
 
 
-def _open_follower(opened: "Store", rollout: str | None, name: str | None, url: str) -> "Follower":
-    from lightning_otel.cli.forwarding import follower_of_run, name_for
-    from lightning_otel.forwarding.process import PREFIX, follower_of_process
-
+def _open_follower(opened: Store, rollout: str | None, name: str | None, url: str) -> Follower:
     if rollout is None and name is not None and opened.layout and name.startswith(PREFIX):
         return follower_of_process(opened.layout, name)
     if rollout is None:
-        return opened.follow(name or name_for(url))
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", urlsplit(url).netloc.rpartition("@")[2])[:60]
+        return opened.follow(name or f"otlp-{host}-{hashlib.sha256(url.encode()).hexdigest()[:8]}")
     if name is not None:
         raise ConfigError("--name does not go with --rollout, whose position is its own")
     rollout_id = rollout_id_of(opened, rollout)
-    from lightning_otel.conventions import SPAN_ROLLOUT
-
     rows = list(
         opened.sql(
             "SELECT DISTINCT trace_id FROM spans WHERE rollout_id = ? AND name = ?",
@@ -94,3 +92,49 @@ def _open_follower(opened: "Store", rollout: str | None, name: str | None, url: 
 
 def _tell_complaint(complaint: str) -> None:
     talk(f"  waiting: {complaint}" if complaint else "  it takes spans again")
+
+
+def tell_forwarding(forwarder: Forwarder, waiting: int | None, *, is_quiet: bool = False) -> None:
+    """Say what became of the spans, of which some may wait; None if it is not known how many."""
+    if is_quiet and not waiting and not forwarder.rejected:
+        return
+    text = f"  OTLP: {count_noun(forwarder.delivered, 'span')} delivered"
+    for reason, number in forwarder.rejected.most_common():
+        text += f", {number} REJECTED: {reason}"
+    if waiting or waiting is None:
+        text += f", {waiting or 'some'} NOT delivered: {forwarder.why}"
+    talk(text)
+
+
+def start_forwarding(
+    layout: Layout, rollout_id: str, trace_id: str, since_ns: int
+) -> Forwarder | None:
+    """Begin to send a run's spans, unless an outer run does."""
+    if config.RUN.read() and Layout(config.STORE.read()).catalogue == layout.catalogue:
+        return None  # the outer run follows the same trace in the same store
+    endpoint = config.otlp_endpoint()
+    if endpoint is None:
+        return None
+    try:
+        sender = sender_for(endpoint)
+        follower = follower_of_run(layout, rollout_id, (trace_id,), since_ns)
+    except LightningOtelError as exc:
+        talk(f"no span is sent by OTLP: {exc}")
+        return None
+    forwarder = Forwarder(follower, sender, with_content=config.content().is_exported)
+    forwarder.start()
+    return forwarder
+
+
+def follower_of_run(
+    layout: Layout, rollout_id: str, trace_ids: tuple[str, ...], since_ns: int
+) -> Follower:
+    """Follow a rollout and its traces, in which rollouts that the program names stand too."""
+
+    def is_ours(span: Span) -> bool:
+        return span.trace_id in trace_ids or span.rollout_id == rollout_id
+
+    name = f"run-{hashlib.sha256(rollout_id.encode('utf-8', 'replace')).hexdigest()[:24]}"
+    as_written = json.dumps(rollout_id, ensure_ascii=False)[1:-1]
+    mentions = [text.encode("utf-8", "replace") for text in (as_written, *trace_ids)]
+    return Follower(layout, name, since_ns=since_ns, select=is_ours, mentions=mentions)

@@ -195,7 +195,7 @@ class _Run:
         recording = self._recording = scope.opened
         recording.span_processes()
         if config.wants_otlp():
-            from lightning_otel.cli.forwarding import start_forwarding
+            from lightning_otel.cli.forward import start_forwarding
 
             self._forwarder = start_forwarding(
                 self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
@@ -286,7 +286,7 @@ class _Run:
         sent = self._forwarder
         if sent is None or self._recording is None:
             return
-        from lightning_otel.cli.forwarding import tell_forwarding
+        from lightning_otel.cli.forward import tell_forwarding
 
         waiting = max(0, ended - sent.delivered - sent.rejected.total())
         tell_forwarding(sent, waiting, is_quiet=is_quiet)

@@ -61,6 +61,8 @@ def test_pages_of_transitions_are_all_of_them_once(filled: Client) -> None:
         assert f"cursor={cursor}" in headers.get("link", "cursor=")
 
     assert found == [[f"r{index}" for index in range(9)][n : n + 2] for n in range(0, 9, 2)]
+    two = filled.ask("GET", "/v1/transitions?limit=1&rollout_id=r1&rollout_id=r3")
+    assert "rollout_id=r1&rollout_id=r3&cursor=" in dict(two.headers)["link"]
     with_all = filled.ask("GET", "/v1/transitions?limit=2", accept=ARROW)
     assert pyarrow.ipc.open_stream(with_all.body).read_all().num_rows == 2
 

@@ -219,8 +219,8 @@ def see(address: str) -> Response:
 
 def url(request: Request, **changes: object) -> str:
     """The address of this page with values of its query changed; None takes one out."""
-    query = {name: value for name, value in request.query_params.items() if name not in changes}
-    query |= {name: str(value) for name, value in changes.items() if value is not None}
+    query = [each for each in request.query_params.multi_items() if each[0] not in changes]
+    query += [(name, str(value)) for name, value in changes.items() if value is not None]
     path = request.url.path
     return f"{path}?{urlencode(query)}" if query else path
 
