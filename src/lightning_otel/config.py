@@ -292,15 +292,15 @@ class OtlpEndpoint:
     """
 
     url: str
-    is_whole: bool
-    protocol: str
-    headers: Mapping[str, str]
-    compression: str
-    certificate: str
-    client_key: str
-    client_certificate: str
-    timeout_s: float
-    is_insecure: bool
+    is_whole: bool = False
+    protocol: str = "http/protobuf"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    compression: str = ""
+    certificate: str = ""
+    client_key: str = ""
+    client_certificate: str = ""
+    timeout_s: float = 10.0
+    is_insecure: bool = False
 
 
 def wants_otlp() -> bool:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from lightning_otel.adapter import readers
 from lightning_otel.algorithms.base import BaseAlgorithm
 from lightning_otel.algorithms.tasks import require_agent
-from lightning_otel.emitters import emit_reward
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
 from lightning_otel.microsoft.backend import backend_of
 from lightning_otel.microsoft.calls import as_theirs
+from lightning_otel.runner.attempt import emit_answer
 from lightning_otel.tracing import auto_trace
 from lightning_otel.types import Resource, Rollout, Span
 
@@ -202,7 +202,7 @@ class _Work:
                 track_only=agent.track_only,
                 resource_version=theirs.resources_id,
             ) as recording:
-                reward = _emit_answer(agent.run(task, taken, rollout))
+                reward = emit_answer(agent.run(task, taken, rollout))
             is_done = True
         finally:
             with self._lock:
@@ -251,18 +251,6 @@ def _in_order(spans: Iterable[Span]) -> list[Span]:
     """Spans as its adapters read them, the first first."""
     read = readers.read(sorted(spans, key=lambda span: (span.start_ns, span.sequence)))
     return [as_theirs(span, with_content=True) for span in read]
-
-
-def _emit_answer(answer: Any) -> float | None:
-    """The reward that an agent gave back, which is emitted; of several the primary."""
-    if answer is None:
-        return None
-    if isinstance(answer, Mapping):
-        primary = next(iter(answer), None)
-        emit_reward(answer, primary=primary)
-        return float(answer[primary])
-    emit_reward(answer)
-    return float(answer)
 
 
 def _live_bodies(context: "Run") -> dict[str, Mapping[str, Any]]:

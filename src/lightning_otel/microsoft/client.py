@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from lightning_otel import config
 from lightning_otel.config import OtlpEndpoint
 from lightning_otel.errors import ConfigError, ReceiveError, StoreError
 from lightning_otel.forwarding.sending import HttpSender, Verdict
@@ -31,15 +30,7 @@ class Client:
     """A running store of Agent Lightning's, by its address."""
 
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
-        """Name the store; it is asked with the first request.
-
-        Args:
-            url: Such as ``http://127.0.0.1:4747``.
-            timeout_s: How long it may take to answer.
-
-        Raises:
-            ConfigError: The URL cannot be used.
-        """
+        """Name the store by a URL such as ``http://127.0.0.1:4747``; nothing is asked yet."""
         import requests
 
         parts = urlsplit(url)
@@ -53,7 +44,9 @@ class Client:
         self._timeout_s = timeout_s
         self._session = requests.Session()
         self._failures = requests.RequestException
-        self._sender = HttpSender(_make_endpoint(self._root, timeout_s))
+        # HTTP alone, whatever the environment says of another collector.
+        endpoint = OtlpEndpoint(self._root, compression="gzip", timeout_s=timeout_s)
+        self._sender = HttpSender(endpoint)
 
     def check(self) -> None:
         """Ask whether it is there, and what it says it is.
@@ -61,23 +54,23 @@ class Client:
         Raises:
             StoreError: Nothing answers, or something else.
         """
-        found = self._send_request("GET", "/health")
-        if not isinstance(found, Mapping) or found.get("status") != "ok":
+        health = self._send_request("GET", "/health")
+        if not isinstance(health, Mapping) or health.get("status") != "ok":
             raise StoreError(
                 f"{self.url} is no store of Agent Lightning's; start one: agl store --port 4747"
             )
 
     def rollouts(self) -> Iterator[Found]:
-        """Every rollout there."""
+        """Read every rollout there."""
         yield from self._read_pages("/rollouts", {"sort_by": "start_time"})
 
     def attempts(self, rollout_id: str) -> list[Found]:
-        """The attempts at a rollout, in order."""
+        """Read the attempts at a rollout, in order."""
         path = f"/rollouts/{quote(rollout_id, safe='')}/attempts"
         return list(self._read_pages(path, {"sort_by": "sequence_id"}))
 
     def spans(self, rollout_id: str, attempt_id: str | None = None) -> Iterator[Found]:
-        """The spans of a rollout, or of one attempt at it, in order."""
+        """Read the spans of a rollout, or of one attempt at it, in order."""
         named = {} if attempt_id is None else {"attempt_id": attempt_id}
         yield from self._read_pages("/spans", {"rollout_id": rollout_id, **named})
 
@@ -159,19 +152,3 @@ class Client:
             raise ReceiveError(
                 f"{self.url}{_API}{path} gave no JSON; is it a store of Agent Lightning 0.3?"
             ) from exc
-
-
-def _make_endpoint(root: str, timeout_s: float) -> OtlpEndpoint:
-    """Its OTLP door: HTTP alone, whatever the environment says of another collector."""
-    return config.OtlpEndpoint(
-        url=root,
-        is_whole=False,
-        protocol="http/protobuf",
-        headers={},
-        compression="gzip",
-        certificate="",
-        client_key="",
-        client_certificate="",
-        timeout_s=timeout_s,
-        is_insecure=False,
-    )

@@ -54,13 +54,7 @@ class Handed:
 
 
 class _Place(NamedTuple):
-    """An attempt there.
-
-    Attributes:
-        is_new: Whether it was begun just now, so that it holds no span.
-        is_theirs: Whether Agent Lightning ran it, and says itself how it ended.
-        is_final: Whether it was said how it ended.
-    """
+    """An attempt there: begun just now, run by Agent Lightning itself, or with its end."""
 
     rollout_id: str
     attempt_id: str

@@ -171,7 +171,7 @@ def _run_agent(
         recording.result = answer
         if runner.reward_evaluator is not None:
             answer = finished(runner.reward_evaluator(recording))
-        return _emit_answer(answer, is_judged=runner.reward_evaluator is not None)
+        return emit_answer(answer, is_judged=runner.reward_evaluator is not None)
     except BaseException as exc:
         recording.error = exc
         raise
@@ -197,7 +197,8 @@ def _await_applied(agent: Agent, rollout: Rollout, resources: Mapping[str, Resou
         time.sleep(0.05)
 
 
-def _emit_answer(answer: Answer, *, is_judged: bool) -> float | None:
+def emit_answer(answer: Answer, *, is_judged: bool = False) -> float | None:
+    """Emit the reward that an agent or its judge returned, and return the primary one."""
     if answer is None:
         return None
     if isinstance(answer, Mapping):
