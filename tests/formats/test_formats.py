@@ -59,6 +59,7 @@ def test_ours_are_registered_as_anybodys() -> None:
     assert formats.names() == OURS
     for name in OURS:
         found = formats.get(name)
+        assert list(formats.rows(name, [])) == []
         assert found.used_by
         assert found.needs
         assert found.columns
@@ -66,28 +67,15 @@ def test_ours_are_registered_as_anybodys() -> None:
 
 def test_a_registered_function_is_a_format(registered: Callable[..., None]) -> None:
     """A plain function stands beside ours under its name, and rows come of it."""
-    registered(answers=f"{__name__}:answers", picky=f"{__name__}:PICKY")
-
-    assert formats.names() == [*OURS, "answers", "picky"]
-    assert list(formats.rows("answers", [path(step("a"))])) == [{"said": "a"}]
-    assert formats.get("picky").options() == {"least": 0.0}
-
-
-def test_a_registered_format_may_replace_ours(registered: Callable[..., None]) -> None:
-    """Whoever registers one of our names is asked instead."""
-    registered(sft=f"{__name__}:answers")
-
-    assert list(formats.rows("sft", [path(step("a"))])) == [{"said": "a"}]
-
-
-def test_what_is_left_out_is_told(registered: Callable[..., None]) -> None:
-    """Rows are rows alone; the rest goes to whoever wants to know."""
-    registered(picky=f"{__name__}:PICKY")
+    registered(sft=f"{__name__}:answers", picky=f"{__name__}:PICKY")
     told: list[LeftOut] = []
-    found = [path(step(reward=1.0)), path(step(reward=0.25, span_id="s2"))]
+    given = [path(step(reward=1.0)), path(step(reward=0.25, span_id="s2"))]
 
-    rows = list(formats.rows("picky", found, left_out=told.append, least=0.5))
+    rows = list(formats.rows("picky", given, left_out=told.append, least=0.5))
 
+    assert set(formats.names()) == {*OURS, "picky"}
+    assert list(formats.rows("sft", [path(step("a"))])) == [{"said": "a"}]  # in place of ours
+    assert formats.get("picky").options() == {"least": 0.0}
     assert rows == [{"reward": 1.0}]
     assert [(each.step.span_id, each.reason) for each in told] == [("s2", "too little; earn more")]
 
@@ -108,12 +96,6 @@ def test_wrong_names_and_members_are_explained(registered: Callable[..., None]) 
         formats.rows("broken", [])
     with pytest.raises(ConfigError, match="'number' is 3; register a function or a Format"):
         formats.rows("number", [])
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_no_trajectories_make_no_rows(name: str) -> None:
-    """Nothing in, nothing out."""
-    assert list(formats.rows(name, [])) == []
 
 
 @pytest.mark.parametrize("name", OURS)

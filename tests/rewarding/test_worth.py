@@ -34,64 +34,50 @@ def paths(*steps: Transition) -> tuple[Trajectory, ...]:
     return (Trajectory("r1", "1", "calc", 0, steps),)
 
 
-def test_worth_weighs_quality_against_cost_and_time() -> None:
-    """Tokens have their model's price, and time runs from the first start to the last end."""
-    later = replace(STEP, model="small", start_ns=3_000_000_000, end_ns=5_500_000_000)
-    worth = Worth(Composition({"ok": 1.0, "cost": -10.0, "seconds": -0.1}), prices=PRICES)
-
-    found = worth(paths(STEP, later), {"ok": 1.0, "tone": 0.5})
-
-    cost = (1_000 * 10 + 200 * 50 + 1_000 * 1 + 200 * 2) / 1e6
-    expected = {"worth": 1.0 - 10 * cost - 0.1 * 4.5, "cost": cost, "seconds": 4.5}
-    assert found == pytest.approx(expected)
-
-
-def test_worth_counts_a_shared_step_once() -> None:
-    """A step that two branches run through was paid once."""
-    worth = Worth(Composition({"tokens": 1.0}))
-
-    found = worth((*paths(STEP), *paths(STEP, replace(STEP, step=1))), {})
-
-    assert found == {"worth": 2_400.0, "tokens": 2_400.0}
-
-
-def test_worth_behind_a_gate_is_the_floor() -> None:
-    """What is wrong is not made up for by being cheap."""
-    cheap = Composition({"ok": 1.0, "cost": -1.0}, gates={"ok": 0.5}, floor=-1.0)
-
-    found = Worth(cheap, prices=PRICES)(paths(STEP), {"ok": 0.0})
-
-    assert found is not None
-    assert found["worth"] == -1.0
-
-
-def test_worth_of_a_missing_reward_is_missing() -> None:
-    """Where a reward it weighs is missing there is none; what one is named is not measured."""
-    worth = Worth(Composition({"ok": 1.0, "seconds": -1.0}), name="value")
-
-    assert worth(paths(STEP), {}) is None
-    assert worth(paths(STEP), {"ok": 1.0, "seconds": 0.25}) == {"value": 0.75}
+LATER = replace(STEP, model="small", start_ns=3_000_000_000, end_ns=5_500_000_000)
+COST = (1_000 * 10 + 200 * 50 + 1_000 * 1 + 200 * 2) / 1e6
+ALL = Composition({"ok": 1.0, "cost": -10.0, "seconds": -0.1})
+GATED = Composition({"ok": 1.0, "cost": -1.0}, gates={"ok": 0.5}, floor=-1.0)
+OK_AND_TIME = Composition({"ok": 1.0, "seconds": -1.0})
 
 
 @pytest.mark.parametrize(
-    ("step", "fault"),
+    ("weights", "trajectories", "rewards", "expected"),
     [
-        ({"model": "other"}, "the model 'other' has no price; there are prices of big-*, small"),
-        ({"output_tokens": None}, "does not say how many tokens the model 'big-2026' took"),
+        # Tokens have their model's price; time runs from the first start to the last end.
+        (ALL, paths(STEP, LATER), {"ok": 1.0, "tone": 0.5},
+         {"worth": 1.0 - 10 * COST - 0.1 * 4.5, "cost": COST, "seconds": 4.5}),
+        # A step that two branches run through was paid once.
+        (Composition({"tokens": 1.0}), (*paths(STEP), *paths(STEP, replace(STEP, step=1))), {},
+         {"worth": 2_400.0, "tokens": 2_400.0}),
+        # What is wrong is not made up for by being cheap.
+        (GATED, paths(STEP), {"ok": 0.0}, {"worth": -1.0, "cost": 0.02}),
+        # Without a reward it weighs there is none; what one is named is not measured.
+        (OK_AND_TIME, paths(STEP), {}, None),
+        (OK_AND_TIME, paths(STEP), {"ok": 1.0, "seconds": 0.25}, {"worth": 0.75}),
     ],
-)
-def test_cost_that_cannot_be_known_is_told(step: dict[str, Any], fault: str) -> None:
-    """No price and no token is made up."""
-    with pytest.raises(ConfigError) as raised:
-        Worth(Composition({"cost": -1.0}), prices=PRICES)(paths(replace(STEP, **step)), {})
+)  # fmt: skip
+def test_worth_weighs_what_is_rewarded_and_measured(
+    weights: Composition, trajectories: Any, rewards: Any, expected: Any
+) -> None:
+    """Quality against cost, time and tokens; what was measured stands beside it."""
+    found = Worth(weights, prices=PRICES)(trajectories, rewards)
 
-    assert fault in str(raised.value)
+    assert found == (expected if expected is None else pytest.approx(expected))
 
 
-def test_cost_needs_prices() -> None:
-    """It is said at once that nothing has a price, and a price is a number."""
+def test_what_cannot_be_known_is_told() -> None:
+    """No price and no token is made up, and a price is a number."""
+    cost = Composition({"cost": -1.0})
+    worth = Worth(cost, prices=PRICES)
+    with pytest.raises(
+        ConfigError, match=r"'other' has no price; there are prices of big-\*, small"
+    ):
+        worth(paths(replace(STEP, model="other")), {})
+    with pytest.raises(ConfigError, match="not say how many tokens the model 'big-2026' took"):
+        worth(paths(replace(STEP, output_tokens=None)), {})
     with pytest.raises(ConfigError, match="nothing has a price; give prices="):
-        Worth(Composition({"cost": -1.0}))
+        Worth(cost)
     with pytest.raises(ConfigError, match="a price for output is -1"):
         Price(input=1.0, output=-1.0)
 

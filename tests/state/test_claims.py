@@ -37,19 +37,16 @@ def kept(runs: Runs, claims: Claims, step: int, *ids: str) -> None:
 
 
 def test_group_is_claimed_whole_by_one(claims_of: Callable[..., Claims]) -> None:
-    """A group of which somebody holds a member is not claimed, and nothing of it."""
+    """A group of which somebody holds a member is neither claimed nor left; consumers are apart."""
     ours, theirs = claims_of(), claims_of()
     first = ours.claim({"a": group("a1", "a2")})
     second = theirs.claim({"a": group("a2", "a3"), "b": group("b1")})
+    theirs.leave("a", group("a1"), "no reward")
 
     assert (first, second) == (["a"], ["b"])
     assert set(theirs.taken()) == {"a1", "a2", "b1"}
-
-
-def test_consumers_know_nothing_of_each_other(claims_of: Callable[..., Claims]) -> None:
-    """Two consumers train on the same rollout."""
+    assert theirs.counts() == {"claimed": 3}
     assert claims_of("sft").claim({"a": group("a1")}) == ["a"]
-    assert claims_of("grpo").claim({"a": group("a1")}) == ["a"]
 
 
 def test_claim_that_is_not_extended_runs_out(
@@ -99,15 +96,6 @@ def test_left_rollouts_are_counted_by_reason(claims_of: Callable[..., Claims]) -
     assert ours.claim({"b": group("b1", "b2")}) == []
     assert ours.reopen(["a1", "b1", "b2"]) == 2
     assert ours.claim({"b": group("b1", "b2")}) == ["b"]
-
-
-def test_what_others_hold_is_not_left(claims_of: Callable[..., Claims]) -> None:
-    """Nobody can say of another's rollouts that they are of no use."""
-    ours, theirs = claims_of(), claims_of()
-    ours.claim({"a": group("a1")})
-    theirs.leave("a", group("a1"), "no reward")
-
-    assert theirs.counts() == {"claimed": 1}
 
 
 def test_many_rollouts_are_claimed_at_once(claims_of: Callable[..., Claims], runs: Runs) -> None:

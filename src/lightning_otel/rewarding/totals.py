@@ -7,7 +7,7 @@ made with, as in ``system_prompt[image]``.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.dataset import Store
@@ -54,8 +54,13 @@ class Totals:
 
     def add(self, other: "Totals") -> None:
         """Add what others counted."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.spans += other.spans
+        self.rollouts += other.rollouts
+        self.rewarded_rollouts += other.rewarded_rollouts
+        self.steps += other.steps
+        self.rewarded_steps += other.rewarded_steps
+        self.rewards += other.rewards
+        self.reward_sum += other.reward_sum
 
 
 class Standing(NamedTuple):
