@@ -14,43 +14,17 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.formats.format import Format
 from lightning_otel.serve.streaming import PARQUET, PART_BYTES, Streams, parquet_parts
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.selecting import CHOICES, Chosen, chosen, number, registered
+from lightning_otel.serve.viewer.selecting import (
+    CHOICES,
+    Chosen,
+    choose,
+    list_formats,
+    parse_number,
+)
 from lightning_otel.store.table import line
 
 OPTION: Final = "option."
 """What comes before the name of a format's own option in a query."""
-
-
-def preview(store: Store, asked: Chosen, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Count what an export would write and leave out, with reasons; write nothing.
-
-    Args:
-        store: Where the spans are.
-        asked: Which transitions.
-        name: The format's name.
-        options: Those of the format.
-    """
-    made = formats.get(name)
-    done = store.export(name, None, **asked.keywords, **options)
-    more = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
-    return {
-        "title": f"Export as {name}",
-        "format": name,
-        "made": made,
-        "formats": registered(),
-        "done": done,
-        "lost": sum(each.noun == "call" for each in done.report.dropped),
-        "options": [(key, options.get(key, default)) for key, default in made.options().items()],
-        "asked": asked.values,
-        "choices": CHOICES,
-        "shared": asked.query,
-        "query_of": {
-            **asked.query,
-            "format": name,
-            **{f"{OPTION}{key}": str(value) for key, value in options.items()},
-        },
-        "command": asked.command(store, name, "", *more),
-    }
 
 
 def options_of(made: Format, query: Mapping[str, str]) -> dict[str, Any]:
@@ -79,7 +53,7 @@ def _parse_option(name: str, text: str, default: object) -> object:
         return text == "True"
     if isinstance(default, str):
         return text[:1000]
-    value = number(name, text)
+    value = parse_number(name, text)
     if isinstance(default, int):
         if not value.is_integer() or abs(value) >= math.ldexp(1.0, 53):
             raise ConfigError(f"{name} is {text[:40]!r}; it is a whole number")
@@ -118,7 +92,7 @@ _DOWNLOADS: Final = Streams(2)
 
 
 def _choose_format(request: Request) -> str:
-    return page.choice(request, "format", tuple(name for name, _ in registered()))
+    return page.choice(request, "format", tuple(name for name, _ in list_formats()))
 
 
 def _give_waiting(request: Request) -> None:
@@ -132,8 +106,26 @@ async def export(request: Request) -> Response:
 
     def work(store: Store) -> Mapping[str, object]:
         _give_waiting(request)
-        options = options_of(formats.get(name), request.query_params)
-        return preview(store, chosen(request.query_params, store), name, options)
+        made = formats.get(name)
+        options = options_of(made, request.query_params)
+        asked = choose(request.query_params, store)
+        done = store.export(name, None, **asked.keywords, **options)
+        more = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+        own = {f"{OPTION}{key}": str(value) for key, value in options.items()}
+        return {
+            "title": f"Export as {name}",
+            "format": name,
+            "made": made,
+            "formats": list_formats(),
+            "done": done,
+            "lost": sum(each.noun == "call" for each in done.report.dropped),
+            "options": [(key, options.get(key, each)) for key, each in made.options().items()],
+            "asked": asked.values,
+            "choices": CHOICES,
+            "shared": asked.query,
+            "query_of": {**asked.query, "format": name, **own},
+            "command": asked.command(store, name, *more),
+        }
 
     return await page.answer(request, "export.html", work, is_long=True)
 
@@ -146,7 +138,7 @@ async def download(request: Request) -> Response:
     def begin(store: Store) -> Iterator[bytes]:
         _give_waiting(request)
         options = options_of(formats.get(name), request.query_params)
-        return write(store, chosen(request.query_params, store), name, options)
+        return write(store, choose(request.query_params, store), name, options)
 
     headers = {
         "Content-Disposition": f'attachment; filename="{name}.{kind}"',

@@ -17,7 +17,7 @@ from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.addresses import path_of
 from lightning_otel.serve.viewer.chat import show_value
 from lightning_otel.serve.viewer.differing import compare_lines, fold_lines
-from lightning_otel.serve.viewer.selecting import number as number_of
+from lightning_otel.serve.viewer.selecting import parse_number
 from lightning_otel.store.source import rollout_rewards
 from lightning_otel.types import Transition
 
@@ -270,7 +270,7 @@ def _move_aliases(opened: "Resources", name: str, given: Mapping[str, str]) -> N
         version = given.get("version", "").strip()
         if version != "none" and (not version.isdecimal() or len(version) > 9):
             raise ConfigError(f"version is {version[:40]!r}; name its number, or none")
-        share = number_of("weight", weight) if weight else None
+        share = parse_number("weight", weight) if weight else None
         target = None if version == "none" else int(version)
         opened.set_alias(name, alias, target, weight=share, last_move=last_move)
     else:

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from functools import cache
@@ -16,10 +16,6 @@ from lightning_otel.formats.format import Format
 from lightning_otel.instants import instant_ns, utc_text
 from lightning_otel.types import CaptureLevel, Credit, Estimator
 
-SHARED: Final = (
-    "agents", "since", "until", "mode", "resource_version", "min_reward", "max_reward",
-)  # fmt: skip
-"""What the query, the store and the command line call by one name."""
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "rewarded": ("", "yes", "no"),
     "capture": ("", *get_args(CaptureLevel)),
@@ -29,10 +25,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "advantage": ("", *get_args(Estimator)),
 }
 """What is one of a few words; the empty one is the default."""
-FIELDS: Final = (*SHARED, "rollout", "gamma", *CHOICES)
 _MOST: Final = 2000
-_NUMBERS: Final = ("min_reward", "max_reward", "gamma")
-_TIMES: Final = ("since", "until")
 _ADAPTING: Final = ("credit", "gamma", "include_incomplete", "received")
 
 
@@ -60,79 +53,56 @@ class Chosen:
         """The fields that are set, for an address."""
         return {name: value for name, value in self.values.items() if value}
 
-    def command(self, store: Store, format: str = "triplets", out: str = "", *more: str) -> str:
-        """Word the command that exports the same selection.
-
-        Args:
-            store: Where from.
-            format: The format's name.
-            out: The file's name.
-            *more: Options of the format.
-        """
-        words = ["lightning-otel", "export", format, out or f"{format}.jsonl"]
-        return shlex.join([*words, *self.options, *more, "--store", store.name])
+    def command(self, store: Store, format: str = "triplets", *more: str) -> str:
+        """Word the command that exports the same selection, with more options of the format."""
+        words = ["lightning-otel", "export", format, f"{format}.jsonl", *self.options, *more]
+        return shlex.join([*words, "--store", store.name])
 
 
-def chosen(query: Mapping[str, str], store: Store) -> Chosen:
-    """Parse a query into a selection.
+def choose(query: Mapping[str, str], store: Store) -> Chosen:
+    """Parse a query into a selection; what is no field of ours is left alone.
 
     Args:
-        query: Texts by field; what is no field of ours is left alone.
+        query: Texts by field.
         store: Where the beginning of a rollout's id is looked for.
 
     Raises:
         ConfigError: A field cannot be understood.
         NotFoundError: There is no such rollout.
     """
-    values = {name: query.get(name, "").strip() for name in FIELDS}
-    for name, value in values.items():
-        if len(value) > _MOST or "\0" in value:
+    values = {name: query.get(name, "").strip() for name in _FIELDS}
+    keywords: dict[str, Any] = {}
+    options: list[str] = []
+    for name, text in values.items():
+        if len(text) > _MOST or "\0" in text:
             raise ConfigError(f"{name} is no text of up to {_MOST} characters; shorten it")
-        if name in CHOICES and value not in CHOICES[name]:
+        if text not in CHOICES.get(name, (text,)):
             known = ", ".join(filter(None, CHOICES[name]))
-            raise ConfigError(f"{name} is {value!r}; it may be {known}")
-    keywords = _make_keywords(values)
-    if values["rollout"]:
-        noun, whole = store.find(values["rollout"])
+            raise ConfigError(f"{name} is {text!r}; it may be {known}")
+        if not text:
+            continue
+        value = _FIELDS[name](name, text)
+        keywords[{"incomplete": "include_incomplete"}.get(name, name)] = value
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            options.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            # At a shell a time without a zone is that of the machine, and in an address it is not.
+            written = [utc_text(value)] if _FIELDS[name] is _parse_time else [text]
+            # With its sign, a value that begins with a dash is no option.
+            several = value if isinstance(value, list) else written
+            options += [f"--{option}={each}" for each in several]
+    if given := keywords.pop("rollout", ""):
+        noun, whole = store.find(given)
         keywords["rollout_id"] = whole if noun == "rollout" else store.rollout_of(noun, whole)
-    adapting = {*_ADAPTING, "advantage"} - {"received"}
     # Said here, and not in the middle of an answer.
+    adapting = {*_ADAPTING, "advantage"} - {"received"}
     wanted = {name: value for name, value in keywords.items() if name not in adapting}
     Selection.of(cast(Wanted, wanted))
-    # At a shell a time without a zone is that of the machine, and in an address it is not.
-    written = values | {name: utc_text(keywords[name]) for name in _TIMES if name in keywords}
-    return Chosen(values, keywords, tuple(_make_options(written)))
+    return Chosen(values, keywords, tuple(options))
 
 
-def _make_keywords(values: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {name: values[name] for name in SHARED if values[name]}
-    for name in _NUMBERS:
-        if values[name]:
-            found[name] = number(name, values[name])
-    if "agents" in found:
-        found["agents"] = _split_patterns(values["agents"])
-    if values["rewarded"]:
-        found["rewarded"] = values["rewarded"] == "yes"
-    for name in ("capture", "credit", "advantage"):
-        if values[name]:
-            found[name] = values[name]
-    if values["received"]:
-        found["received"] = False
-    if values["incomplete"]:
-        found["include_incomplete"] = True
-    for name in _TIMES:
-        if name in found:
-            found[name] = instant_ns(found[name], name, zone=UTC)
-    return found
-
-
-@cache
-def registered() -> tuple[tuple[str, Format], ...]:
-    """The formats by name; to look for them takes a fifth of a second, and they stay the same."""
-    return tuple((name, formats.get(name)) for name in formats.names())
-
-
-def number(name: str, text: str) -> float:
+def parse_number(name: str, text: str) -> float:
     """A finite number.
 
     Raises:
@@ -147,23 +117,30 @@ def number(name: str, text: str) -> float:
     return found
 
 
-def _split_patterns(text: str) -> list[str]:
-    return [part for part in (each.strip() for each in text.split(",")) if part]
+def _parse_time(name: str, text: str) -> int:
+    return instant_ns(text, name, zone=UTC)
 
 
-def _make_options(values: Mapping[str, str]) -> "list[str]":
-    found: list[str] = []
-    for name in (*SHARED, "rollout", "gamma", "capture", "credit", "advantage"):
-        if not values[name]:
-            continue
-        several = _split_patterns(values[name]) if name == "agents" else [values[name]]
-        for each in several:
-            # With its sign, a value that begins with a dash is no option.
-            found.append(f"--{name.replace('_', '-')}={each}")
-    if values["rewarded"]:
-        found.append("--rewarded" if values["rewarded"] == "yes" else "--no-rewarded")
-    if values["received"]:
-        found.append("--no-received")
-    if values["incomplete"]:
-        found.append("--incomplete")
-    return found
+def _parse_text(name: str, text: str) -> str:
+    return text
+
+
+def _parse_flag(name: str, text: str) -> bool:
+    return text == "yes"
+
+
+_FIELDS: Final[Mapping[str, Callable[[str, str], Any]]] = {
+    "agents": lambda _, text: [each.strip() for each in text.split(",") if each.strip()],
+    "since": _parse_time,
+    "until": _parse_time,
+    **dict.fromkeys(("min_reward", "max_reward", "gamma"), parse_number),
+    **dict.fromkeys(("mode", "resource_version", "rollout"), _parse_text),
+    **dict.fromkeys(("capture", "credit", "advantage"), _parse_text),
+    **dict.fromkeys(("rewarded", "received", "incomplete"), _parse_flag),
+}
+
+
+@cache
+def list_formats() -> tuple[tuple[str, Format], ...]:
+    """The formats by name; to look for them takes a fifth of a second, and they stay the same."""
+    return tuple((name, formats.get(name)) for name in formats.names())
