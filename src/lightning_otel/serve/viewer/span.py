@@ -1,20 +1,18 @@
 """One span with all that is written on it: what was said, its values, its tokens."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.calls import is_call, observation_of
-from lightning_otel.adapter.exactness import Tokens, read_tokens, sampling_of
+from lightning_otel.adapter.exactness import read_tokens, sampling_of
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.messages import parse_messages
 from lightning_otel.serve.viewer.chat import (
-    Part,
-    Said,
     read_text,
     show_messages,
     show_value,
@@ -40,60 +38,6 @@ _VALUE: Final = 2_000
 _NOT_SHOWN: Final = frozenset({"sequence", "end_sequence"})
 _PROBABLE: Final = (-0.1, -0.7, -2.3, -4.6)
 """Logprobs between the classes of a token: probabilities of 0.9, 0.5, 0.1 and 0.01."""
-
-
-class Value(NamedTuple):
-    """A value by its name."""
-
-    key: str
-    part: Part
-
-
-class Happened(NamedTuple):
-    """An event of a span.
-
-    Attributes:
-        after_ns: How long after its start.
-    """
-
-    name: str
-    after_ns: int
-    values: list[Value]
-
-
-class Detail(NamedTuple):
-    """A span.
-
-    Attributes:
-        given: The last messages it was given.
-        given_before: How many stand before these.
-        answered: What it answered, one a choice.
-        values: Its other attributes.
-        values_more: How many are not shown.
-        tokens: Its token ids, if it is a call.
-        sampling: What was asked of the sampler.
-        tools: Names of the tools that were offered.
-    """
-
-    span: Span
-    given: list[Said]
-    given_before: int
-    answered: list[Said]
-    values: list[Value]
-    values_more: int
-    otel_resource: list[Value]
-    events: list[Happened]
-    tokens: Tokens | None
-    sampling: Mapping[str, Any]
-    tools: list[str]
-
-
-class Token(NamedTuple):
-    """A token as it is shown: its id, its log-probability, and how probable it was, 0 to 4."""
-
-    id: int
-    logprob: float | None
-    level: int | None
 
 
 def read_span(store: Store, trace_id: str, span_id: str) -> Span:
@@ -133,34 +77,35 @@ def read_spans(
     return {span.span_id: span for span in readers.read(found)}
 
 
-def detail(span: Span) -> Detail:
-    """Collect the details of a span."""
+def detail(span: Span) -> Mapping[str, Any]:
+    """Collect what a span's template shows; ``_more`` and ``_before`` count what it does not."""
     given, answered = messages_of(span, "input"), messages_of(span, "output")
     before = max(0, len(given) - GIVEN)
     hidden = {*c.BODY_KEYS, c.LOGPROB_TOKEN_IDS}
     # Messages too large to be kept whole are no JSON any more: they are shown as the text left.
-    hidden -= {
-        key
-        for key, found in ((c.INPUT_MESSAGES, given), (c.OUTPUT_MESSAGES, answered))
-        if not found
-    }
+    hidden -= set() if given else {c.INPUT_MESSAGES}
+    hidden -= set() if answered else {c.OUTPUT_MESSAGES}
     others = {key: value for key, value in span.attributes.items() if key not in hidden}
-    return Detail(
-        span=span,
-        given=show_messages(given, span.span_id, "input", before),
-        given_before=before,
-        answered=show_messages(answered, span.span_id, "output"),
-        values=_list_values(others),
-        values_more=max(0, len(others) - VALUES),
-        otel_resource=_list_values(span.otel_resource),
-        events=[
-            Happened(each.name, each.time_ns - span.start_ns, _list_values(each.attributes))
+    return {
+        "span": span,
+        "given": show_messages(given, span.span_id, "input", before),
+        "given_before": before,
+        "answered": show_messages(answered, span.span_id, "output"),
+        "values": _list_values(others),
+        "values_more": max(0, len(others) - VALUES),
+        "otel_resource": _list_values(span.otel_resource),
+        "events": [
+            {
+                "name": each.name,
+                "after_ns": each.time_ns - span.start_ns,
+                "values": _list_values(each.attributes),
+            }
             for each in span.events[:VALUES]
         ],
-        tokens=read_tokens(span.attributes) if is_call(span) else None,
-        sampling=sampling_of(span.attributes, span.otel_resource),
-        tools=_list_tools(span.attributes.get(c.TOOL_DEFINITIONS)),
-    )
+        "tokens": read_tokens(span.attributes) if is_call(span) else None,
+        "sampling": sampling_of(span.attributes, span.otel_resource),
+        "tools": _list_tools(span.attributes.get(c.TOOL_DEFINITIONS)),
+    }
 
 
 def messages_of(span: Span, side: str) -> Sequence[Message]:
@@ -192,15 +137,14 @@ def text_of(span: Span, query: Mapping[str, str]) -> str:
         raise NotFoundError("the span has no such message; see the span") from exc
 
 
-def shown_tokens(ids: Sequence[int], logprobs: Sequence[float] = ()) -> list[Token]:
-    """The first tokens of a sequence."""
-    count = min(len(ids), TOKENS)
-    return [
-        Token(ids[at], logprobs[at], _probability_level(logprobs[at]))
-        if at < len(logprobs)
-        else Token(ids[at], None, None)
-        for at in range(count)
-    ]
+def show_tokens(ids: Sequence[int], logprobs: Sequence[float] = ()) -> list[dict[str, Any]]:
+    """The first tokens of a sequence, and how probable each was, 0 to 4, where that is known."""
+    found = []
+    for at in range(min(len(ids), TOKENS)):
+        logprob = logprobs[at] if at < len(logprobs) else None
+        level = None if logprob is None else sum(logprob < bound for bound in _PROBABLE)
+        found.append({"id": ids[at], "logprob": logprob, "level": level})
+    return found
 
 
 def record_of(store: Store, trace_id: str, span_id: str) -> Mapping[str, Any]:
@@ -226,13 +170,9 @@ def json_of(row: Mapping[str, Any]) -> str:
     return orjson.dumps(held, option=orjson.OPT_INDENT_2).decode()
 
 
-def _probability_level(logprob: float) -> int:
-    return sum(logprob < bound for bound in _PROBABLE)
-
-
-def _list_values(attributes: Mapping[str, Any]) -> list[Value]:
+def _list_values(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
     keys = sorted(attributes)[:VALUES]
-    return [Value(key, show_value(attributes[key], _VALUE)) for key in keys]
+    return [{"key": key, "part": show_value(attributes[key], _VALUE)} for key in keys]
 
 
 def _list_tools(found: object) -> list[str]:

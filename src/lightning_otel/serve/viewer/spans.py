@@ -30,7 +30,7 @@ from lightning_otel.serve.viewer.span import (
     decode_row,
     detail,
     read_span,
-    shown_tokens,
+    show_tokens,
     text_of,
 )
 from lightning_otel.serve.viewer.trace import hold_trace
@@ -83,11 +83,11 @@ async def tokens(request: Request) -> Response:
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
 
     def read(store: Store) -> Mapping[str, object]:
-        held = detail(read_span(store, trace_id, span_id)).tokens
+        held = detail(read_span(store, trace_id, span_id))["tokens"]
         return {
             "tokens": held,
-            "prompt": [] if held is None else shown_tokens(held.prompt_ids),
-            "response": [] if held is None else shown_tokens(held.response_ids, held.logprobs),
+            "prompt": [] if held is None else show_tokens(held.prompt_ids),
+            "response": [] if held is None else show_tokens(held.response_ids, held.logprobs),
             "most": TOKENS,
             "links": Links.of(request),
             "span_id": span_id,

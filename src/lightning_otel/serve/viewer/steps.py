@@ -21,7 +21,6 @@ from lightning_otel.dataset.batches import incomplete, whole
 from lightning_otel.serve.viewer.chat import (
     LONGEST,
     Limits,
-    Part,
     Talk,
     show_part,
     show_path,
@@ -86,48 +85,6 @@ class Step(NamedTuple):
     label: str
     branch: int
     notes: Sequence[str] = ()
-
-
-class Credit(NamedTuple):
-    """A reward, and where it went.
-
-    Attributes:
-        trace_id: The trace of its span; it may have been given in another one.
-        targets: Label and span id of each step it was given to.
-        by: What it was given by; empty if it was not.
-        left_out: Why it was not; empty if it was.
-    """
-
-    trace_id: str
-    span_id: str
-    name: str
-    value: object
-    given_ns: int
-    targets: list[tuple[str, str]]
-    by: str
-    left_out: str
-
-
-class ToolCall(NamedTuple):
-    """A call of a tool.
-
-    Attributes:
-        span_id: Its span; that of the model's call that asked for it, if it has none.
-        duration_ns: Its duration; None if nothing says so.
-        is_told: A span of its own tells of it.
-    """
-
-    name: str
-    call_id: str
-    span_id: str
-    agent: str
-    start_ns: int
-    duration_ns: int | None
-    status: str
-    status_message: str
-    arguments: Part | None
-    result: Part | None
-    is_told: bool
 
 
 def list_steps(trace: Trace) -> list[Step]:
@@ -217,7 +174,7 @@ def _read_causes(store: Store, trace: Trace) -> dict[str, BranchCause]:
     return found
 
 
-def read_tool_calls(store: Store, trace: Trace, first: int) -> tuple[Range, list[ToolCall]]:
+def read_tool_calls(store: Store, trace: Trace, first: int) -> tuple[Range, list[dict[str, Any]]]:
     """A page of the calls of tools that have spans, and after them those that only models tell of.
 
     Args:
@@ -256,50 +213,48 @@ def _find_next(every: Sequence[Transition], at: int) -> int | None:
     return next((i for i in range(at + 1, len(every)) if _agent_of(every[i]) == own), None)
 
 
-def _with_spans(rows: Sequence[Row], spans: Mapping[str, Span]) -> Iterator[ToolCall]:
+def _with_spans(rows: Sequence[Row], spans: Mapping[str, Span]) -> Iterator[dict[str, Any]]:
     for row in rows:
         span = spans.get(row.span_id)
         get: Any = span.attributes.get if span is not None else {}.get
         arguments, result = get(c.TOOL_ARGUMENTS), get(c.TOOL_RESULT)
-        yield ToolCall(
-            name=str(get(c.TOOL_NAME) or row.name),
-            call_id=str(get(c.TOOL_CALL_ID) or ""),
-            span_id=row.span_id,
-            agent=row.agent,
-            start_ns=row.start_ns,
-            duration_ns=row.duration_ns,
-            status=row.status,
-            status_message=row.status_message,
-            arguments=None if arguments is None else show_value(arguments),
-            result=None if result is None else show_value(result),
-            is_told=True,
-        )
+        yield {
+            "name": str(get(c.TOOL_NAME) or row.name),
+            "call_id": str(get(c.TOOL_CALL_ID) or ""),
+            "span_id": row.span_id,
+            "agent": row.agent,
+            "duration_ns": row.duration_ns,
+            "status": row.status,
+            "status_message": row.status_message,
+            "arguments": None if arguments is None else show_value(arguments),
+            "result": None if result is None else show_value(result),
+            "is_told": True,
+        }
 
 
 def _without_spans(
     step: Transition, answers: Sequence[Message], known: Collection[str], *, has_spans: bool
-) -> Iterator[ToolCall]:
+) -> Iterator[dict[str, Any]]:
     """Calls of tools in what a model answered that no span of a tool names."""
-    results = {
-        str(part.get("id") or ""): part for part in _find_parts(answers, "tool_call_response")
-    }
+    results: dict[str, Mapping[str, Any]] = {}
+    for part in _find_parts(answers, "tool_call_response"):
+        results.setdefault(str(part.get("id") or ""), part)
     for part in _find_parts(step.action, "tool_call"):
         call_id = str(part.get("id") or "")
         if call_id in known or (has_spans and not call_id):
             continue
-        yield ToolCall(
-            name=str(part.get("name") or "a tool"),
-            call_id=call_id,
-            span_id=step.span_id,
-            agent=step.agent,
-            start_ns=step.end_ns,
-            duration_ns=None,
-            status="UNSET",
-            status_message="",
-            arguments=show_part(part),
-            result=show_part(results[call_id]) if call_id in results else None,
-            is_told=False,
-        )
+        yield {
+            "name": str(part.get("name") or "a tool"),
+            "call_id": call_id,
+            "span_id": step.span_id,
+            "agent": step.agent,
+            "duration_ns": None,
+            "status": "UNSET",
+            "status_message": "",
+            "arguments": show_part(part),
+            "result": show_part(results[call_id]) if call_id in results else None,
+            "is_told": False,
+        }
 
 
 def _find_parts(messages: Sequence[Message], kind: str) -> Iterator[Mapping[str, Any]]:
@@ -310,10 +265,10 @@ def _find_parts(messages: Sequence[Message], kind: str) -> Iterator[Mapping[str,
                 yield part
 
 
-_CREDITS: "WeakKeyDictionary[Store, tuple[Trace, list[Credit]]]" = WeakKeyDictionary()
+_CREDITS: "WeakKeyDictionary[Store, tuple[Trace, list[dict[str, Any]]]]" = WeakKeyDictionary()
 
 
-def read_credits(store: Store, trace: Trace, found: Sequence[Step]) -> list[Credit]:
+def read_credits(store: Store, trace: Trace, found: Sequence[Step]) -> list[dict[str, Any]]:
     """Every reward of a trace, held for its next page.
 
     Args:
@@ -341,15 +296,16 @@ def read_credits(store: Store, trace: Trace, found: Sequence[Step]) -> list[Cred
             credit = None if row.left_out else placed.get(name)
             calls = () if credit is None else credit.calls
             told.append(
-                Credit(
-                    *name,
-                    name=row.facts.get("reward_name") or c.PRIMARY_REWARD,
-                    value=values.get(name, row.reward),
-                    given_ns=row.start_ns,
-                    targets=[(labels[call], call) for call in calls if call in labels],
-                    by="" if credit is None else credit.by,
-                    left_out=row.left_out,
-                )
+                {
+                    "trace_id": row.trace_id,
+                    "span_id": row.span_id,
+                    "name": row.facts.get("reward_name") or c.PRIMARY_REWARD,
+                    "value": values.get(name, row.reward),
+                    "given_ns": row.start_ns,
+                    "targets": [(labels[call], call) for call in calls if call in labels],
+                    "by": "" if credit is None else credit.by,
+                    "left_out": row.left_out,
+                }
             )
     _CREDITS[store] = trace, told
     return told
