@@ -22,7 +22,7 @@ class Greeting(LibraryInstrumentor):
         return {"greeting": self._patch, "greeting_later": self._patch}
 
     def _patch(self, module: ModuleType) -> None:
-        self.wrap(module.Host, "greet", self._louder)
+        self.wrap_family(module.Host, {"greet": self._louder})
 
     def _louder(self, original: Any) -> Any:
         def greet(self_: Any) -> str:
@@ -92,3 +92,29 @@ def test_method_that_another_tool_wrapped_before_is_still_called_as_one(library:
     assert seen == [(one, ())]
     library.uninstrument()
     assert host.__dict__["greet"] is before
+
+
+def test_hook_that_another_tool_put_after_ours_stays(library: Greeting) -> None:
+    """Ours stays beneath it, for it may call ours: idle while it is off, and once when on again."""
+    library.instrument(skip_dep_check=True, only_in_recordings=True)
+    host = imported("greeting").Host
+    ours, seen = host.__init_subclass__, []
+
+    def note(cls: type, **kwargs: Any) -> None:
+        seen.append(cls.__name__)
+        ours.__func__(cls, **kwargs)
+
+    host.__init_subclass__ = classmethod(note)
+
+    def said() -> str:
+        return str(type("Late", (host,), {"greet": lambda self: "hello"})().greet())
+
+    found = [said()]
+    library.uninstrument()
+    found.append(said())
+    library.instrument(skip_dep_check=True, only_in_recordings=True)
+    found.append(said())
+    library.uninstrument()
+
+    assert found == ["HELLO", "hello", "HELLO"]
+    assert seen == ["Late"] * 3

@@ -47,7 +47,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
             self._imported: dict[str, ModuleType] = {}
             self._is_hooked = False
             self._wrapped: list[tuple[Any, str]] = []
-            self._families: list[tuple[Any, Any]] = []
+            self._families: list[tuple[Any, Any, Any]] = []
 
     @abstractmethod
     def patches(self) -> Mapping[str, Patch]:
@@ -148,12 +148,15 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
                 super(base, cls).__init_subclass__(**kwargs)
             else:
                 hook.__func__(cls, **kwargs)
-            capture.guarded(adopt, cls)
+            if self.is_active:
+                capture.guarded(adopt, cls)
 
         for cls in (base, *subclasses_of(base)):
             adopt(cls)
-        base.__init_subclass__ = classmethod(__init_subclass__)
-        self._families.append((base, hook))
+        if all(known is not base for known, *_ in self._families):
+            ours = classmethod(__init_subclass__)
+            base.__init_subclass__ = ours
+            self._families.append((base, hook, ours))
 
     def _instrument(self, **kwargs: Any) -> None:
         self.is_active = True
@@ -182,12 +185,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         capture.process.frameworks = {each: None for each in held if each != self.innermost}
         capture.process.is_global = bool(_everywhere)
         self._wrapped = [(owner, name) for owner, name in self._wrapped if not restore(owner, name)]
-        while self._families:
-            base, hook = self._families.pop()
-            if hook is None:
-                del base.__init_subclass__
-            else:
-                base.__init_subclass__ = hook
+        self._families = [each for each in self._families if not _restore_hook(*each)]
 
     def patch_imported(self, module_name: str) -> None:
         """Patch a module that was half imported as this was switched on."""
@@ -198,3 +196,14 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         self._imported[module_name] = module
         if self.is_active:
             capture.guarded(self.patches()[module_name], module)
+
+
+def _restore_hook(base: Any, hook: Any, ours: Any) -> bool:
+    """Put a class's own hook back; False where another tool's stands before ours, and calls it."""
+    if base.__dict__.get("__init_subclass__") is not ours:
+        return False
+    if hook is None:
+        del base.__init_subclass__
+    else:
+        base.__init_subclass__ = hook
+    return True
