@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from lightning_otel.messages import content_parts, text_part
 from lightning_otel.values import ITEM_LIMIT, TEXT_LIMIT, text_of
 
 PLAIN = st.recursive(
@@ -117,3 +118,13 @@ def test_values_of_any_size_are_bounded() -> None:
     assert max(map(len, texts)) <= TEXT_LIMIT + 16 * ITEM_LIMIT
     assert texts[2].endswith('"<9,990,000 more items>"]')
     assert time.monotonic() - started_s < 5
+
+
+def test_parts_of_messages_are_read_without_running_their_code() -> None:
+    """What stands among a message's parts and is none is named by its type."""
+    hostile = Hostile.__new__(Hostile)
+    first, second, third = content_parts([hostile, {"type": [hostile]}, Point(1, hostile)])
+
+    assert first == text_part('"<Hostile>"')
+    assert second["type"][0] is hostile
+    assert third == text_part('{"x": 1, "held": "<Hostile>"}')
