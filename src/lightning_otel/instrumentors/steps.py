@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture, operations
+from lightning_otel import capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import Begin, Run, named
 from lightning_otel.messages import message, text_part
@@ -40,7 +40,7 @@ class Step(Run):
         self.owner = owner
         self.operation = operation
         self.ended: Ended | None = None
-        within = call_slot.context_within(operation)
+        within = operations.context_within(operation)
         self.context = otel_context.set_value(_KEY, self, within)
 
     @classmethod
@@ -104,7 +104,7 @@ class ModelCall(Run):
         title = operations.clean(operation if model is None else f"{operation} {model}")
         known = {c.OPERATION: operation, **attributes}
         self.operation = operations.Operation(title, SpanKind.CLIENT, known, parent=parent)
-        self.context = call_slot.offer_call(self.operation, self.operation.context)
+        self.context = operations.offer_call(self.operation, self.operation.context)
 
     def fill(self, answer: Any) -> None:
         """Put on the operation what the framework knows; no client has claimed the call."""

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry import trace
 
-from lightning_otel import call_slot, capture, config, operations
+from lightning_otel import capture, config, operations
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tracking import resources_of, resources_text
 from lightning_otel.errors import ConfigError, warn_once
@@ -87,7 +87,7 @@ def _of_kind(kind: str, resource: Resource | None) -> Resource | None:
 
 def _acting_agent(stamps: Mapping[str, Any]) -> str | None:
     """Return the acting agent: of the framework or the recording, else of the nearest span."""
-    context, nearest = operations.parent_context(), call_slot.unclaimed_call()
+    context, nearest = operations.parent_context(), operations.unclaimed_call()
     if nearest is None:
         named = stamps.get(c.AGENT_NAME, _agent_on(trace.get_current_span(context)))
         nearest = operations.operation_of(context)

@@ -26,7 +26,7 @@ from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors import openai as instrumentor
 from lightning_otel.instrumentors import reading
 from lightning_otel.instrumentors.library import LibraryInstrumentor
-from lightning_otel.instrumentors.openai import body, formats, request, responses
+from lightning_otel.instrumentors.openai import formats, request, responses
 from lightning_otel.messages import media
 
 MODULES = [
@@ -39,7 +39,7 @@ MODULES = [
     redact, messages, media, values, capture, reading,
 ]  # fmt: skip
 CLASSES = [
-    request.ModelRequest, body.BodyRecorder, operations.Operation, formats.Chat,
+    request.ModelRequest, request.BodyRecorder, operations.Operation, formats.Chat,
     formats.Completions, formats.Embeddings, responses.Responses,
 ]  # fmt: skip
 FENCE = {"guarded", "note_fault", "__del__"}

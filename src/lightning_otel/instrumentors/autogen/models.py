@@ -12,7 +12,7 @@ from typing import Any, Final
 from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture, operations
+from lightning_otel import capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import encode_logprobs
 from lightning_otel.instrumentors.autogen import messages, runs
@@ -106,14 +106,14 @@ def begin_call(
         given = named(("messages",), args, kwargs).get("messages")
         body[c.INPUT_MESSAGES] = capture.guarded(messages.model_messages, given)
         body[c.TOOL_DEFINITIONS] = capture.guarded(messages.tool_definitions, kwargs.get("tools"))
-    operation = call_slot.start_call(
+    operation = operations.start_call(
         c.CHAT if model is None else f"{c.CHAT} {model}",
         attributes,
         {key: text for key, text in body.items() if text is not None},
         parent=outside,
     )
     # Only the slot and not the span: a second request beneath it stands beside the first.
-    return ModelRun(operation, call_slot.offer_call(operation, outside))
+    return ModelRun(operation, operations.offer_call(operation, outside))
 
 
 def _is_seen_below(client: object) -> bool:

@@ -19,7 +19,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, ProxyTracerProvider, Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture, config, operations
+from lightning_otel import capture, config, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors import doors
 from lightning_otel.instrumentors.autogen import messages
@@ -140,7 +140,7 @@ def _start(
         {key: value for key, value in known.items() if value is not None},
         {key: text for key, text in body.items() if text is not None},
     )
-    return started, call_slot.context_within(started)
+    return started, operations.context_within(started)
 
 
 def _keep_message(operation: operations.Operation, answer: object) -> None:

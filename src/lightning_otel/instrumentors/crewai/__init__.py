@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, operations
 from lightning_otel import conventions as c
+from lightning_otel import operations
 from lightning_otel.instrumentors.doors import Begin, Run, around, named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.reading import field_of, word
@@ -28,7 +28,7 @@ from lightning_otel.instrumentors.steps import (
     tool_step,
     workflow_step,
 )
-from lightning_otel.messages import message, read_message, text_part, tool_call_part
+from lightning_otel.messages import message, objects, read_message, text_part, tool_call_part
 from lightning_otel.values import text_of
 
 _NAME_LIMIT: Final = 60
@@ -192,27 +192,16 @@ def _role_of(agent: Any) -> str | None:
 
 def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     """Begin a call of a model, unless it is made by that of a subclass."""
-    if call_slot.unclaimed_call() is not None:
+    if operations.unclaimed_call() is not None:
         return None
     model, messages = args[0], named(("messages",), args, kwargs).get("messages")
     known = ((c.REQUEST_MODEL, model.model), (c.PROVIDER, model.provider))
     attributes: dict[str, AttributeValue] = {key: value for key, value in known if word(value)}
-    asked = text_of(_read_messages(messages))  # before the span starts, which must end then
+    items = [{"content": messages}] if isinstance(messages, str) else objects(messages)
+    asked = text_of([read_message(item) for item in items])  # before the span, which must end then
     call = _Call(c.CHAT, str(model.model), attributes)
     call.operation.body[c.INPUT_MESSAGES] = asked
     return call
-
-
-def _read_messages(asked: Any) -> list[dict[str, Any]]:
-    if isinstance(asked, str):
-        return [message("user", [text_part(asked)])]
-    found = []
-    for item in asked if type(asked) is list else ():
-        if isinstance(item, dict):
-            content = item.get("content")
-            text = None if content is None else text_of(content)
-            found.append(read_message({**item, "content": text}))
-    return found
 
 
 class _Call(ModelCall):

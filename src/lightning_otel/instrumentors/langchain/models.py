@@ -6,7 +6,7 @@ there is to say; else the call is filled with what LangChain's own objects tell.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
@@ -18,9 +18,19 @@ from lightning_otel import capture
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors import steps
 from lightning_otel.instrumentors.doors import Begin, named
-from lightning_otel.instrumentors.langchain import messages as read
 from lightning_otel.instrumentors.langchain import runs
-from lightning_otel.instrumentors.reading import read_settings, token_counts
+from lightning_otel.instrumentors.reading import fields_of, read_settings, token_counts
+from lightning_otel.messages import (
+    flat_tools,
+    message,
+    objects,
+    part_of,
+    read_message,
+    reasoning_part,
+    text_part,
+    tool_response_part,
+)
+from lightning_otel.values import dump
 
 _PROVIDERS: Final = {
     "azure": "azure.ai.openai",
@@ -101,10 +111,10 @@ class ModelCall(steps.ModelCall):
         attributes.update(read_settings(settings))
         attributes.update(_read_answer(choices, getattr(answer, "llm_output", None)))
         if capture.content_policy().is_kept:
-            body[c.INPUT_MESSAGES] = read.messages_text(self._given)
+            body[c.INPUT_MESSAGES] = messages_text(self._given)
             if choices:
-                body[c.OUTPUT_MESSAGES] = read.answers_text(choices)
-            tools = read.tools_text(self._tools)
+                body[c.OUTPUT_MESSAGES] = answers_text(choices)
+            tools = tools_text(self._tools)
             if tools is not None:
                 body[c.TOOL_DEFINITIONS] = tools
 
@@ -122,12 +132,12 @@ def _read_answer(choices: Sequence[Any], model_output: object) -> dict[str, Attr
     found: dict[str, AttributeValue] = {}
     if not choices:
         return found
-    reasons = [reason for choice in choices if (reason := read.finish_reason(choice)) is not None]
+    reasons = [reason for choice in choices if (reason := finish_reason(choice)) is not None]
     if reasons:
         found[c.FINISH_REASONS] = reasons
     answer = getattr(choices[0], "message", None)
     told = {**(model_output if isinstance(model_output, dict) else {})}
-    told.update(read.response_metadata(answer))
+    told.update(response_metadata(answer))
     response_id = told.get("id") or getattr(answer, "id", None)
     if isinstance(response_id, str) and not response_id.startswith(_OWN_ID):
         found[c.RESPONSE_ID] = response_id
@@ -224,3 +234,118 @@ def _begin_call(
         metadata=manager.metadata,
         is_stream=is_stream,
     )
+
+
+# --- messages, read past the objects' own ``__str__`` and ``__repr__`` ----------------------------
+
+_ROLES: Final = {
+    "human": "user",
+    "ai": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "function": "tool",
+}
+_NO_FIELDS: Final[Mapping[str, Any]] = {}
+_REASONINGS: Final = ("reasoning", "thinking")
+_MORE: Final = ("name", "tool_calls", "invalid_tool_calls", "additional_kwargs")
+"""Fields that say more than the content."""
+_CALLS: Final = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call"})
+"""Blocks that say again what the message's list of tool calls says."""
+
+
+def messages_text(messages: Iterable[Any]) -> str:
+    """A prompt's messages; a text is what the user said."""
+    return dump([_read_message(item) for item in messages])
+
+
+def answers_text(generations: Iterable[Any]) -> str:
+    """Return a model's answer, one message for each choice."""
+    return dump([_read_choice(generation) for generation in generations])
+
+
+def _read_message(item: Any, **extra: Any) -> dict[str, Any]:
+    if isinstance(item, str):
+        return message("user", [text_part(item)])
+    held = fields_of(item)
+    role, content = _role_of(held), held.get("content")
+    if content and type(content) is str and role != "tool" and not any(map(held.get, _MORE)):
+        # Most messages of a long history are this plain, and each is read anew with every call.
+        return message(role, [text_part(content)], **extra)
+    if role == "tool":
+        return message(role, [tool_response_part(held.get("tool_call_id"), content)])
+    if isinstance(content, list):
+        content = [part for block in content if (part := _read_block(block)) is not None]
+    more = held.get("additional_kwargs")
+    calls = objects(held.get("tool_calls")) + objects(held.get("invalid_tool_calls"))
+    spoken = {
+        "role": role,
+        "content": content,
+        "name": held.get("name"),
+        "tool_calls": [{**call, "arguments": call.get("args")} for call in calls],
+        "reasoning_content": more.get("reasoning_content") if isinstance(more, dict) else None,
+    }
+    return read_message(spoken, **extra)
+
+
+def _role_of(held: Mapping[str, Any]) -> str:
+    """The conventions' role of a message."""
+    kind = held.get("type")
+    if not isinstance(kind, str):
+        return "user"
+    if kind in _ROLES:
+        return _ROLES[kind]
+    kind = kind.removesuffix("MessageChunk").lower()
+    if kind == "chat":
+        kind = str(held.get("role", kind))
+    return _ROLES.get(kind, kind)
+
+
+def _read_choice(generation: Any) -> dict[str, Any]:
+    reason, answer = finish_reason(generation), getattr(generation, "message", None)
+    if fields_of(answer):
+        return _read_message(answer, finish_reason=reason)
+    text = getattr(generation, "text", "")
+    return message("assistant", [text_part(text)] if text else [], finish_reason=reason)
+
+
+def finish_reason(generation: Any) -> str | None:
+    """Return why a model stopped, if it said so."""
+    answer = getattr(generation, "message", None)
+    for told in (getattr(generation, "generation_info", None), response_metadata(answer)):
+        if told and isinstance(told, dict):
+            reason = told.get("finish_reason") or told.get("stop_reason") or told.get("done_reason")
+            if isinstance(reason, str):
+                return reason
+    return None
+
+
+def response_metadata(answer: Any) -> Mapping[str, Any]:
+    """Return the metadata beside a model's answer."""
+    found = fields_of(answer).get("response_metadata")
+    return found if isinstance(found, dict) else _NO_FIELDS
+
+
+def _read_block(block: object) -> dict[str, Any] | None:
+    """Return a block of a message's content as a part; None if it repeats a tool call."""
+    if isinstance(block, str):
+        return text_part(block)
+    if not isinstance(block, dict):
+        return {"type": type(block).__name__}
+    kind = block.get("type")
+    if kind in _REASONINGS:
+        return reasoning_part(str(block.get(kind, "")))
+    return None if kind in _CALLS else part_of(block)
+
+
+def tools_text(tools: object) -> str | None:
+    """The tools a model was given, as far as their definitions are at hand."""
+    if not isinstance(tools, list | tuple) or not tools:
+        return None
+    return dump([part for tool in tools for part in flat_tools([tool]) or [_read_tool(tool)]])
+
+
+def _read_tool(tool: Any) -> dict[str, Any]:
+    # Its schema is not asked for: making one runs code of the program's.
+    name, description = getattr(tool, "name", None), getattr(tool, "description", None)
+    found = {"type": "function", "name": name if isinstance(name, str) else type(tool).__name__}
+    return {**found, "description": description} if isinstance(description, str) else found

@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 import orjson
 from opentelemetry.context import Context
 
-from lightning_otel import call_slot, capture, debugging, operations
+from lightning_otel import capture, debugging, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.doors import Run
-from lightning_otel.instrumentors.openai.body import BodyRecorder
 from lightning_otel.instrumentors.openai.formats import (
     Attributes,
     Chat,
@@ -114,7 +113,7 @@ class ModelRequest(Run):
         if capture.content_policy().is_kept:
             content = capture.guarded(endpoint.request_content, body)
         name = f"{endpoint.operation} {model}" if isinstance(model, str) else endpoint.operation
-        return cls(client, options, endpoint, call_slot.start_call(name, attributes, content))
+        return cls(client, options, endpoint, operations.start_call(name, attributes, content))
 
     def observe(self, response: Any) -> None:
         """Note the HTTP response: read after the client has read it, or as it passes by."""
@@ -254,3 +253,112 @@ def _server_of(client: Any, sent_to: str) -> Attributes:
     if port is not None:
         found[c.SERVER_PORT] = port
     return found
+
+
+MAX_KEPT_BYTES: Final = 32 << 20
+_END_MARK: Final = b"\ndata: [DONE]"
+"""The end of a stream. LiteLLM reads no further, and lets go of the response some time later."""
+_REPLACED: Final = ("iter_bytes", "aiter_bytes", "close", "aclose")
+
+
+class BodyRecorder:
+    """Keeps what passes through one response, and tells when that ends."""
+
+    _is_over = True  # until a response is observed
+
+    def __init__(self, response: Any, started_s: float, ended: Callable[..., None]) -> None:
+        """Begin to observe a response whose body is still unread.
+
+        Args:
+            response: The HTTP response.
+            started_s: When the request began, on the clock of ``time.perf_counter``.
+            ended: Told once that the reading is over: the body, ``is_whole``, ``first_chunk_s`` and
+                the exception that broke it as ``exc``.
+        """
+        self._ended = ended
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._started_s = started_s
+        self._first_chunk_s: float | None = None
+        # While the client's own code reads, it also closes: at the end and when the body breaks.
+        self._is_reading = False
+        self._response = response
+        self._class = type(response)
+        self._is_over = False
+        for name in _REPLACED:
+            setattr(response, name, getattr(self, f"_{name}"))
+
+    def __del__(self) -> None:
+        """A response dropped unread and unclosed was abandoned."""
+        # At the interpreter's end the module may be gone before the last responses are.
+        if not self._is_over and capture is not None:
+            capture.guarded(self._finish)
+
+    def _close(self) -> None:
+        try:
+            self._class.close(self._response)
+        finally:
+            capture.guarded(self._closed)
+
+    async def _aclose(self) -> None:
+        try:
+            await self._class.aclose(self._response)
+        finally:
+            capture.guarded(self._closed)
+
+    def _iter_bytes(self, *args: Any, **kwargs: Any) -> Iterator[bytes]:
+        self._is_reading = True
+        try:
+            for chunk in self._class.iter_bytes(self._response, *args, **kwargs):
+                capture.guarded(self._keep, chunk)
+                self._is_reading = False
+                yield chunk
+                self._is_reading = True
+        except BaseException as exc:
+            capture.guarded(self._broken, exc)
+            raise
+        capture.guarded(self._finish, is_whole=True)
+
+    async def _aiter_bytes(self, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
+        self._is_reading = True
+        try:
+            # The inner generator is not closed from here: several that are collected together are
+            # all closed by the event loop, and each may be closed only once.
+            async for chunk in self._class.aiter_bytes(self._response, *args, **kwargs):
+                capture.guarded(self._keep, chunk)
+                self._is_reading = False
+                yield chunk
+                self._is_reading = True
+        except BaseException as exc:
+            capture.guarded(self._broken, exc)
+            raise
+        capture.guarded(self._finish, is_whole=True)
+
+    def _keep(self, chunk: bytes) -> None:
+        if self._first_chunk_s is None:
+            self._first_chunk_s = time.perf_counter() - self._started_s
+        if self._size < MAX_KEPT_BYTES:
+            self._chunks.append(chunk)
+            self._size += len(chunk)
+        # On a line of its own: within an answer's text a newline is escaped.
+        if (b"\n" + chunk[-20:]).rstrip().endswith(_END_MARK):
+            self._finish(is_whole=True)
+
+    def _closed(self) -> None:
+        if not self._is_reading:
+            self._finish()
+
+    def _broken(self, exc: BaseException) -> None:
+        # A generator that is closed was left by its reader; anything else broke the stream.
+        self._finish(exc=None if isinstance(exc, GeneratorExit) else exc)
+
+    def _finish(self, *, is_whole: bool = False, exc: BaseException | None = None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        # The response gets its own methods back, so that the two no longer hold each other.
+        for name in _REPLACED:
+            self._response.__dict__.pop(name, None)
+        body = b"".join(self._chunks)
+        self._chunks.clear()
+        self._ended(body, is_whole=is_whole, first_chunk_s=self._first_chunk_s, exc=exc)

@@ -12,7 +12,7 @@ from typing import Any
 
 from opentelemetry import context as otel_context
 
-from lightning_otel import call_slot, capture, operations
+from lightning_otel import capture, operations
 from lightning_otel.instrumentors.doors import Make, Run, Within, around, around_steps, named
 from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai_agents.model import ModelCall
@@ -119,9 +119,9 @@ def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
 
 def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
     """Begin a call; None where a model only hands on what was asked of it."""
-    if call_slot.unclaimed_call() is not None:
+    if operations.unclaimed_call() is not None:
         return None
-    outer = call_slot.current_call()
+    outer = operations.current_call()
     # A model that asks several others makes calls beside each other.
     parent = None if outer is None else outer.parent
     return ModelCall(args[0], args[1:], kwargs, _spans.conversation(), parent)

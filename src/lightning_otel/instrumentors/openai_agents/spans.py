@@ -15,7 +15,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import call_slot, capture, operations
+from lightning_otel import capture, operations
 from lightning_otel import conventions as c
 from lightning_otel.instrumentors.openai_agents import model
 from lightning_otel.instrumentors.steps import ModelCall
@@ -132,7 +132,7 @@ class SdkSpans:
             around = parent.enclosing()
             context = around.within(otel_context.get_current()) if around is not None else None
         if node.kind in _MODEL_KINDS:
-            call = call_slot.current_call()
+            call = operations.current_call()
             if call is not None and not call.is_over:
                 node.operation = call  # which ends by itself
             elif is_current:
@@ -147,7 +147,7 @@ class SdkSpans:
                 operations.clean(name), SpanKind.INTERNAL, attributes, parent=context
             )
             if is_current and node.kind in _ENCLOSING:
-                node.attach(call_slot.context_within(node.operation))
+                node.attach(operations.context_within(node.operation))
         self._nodes[span] = node
         if has_id:
             self._by_id[span.span_id] = node
