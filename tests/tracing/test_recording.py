@@ -195,35 +195,30 @@ def recorded_call(store: Store) -> tuple[Recording, dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_recording_has_rewards_given_in_another_rollout(store: Store, name: str) -> None:
-    """A reward that a later rollout of the process gives is among its spans, not the other's."""
-    recording, targets = recorded_call(store)
-
-    with auto_trace(store=store) as judge:
-        emit_reward(0.5, **{name: targets[name]})
-
-    assert names(recording) == [c.SPAN_ROLLOUT, "chat m", c.SPAN_ANNOTATION]
-    assert names(judge) == [c.SPAN_ROLLOUT]
-    for each in (recording, judge):
-        assert each.spans() == store.spans(rollout_id=each.rollout_id).rows()
-    (trajectory,) = recording.trajectories()
-    assert [step.reward for step in trajectory.transitions] == [0.5]
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_recording_has_rewards_of_other_processes(store: Store, name: str) -> None:
-    """So is one that another process gives, while its segment is live and once it is settled."""
+@pytest.mark.parametrize("is_here", [True, False])
+def test_recording_has_rewards_given_in_another_rollout(
+    store: Store, name: str, *, is_here: bool
+) -> None:
+    """Of this process or another, while its segment is live and once it is settled."""
     recording, targets = recorded_call(store)
     script = (
         "import sys; from lightning_otel import Store, emit_reward, auto_trace\n"
-        "with auto_trace(store=Store(sys.argv[1])): emit_reward(2.0, **{sys.argv[2]: sys.argv[3]})"
+        "with auto_trace(store=Store(sys.argv[1])): emit_reward(0.5, **{sys.argv[2]: sys.argv[3]})"
     )
 
-    subprocess.run([sys.executable, "-c", script, store.name, name, targets[name]], check=True)
+    if is_here:
+        with auto_trace(store=store) as judge:
+            emit_reward(0.5, **{name: targets[name]})
+        assert names(judge) == [c.SPAN_ROLLOUT]
+    else:
+        command = [sys.executable, "-c", script, store.name, name, targets[name]]
+        subprocess.run(command, check=True)
 
     live = recording.spans()
-    assert [span.name for span in live] == [c.SPAN_ROLLOUT, "chat m", c.SPAN_ANNOTATION]
+    assert names(recording) == [c.SPAN_ROLLOUT, "chat m", c.SPAN_ANNOTATION]
     assert live == store.spans(rollout_id=recording.rollout_id).rows()
+    (trajectory,) = recording.trajectories()
+    assert [step.reward for step in trajectory.transitions] == [0.5]
     store.settle()
     assert recording.spans() == live
 

@@ -180,4 +180,4 @@ def test_team_that_runs_already_refuses_as_without_us(stage: Stage) -> None:
     )
     assert error_of(refused) == ("ERROR", "ValueError")
     (turn,) = stage.named("invoke_agent writer")
-    assert stage.above(turn)[0].span_id == whole.span_id
+    assert turn.parent_span_id == whole.span_id

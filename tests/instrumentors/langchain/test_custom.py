@@ -3,7 +3,7 @@
 import asyncio
 import json
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -31,7 +31,9 @@ from lightning_otel import Store, auto_trace
 from lightning_otel import conventions as c
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors.langchain import runs
+from lightning_otel.types import Span
 
+MESSAGES = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES)
 mine = trace.get_tracer("the program's own")
 CALL: Any = {"name": "add", "args": {"a": 1}, "id": "c1", "type": "tool_call"}
 USAGE: Any = {
@@ -62,7 +64,6 @@ class House(BaseChatModel):
     """A model of the program's own, which says nothing of a provider."""
 
     fails: bool = False
-    answer: Any = None
 
     @property
     def _llm_type(self) -> str:
@@ -79,7 +80,7 @@ class House(BaseChatModel):
             id="house-1",
             response_metadata={"finish_reason": "tool_calls", "model_name": "house-2"},
         )
-        return ChatResult(generations=[ChatGeneration(message=self.answer or answer)])
+        return ChatResult(generations=[ChatGeneration(message=answer)])
 
 
 class Streaming(House):
@@ -138,29 +139,97 @@ class Shelf(BaseRetriever):
             return [Document("on " + query, id="d1")]
 
 
-def whole(span: Any) -> dict[str, Any]:
-    """A span's attributes, with its content read and without the rollout's stamps."""
+def whole(span: Span) -> dict[str, Any]:
+    """A span's attributes, with its content read, and how it ended."""
     found = {
-        key: json.loads(value) if key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES) else value
+        key: json.loads(value) if key in (*MESSAGES, c.TOOL_DEFINITIONS) else value
         for key, value in span.attributes.items()
     }
-    return {key: value for key, value in found.items() if not key.startswith("agentlightning")}
+    return {**found, "ended": span.status, "kind": span.kind}
+
+
+def answer(*parts: Any, **more: Any) -> list[dict[str, Any]]:
+    """What a model said."""
+    texts = [{"type": "text", "content": each} if type(each) is str else each for each in parts]
+    return [{"role": "assistant", "parts": texts, **more}]
+
+
+async def _all_of(stream: Any) -> list[Any]:
+    return [item async for item in stream]
+
+
+def pieces(model: Any, *, is_async: bool = False) -> None:
+    """A stream read to its end."""
+    stream = model.astream(HISTORY) if is_async else model.stream(HISTORY)
+    found = asyncio.run(_all_of(stream)) if is_async else list(stream)
+    assert [piece.content for piece in found] == ["we", "ll", ""]
+
+
+def leave(*_: Any) -> None:
+    """Two streams that are left after their first piece."""
+
+    async def main() -> None:
+        stream: Any = AsyncStreaming().astream(HISTORY)
+        await anext(stream)
+        await stream.aclose()
+
+    for _ in Streaming().stream(HISTORY):
+        break
+    asyncio.run(main())
+
+
+def fail(kind: Any) -> None:
+    """A stream and a batch that raise; of the batch LangChain tells no later end."""
+    for ask in (
+        lambda model: list(model.stream(HISTORY)),
+        lambda model: model.generate([HISTORY, HISTORY, HISTORY]),
+    ):
+        with pytest.raises(RuntimeError, match="no house"):
+            ask(kind(fails=True))
+
+
+@tool
+def breaks(a: int) -> int:
+    """Breaks."""
+    raise ZeroDivisionError("mine")
+
+
+def _break() -> None:
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        breaks.invoke({"a": 1})
+
+
+def _break_quietly() -> None:
+    handled = breaks.model_copy(update={"handle_validation_error": True})
+    handled.invoke({"type": "tool_call", "name": "breaks", "args": {"a": "x"}, "id": "c1"})
+
+
+def shelf_of(server: DemoServer) -> Shelf:
+    """A retriever that embeds what it is asked."""
+    embeddings: Any = OpenAIEmbeddings(
+        model="toy", base_url=server.base_url, api_key="k", check_embedding_ctx_length=False
+    )
+    return Shelf(embeddings=embeddings)
+
+
+def events_of(model: Any) -> None:
+    """The newest way to read a model, by its events."""
+    if not hasattr(BaseChatModel, "stream_events"):
+        pytest.skip("this LangChain has no events of a model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert str(model.stream_events(HISTORY[:2], version="v3").text)
 
 
 WHOLE = {
     c.OPERATION: "chat",
     c.PROVIDER: "house",
     c.INPUT_MESSAGES: GIVEN,
-    c.OUTPUT_MESSAGES: [
-        {
-            "role": "assistant",
-            "parts": [
-                {"type": "text", "content": "well"},
-                {"type": "tool_call", "id": "c1", "name": "add", "arguments": {"a": 1}},
-            ],
-            "finish_reason": "tool_calls",
-        }
-    ],
+    c.OUTPUT_MESSAGES: answer(
+        "well",
+        {"type": "tool_call", "id": "c1", "name": "add", "arguments": {"a": 1}},
+        finish_reason="tool_calls",
+    ),
     c.FINISH_REASONS: ["tool_calls"],
     c.RESPONSE_ID: "house-1",
     c.RESPONSE_MODEL: "house-2",
@@ -168,216 +237,131 @@ WHOLE = {
     c.OUTPUT_TOKENS: 5,
     c.CACHED_TOKENS: 3,
     c.REASONING_TOKENS: 2,
+    "ended": "UNSET",
+    "kind": "CLIENT",
 }
+STREAMED = {
+    c.INPUT_MESSAGES: GIVEN,
+    c.OUTPUT_MESSAGES: answer("well", finish_reason="stop"),
+    c.FINISH_REASONS: ["stop"],
+    c.RESPONSE_ID: "house-1",
+    c.INPUT_TOKENS: 11,
+    c.REQUEST_STREAM: True,
+    c.ABANDONED: None,
+}
+LEFT = {c.ABANDONED: True, "ended": "UNSET", c.OUTPUT_MESSAGES: answer("we")}
+FAILED = {"ended": "ERROR", c.ERROR_TYPE: "RuntimeError", c.INPUT_MESSAGES: GIVEN}
+FOUND = {
+    c.OPERATION: "retrieval",
+    c.RETRIEVAL_QUERY: "trees",
+    c.RETRIEVAL_DOCUMENTS: '[{"content":"on trees","id":"d1"}]',
+}
+HOUSE, STREAM, SHELF = (
+    "chat House\n  mine", "chat Streaming\n  mine", "retrieval Shelf\n  mine\n    embeddings toy"
+)  # fmt: skip
+SCHEMA: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
-async def _drain(stream: Any) -> None:
-    async for _ in stream:
-        pass
+def told(prompts: list[str], answers: list[str]) -> dict[str, Any]:
+    """What a completion model's call says."""
+    asked = [{"role": "user", "parts": [{"type": "text", "content": each}]} for each in prompts]
+    found = [message for each in answers for message in answer(each)]
+    return {"text_completion Teller": {c.INPUT_MESSAGES: asked, c.OUTPUT_MESSAGES: found}}
 
 
-RUNS: dict[str, Any] = {
-    "invoke": lambda model: model.invoke(HISTORY),
-    "ainvoke": lambda model: asyncio.run(model.ainvoke(HISTORY)),
+CASES: dict[str, tuple[Callable[[Chat, DemoServer], object], str, dict[str, dict[str, Any]]]] = {
+    "invoke": (lambda *_: House().invoke(HISTORY), HOUSE, {"chat House": WHOLE}),
+    "ainvoke": (lambda *_: asyncio.run(House().ainvoke(HISTORY)), HOUSE, {"chat House": WHOLE}),
     # LangChain answers a stream of a model without one by asking it once.
-    "stream": lambda model: list(model.stream(HISTORY)),
-    "astream": lambda model: asyncio.run(_drain(model.astream(HISTORY))),
-}
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_custom_model_is_recorded_whole(name: str, store: Store) -> None:
-    """Messages, calls, usage, finish reason and ids come from LangChain's objects."""
-    with auto_trace(store=store) as recording:
-        RUNS[name](House())
-
-    assert outline(recording).splitlines() == ["chat House", "  mine"]
-    (span,) = all_named(recording, "chat House")
-    assert (span.kind, whole(span)) == ("CLIENT", WHOLE)
-    (trajectory,) = recording.trajectories()
-    assert len(trajectory.transitions) == 1
-
-
-def test_tools_of_a_custom_model_are_kept(store: Store) -> None:
-    """Tools that were bound to a model stand on its call, if only by name and purpose."""
-
-    @tool
-    def add(a: int) -> int:
-        """Adds."""
-        return a
-
-    with auto_trace(store=store) as recording:
-        House().bind(tools=[add]).invoke("hello")
-        House().bind(
-            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}]
-        ).invoke("hello")
-
-    found = [
-        json.loads(span.attributes[c.TOOL_DEFINITIONS])
-        for span in all_named(recording, "chat House")
-    ]
-    assert found == [
-        [{"type": "function", "name": "add", "description": "Adds."}],
-        [{"type": "function", "name": "f", "parameters": {}}],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "is_async"), [(Streaming, False), (Streaming, True), (AsyncStreaming, True)]
-)
-def test_custom_stream_is_recorded_whole(kind: Any, is_async: bool, store: Store) -> None:
-    """A stream's pieces are one answer, and its own spans stand in its call."""
-    model = kind()
-
-    async def main() -> list[Any]:
-        return [piece async for piece in model.astream(HISTORY)]
-
-    with auto_trace(store=store) as recording:
-        pieces = asyncio.run(main()) if is_async else list(model.stream(HISTORY))
-
-    assert [piece.content for piece in pieces] == ["we", "ll", ""]
-    outline(recording)
-    (span,) = all_named(recording, f"chat {kind.__name__}")
-    found = whole(span)
-    assert found[c.INPUT_MESSAGES] == GIVEN
-    assert found[c.OUTPUT_MESSAGES][0]["parts"] == [{"type": "text", "content": "well"}]
-    assert found[c.RESPONSE_ID] == "house-1"
-    assert found[c.REQUEST_STREAM] is True
-    assert c.ABANDONED not in found
-    if kind is Streaming:
-        assert found[c.INPUT_TOKENS] == 11
-        assert found[c.FINISH_REASONS] == ["stop"]
-        assert all_named(recording, "mine")[0].parent_span_id == span.span_id
-
-
-def test_custom_stream_that_is_left_keeps_what_was_said(store: Store) -> None:
-    """Of a stream that the program leaves there is what it read, marked as abandoned."""
-
-    async def main() -> None:
-        stream = AsyncStreaming().astream(HISTORY)
-        async for _ in stream:
-            break
-        await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
-
-    with auto_trace(store=store) as recording:
-        for _ in Streaming().stream(HISTORY):
-            break
-        asyncio.run(main())
-
-    outline(recording)
-    for span in recording.spans()[1:]:
-        if span.name != "mine":
-            assert span.attributes[c.ABANDONED] is True
-            assert span.status == "UNSET"
-            assert "we" in span.attributes[c.OUTPUT_MESSAGES]
-
-
-@pytest.mark.parametrize("kind", [House, Streaming])
-def test_failing_custom_model_keeps_its_prompt(kind: Any, store: Store) -> None:
-    """A call that raises ends with the exception, which is the program's."""
-    model = kind(fails=True)
-
-    with auto_trace(store=store) as recording:
-        with pytest.raises(RuntimeError, match="no house"):
-            list(model.stream(HISTORY))
-        with pytest.raises(RuntimeError, match="no house"):
-            model.invoke(HISTORY)
-
-    spans = all_named(recording, f"chat {kind.__name__}")
-    assert [span.attributes[c.ERROR_TYPE] for span in spans] == ["RuntimeError"] * 2
-    assert all(whole(span)[c.INPUT_MESSAGES] == GIVEN for span in spans)
-
-
-def test_batch_of_which_one_fails_leaves_nothing_open(store: Store) -> None:
-    """LangChain never tells the end of the questions after the one that failed."""
-    model = House(fails=True)
-
-    with auto_trace(store=store) as recording, pytest.raises(RuntimeError):
-        model.generate([HISTORY, HISTORY, HISTORY])
-
-    assert len(all_named(recording, "chat House")) == 1
-
-
-def test_completion_model_is_one_call_for_a_request(store: Store) -> None:
-    """Texts go in and out; several at once are one request."""
-    with auto_trace(store=store) as recording:
-        Teller().invoke("abc")
-        Teller().generate(["one", "two"])
-        assert "".join(Teller().stream("xy")) == "yx"
-        asyncio.run(Teller().ainvoke("async"))
-
-    def texts(span: Any, key: str) -> list[str]:
-        return [part["content"] for item in whole(span)[key] for part in item["parts"]]
-
-    spans = all_named(recording, "text_completion Teller")
-    assert [(texts(span, c.INPUT_MESSAGES), texts(span, c.OUTPUT_MESSAGES)) for span in spans] == [
-        (["abc"], ["cba"]), (["one", "two"], ["eno", "owt"]), (["xy"], ["yx"]),
-        (["async"], ["cnysa"]),
-    ]  # fmt: skip
-
-
-@pytest.mark.skipif(
-    not hasattr(BaseChatModel, "stream_events"), reason="this LangChain has no events of a model"
-)
-def test_events_of_a_model_are_one_call(chat: Chat, store: Store) -> None:
-    """The newest way to read a model, by its events, is one span as all others."""
-    with auto_trace(store=store) as recording, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for model in (Streaming(), chat()):
-            stream = model.stream_events(HISTORY[:2], version="v3")
-            assert str(stream.text)
-
-    outline(recording)
-    assert [line.strip() for line in outline(recording).splitlines()] == [
-        "chat Streaming",
-        "mine",
-        "chat toy",
-    ]
-    assert whole(all_named(recording, "chat Streaming")[0])[c.OUTPUT_MESSAGES][0]["parts"] == [
-        {"type": "text", "content": "well"}
-    ]
+    "stream": (lambda *_: list(House().stream(HISTORY)), HOUSE, {"chat House": WHOLE}),
+    "astream": (
+        lambda *_: asyncio.run(_all_of(House().astream(HISTORY))), HOUSE, {"chat House": WHOLE}
+    ),
+    "pieces": (lambda *_: pieces(Streaming()), STREAM, {"chat Streaming": STREAMED}),
+    "pieces of a thread": (
+        lambda *_: pieces(Streaming(), is_async=True), STREAM, {"chat Streaming": STREAMED}
+    ),
+    "pieces of a loop": (
+        lambda *_: pieces(AsyncStreaming(), is_async=True), "chat AsyncStreaming",
+        {"chat AsyncStreaming": {c.OUTPUT_MESSAGES: answer("well"), c.ABANDONED: None}},
+    ),
+    "left": (
+        leave, f"{STREAM}\nchat AsyncStreaming",
+        {"chat Streaming": LEFT, "chat AsyncStreaming": LEFT},
+    ),
+    "fails": (lambda *_: fail(House), f"{HOUSE}\n{HOUSE}", {"chat House": FAILED}),
+    "fails in a stream": (
+        lambda *_: fail(Streaming), f"{STREAM}\n{STREAM}", {"chat Streaming": FAILED}
+    ),
+    # Tools that were bound to a model stand on its call, if only by name and purpose.
+    "tool": (
+        lambda *_: House().bind(tools=[breaks]).invoke("hello"), HOUSE,
+        {"chat House": {c.TOOL_DEFINITIONS: [
+            {"type": "function", "name": "breaks", "description": "Breaks."}
+        ]}},
+    ),
+    "tool's schema": (
+        lambda *_: House().bind(tools=[SCHEMA]).invoke("hello"), HOUSE,
+        {"chat House": {c.TOOL_DEFINITIONS: [
+            {"type": "function", "name": "f", "parameters": {}}
+        ]}},
+    ),
+    "text": (
+        lambda *_: Teller().invoke("abc"), "text_completion Teller", told(["abc"], ["cba"])
+    ),
+    "text, async": (
+        lambda *_: asyncio.run(Teller().ainvoke("ab")), "text_completion Teller",
+        told(["ab"], ["ba"]),
+    ),
+    # Several at once are one request.
+    "texts": (
+        lambda *_: Teller().generate(["one", "two"]), "text_completion Teller",
+        told(["one", "two"], ["eno", "owt"]),
+    ),
+    "stream of text": (
+        lambda *_: list(Teller().stream("xy")), "text_completion Teller", told(["xy"], ["yx"])
+    ),
+    "events": (
+        lambda *_: events_of(Streaming()), STREAM,
+        {"chat Streaming": {c.OUTPUT_MESSAGES: answer("well", finish_reason="stop")}},
+    ),
+    "events of a client": (lambda chat, _: events_of(chat()), "chat toy", {}),
+    "retriever": (
+        lambda _, server: shelf_of(server).invoke("trees"), SHELF, {"retrieval Shelf": FOUND}
+    ),
+    "retriever, async": (
+        lambda _, server: asyncio.run(shelf_of(server).ainvoke("trees")), SHELF,
+        {"retrieval Shelf": FOUND},
+    ),
+    "tool that raises": (
+        lambda *_: _break(), "execute_tool breaks",
+        {"execute_tool breaks": {"ended": "ERROR", c.ERROR_TYPE: "ZeroDivisionError"}},
+    ),
+    # It tells the model of its failure.
+    "tool that is refused": (
+        lambda *_: _break_quietly(), "execute_tool breaks",
+        {"execute_tool breaks": {"ended": "ERROR", c.ERROR_TYPE: "tool_error"}},
+    ),
+}  # fmt: skip
+"""By name: what is run, its outline, and what its spans say, at least."""
 
 
 @pytest.mark.usefixtures("own_client")
-@pytest.mark.parametrize("is_async", [False, True])
-def test_retriever_holds_its_embedding(is_async: bool, server: DemoServer, store: Store) -> None:
-    """What a retriever does stands in its span, beside what it was asked and found."""
-    embeddings: Any = OpenAIEmbeddings(
-        model="toy", base_url=server.base_url, api_key="k", check_embedding_ctx_length=False
-    )
-    shelf = Shelf(embeddings=embeddings)
+@pytest.mark.parametrize("name", CASES)
+def test_run_is_recorded_whole(name: str, chat: Chat, server: DemoServer, store: Store) -> None:
+    """Messages, calls, usage, finish reason and ids come from LangChain's own objects."""
+    run, lines, said = CASES[name]
 
     with auto_trace(store=store) as recording:
-        asyncio.run(shelf.ainvoke("trees")) if is_async else shelf.invoke("trees")
+        run(chat, server)
 
-    assert outline(recording).splitlines() == ["retrieval Shelf", "  mine", "    embeddings toy"]
-    found = whole(all_named(recording, "retrieval Shelf")[0])
-    assert found == {
-        c.OPERATION: "retrieval",
-        c.RETRIEVAL_QUERY: "trees",
-        c.RETRIEVAL_DOCUMENTS: '[{"content":"on trees","id":"d1"}]',
-    }
-
-
-def test_failing_tool_ends_with_its_exception(store: Store) -> None:
-    """A tool that raises, and one that tells the model of its failure, are both failed."""
-
-    @tool
-    def breaks(a: int) -> int:
-        """Breaks."""
-        raise ZeroDivisionError("mine")
-
-    with auto_trace(store=store) as recording:
-        with pytest.raises(ZeroDivisionError, match="mine"):
-            breaks.invoke({"a": 1})
-        handled = breaks.model_copy(update={"handle_validation_error": True})
-        handled.invoke({"type": "tool_call", "name": "breaks", "args": {"a": "x"}, "id": "c1"})
-
-    spans = all_named(recording, "execute_tool breaks")
-    assert [(span.status, span.attributes[c.ERROR_TYPE]) for span in spans] == [
-        ("ERROR", "ZeroDivisionError"),
-        ("ERROR", "tool_error"),
-    ]
+    assert outline(recording) == lines
+    for title, wanted in said.items():
+        for span in all_named(recording, title):
+            found = whole(span)
+            assert {key: found.get(key) for key in wanted} == wanted
+    if name == "invoke":
+        ((_,),) = [path.transitions for path in recording.trajectories()]
 
 
 def test_handler_of_the_programs_that_raises_leaves_nothing_open_for_long(

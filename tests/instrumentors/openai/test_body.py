@@ -30,11 +30,6 @@ def said(span: Span) -> str:
     return "".join(part["content"] for part in message["parts"])
 
 
-def _leave_block(client: openai.OpenAI) -> str:
-    with opened(client) as stream:
-        return next(iter(stream)).choices[0].delta.content or ""
-
-
 def _leave_helper(client: openai.OpenAI) -> str:
     # It closes the response, not the stream.
     with client.chat.completions.stream(model="toy", messages=ASKED) as stream:
@@ -60,12 +55,10 @@ def _never_read(client: openai.OpenAI) -> None:
 
 
 LEAVING: dict[str, Callable[[openai.OpenAI], str | None]] = {
-    "block": _leave_block,
     "helper": _leave_helper,
     "response": _leave_response,
     "streaming response": _never_read,
     "closed unread": lambda client: opened(client).close(),
-    "forgotten": lambda client: opened(client) and None,
 }
 """By name: reads a little and leaves; returns what it read, None if it read nothing."""
 
