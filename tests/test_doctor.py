@@ -13,6 +13,19 @@ from lightning_otel import Store, auto_trace, emit_message
 from lightning_otel.doctor import Finding, examine
 from lightning_otel.store.layout import Layout
 
+BASE = """
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
+class I(BaseInstrumentor):
+    made = 0
+    def __init__(self):
+        type(self).made += 1
+    def instrumentation_dependencies(self):
+        return ()
+    def _instrument(self, **settings):
+        pass
+    _uninstrument = _instrument
+"""
+
 
 @pytest.fixture
 def recorded(store: Store) -> Store:
@@ -30,24 +43,25 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     site.mkdir()
     monkeypatch.syspath_prepend(site)
 
-    def add(name: str, version: str, module: str, code: str = "class I: pass") -> None:
+    def add(name: str, version: str, module: str = "", code: str = "class I: pass") -> None:
         folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         )
-        (folder / "entry_points.txt").write_text(
-            f"[opentelemetry_instrumentor]\nopenai = {module}:I\n"
-        )
-        (site / f"{module}.py").write_text(code)
-        sys.modules.pop(module, None)
+        if module:
+            (folder / "entry_points.txt").write_text(
+                f"[opentelemetry_instrumentor]\nopenai = {module}:I\n"
+            )
+            (site / f"{module}.py").write_text(code)
+            sys.modules.pop(module, None)
 
     return add
 
 
-def problems(store: Store) -> list[Finding]:
-    """What is wrong."""
-    return [finding for finding in examine(store) if finding.level == "problem"]
+def found_at(store: Store, level: str) -> list[Finding]:
+    """What is found at one level."""
+    return [finding for finding in examine(store) if finding.level == level]
 
 
 def layout_of(store: Store) -> Layout:
@@ -56,91 +70,59 @@ def layout_of(store: Store) -> Layout:
     return store.layout
 
 
-def test_examine_finds_nothing_wrong(recorded: Store) -> None:
-    """A sound store in a sound installation gives no problem and no note."""
+def test_examine_finds_nothing_wrong(recorded: Store, install: Callable[..., None]) -> None:
+    """A sound store in a sound installation gives no problem and no note, nor has memory any."""
+    install("opentelemetry-instrumentation-flask", "1", "no_rival")
+
     found = examine(recorded)
+    with auto_trace(store=recorded):
+        open_spans = examine(recorded)
 
     assert {finding.level for finding in found} == {"ok"}
+    assert {finding.level for finding in examine(Store(":memory:"))} == {"ok"}
     assert metadata.version("openai") in found[0].text
     assert ": 2 spans, of which incomplete: 0" in found[-1].text
-
-
-def test_examine_leaves_memory_alone() -> None:
-    """A store in memory has no files to look at."""
-    assert {finding.level for finding in examine(Store(":memory:"))} == {"ok"}
-
-
-def test_examine_counts_incomplete_spans(store: Store) -> None:
-    """A span that has not ended is counted as incomplete."""
-    with auto_trace(store=store):
-        found = examine(store)
-
-    assert ": 1 spans, of which incomplete: 1" in found[-1].text
+    assert ": 3 spans, of which incomplete: 1" in open_spans[-1].text
 
 
 @pytest.mark.parametrize(
-    "name",
+    "names",
     [
-        "opentelemetry-instrumentation-openai",
-        "opentelemetry-instrumentation-openai-v2",
-        "opentelemetry_instrumentation_genai_openai",
-        "openinference-instrumentation-openai",
-        "OpenInference-instrumentation-langchain",
-        "opentelemetry-instrumentation-anthropic",
+        ["opentelemetry-instrumentation-openai"], ["opentelemetry-instrumentation-openai-v2"],
+        ["opentelemetry_instrumentation_genai_openai"], ["openinference-instrumentation-openai"],
+        ["OpenInference-instrumentation-langchain"], ["opentelemetry-instrumentation-anthropic"],
+        ["openinference-instrumentation-openai", "opentelemetry-instrumentation-openai"],
     ],
-)
-def test_examine_names_a_foreign_instrumentor(
-    recorded: Store, install: Callable[..., None], name: str
-) -> None:
-    """One of another family is named, however it is spelt, with what becomes of its spans."""
-    install(name, "9.9", "a_foreigner")
-
-    (found,) = (finding for finding in examine(recorded) if finding.level == "note")
-
-    assert found.text.startswith(f"{name.lower().replace('_', '-')} 9.9 is installed")
-    assert "stays one transition" in found.text
-    assert found.remedy.endswith("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=openai")
-    assert problems(recorded) == []
-
-
+)  # fmt: skip
 def test_examine_names_each_foreign_instrumentor(
-    recorded: Store, install: Callable[..., None]
+    recorded: Store, install: Callable[..., None], names: list[str]
 ) -> None:
-    """Two of them are two notes."""
-    install("opentelemetry-instrumentation-openai", "1", "first_foreigner")
-    install("openinference-instrumentation-openai", "2", "second_foreigner")
+    """Each of another family is named, however it is spelt, with what becomes of its spans."""
+    for number, name in enumerate(names):
+        install(name, "9.9", f"foreigner_{number}")
 
-    notes = [finding.text for finding in examine(recorded) if finding.level == "note"]
+    notes = found_at(recorded, "note")
 
-    assert [note.split()[0] for note in notes] == [
-        "openinference-instrumentation-openai",
-        "opentelemetry-instrumentation-openai",
+    assert [note.text.split(" is installed")[0] for note in notes] == [
+        f"{name.lower().replace('_', '-')} 9.9" for name in names
     ]
+    assert all("stays one transition" in note.text for note in notes)
+    assert all(
+        note.remedy.endswith("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=openai") for note in notes
+    )
+    assert found_at(recorded, "problem") == []
 
 
 def test_examine_knows_which_is_active(recorded: Store, install: Callable[..., None]) -> None:
     """An instrumentor that the process has switched on is told apart, and is not made anew."""
-    code = (
-        "from opentelemetry.instrumentation.instrumentor import BaseInstrumentor\n"
-        "class I(BaseInstrumentor):\n"
-        "    made = 0\n"
-        "    def __init__(self):\n"
-        "        type(self).made += 1\n"
-        "    def instrumentation_dependencies(self):\n"
-        "        return ()\n"
-        "    def _instrument(self, **settings):\n"
-        "        pass\n"
-        "    def _uninstrument(self, **settings):\n"
-        "        pass\n"
-    )
-    install("openinference-instrumentation-openai", "2", "an_active_one", code)
+    install("openinference-instrumentation-openai", "2", "an_active_one", BASE)
     active = import_module("an_active_one").I()
-    before = [found.text for found in examine(recorded) if found.level == "note"]
+    (before,) = found_at(recorded, "note")
     active.instrument(skip_dep_check=True)
 
-    (note,) = (found for found in examine(recorded) if found.level == "note")
+    (note,) = found_at(recorded, "note")
 
-    assert "is installed, and active under" in before[0]
+    assert "is installed, and active under" in before.text
     assert "is active in this process" in note.text
     assert (note.remedy, type(active).made) == ("", 1)
 
@@ -153,63 +135,41 @@ def test_examine_finds_an_instrumentor_that_breaks(
     """One that cannot be imported is skipped in silence by others; here it is named, with why."""
     install("opentelemetry-instrumentation-openai-v2", "2.4b0", "broken_rival", code)
 
-    found = problems(recorded)
-
-    assert any("2.4b0 cannot be imported" in finding.text for finding in found)
-
-
-def test_examine_ignores_other_instrumentors(recorded: Store, install: Callable[..., None]) -> None:
-    """An instrumentor of another library is no rival."""
-    install("opentelemetry-instrumentation-flask", "1", "no_rival")
-
-    assert problems(recorded) == []
+    assert any("2.4b0 cannot be imported" in each.text for each in found_at(recorded, "problem"))
 
 
 def test_examine_finds_a_pre_release_of_httpx(
-    recorded: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded: Store, install: Callable[..., None]
 ) -> None:
     """A pre-release of httpx 1.0 breaks openai, which nobody would guess."""
-    folder = tmp_path / "site" / "httpx-1.0.dev3.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: httpx\nVersion: 1.0.dev3\n")
-    monkeypatch.syspath_prepend(folder.parent)
+    install("httpx", "1.0.dev3")
 
-    (found,) = problems(recorded)
+    (found,) = found_at(recorded, "problem")
 
     assert "httpx 1.0.dev3" in found.text
     assert found.remedy == "pip install 'httpx<1'"
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "word"),
+    ("name", "value", "level", "word"),
     [
-        ("LIGHTNING_OTEL", "0", "switched off"),
-        ("OTEL_SDK_DISABLED", "true", "switched off"),
-        ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "NO_CONTENT", "empty"),
-        ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "event_only", "empty"),
+        ("LIGHTNING_OTEL", "0", "problem", "switched off"),
+        ("OTEL_SDK_DISABLED", "true", "problem", "switched off"),
+        ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "NO_CONTENT", "problem", "empty"),
+        ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "event_only", "problem", "empty"),
+        ("LIGHTNING_OTEL_EXPORT_CONTENT", "1", "note", "messages are sent out with spans"),
     ],
 )
-def test_examine_finds_what_a_setting_prevents(
-    recorded: Store, monkeypatch: pytest.MonkeyPatch, name: str, value: str, word: str
+def test_examine_finds_what_a_setting_does(
+    recorded: Store, monkeypatch: pytest.MonkeyPatch, name: str, value: str, level: str, word: str
 ) -> None:
     """A variable that stops recording or empties it is named with how to unset it."""
     monkeypatch.setenv(name, value)
 
-    (found,) = problems(recorded)
+    (found,) = found_at(recorded, level)
 
     assert word in found.text
-    assert name in found.remedy
-
-
-def test_examine_notes_what_leaves_the_machine(
-    recorded: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That messages go to an OTLP endpoint is a note."""
-    monkeypatch.setenv("LIGHTNING_OTEL_EXPORT_CONTENT", "1")
-
-    found = {finding.text: finding.level for finding in examine(recorded)}
-
-    assert found["messages are sent out with spans, as the environment asks"] == "note"
+    assert level == "note" or name in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -223,12 +183,9 @@ def test_examine_notes_what_leaves_the_machine(
     ],
 )
 def test_examine_tells_what_is_sent(
-    recorded: Store,
-    exporters: str,
-    status: int,
-    said: list[tuple[str, str]],
+    recorded: Store, exporters: str, status: int, said: list[tuple[str, str]],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """A tick stands for an endpoint that answers and a program that sends, and for nothing else."""
     endpoint = Endpoint()
     endpoint.reply = lambda spans, size: Reply(status)
@@ -242,87 +199,56 @@ def test_examine_tells_what_is_sent(
     assert all(each.text.startswith(text) for each, (_, text) in zip(found, said, strict=True))
 
 
-def test_examine_finds_a_store_others_may_read(recorded: Store) -> None:
-    """A folder open to others is a problem, for messages lie in it."""
-    root = layout_of(recorded).root
-    root.chmod(0o755)
-
-    (found,) = problems(recorded)
-
-    assert found.text == f"others may read {root} (mode 755)"
-    assert found.remedy == f"chmod 700 {root}"
+def _lose_file(layout: Layout) -> None:
+    Store(layout.catalogue).settle()
+    next(layout.data.glob("spans-*.parquet")).unlink()
 
 
-def test_examine_finds_a_folder_where_others_write(recorded: Store, tmp_path: Path) -> None:
-    """Whoever may write in the folder above can put another store there, unless it is sticky."""
-    parent = layout_of(recorded).catalogue.parent
-    parent.chmod(0o770)
+# Mocked twice: only root can give files away, and root may write everywhere.
+DAMAGES = {
+    "others read": (lambda layout, patch: layout.root.chmod(0o755), 1,
+                    "others may read {0.root} (mode 755)", "chmod 700 {0.root}"),
+    "others write": (lambda layout, patch: layout.catalogue.parent.chmod(0o770), 1,
+                     "others may put another store", "chmod go-w {0.catalogue.parent}"),
+    "sticky": (lambda layout, patch: layout.catalogue.parent.chmod(0o1777), 0, "", ""),
+    "another's": (lambda layout, patch: patch.setattr(os, "geteuid", lambda: os.getuid() + 1), 4,
+                  "{0.root} belongs to another user", "name a store of your own with --store"),
+    "read-only": (
+        lambda layout, patch: patch.setattr(os, "access", lambda path, mode: path != layout.live),
+        1, "{0.live} is not writable", "chmod u+rwx {0.live}"),
+    "file gone": (lambda layout, patch: _lose_file(layout), 1, "data file spans-",
+                  "restore it in {0.data}"),
+    "rubbish": (lambda layout, patch: layout.manifest_path.write_text("rubbish"), 1,
+                "{0.manifest_path} is damaged", ""),
+    "newer": (lambda layout, patch: layout.manifest_path.write_text('{"kind":"store","schema":99}'),
+              1, "{0.catalogue}", "pip install --upgrade"),
+}  # fmt: skip
 
-    (found,) = problems(recorded)
-    parent.chmod(0o1777)
-    sticky = problems(recorded)
 
-    assert found.remedy == f"chmod go-w {parent}"
-    assert sticky == []
-
-
-def test_examine_finds_a_store_of_somebody_else(
-    recorded: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", DAMAGES)
+def test_examine_finds_what_is_wrong_with_a_store(
+    recorded: Store, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A store of another user is named; mocked, for only root can give files away."""
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    """Each is a problem with its remedy, and none a crash."""
+    act, count, text, remedy = DAMAGES[name]
+    layout = layout_of(recorded)
+    act(layout, monkeypatch)  # type: ignore[no-untyped-call]  # functions of a table
 
-    found = problems(recorded)
+    found = found_at(recorded, "problem")
 
-    assert len(found) == 4
-    assert all("belongs to another user" in each.text for each in found)
-
-
-def test_examine_finds_a_folder_it_may_not_write(
-    recorded: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder without the right to write loses spans; mocked, for root may write everywhere."""
-    live = layout_of(recorded).live
-    monkeypatch.setattr(os, "access", lambda path, mode: path != live)
-
-    (found,) = problems(recorded)
-
-    assert found.remedy == f"chmod u+rwx {live}"
+    assert len(found) == count
+    for each in found[:1]:
+        assert text.format(layout) in each.text
+        assert remedy.format(layout) in each.remedy
 
 
 def test_examine_finds_a_place_where_no_store_can_be(tmp_path: Path) -> None:
     """Beneath a file no store can be made."""
     (tmp_path / "file").write_text("")
 
-    (found,) = problems(Store(tmp_path / "file" / "deeper" / "traces.duckdb"))
+    (found,) = found_at(Store(tmp_path / "file" / "deeper" / "traces.duckdb"), "problem")
 
     assert found.text == f"{tmp_path / 'file'} is no folder"
-
-
-def test_examine_finds_a_missing_data_file(recorded: Store) -> None:
-    """A data file that the manifest names and the disk lacks is named."""
-    recorded.settle()
-    layout = layout_of(recorded)
-    (file,) = layout.read_manifest().live_files
-    (layout.data / file.name).unlink()
-
-    (found,) = problems(recorded)
-
-    assert found.text.startswith(f"data file {file.name} is missing: 2 spans")
-    assert f"restore it in {layout.data}" in found.remedy
-
-
-@pytest.mark.parametrize(
-    ("manifest", "word"),
-    [("rubbish", "manifest.ndjson is damaged"), ('{"kind":"store","schema":99}', "schema 99")],
-)
-def test_examine_finds_an_unreadable_manifest(recorded: Store, manifest: str, word: str) -> None:
-    """A manifest that is damaged or of a newer version is a problem, not a crash."""
-    layout_of(recorded).manifest_path.write_text(manifest)
-
-    (found,) = problems(recorded)
-
-    assert word in found.text
 
 
 def test_examine_notes_losses(recorded: Store) -> None:
@@ -336,10 +262,9 @@ def test_examine_notes_losses(recorded: Store) -> None:
     recorded.settle()
     after = recorded.accounting()
 
-    notes = [finding.text for finding in examine(recorded) if finding.level == "note"]
     assert before == after
     assert (after.rejected, after.dropped, after.missing) == ({}, {"disk": 5}, 0)
-    assert notes == [
+    assert [finding.text for finding in found_at(recorded, "note")] == [
         f"damaged parts in {layout.quarantine}, each with a note: 1",
         "damaged lines that were stepped over: 1",
         "not stored: 5 spans: the disk refused them",
