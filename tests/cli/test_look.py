@@ -70,6 +70,7 @@ CASES = (
     Case("stats", ("spans        18 in 5 rollouts", "rewarded     3 of 8 transitions",
                    "accounted    18 ended = 18 stored", "left out     1 × "),
          ("→ lightning-otel export triplets -o triplets.jsonl ",)),
+    Case("stats --format table", ("spans        18 in 5 rollouts",)),
     Case("stats --jsonl", ('{"name": "store", ', '{"name": "funnel.spans", "value": 18}')),
     Case("analyze exp-two", ("exp-two · 1 step · 2 calls · ", "task ",
                              "step\tobservation\taction\treward\tcredit", "! chat ",
@@ -167,7 +168,7 @@ def test_command_answers(
 @pytest.mark.parametrize("command", FORMS)
 def test_each_form_holds_the_same(command: str, cli: Cli, kept: Path) -> None:
     """CSV has the columns of a row in each line; --json is what --jsonl has, a line each."""
-    rows = list(csv.reader(io.StringIO(run(cli, f"{command} --csv", kept).stdout)))
+    rows = list(csv.reader(io.StringIO(run(cli, f"{command} --format csv", kept).stdout)))
     lines = run(cli, f"{command} --jsonl", kept).stdout.splitlines()
     array = json.loads(run(cli, f"{command} --json", kept).stdout)
 

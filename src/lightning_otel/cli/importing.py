@@ -5,9 +5,10 @@ import gzip
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -22,14 +23,8 @@ if TYPE_CHECKING:
 
 _MOST_NAMED: Final = 5
 _BATCH: Final = 1000
-
-
-class _Document(NamedTuple):
-    """A line of a file, or all of it; and how far into the file it ends."""
-
-    text: bytes
-    number: int
-    end: int
+Refuse = Callable[[int, str], None]
+"""Counts a line, by its number, or a span in it that could not be read."""
 
 
 @click.command("import")
@@ -50,17 +45,27 @@ def import_files(files: tuple[Path, ...], store: str | None) -> int:
     opened = Store(store)
     if opened.layout is None:
         raise ConfigError("import needs a store on disk; name one with --store")
+    rejected: Counter[str] = Counter()
+    named: list[str] = []
+
+    def refuse(path: Path, number: int, reason: str) -> None:
+        rejected[reason] += 1
+        if len(named) < _MOST_NAMED:
+            named.append(f"  {path}, line {number}: {reason}")
+
     before = _count_spans(opened)
-    found = _Import(opened)
-    for path in files:
-        found.read(path)
+    spans = sum(_keep_spans(opened, path, partial(refuse, path)) for path in files)
     opened.writer().seal()
     new = _count_spans(opened) - before
-    talk(f"⚡ {count_noun(found.spans, 'span')} read, {new} new → {opened.name}")
-    found.tell()
+    talk(f"⚡ {count_noun(spans, 'span')} read, {new} new → {opened.name}")
+    for line in named:
+        talk(line)
+    if rejected.total() > len(named):
+        for reason, count in rejected.most_common():
+            talk(f"  in all {count} × {reason}")
     if new:
         suggest("ls", store)
-    return 1 if found.rejected else 0
+    return 1 if rejected else 0
 
 
 def _count_spans(opened: "Store") -> int:
@@ -70,69 +75,50 @@ def _count_spans(opened: "Store") -> int:
     return int(count)
 
 
-class _Import:
-    """Files being read into one store, and what could not be."""
+def _keep_spans(opened: "Store", path: Path, refuse: Refuse) -> int:
+    """Keep the spans of a file, and return how many there are."""
+    count = 0
+    batch: list[Span] = []
+    with _show_progress(path) as advance:
+        for text, number, end in _read_documents(path, refuse):
+            for span in _read_spans(text, partial(refuse, number)):
+                batch.append(span)
+                if len(batch) >= _BATCH:
+                    count += _keep_batch(opened, batch)
+                    batch = []
+            advance(end)
+        return count + _keep_batch(opened, batch)
 
-    def __init__(self, opened: "Store") -> None:
-        self._opened = opened
-        self.spans = 0
-        self.rejected: Counter[str] = Counter()
-        self._named: list[str] = []
 
-    def read(self, path: Path) -> None:
-        """Keep the spans of a file."""
-        batch: list[Span] = []
-        with _show_progress(path) as advance:
-            for document in _read_documents(path, self):
-                for span in self._read_spans(document, path):
-                    batch.append(span)
-                    if len(batch) >= _BATCH:
-                        self._keep_batch(batch)
-                        batch = []
-                advance(document.end)
-            self._keep_batch(batch)
+def _keep_batch(opened: "Store", batch: "list[Span]") -> int:
+    try:
+        opened.writer().take(batch)
+    except OSError as exc:
+        raise StoreError(
+            f"cannot write to {opened.name}: {exc.strerror or exc}; make room and import "
+            "again: what is there already is not stored twice"
+        ) from exc
+    return len(batch)
 
-    def refuse(self, path: Path, number: int, reason: str) -> None:
-        """Count a line, or a span in it, that could not be read."""
-        self.rejected[reason] += 1
-        if len(self._named) < _MOST_NAMED:
-            self._named.append(f"  {path}, line {number}: {reason}")
 
-    def tell(self) -> None:
-        """Say what could not be read, and where the first of it stands."""
-        for line in self._named:
-            talk(line)
-        if self.rejected.total() > len(self._named):
-            for reason, count in self.rejected.most_common():
-                talk(f"  in all {count} × {reason}")
+def _read_spans(text: bytes, refuse: Callable[[str], None]) -> "Iterator[Span]":
+    from lightning_otel.receivers import Rejected, documents
 
-    def _read_spans(self, document: _Document, path: Path) -> "Iterator[Span]":
-        from lightning_otel.receivers import Rejected, documents
-
-        try:
-            found: Iterable[Span | Rejected] = documents.spans_in(document.text)
-        except ReceiveError as exc:
-            self.refuse(path, document.number, exc.what)
-            return
-        for each in found:
+    try:
+        for each in documents.spans_in(text):
             if isinstance(each, Rejected):
-                self.refuse(path, document.number, each.reason)
+                refuse(each.reason)
             else:
                 yield each
-
-    def _keep_batch(self, batch: "list[Span]") -> None:
-        try:
-            self._opened.writer().take(batch)
-        except OSError as exc:
-            raise StoreError(
-                f"cannot write to {self._opened.name}: {exc.strerror or exc}; make room and import "
-                "again: what is there already is not stored twice"
-            ) from exc
-        self.spans += len(batch)
+    except ReceiveError as exc:
+        refuse(exc.what)
 
 
-def _read_documents(path: Path, found: _Import) -> Iterator[_Document]:
-    """The lines of a file that say something; of a file whose first line is no JSON, all of it."""
+def _read_documents(path: Path, refuse: Refuse) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the lines that say something, with their number and how far into the file they end.
+
+    Of a file whose first line is no JSON by itself, that is all of it.
+    """
     from lightning_otel.receivers.documents import FILE_LIMITS
 
     most = FILE_LIMITS.body_bytes
@@ -140,18 +126,18 @@ def _read_documents(path: Path, found: _Import) -> Iterator[_Document]:
     with path.open("rb") as raw, _open_inflated(raw) as file:
         try:
             if _is_one_document(file, most):
-                yield _Document(file.read(most + 1), 1, path.stat().st_size)
+                yield file.read(most + 1), 1, path.stat().st_size
                 return
             while line := file.readline(most + 1):
                 number += 1
                 if len(line) > most:
-                    found.refuse(path, number, f"line is longer than {most} bytes")
+                    refuse(number, f"line is longer than {most} bytes")
                     while line and not line.endswith(b"\n"):
                         line = file.readline(most)
                 elif not line.isspace():
-                    yield _Document(line, number, raw.tell())
+                    yield line, number, raw.tell()
         except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
-            found.refuse(path, number + 1, f"the gzip is damaged from here on: {exc}")
+            refuse(number + 1, f"the gzip is damaged from here on: {exc}")
 
 
 def _open_inflated(raw: "BufferedReader") -> "BufferedReader | gzip.GzipFile":
@@ -162,7 +148,7 @@ def _open_inflated(raw: "BufferedReader") -> "BufferedReader | gzip.GzipFile":
 
 
 def _is_one_document(file: "BufferedReader | gzip.GzipFile", most: int) -> bool:
-    """Return whether a file is one JSON document over several lines."""
+    """Return True for a file that is one JSON document over several lines."""
     line = file.readline(most).strip()
     while not line and file.peek(1):
         line = file.readline(most).strip()
@@ -173,7 +159,7 @@ def _is_one_document(file: "BufferedReader | gzip.GzipFile", most: int) -> bool:
 
 @contextlib.contextmanager
 def _show_progress(path: Path) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, over the bytes of a file."""
+    """Show a bar on a terminal, over the bytes of a file."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 

@@ -22,14 +22,18 @@ _WORD: Final = re.compile(r"[\w@.:~+/-]+", re.ASCII)
 
 
 def rows_options(function: F) -> F:
-    """Adds ``--json``, ``--jsonl`` and ``--csv``, of which the last one counts, as ``form``."""
-    for form, text in (
-        ("csv", "Comma-separated values."),
-        ("jsonl", "One JSON object a line."),
-        ("json", "One JSON document."),
-    ):
-        function = click.option(f"--{form}", "form", flag_value=form, help=text)(function)
-    return function
+    """Add ``--format`` as ``form``, and its older spellings ``--json``, ``--jsonl``, ``--csv``."""
+
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        return None if value == "table" else value
+
+    for form in ("csv", "jsonl", "json"):
+        flag = click.option(f"--{form}", "form", flag_value=form, hidden=True, callback=read)
+        function = flag(function)
+    return click.option(
+        "--format", "form", type=click.Choice(["table", "json", "jsonl", "csv"]), callback=read,
+        help="How data is printed: for people, or for programs; --json is the same in short.",
+    )(function)  # fmt: skip
 
 
 class When(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
