@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 import click
@@ -13,38 +13,7 @@ from lightning_otel.cli.output import count_noun, store_option, talk
 from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.markup import safe
 
-if TYPE_CHECKING:
-    from lightning_otel.serve.server import Door
-    from lightning_otel.store.layout import Layout
-
 _OPENER = "open.html"
-
-
-@dataclass(frozen=True, slots=True)
-class _Listening:
-    """A server that is ready.
-
-    Attributes:
-        link: Opens the viewer, with the key in it.
-        wanted: The port asked for, if one was.
-        has_token: Whether the key is a token out of a file, which nothing prints.
-    """
-
-    door: "Door"
-    layout: "Layout"
-    link: str
-    wanted: int | None
-    has_token: bool
-
-    def say(self) -> None:
-        """Say where it listens, if that is elsewhere than asked for, and where spans go."""
-        from lightning_otel.serve.server import PORT
-
-        if self.wanted is None and self.door.port != PORT:
-            talk(f"port {PORT} is in use: listening at {self.door.port} instead")
-        talk(f"⚡ taking spans → {self.layout.catalogue}")
-        url = self.door.url
-        talk(f"→ OTEL_EXPORTER_OTLP_ENDPOINT={url} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
 
 
 def _add_serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,61 +53,22 @@ def serve(**given: Any) -> int:
 
     Prints its address; stops at SIGTERM or Ctrl-C.
     """
-
-    def ready(found: _Listening) -> None:
-        click.echo(found.door.url)
-        found.say()
-        talk(f"→ look: {f'{found.door.url}/?key=TOKEN' if found.has_token else found.link}")
-
-    return _run_server(ready, **given)
+    return _run_server(**given)
 
 
 @click.command()
 @click.option("--open", "is_opened", is_flag=True, help="Open it in the browser.")
 @_add_serve_options
-def ui(is_opened: bool, **given: Any) -> int:
+def ui(**given: Any) -> int:
     """Look at a store in the browser: traces, rewards, transitions, prompts, training runs.
 
     Prints the link that opens it, with a key that is nobody else's business. It is the same server
     as `serve`, and takes spans, too; stops at SIGTERM or Ctrl-C.
     """
-    opener: list[Path] = []
-
-    def ready(found: _Listening) -> None:
-        click.echo(found.link)
-        found.say()
-        if is_opened:
-            opener.append(_open_browser(found))
-
-    try:
-        return _run_server(ready, **given)
-    finally:
-        for path in opener:
-            path.unlink(missing_ok=True)
-
-
-def _open_browser(found: _Listening) -> Path:
-    """Have the browser open a private page that leads on; gives its path.
-
-    Everybody on a machine sees with which arguments a program was started, and must not see a key.
-    """
-    from lightning_otel.store.layout import write_private
-
-    path = found.layout.root / _OPENER
-    path.unlink(missing_ok=True)
-    page = (
-        '<!doctype html><meta charset="utf-8"><title>lightning-otel</title>'
-        f'<meta http-equiv="refresh" content="0;url={safe(found.link)}">'
-        f'<a href="{safe(found.link)}">lightning-otel</a>\n'
-    )
-    write_private(path, page.encode())
-    if click.launch(str(path)):
-        talk("no browser could be started; open the link above")
-    return path
+    return _run_server(is_viewer=True, **given)
 
 
 def _run_server(
-    ready: Callable[[_Listening], None],
     *,
     host: str,
     port: int | None,
@@ -146,6 +76,8 @@ def _run_server(
     names: tuple[str, ...],
     store: str | None,
     open_loopback: bool = False,
+    is_viewer: bool = False,
+    is_opened: bool = False,
 ) -> int:
     """Serve until it is told to end, and say what came."""
     try:
@@ -177,8 +109,24 @@ def _run_server(
     access = replace(access, key=key_in(layout), is_keyless=open_loopback)
     door = server.open_door(host, port)
     link = f"{door.url}/?{urlencode({'key': access.reading_key})}"
-    listening = _Listening(door, layout, link, port, bool(token))
-    counts = server.run(opened, door, access, lambda: ready(listening))
+    opener = layout.root / _OPENER
+
+    def tell_address() -> None:
+        click.echo(link if is_viewer else door.url)
+        if port is None and door.port != server.PORT:
+            talk(f"port {server.PORT} is in use: listening at {door.port} instead")
+        talk(f"⚡ taking spans → {layout.catalogue}")
+        talk(f"→ OTEL_EXPORTER_OTLP_ENDPOINT={door.url} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
+        if not is_viewer:  # nothing prints a token
+            talk(f"→ look: {f'{door.url}/?key=TOKEN' if token else link}")
+        if is_opened:
+            _open_browser(link, opener)
+
+    try:
+        counts = server.run(opened, door, access, tell_address)
+    finally:
+        if is_opened:
+            opener.unlink(missing_ok=True)
     refused = sum(counts.refused.values())
     talk(f"⚡ {count_noun(counts.stored, 'span')} taken → {opened.name}")
     if counts.rejected:
@@ -186,3 +134,21 @@ def _run_server(
     if refused:
         talk(f"  {count_noun(refused, 'request')} refused")
     return 0
+
+
+def _open_browser(link: str, opener: Path) -> None:
+    """Have the browser open a private page that leads on.
+
+    Everybody on a machine sees with which arguments a program was started, and must not see a key.
+    """
+    from lightning_otel.store.layout import write_private
+
+    opener.unlink(missing_ok=True)
+    page = (
+        '<!doctype html><meta charset="utf-8"><title>lightning-otel</title>'
+        f'<meta http-equiv="refresh" content="0;url={safe(link)}">'
+        f'<a href="{safe(link)}">lightning-otel</a>\n'
+    )
+    write_private(opener, page.encode())
+    if click.launch(str(opener)):
+        talk("no browser could be started; open the link above")
