@@ -10,8 +10,7 @@ from lightning_otel import conventions as c
 from lightning_otel.emitters import reward_span
 from lightning_otel.types import Span
 from lightning_otel.views import traces
-from lightning_otel.views.trace_filters import TraceFilter
-from lightning_otel.views.traces import Cursor, find_traces
+from lightning_otel.views.traces import Cursor, TraceFilter, find_traces
 
 MakeSpan = Callable[..., Span]
 

@@ -10,19 +10,18 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from lightning_otel import conventions as c
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.store.earnings import LAST_REWARD
-from lightning_otel.store.gist import KIND, REWARD
+from lightning_otel.store.gist import KIND, RECEIVED, REWARD
 from lightning_otel.store.live import living
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 from lightning_otel.store.views import NARROW, REPEATED, ROLLOUTS, alive_statement
-from lightning_otel.views.trace_filters import Status, TraceFilter, matching, status_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -44,6 +43,42 @@ _USER_TEXT: Final = re.compile(
 )
 
 
+Status: TypeAlias = Literal["ended", "failed", "running", "incomplete"]
+STATUSES: Final[tuple[Status, ...]] = ("ended", "failed", "running", "incomplete")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFilter:
+    """A filter of traces; by default it holds all.
+
+    Attributes:
+        agent: Name or glob of an agent that acts in it, as of a model.
+        rewarded: Its rollout has a reward.
+        resource_version: Name or glob of a version that acted in it; or ``name@version`` of one
+            resource.
+        received: Spans of it came over the network or were imported.
+        text: Stands in a message, a task or another attribute; or begins its id.
+    """
+
+    agent: str | None = None
+    model: str | None = None
+    status: str | None = None
+    rewarded: bool | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    has_error: bool | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+    resource_version: str | None = None
+    received: bool | None = None
+    text: str = ""
+
+    @property
+    def is_about_rewards(self) -> bool:
+        """True if it depends on a reward."""
+        return (self.rewarded, self.min_reward, self.max_reward) != (None, None, None)
+
+
 class Cursor(NamedTuple):
     """The last trace of a page: the next one begins after it."""
 
@@ -56,13 +91,9 @@ class TraceRow:
     """A trace in a list.
 
     Attributes:
-        end_ns: When its last span ended, as far as they have.
+        end_ns: The end of its last span, as far as they ended.
         status: ``failed`` if a root of it did, ``running`` or ``incomplete`` if it did not end.
-        agents: Names of those that act in it.
-        models: Names of those that are called.
-        errors: Spans that failed.
         calls: Requests for an answer of a model, each counted once however many tracers told of it.
-        tools: Calls of tools.
         reward: That of its rollout; None if there is none.
         words: The first words of its task, or of what a user asked.
     """
@@ -118,7 +149,8 @@ def find_traces(
     """One page of the traces that match."""
     wanted = wanted or TraceFilter()
     views = ("spans", NARROW, *(("rollouts",) if wanted.is_about_rewards else ()))
-    is_wide = wanted.is_wide or source.layout is not None
+    is_about_bodies = wanted.text or wanted.resource_version or wanted.received is not None
+    is_wide = is_about_bodies or source.layout is not None
     con = source.connect(views, None if is_wide else INDEX_COLUMNS)
     alive = living(source.layout) if source.layout is not None else ()
     con.execute(f"SET memory_limit = '{_MEMORY}'")
@@ -128,7 +160,7 @@ def find_traces(
 def _find_page(
     con: Reader, wanted: TraceFilter, alive: Sequence[str], after: Cursor | None, limit: int
 ) -> TracePage:
-    query, values = matching(wanted, alive)
+    query, values = _match_narrow(wanted, alive)
     con.execute(f"CREATE OR REPLACE TEMP TABLE found AS {query}", values)
     searched_ns = _search_text(con, wanted.text, after, limit) if wanted.text else None
     (total,) = con.execute("SELECT count(*) FROM found").fetchone() or (0,)
@@ -143,6 +175,70 @@ def _find_page(
     if last is None and searched_ns is not None:
         last = Cursor(searched_ns, "")
     return TracePage(_read_rows(con, shown, alive), total, last, searched_ns)
+
+
+def _match_narrow(wanted: TraceFilter, alive: Sequence[str]) -> tuple[str, list[Any]]:
+    """The query for all traces that match by their narrow columns, and its parameters."""
+    having = [f"count(*) FILTER (name <> {quoted(c.SPAN_ANNOTATION)}) > 0"]
+    where: list[str] = ["true"]
+    values: list[Any] = []
+    for column, pattern in (("agent", wanted.agent), ("model", wanted.model)):
+        if pattern is not None:
+            having.append(f"bool_or({column} = ? OR {column} GLOB ?)")
+            values += [pattern, pattern]
+    if wanted.has_error is not None:
+        having.append(f"bool_or(status = 'ERROR') = {wanted.has_error}")
+    if wanted.status is not None:
+        having.append(f"{_status_sql(alive)} = {quoted(wanted.status)}")
+    for sign, time_ns in ((">=", wanted.since_ns), ("<", wanted.until_ns)):
+        if time_ns is not None:
+            having.append(f"min(start_ns) {sign} ?")
+            values.append(time_ns)
+    inner: list[Any] = []
+    if wanted.received is not None:
+        having.append(f"bool_or(gist_kind & {RECEIVED} > 0) = {wanted.received}")
+    if wanted.resource_version is not None:
+        condition, inner = _version_condition(wanted.resource_version)
+        where.append(f"trace_id IN (SELECT trace_id FROM spans WHERE {condition})")
+    matching = f"FROM narrow WHERE {' AND '.join(where)} GROUP BY 1 HAVING {' AND '.join(having)}"
+    found = "SELECT trace_id, min(start_ns) AS start_ns, max(start_ns) AS last_ns"
+    if not wanted.is_about_rewards:
+        return f"{found} {matching}", [*inner, *values]
+    terms, more = ["true"], list[float]()
+    if wanted.rewarded is not None:
+        terms.append(f"(reward IS NOT NULL) = {wanted.rewarded}")
+    for sign, bound in ((">=", wanted.min_reward), ("<=", wanted.max_reward)):
+        if bound is not None:
+            terms.append(f"reward {sign} ?")
+            more.append(bound)
+    return (
+        f"SELECT trace_id, start_ns, last_ns FROM "
+        f"({found}, any_value({ROLLOUT}) AS rollout_id {matching}) LEFT JOIN "
+        f"(SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY 1) "
+        f"USING (rollout_id) WHERE {' AND '.join(terms)}",
+        [*inner, *values, *more],
+    )
+
+
+def _version_condition(version: str) -> tuple[str, list[Any]]:
+    """The condition for spans of a resource's version, which only attributes tell."""
+    name, at, number = version.partition("@")
+    own = attribute(c.RESOURCE_VERSION)
+    condition, values = f"{own} = ? OR {own} GLOB ?", [version, version]
+    if at:
+        # The object says of agents which version of each resource: {"*": {"prompt": "v3"}}.
+        condition += f" OR contains(replace({attribute(c.RESOURCES)}, ' ', ''), ?)"
+        values.append(json.dumps({name: number}, separators=(",", ":"))[1:-1])
+    return f"contains(attributes::VARCHAR, 'lightning.resource') AND ({condition})", values
+
+
+def _status_sql(alive: Sequence[str]) -> str:
+    lives = f"process IN ({', '.join(map(quoted, alive))})" if alive else "false"
+    is_root, is_open = "parent_span_id IS NULL AND reward IS NULL", "end_ns IS NULL"
+    return f"""CASE WHEN bool_or({is_root} AND status = 'ERROR') THEN 'failed'
+    WHEN NOT bool_or({is_open}) OR (bool_or({is_root} AND NOT {is_open})
+      AND NOT bool_or({is_root} AND {is_open})) THEN 'ended'
+    WHEN bool_or({is_open} AND {lives}) THEN 'running' ELSE 'incomplete' END"""
 
 
 def _search_text(con: Reader, text: str, after: Cursor | None, limit: int) -> int | None:
@@ -257,7 +353,7 @@ def _word_status(alive: Sequence[str]) -> str:
     return f"""
 WITH spans AS (FROM page), {REPEATED}
 SELECT trace_id, any_value({ROLLOUT}) AS rollout_id, min(start_ns) AS start_ns,
-  max(coalesce(end_ns, start_ns)) AS end_ns, {status_of(alive)} AS status,
+  max(coalesce(end_ns, start_ns)) AS end_ns, {_status_sql(alive)} AS status,
   list_sort(list(DISTINCT agent) FILTER (agent <> '')) AS agents,
   list_sort(list(DISTINCT model) FILTER (model <> '')) AS models,
   count(*) AS spans, count(*) FILTER (status = 'ERROR') AS errors,
