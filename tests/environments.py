@@ -218,6 +218,7 @@ ENVIRONMENTS = {
             "tests/algorithms/test_gradients.py",
             "tests/algorithms/test_kill.py",
             "tests/algorithms/test_page.py",
+            "tests/algorithms/test_ppo.py",
             "tests/algorithms/test_recorded.py",
             "tests/algorithms/test_verl.py",
             "tests/runner/test_ray.py",

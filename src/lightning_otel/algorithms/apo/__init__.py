@@ -173,7 +173,7 @@ class APO(BaseAlgorithm):
         if not context.train and context.config.agent is None and context.config.workers:
             self._learn_recorded(context)
             return
-        seeds = [_live_prompt(context, target) for target in self._targets]
+        seeds = [self._require_prompt(context, target) for target in self._targets]
         parts = self._split_tasks(context)
         for part in parts:
             self._check_part(part)
@@ -195,7 +195,7 @@ class APO(BaseAlgorithm):
         """Rewrite prompts by recorded runs, unless a version waits for the verdict of traffic."""
         if self._category is not None or self._plan.few_shot:
             raise ConfigError("category and few_shot try prompts on tasks; give Trainer(agent, …)")
-        known = {target: _known_prompt(context, target) for target in self._targets}
+        known = {target: _live_prompt(context, target) for target in self._targets}
         for seed in filter(None, known.values()):
             canary = context.resources.aliases(seed.name).get("canary")
             if canary is not None:
@@ -209,6 +209,18 @@ class APO(BaseAlgorithm):
         ]
         texts, first = Texts(seeds, with_examples=False), self._check_candidates(seeds)
         recorded.propose(context, batch, texts, self._plan, first)
+
+    @staticmethod
+    def _require_prompt(context: Run, target: str) -> Resource:
+        prompt = _live_prompt(context, target)
+        if prompt is None:
+            known = ", ".join(context.resources.names()) or "none"
+            raise ConfigError(
+                f"there is no resource {target!r} to make better; there are {known}: give "
+                f"resources={{{target!r}: 'the text to begin with'}}, or another "
+                "optimization_target"
+            )
+        return prompt
 
     def _check_candidates(self, seeds: Sequence[Resource]) -> list[Candidate]:
         """Return the texts that somebody wrote, unless no agent could be given them."""
@@ -298,34 +310,22 @@ def _recorded_model(store: Store) -> str:
 
 
 def _candidate_names(target: str) -> list[str]:
-    """The names that a target may mean; ``agent.name`` is ``agent/name``, too."""
+    """Return the names that a target may mean; ``agent.name`` is ``agent/name``, too."""
     is_agents = "/" not in target and "." in target
     return [target, target.replace(".", "/", 1)] if is_agents else [target]
 
 
-def _known_prompt(context: Run, target: str) -> Resource | None:
-    """The version of a prompt that is live; None if there is no such resource."""
+def _live_prompt(context: Run, target: str) -> Resource | None:
+    """Return the version of a prompt that is live; None if there is no such resource."""
     for name in _candidate_names(target):
-        try:
-            found = context.resources.get(name)
-        except NotFoundError:
-            continue
-        if found.kind != "prompt":
-            raise ConfigError(f"{found} is no prompt but {found.kind}; APO changes prompts alone")
-        return found
+        with contextlib.suppress(NotFoundError):
+            prompt = context.resources.get(name)
+            if prompt.kind != "prompt":
+                raise ConfigError(
+                    f"{prompt} is no prompt but {prompt.kind}; APO changes prompts alone"
+                )
+            return prompt
     return None
-
-
-def _live_prompt(context: Run, target: str) -> Resource:
-    """The version of a prompt that is live."""
-    found = _known_prompt(context, target)
-    if found is not None:
-        return found
-    known = ", ".join(context.resources.names()) or "none"
-    raise ConfigError(
-        f"there is no resource {target!r} to make better; there are {known}: give "
-        f"resources={{{target!r}: 'the text to begin with'}}, or another optimization_target"
-    )
 
 
 def _category_prompt(context: Run, seed: Resource, part: Part) -> Resource:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from lightning_otel.algorithms.apo.episodes import Episode, check_rewards, read_spans
 from lightning_otel.algorithms.apo.memory import kept, put
-from lightning_otel.algorithms.apo.shots import Shots
-from lightning_otel.algorithms.apo.texts import Candidate, Texts, is_examples
+from lightning_otel.algorithms.apo.texts import Candidate, Shots, Texts, is_examples
 from lightning_otel.algorithms.apo.writer import Model, Records, Writer
 from lightning_otel.algorithms.base import StepResult
 from lightning_otel.algorithms.tasks import STOPPED

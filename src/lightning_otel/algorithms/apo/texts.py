@@ -1,20 +1,25 @@
-"""Prompts as the search sees them: named texts to change, and back into bodies of resources.
+"""Prompts as the search sees them: named texts to change, and examples of what went well.
 
 A prompt is one text, its template; where examples are searched for too they are a second one, a
 JSON list of chat messages.
 """
 
 import json
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from lightning_otel.types import Prompt, Resource
+from lightning_otel.adapter.conversation_rows import conversations
+from lightning_otel.types import Conversation, Prompt, Resource, Trajectory
 
 EXAMPLES: Final = "#examples"
 """What comes after a prompt's name in the name of its examples."""
 
 Candidate = dict[str, str]
 """Texts by name: what is tried together."""
+Pair = tuple[dict[str, Any], dict[str, Any]]
+"""A question of a user, and the last answer."""
+_TRIES: Final = 8
 
 
 def is_examples(name: str) -> bool:
@@ -50,7 +55,7 @@ class Texts:
         for name, seed in self._seeds.items():
             body = {**seed.body, "template": candidate[name]}
             if self._with_examples:
-                body["examples"] = read(candidate[name + EXAMPLES])
+                body["examples"] = json.loads(candidate[name + EXAMPLES])
             found[name] = body
         return found
 
@@ -89,15 +94,91 @@ class Texts:
 
 
 def written(examples: Iterable[Mapping[str, Any]]) -> str:
-    """Chat messages as the text that the search sees."""
+    """Return chat messages as the text that the search sees."""
     return json.dumps(list(examples), ensure_ascii=False, sort_keys=True)
-
-
-def read(text: str) -> list[dict[str, Any]]:
-    """The way back."""
-    found: list[dict[str, Any]] = json.loads(text)
-    return found
 
 
 def _brace_names(names: Iterable[str]) -> str:
     return ", ".join(f"{{{name}}}" for name in names)
+
+
+class Shots:
+    """Conversations of training tasks with their rewards, and sets drawn of the good ones.
+
+    Source: random search over bootstrapped demonstrations, Khattab et al. 2023 (arXiv 2310.03714,
+    section 4).
+    """
+
+    def __init__(self, count: int, *, perfect_score: float | None, seed: int) -> None:
+        """Draw at most so many examples at a time."""
+        self._count = count
+        self._perfect_score = perfect_score
+        self._seed = seed
+        self._drawn = 0
+        self._known: dict[str, tuple[float, Pair]] = {}
+        self._sum = 0.0
+        self._taken = 0
+
+    def take(self, trajectories: Iterable[Trajectory], reward: float | None) -> None:
+        """Note what an agent did and earned; of one question the best answer is kept."""
+        if reward is None:
+            return
+        self._sum += reward
+        self._taken += 1
+        for found in conversations(trajectories):
+            pair = _find_pair(found)
+            if pair is None:
+                continue
+            key = json.dumps(pair[0], sort_keys=True)
+            if key not in self._known or self._known[key][0] < reward:
+                self._known[key] = (reward, pair)
+
+    def draw(self, current: str) -> str | None:
+        """Other examples than the current ones, as text; None if there are no other good ones.
+
+        Good is what earned the most possible, or more than the mean.
+        """
+        if not self._taken:
+            return None
+        mean, top = self._sum / self._taken, self._perfect_score
+        good = [
+            pair
+            for reward, pair in self._known.values()
+            if reward > mean or (top is not None and reward >= top)
+        ]
+        for _ in range(_TRIES):
+            chance = random.Random(f"{self._seed}/{self._drawn}")
+            self._drawn += 1
+            drawn = chance.sample(good, min(self._count, len(good)))
+            text = written(message for pair in drawn for message in pair)
+            if drawn and text != current:
+                return text
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """Return the state to resume from."""
+        return {
+            "known": dict(self._known),
+            "drawn": self._drawn,
+            "sum": self._sum,
+            "taken": self._taken,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on with what was known."""
+        self._known = dict(state["known"])
+        self._drawn, self._sum, self._taken = state["drawn"], state["sum"], state["taken"]
+
+
+def _find_pair(found: Conversation) -> Pair | None:
+    """The first question and the last answer; None where that is not what it consists of."""
+    asked = next((said for said in found.messages if said["role"] == "user"), None)
+    answered = found.messages[-1]
+    if asked is None or answered["role"] != "assistant":
+        return None
+    if not isinstance(answered.get("content"), str) or not answered["content"].strip():
+        return None
+    return (
+        {"role": "user", "content": asked["content"]},
+        {"role": "assistant", "content": answered["content"]},
+    )
