@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,18 +12,16 @@ from tests.plot.made import fill
 from lightning_otel import Store, emit_action
 from lightning_otel.algorithms import BaseAlgorithm, Batch, StepResult
 from lightning_otel.errors import ConfigError, NotFoundError, StoreMissingError
-from lightning_otel.plot import Progress, plot_training_metrics
-from lightning_otel.state import State
+from lightning_otel.plot import Chart, Progress, plot_training_metrics
 from lightning_otel.state.runs import Runs
 from lightning_otel.state.tables import METRICS
-from lightning_otel.trainer import Trainer
+from lightning_otel.trainer import Trainer, state_of
 from lightning_otel.types import Resource
 
 
 def log(store: Store, run_id: str, name: str, values: Iterable[float | None], at: int = 0) -> None:
     """Log a metric of a run, from step 1 on."""
-    assert store.layout is not None
-    state = State(store.layout.catalogue)
+    state = state_of(store)
     state.ensure(METRICS)
     rows = [
         {"run_id": run_id, "step": step, "name": name, "value": value, "time_ns": at + step}
@@ -33,31 +31,35 @@ def log(store: Store, run_id: str, name: str, values: Iterable[float | None], at
         connection.execute(sa.insert(METRICS), rows)
 
 
+def drawn(store: Store, metrics: Any = "loss", **options: Any) -> list[Chart]:
+    """The charts of some metrics."""
+    return list(plot_training_metrics(store, metrics, **options))
+
+
 def test_loss_is_a_line_a_run_over_its_steps(store: Store) -> None:
     """The oldest run first; each with its own moving mean."""
     fill(store, [1.0])
     log(store, "run-b", "loss", [3.0, 2.0, 1.0], at=0)
     log(store, "run-a", "loss", [9.0], at=100)
 
-    (chart,) = plot_training_metrics(store, "loss", window=2)
+    (chart,) = drawn(store, window=2)
 
     assert (chart.axis, [series.name for series in chart.series]) == ("step", ["run-b", "run-a"])
-    assert [point.x for point in chart.series[0].points] == [1, 2, 3]
-    assert [point.value for point in chart.series[0].points] == [3, 2, 1]
-    assert [point.mean for point in chart.series[0].points] == [3, 2.5, 1.5]
-    assert [point.mean_count for point in chart.series[0].points] == [1, 2, 2]
+    assert [(point.x, point.value, point.mean, point.mean_count)
+            for point in chart.series[0].points] == [
+        (1, 3, 3, 1), (2, 2, 2.5, 2), (3, 1, 1.5, 2),
+    ]  # fmt: skip
 
 
 def test_what_a_run_logs_is_drawn(store: Store) -> None:
     """By way of the runs themselves; a value that was measured again stands once."""
     fill(store, [1.0])
-    assert store.layout is not None
-    runs = Runs(State(store.layout.catalogue))
+    runs = Runs(state_of(store))
     run = runs.start("baseline")
     for step, loss in ((1, 2.0), (2, 9.0), (2, 1.0), (3, math.nan)):
         runs.log(run.run_id, step, {"loss": loss})
 
-    (chart,) = plot_training_metrics(store, "loss", runs=run.run_id)
+    (chart,) = drawn(store, runs=run.run_id)
 
     assert [(point.x, point.value) for point in chart.series[0].points] == [(1, 2.0), (2, 1.0)]
 
@@ -68,9 +70,8 @@ def test_loss_is_among_the_usual_curves_where_it_was_logged(store: Store) -> Non
     log(store, "run-1", "loss", [3.0, 2.0])
     log(store, "run-1", "reward", [0.1, 0.2])
 
-    usual = plot_training_metrics(store)
-    by_step = plot_training_metrics(store, by="step")
-    of_run = plot_training_metrics(store, "reward", runs="run-1")
+    usual, by_step = drawn(store, ()), drawn(store, (), by="step")
+    (of_run,) = drawn(store, "reward", runs="run-1")
 
     assert [chart.metric for chart in usual] == [
         "reward", "success_rate", "length", "tokens", "loss",
@@ -78,95 +79,73 @@ def test_loss_is_among_the_usual_curves_where_it_was_logged(store: Store) -> Non
     assert [(chart.metric, chart.axis) for chart in by_step] == [
         ("reward", "step"), ("loss", "step"),
     ]  # fmt: skip
-    assert [point.value for point in of_run[0].series[0].points] == [0.1, 0.2]
+    assert [point.value for point in of_run.series[0].points] == [0.1, 0.2]
 
 
-def test_many_steps_are_binned(store: Store) -> None:
-    """As many points as can be drawn, and every value in one."""
+def test_many_steps_are_binned_and_what_is_no_number_is_counted(store: Store) -> None:
+    """As many points as can be drawn, every value in one; what is infinite is told, not drawn."""
     fill(store, [1.0])
-    log(store, "run-1", "loss", [float(step) for step in range(5000)])
+    log(store, "run-1", "many", [float(step) for step in range(5000)])
+    log(store, "run-1", "odd", [1.0, math.inf, -math.inf, 1.7e308, 1.7e308])
 
-    (chart,) = plot_training_metrics(store, "loss")
+    many, odd = drawn(store, ["many", "odd"])
 
-    (series,) = chart.series
+    (series,) = many.series
     assert (len(series.points), series.count, series.window) == (400, 5000, 500)
     assert series.points[-1].mean == pytest.approx(sum(range(4500, 5000)) / 500)
     assert series.points[-1].high == 4999
-
-
-def test_what_is_no_number_is_counted(store: Store) -> None:
-    """What another program logged as infinite is told and not drawn."""
-    fill(store, [1.0])
-    log(store, "run-1", "loss", [1.0, math.inf, -math.inf, 1.7e308, 1.7e308])
-
-    (chart,) = plot_training_metrics(store, "loss")
-
-    assert [point.value for point in chart.series[0].points] == [1.0, 1.7e308, 1.7e308]
-    assert chart.notes == ("2 values that are no number",)
+    assert [point.value for point in odd.series[0].points] == [1.0, 1.7e308, 1.7e308]
+    assert odd.notes == ("2 values that are no number",)
 
 
 def test_the_newest_runs_are_drawn(store: Store) -> None:
-    """As many as there are colours; the others are counted."""
+    """As many as there are colours; the others are counted; the last one logged last."""
     fill(store, [1.0])
     for number in range(8):
         log(store, f"run-{number}", "loss", [1.0], at=number * 100)
 
-    (chart,) = plot_training_metrics(store, "loss")
-    (named,) = plot_training_metrics(store, "loss", runs=["run-0", "run-7"])
+    every, named, last = (drawn(store, runs=runs)[0] for runs in ((), ["run-0", "run-7"], "@last"))
 
-    assert [series.name for series in chart.series] == [f"run-{number}" for number in range(2, 8)]
-    assert chart.notes == ("2 earlier runs not drawn; name one",)
+    assert [series.name for series in every.series] == [f"run-{number}" for number in range(2, 8)]
+    assert every.notes == ("2 earlier runs not drawn; name one",)
     assert [series.name for series in named.series] == ["run-0", "run-7"]
+    assert [series.name for series in last.series] == ["run-7"]
 
 
-@pytest.mark.parametrize("run", ["%", "run_1", "' OR 1=1 --"])
-def test_a_run_is_named_by_its_beginning_alone(store: Store, run: str) -> None:
-    """Signs that SQL takes for others are themselves."""
+@pytest.mark.parametrize(
+    ("metrics", "options", "error", "words"),
+    [
+        *(("loss", {"runs": run}, NotFoundError, "no training run .* has logged anything")
+          for run in ("%", "run_1", "' OR 1=1 --", "run-c", ["run-1", "run-c"])),
+        ("los", {}, ConfigError, r"no metric 'los'; there are reward, .*duration"),
+        ((), {"save_path": "c.gif"}, ConfigError, "c.gif is no picture; name one .svg or .png"),
+        ((), {"by": "colour"}, ConfigError, "by 'colour'; by rollout, time, step, version"),
+        ((), {"window": 0}, ConfigError, "window is 0"),
+        ((), {"runs": "r", "by": "time"}, ConfigError, "a run has steps"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_drawn_is_told(
+    store: Store, metrics: Any, options: Any, error: type[Exception], words: str
+) -> None:
+    """Signs that SQL takes for others are themselves; what is asked in vain leaves no file."""
     fill(store, [1.0])
-    log(store, "run-1", "loss", [1.0])
+    if "runs" in options:
+        log(store, "run-1", "loss", [1.0])
 
-    with pytest.raises(NotFoundError, match=r"no training run .* has logged anything"):
-        plot_training_metrics(store, "loss", runs=run)
-
-
-def test_the_last_run_is_the_one_that_logged_last(store: Store) -> None:
-    """Where none did, that is said, as of any run that is named and not there."""
-    fill(store, [1.0])
-    with pytest.raises(NotFoundError, match="no training run '@last' has logged anything"):
-        plot_training_metrics(store, runs="@last")
-    log(store, "run-b", "loss", [1.0], at=100)
-    log(store, "run-a", "loss", [2.0], at=0)
-
-    (chart,) = plot_training_metrics(store, runs="@last")
-
-    assert [series.name for series in chart.series] == ["run-b"]
-    with pytest.raises(NotFoundError, match="no training run 'run-c' has"):
-        plot_training_metrics(store, runs=["run-a", "run-c"])
-
-
-def test_an_unknown_metric_is_told_with_those_there_are(store: Store) -> None:
-    """What is asked in vain leaves no file behind."""
-    fill(store, [1.0])
-
-    with pytest.raises(ConfigError, match=r"no metric 'los'; there are reward, .*duration"):
-        plot_training_metrics(store, "los")
+    with pytest.raises(error, match=words):
+        drawn(store, metrics, **options)
 
     assert store.layout is not None
-    assert not (store.layout.root / "state.sqlite").exists()
+    assert (store.layout.root / "state.sqlite").exists() == ("runs" in options)
 
 
-def test_what_cannot_be_drawn_is_said_first(store: Store, tmp_path: Path) -> None:
-    """A wrong axis, window or name of a picture, before anything is read."""
-    with pytest.raises(ConfigError, match=r"curves.gif is no picture; name one .svg or .png"):
-        plot_training_metrics(store, save_path=tmp_path / "curves.gif")
-    with pytest.raises(ConfigError, match="by 'colour'; by rollout, time, step, version"):
-        plot_training_metrics(store, by="colour")  # type: ignore[arg-type]  # what is refused
-    with pytest.raises(ConfigError, match="window is 0"):
-        plot_training_metrics(store, window=0)
-    with pytest.raises(ConfigError, match="a run has steps"):
-        plot_training_metrics(store, runs="r", by="time")
+def test_where_nothing_is_nothing_is_drawn(store: Store) -> None:
+    """No store, and no run that logged."""
     with pytest.raises(StoreMissingError):
-        plot_training_metrics(store)
+        drawn(store, ())
+    fill(store, [1.0])
+    with pytest.raises(NotFoundError, match="no training run '@last' has logged anything"):
+        drawn(store, (), runs="@last")
 
 
 class _Better(BaseAlgorithm):
