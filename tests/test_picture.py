@@ -43,6 +43,15 @@ ATTACKS = [
     "line\nbreak\ttab\u2028\u2029",
     "𝕊𝕔𝕣𝕚𝕡𝕥 👩‍👩‍👧‍👦 日本語",
 ]
+LOOPED = [
+    Span("t", name, parent, title, SECOND, 2 * SECOND)
+    for name, parent, title in (("a", "b", "one"), ("b", "a", "two"), ("c", "c", "self"))
+]
+_IDS = [f"{index + 1:016x}" for index in range(20_000)]
+CHAIN = [
+    Span("t", name, parent, "deep", SECOND, 2 * SECOND)
+    for name, parent in zip(_IDS, [None, *_IDS], strict=False)
+]
 ALLOWED = {"svg", "style", "title", "rect", "text", "path", "circle", "g"}
 
 
@@ -171,19 +180,8 @@ def test_a_huge_trace_is_bounded_and_says_so() -> None:
 
 def test_a_deep_chain_and_cycles_are_drawn() -> None:
     """Neither nesting nor parents that go in a circle stop the picture."""
-    ids = [f"{index + 1:016x}" for index in range(20_000)]
-    chain = [
-        Span("t", name, parent, "deep", SECOND, 2 * SECOND)
-        for name, parent in zip(ids, [None, *ids], strict=False)
-    ]
-    looped = [
-        Span("t", "a", "b", "one", SECOND, 2 * SECOND),
-        Span("t", "b", "a", "two", SECOND, 2 * SECOND),
-        Span("t", "c", "c", "self", SECOND, 2 * SECOND),
-    ]
-
-    drawn = texts(parsed(picture(outline(looped))))
-    deep = texts(parsed(picture(outline(chain), limit=50)))
+    drawn = texts(parsed(picture(outline(LOOPED))))
+    deep = texts(parsed(picture(outline(CHAIN), limit=50)))
 
     assert "⋯ 19,950 more spans" in deep
     assert {"one", "two", "self"} <= set(drawn)

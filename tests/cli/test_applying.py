@@ -3,13 +3,11 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
+from tests.cli.conftest import Cli
 
 from lightning_otel import Store, auto_trace, emit_action
-
-Cli = Callable[..., CompletedProcess[str]]
 
 REWARDS = """
 from beside import WANTED

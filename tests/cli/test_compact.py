@@ -2,17 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
+from tests.cli.conftest import Cli
 
 from lightning_otel import Store
 from lightning_otel.store import settle as settle_module
 from lightning_otel.types import Span
-
-Cli = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture

@@ -2,17 +2,14 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
+from tests.cli.conftest import Cli
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.types import Span
-
-Cli = Callable[..., CompletedProcess[str]]
 
 
 def _asked(spawn: Cli, words: str, **env: str) -> list[str]:

@@ -1,14 +1,11 @@
 """``demo``: the whole way, offline, as a newcomer sees it."""
 
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
+from tests.cli.conftest import Cli
 
 from lightning_otel import Store
-
-Cli = Callable[..., CompletedProcess[str]]
 
 
 def test_demo_shows_the_whole_way(

@@ -3,17 +3,14 @@
 import csv
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
+from tests.cli.conftest import Cli
 
 from lightning_otel import Store
 from lightning_otel.instants import instant_ns
 from lightning_otel.store import settle as settle_module
-
-Cli = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)

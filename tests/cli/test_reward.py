@@ -3,15 +3,12 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
+from tests.cli.conftest import Cli
 
 from lightning_otel import Store
-
-Cli = Callable[..., CompletedProcess[str]]
 
 
 @pytest.mark.parametrize("noun", ["rollout", "trace", "span", "response"])

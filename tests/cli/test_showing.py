@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from xml.etree import ElementTree
 
 import pytest
 from rich.cells import cell_len
 from tests.adapter.forest import SECOND, Forest, reward_attributes, said
-from tests.cli.conftest import EVIL
+from tests.cli.conftest import EVIL, Cli
+from tests.test_picture import CHAIN, LOOPED
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
@@ -21,7 +21,6 @@ from lightning_otel.cli.output import styled
 from lightning_otel.cli.spans import tree_lines
 from lightning_otel.types import Span
 
-Cli = Callable[..., CompletedProcess[str]]
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -95,16 +94,6 @@ def test_tree_as_json_is_what_became_of_each_span(cli: Cli, path: Path) -> None:
     assert "attributes" in spans[0]
 
 
-def test_part_of_a_tree_by_prefix(cli: Cli, path: Path) -> None:
-    """A response is shown with the rewards it was given and all that is written on its span."""
-    done = cli("show", "resp", "--tree", "--store", path)
-    nowhere = cli("show", "resp-2", "--store", path)
-
-    assert done.stdout.startswith("planner #0  chat")
-    assert "gen_ai.response.id" in done.stdout
-    assert nowhere.returncode == 3
-
-
 def test_transitions_name_their_branch(cli: Cli, path: Path) -> None:
     """One line a step, on its branch with its cause, and the reasons for what is in none."""
     done = cli("show", "trip", "--transitions", "--store", path)
@@ -122,25 +111,19 @@ def test_transitions_name_their_branch(cli: Cli, path: Path) -> None:
     assert "left out: 1 × its link" in done.stderr
 
 
-def test_terminal_gets_lines_that_fit(terminal: Callable[..., str], path: Path) -> None:
-    """Wide characters are counted as such, and nothing a model said steers the terminal."""
-    coloured = terminal("show", "trip", "--store", path, columns=60)
+@pytest.mark.parametrize(
+    ("env", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_terminal_gets_lines_that_fit(
+    terminal: Callable[..., str], path: Path, env: dict[str, str], is_coloured: bool
+) -> None:
+    """Wide signs are counted as such, and who wants no colours, or knows none, gets none."""
+    coloured = terminal("show", "trip", "--store", path, columns=60, env=env)
 
     text = COLOURS.sub("", coloured)
     assert max(map(cell_len, text.splitlines()[:13])) <= 60
-    assert coloured != text
+    assert (coloured != text) == is_coloured
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
-
-
-@pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["no", "dumb"])
-def test_terminal_without_colours(
-    terminal: Callable[..., str], path: Path, env: dict[str, str]
-) -> None:
-    """A terminal whose user wants no colours, or that knows none, gets none."""
-    text = terminal("show", "trip", "--store", path, columns=60, env=env)
-
-    assert "\x1b" not in text
-    assert "planner #0" in text
 
 
 @pytest.mark.pain(13)
@@ -181,21 +164,10 @@ def test_many_spans_do_not_flood() -> None:
 
 def test_cycles_and_deep_chains_are_told() -> None:
     """Parents in a circle, and each inside the one before, lose no span."""
-    looped = [
-        Span("t", "a", "b", "one", SECOND, 2 * SECOND),
-        Span("t", "b", "a", "two", SECOND, 2 * SECOND),
-        Span("t", "c", "c", "self", SECOND, 2 * SECOND),
-    ]
-    ids = [f"{index + 1:016x}" for index in range(20_000)]
-    chain = [
-        Span("t", name, parent, "deep", SECOND, 2 * SECOND)
-        for name, parent in zip(ids, [None, *ids], strict=False)
-    ]
+    lines = told(CHAIN, limit=200, width=80)
 
-    assert sorted(line.lstrip("└─ ").split("  ")[0] for line in told(looped)) == [
-        "one", "self", "two",
-    ]  # fmt: skip
-    lines = told(chain, limit=200, width=80)
+    names = sorted(line.lstrip("└─ ").split("  ")[0] for line in told(LOOPED))
+    assert names == ["one", "self", "two"]
     assert len(lines) == 201
     assert lines[-1].endswith("⋯ 19,800 more spans")
     assert max(map(len, lines)) <= 80
@@ -250,16 +222,3 @@ def test_a_late_reward_is_found_by_its_own_ids(cli: Cli, tmp_path: Path) -> None
     assert step.startswith("#0  chat  reward 1")
     assert reward.endswith("→ #0 by link")
     assert by_span.stdout.startswith(f"reward 1 for {call}")
-
-
-def test_an_empty_store_is_said_to_be(cli: Cli, tmp_path: Path) -> None:
-    """Where nothing is recorded yet, and where there is no store at all, is told apart."""
-    empty = Store(tmp_path / "empty.duckdb")
-    empty.writer().seal()
-
-    nothing = cli("show", "--tree", "--store", tmp_path / "empty.duckdb")
-    nowhere = cli("show", "--tree", "--store", tmp_path / "none.duckdb")
-
-    assert (nothing.returncode, nowhere.returncode) == (3, 4)
-    assert "the store holds no span yet" in nothing.stderr
-    assert nothing.stdout == nowhere.stdout == ""

@@ -4,7 +4,6 @@ import base64
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+from tests.cli.conftest import Cli
 
 from lightning_otel.exporters.duckdb import DuckDBSpanExporter
-
-Cli = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture

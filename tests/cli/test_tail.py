@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
+from tests.cli.conftest import Cli
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
@@ -18,8 +18,6 @@ from lightning_otel.cli.spans import Chat
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
-
-Cli = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture
