@@ -101,65 +101,6 @@ def test_an_id_stands_for_one_feedback(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "says"),
-    [
-        (b"{", 400, "Invalid JSON"),
-        (b"[]", 400, "the body"),
-        (b'{"rollout_id": "r", "reward": NaN}', 400, "finite"),
-        (b'{"rollout_id": "r", "reward": 1e999}', 400, "finite"),
-        (b'{"rollout_id": "r", "reward": 1, "metadata": {"x": NaN}}', 400, "metadata"),
-        ({"reward": 1}, 400, "names nothing that it judges"),
-        ({"rollout_id": "r"}, 400, "there is no feedback; give reward"),
-        ({"rollout_id": "r", "reward": 1.1}, 400, "reward: Input should be less than or equal"),
-        ({"rollout_id": "r", "reward": "1"}, 400, "reward"),
-        ({"rollout_id": "r", "rating": 6}, 400, "rating"),
-        ({"rollout_id": "r", "metadata": {"rating": 6}}, 400, "from 0 to 5"),
-        ({"rollout_id": "r", "rating": 1, "metadata": {"rating": 2}}, 400, "differ"),
-        ({"rollout_id": "r", "trace_id": "a" * 32, "reward": 1}, 400, "judges one thing"),
-        ({"trace_id": "x", "reward": 1}, 400, "trace_id"),
-        ({"span_id": "g" * 16, "reward": 1}, 400, "span_id"),
-        ({"rollout_id": "", "reward": 1}, 400, "rollout_id"),
-        ({"rollout_id": "r\x00", "reward": 1}, 400, "rollout_id"),
-        ({"rollout_id": "r", "reward": 1, "surprise": 1}, 400, "surprise"),
-        ({"rollout_id": "r", "reward": 1, "feedback_id": "x" * 201}, 400, "feedback_id"),
-        ({"rollout_id": "r", "reward": 1, "metadata": {"x": "y" * 20_000}}, 413, "metadata"),
-        ({"rollout_id": "r", "reward": 1, "text": "y" * 10_000_000}, 413, "1048576 bytes"),
-        (b'{"rollout_id": "\\ud800", "reward": 1}', 400, "JSON"),
-        (b'{"metadata":' * 300 + b"1" + b"}" * 300, 400, "JSON"),
-    ],
-)
-def test_feedback_that_is_none_is_refused(
-    client: Client, body: object, status: int, says: str
-) -> None:
-    """With a reason in JSON; and nothing of it is kept."""
-    before = client.get("/v1/status")["pending_feedback"]["count"]
-
-    told = client.post("/v1/feedback", body, status)
-
-    assert says in told["message"]
-    assert client.get("/v1/status")["pending_feedback"]["count"] == before
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"content_type": "application/x-www-form-urlencoded"}, 415),
-        ({"content_type": "text/plain"}, 415),
-        ({"content_type": "application/x-protobuf"}, 415),
-        ({}, 415),
-        ({"content_type": JSON, "Origin": "http://evil.example"}, 403),
-        ({"content_type": JSON, "Host": "evil.example"}, 421),
-    ],
-)
-def test_feedback_of_another_form_or_site_is_refused(
-    client: Client, headers: dict[str, str], status: int
-) -> None:
-    """Whatever a page elsewhere could send without being asked."""
-    body = b"rollout_id=r&reward=1"
-    assert client.running.ask("POST", "/v1/feedback", body, **headers).status == status
-
-
-@pytest.mark.parametrize(
     "address",
     ["/v1/transitions", "/v1/transitions?limit=5", "/transitions/download?format=triplets"],
 )

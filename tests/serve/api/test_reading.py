@@ -135,27 +135,6 @@ def test_queued_rollouts_are_found(filled: Client) -> None:
     assert filled.get("/v1/status")["queued"]["queuing"] == 1
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/transitions?limit=0", "/v1/transitions?limit=x", "/v1/transitions?limit=1e9",
-        "/v1/transitions?cursor=x", "/v1/transitions?cursor=W10", "/v1/transitions?since=soon",
-        "/v1/transitions?min_reward=nan", "/v1/transitions?min_reward=inf",
-        "/v1/transitions?capture=all", "/v1/transitions?agents=", "/v1/transitions?agents=re:(",
-        "/v1/transitions?rewarded=maybe", "/v1/transitions?surprise=1",
-        "/v1/transitions?limit=1&limit=2", "/v1/transitions?since=99999999999999999999",
-        "/v1/transitions?credit=none", "/v1/rollouts?limit=1001", "/v1/rollouts?status=odd",
-        "/v1/rollouts?cursor=WzEsMl0", "/v1/rollouts?since=-", "/training/status?limit=-1",
-    ],
-)  # fmt: skip
-def test_absurd_questions_are_refused(filled: Client, path: str) -> None:
-    """400, and what is wrong with them, in JSON."""
-    answer = filled.ask("GET", path)
-
-    assert answer.status == 400
-    assert json.loads(answer.body)["message"]
-
-
 def test_nothing_is_read_without_the_key(filled: Client) -> None:
     """Any user of the machine reaches the port; that it serves is told to anybody."""
     paths = (
