@@ -71,7 +71,8 @@ def of_claims(state: State) -> Door:
         claims, name = held
         ids = [each.rollout_id for each in groups[name]]
         try:
-            runs.keep(run.run_id, 1, "/1", claims=claims, rollout_ids=ids)
+            # A step of its own: two holders keep no checkpoint of the same step at once.
+            runs.keep(run.run_id, int(name[1:]), f"/{name}", claims=claims, rollout_ids=ids)
         except StateError:
             return False
         return True

@@ -24,10 +24,9 @@ from lightning_otel.state.rollouts import (
     AttemptStatus,
     Lease,
     check_put,
-    end_attempt,
     equal_to,
     expire_attempt,
-    fail_attempt,
+    finish_attempt,
     finite,
     fitting,
     kept_reason,
@@ -35,7 +34,6 @@ from lightning_otel.state.rollouts import (
     new_id,
     rollout_of,
     row_of,
-    start_attempt,
     task_json,
     unknown_rollout,
     update_rollout,
@@ -161,7 +159,9 @@ class Queue:
             row = self._leases.claim(connection, worker_id, waiting, lease_s, **tries)
             if row is None:
                 return None
-            start_attempt(connection, row, self.state.now_ns())
+            attempt = {"rollout_id": row.rollout_id, "attempt": row.attempts, "status": "running"}
+            attempt |= {"worker_id": worker_id, "reason": "", "started_ns": self.state.now_ns()}
+            connection.execute(sa.insert(ATTEMPTS).values(**attempt))
             number, until_ns = str(row.attempts), row.until_ns
             return Lease(rollout_of(row), number, worker_id, until_ns, lease_s, row.deadline_ns)
 
@@ -184,10 +184,7 @@ class Queue:
             if row is None:
                 return False
             now_ns = self.state.now_ns()
-            end_attempt(connection, row, "succeeded", "", now_ns)
-            update_rollout(
-                connection, row, status="succeeded", reason="", reward=value, ended_ns=now_ns
-            )
+            finish_attempt(connection, row, "succeeded", "", now_ns, reward=value)
             return True
 
     def fail(self, lease: Lease, reason: str) -> bool:
@@ -199,7 +196,7 @@ class Queue:
             row = self._leases.lock(connection, self._held_condition(lease))
             if row is None:
                 return False
-            fail_attempt(connection, row, "failed", reason, self.state.now_ns())
+            finish_attempt(connection, row, "failed", reason, self.state.now_ns())
             return True
 
     def lost(self, worker_id: str, reason: str) -> int:
@@ -208,7 +205,7 @@ class Queue:
         with self.state.change() as connection:
             rows = connection.execute(own.with_for_update()).all()
             for row in rows:
-                fail_attempt(connection, row, "unresponsive", reason, self.state.now_ns())
+                finish_attempt(connection, row, "unresponsive", reason, self.state.now_ns())
             return len(rows)
 
     def cancel(self, rollout_id: str, reason: str = "") -> bool:
@@ -222,12 +219,11 @@ class Queue:
             row = lock_rollout(connection, rollout_id)
             if row.status in FINAL:
                 return False
-            now_ns, why = self.state.now_ns(), reason or "cancelled"
+            now_ns, why = self.state.now_ns(), kept_reason(reason or "cancelled")
             if row.status == "running":
-                end_attempt(connection, row, "cancelled", why, now_ns)
-            update_rollout(
-                connection, row, status="cancelled", reason=kept_reason(why), ended_ns=now_ns
-            )
+                finish_attempt(connection, row, "cancelled", why, now_ns)
+            else:
+                update_rollout(connection, row, status="cancelled", reason=why, ended_ns=now_ns)
             return True
 
     def reward(self, rollout_id: str, reward: float) -> None:

@@ -147,41 +147,29 @@ def expire_attempt(connection: "Connection", row: "sa.Row[Any]", now_ns: int) ->
     """End the attempt of a locked row whose lease is over."""
     if row.deadline_ns is not None and row.deadline_ns <= now_ns:
         reason = f"timed out: the attempt took longer than {row.timeout_s:g} s"
-        fail_attempt(connection, row, "timeout", reason, now_ns)
+        finish_attempt(connection, row, "timeout", reason, now_ns)
     else:
         reason = f"worker {row.worker_id} was not heard of in time"
-        fail_attempt(connection, row, "unresponsive", reason, now_ns)
+        finish_attempt(connection, row, "unresponsive", reason, now_ns)
 
 
-def fail_attempt(
-    connection: "Connection", row: "sa.Row[Any]", status: AttemptStatus, reason: str, now_ns: int
+def finish_attempt(
+    connection: "Connection",
+    row: "sa.Row[Any]",
+    status: AttemptStatus,
+    reason: str,
+    now_ns: int,
+    **values: Any,
 ) -> None:
-    """End an attempt without success: its rollout waits again, or failed after the last."""
-    end_attempt(connection, row, status, reason, now_ns)
-    if row.attempts < row.max_attempts:
-        update_rollout(connection, row, status="queuing")
-    else:
-        update_rollout(
-            connection, row, status="failed", reason=kept_reason(reason), ended_ns=now_ns
-        )
-
-
-def start_attempt(connection: "Connection", row: "sa.Row[Any]", now_ns: int) -> None:
-    """Write down the attempt that begins with a row's lease."""
-    values = {"rollout_id": row.rollout_id, "attempt": row.attempts, "worker_id": row.worker_id}
-    values |= {"status": "running", "reason": "", "started_ns": now_ns}
-    connection.execute(sa.insert(ATTEMPTS).values(**values))
-
-
-def end_attempt(
-    connection: "Connection", row: "sa.Row[Any]", status: AttemptStatus, reason: str, now_ns: int
-) -> None:
-    """Write down the outcome of the attempt that runs."""
-    connection.execute(
-        sa.update(ATTEMPTS)
-        .where(ATTEMPTS.c.rollout_id == row.rollout_id, ATTEMPTS.c.attempt == row.attempts)
-        .values(status=status, reason=kept_reason(reason), ended_ns=now_ns)
-    )
+    """End the attempt that runs: its rollout is over, or waits where it may be tried again."""
+    outcome = {"status": status, "reason": kept_reason(reason), "ended_ns": now_ns}
+    mine = (ATTEMPTS.c.rollout_id == row.rollout_id, ATTEMPTS.c.attempt == row.attempts)
+    connection.execute(sa.update(ATTEMPTS).where(*mine).values(**outcome))
+    if status not in ("succeeded", "cancelled"):
+        outcome["status"] = "failed"
+        if row.attempts < row.max_attempts:
+            outcome = {"status": "queuing"}
+    update_rollout(connection, row, **outcome, **values)
 
 
 def unknown_rollout(rollout_id: str) -> NotFoundError:
