@@ -31,7 +31,6 @@ from lightning_otel.adapter import (
     TripletAdapter,
     calls,
     marks,
-    repair,
     tree,
 )
 from lightning_otel.adapter.attributes import has_id
@@ -393,7 +392,7 @@ def test_repair_is_idempotent(spans: list[Span]) -> None:
     named = []
     for node in nodes:
         above = nodes[node.parent].span.span_id if node.parent >= 0 else node.span.parent_span_id
-        is_rootless = node.repair in (repair.ITSELF, repair.CIRCLE) and node.parent < 0
+        is_rootless = node.repair in (tree.ITSELF, tree.CIRCLE) and node.parent < 0
         named.append(replace(node.span, parent_span_id=None if is_rootless else above))
 
     again = outline(named).nodes
@@ -407,7 +406,7 @@ def test_repair_is_idempotent(spans: list[Span]) -> None:
 
     assert parents(again) == parents(nodes)
     assert {node.repair for node in again} <= {
-        *("", repair.OTHER_TRACE, repair.OTHER_TRACES, repair.NEVER_CAME, repair.NO_ID),
+        *("", tree.OTHER_TRACE, tree.OTHER_TRACES, tree.NEVER_CAME, tree.NO_ID),
     }
 
 
@@ -471,7 +470,7 @@ def test_the_page_names_every_rule_and_cause() -> None:
     """docs/transitions.md lists them in its tables."""
     page = (DOCS / "transitions.md").read_text(encoding="utf-8")
 
-    known = {name: value for name, value in vars(repair).items() if name.isupper()}
+    known = {name: value for name, value in vars(tree).items() if name.isupper()}
     rules = [text for name, text in known.items() if isinstance(text, str) and name[0] != "_"]
     assert len(rules) == 8
     assert all(f"`{rule.partition(':')[0]}`" in page for rule in rules)

@@ -9,7 +9,7 @@ from tests.adapter.forest import call_attributes, reward_attributes
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter
-from lightning_otel.adapter.readable import span_of
+from lightning_otel.adapter.triplet import span_of
 from lightning_otel.types import Span
 
 

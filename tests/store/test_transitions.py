@@ -29,7 +29,7 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter.advantages import last_rewards
 from lightning_otel.adapter.tree import build
 from lightning_otel.dataset import batches
-from lightning_otel.dataset.messages import MESSAGE_COLUMNS
+from lightning_otel.dataset.tables import MESSAGE_COLUMNS
 from lightning_otel.store import settle
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.types import Conversation, Report, Span, Transition

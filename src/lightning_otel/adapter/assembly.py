@@ -33,9 +33,8 @@ from lightning_otel.adapter.calls import (
 from lightning_otel.adapter.conversations import Conversation, Said
 from lightning_otel.adapter.credit import Placement
 from lightning_otel.adapter.exactness import NO_IDS, notes_of
-from lightning_otel.adapter.repair import REPEATED
 from lightning_otel.adapter.rewards import read_reward
-from lightning_otel.adapter.tree import Tree, reordered
+from lightning_otel.adapter.tree import REPEATED, Tree, reordered
 from lightning_otel.types import (
     Call,
     Credited,

@@ -19,6 +19,7 @@ from lightning_otel.adapter.exactness import (
     LENGTH,
     NO_IDS,
     SAMPLING_KEYS,
+    Tokens,
     notes_of,
     read_tokens,
     sampling_of,
@@ -64,6 +65,9 @@ class TokenFacts(NamedTuple):
     capture: CaptureLevel
     inexact: str
     notes: tuple[str, ...]
+
+
+PENDING: Final = TokenFacts("text", "tokens that nobody looked at yet", ())
 
 
 class CallFacts(NamedTuple):
@@ -113,14 +117,21 @@ def check_tokens(facts: str, output_tokens: int | None, texts: Sequence[str | No
     """
     attributes = _make_attributes(CALL_KEYS, facts)
     tokens = read_tokens(dict(zip(_TOKENS, texts, strict=True)))
+    reason = finish_reason(attributes.get(c.FINISH_REASONS))
+    return _judge_tokens(tokens, reason, output_tokens, sampling_of(attributes, {}))
+
+
+def _judge_tokens(
+    tokens: Tokens | Call, reason: str | None, output_tokens: int | None, sampling: Any
+) -> TokenFacts:
     step = Transition(
         *("", "", "", 0, (), (), None, None, False),
         response_ids=tokens.response_ids,
         logprobs=tokens.logprobs,
         capture="exact" if len(tokens.prompt_ids) and len(tokens.response_ids) else "text",
-        finish_reason=finish_reason(attributes.get(c.FINISH_REASONS)),
+        finish_reason=reason,
         output_tokens=output_tokens,
-        sampling=sampling_of(attributes, {}),
+        sampling=sampling,
     )
     return TokenFacts(step.capture, tokens.inexact, tuple(notes_of(step)))
 
@@ -167,8 +178,11 @@ class Walk:
         rollouts: The rollout of each of these attempts.
     """
 
-    def __init__(self, tokens: Mapping[int, TokenFacts]) -> None:
-        """Take what is known of the calls that have tokens, by the number of their rows."""
+    def __init__(self, tokens: Mapping[int, TokenFacts] | None) -> None:
+        """Take what is known of the calls that have tokens, by the number of their rows.
+
+        Without, the calls themselves say it: see :meth:`judge_tokens`.
+        """
         self.steps: list[Step] = []
         self.rollouts: list[str] = []
         self.tokens = tokens
@@ -202,6 +216,16 @@ class Walk:
             for position, reason in walk.dropped
         )
         return True
+
+    def judge_tokens(self, calls: Sequence[Call]) -> None:
+        """Take the facts about tokens from the call of each step."""
+        known: dict[tuple[int, TokenFacts], CallFacts] = {}
+        for place, (step, call) in enumerate(zip(self.steps, calls, strict=True)):
+            told = step.call
+            if told.inexact == PENDING.inexact:
+                facts = _judge_tokens(call, told.finish_reason, step.rest[-1], told.sampling)
+                found = known.setdefault((id(told), facts), told._replace(**facts._asdict()))
+                self.steps[place] = step._replace(call=found)
 
     def report(self) -> Report:
         """Return the funnel of the linear attempts."""
@@ -254,7 +278,7 @@ class Walk:
 class _AttemptWalk:
     """The state of the walk over an attempt; positions name spans."""
 
-    def __init__(self, tokens: Mapping[int, TokenFacts], rows: Sequence[Row]) -> None:
+    def __init__(self, tokens: Mapping[int, TokenFacts] | None, rows: Sequence[Row]) -> None:
         self.tokens, self.rows = tokens, rows
         self.parents: list[int] = []
         self.agents: list[str] = []
@@ -316,9 +340,11 @@ class _AttemptWalk:
         # request, or a server that repeats its ids.
         if agent in self.tools[position] or row[_RESPONSE] in self.responses:
             return False
-        tokens = self.tokens.get(row[_SPOT]) if row[_HAS_TOKENS] else None
-        if tokens is None and row[_HAS_TOKENS]:
-            return False
+        tokens = None
+        if row[_HAS_TOKENS]:
+            tokens = PENDING if self.tokens is None else self.tokens.get(row[_SPOT])
+            if tokens is None:
+                return False
         call = _read_call(agent, row[_FACTS], tokens)
         if call is None:
             return False

@@ -11,8 +11,8 @@ from lightning_otel import conventions as c
 from lightning_otel.adapter import TripletAdapter, marks, readers
 from lightning_otel.adapter.attempts import group
 from lightning_otel.adapter.calls import is_call
-from lightning_otel.adapter.readable import ReadableSpan, span_of
 from lightning_otel.adapter.tree import NO_PARENT, build
+from lightning_otel.adapter.triplet import ReadableSpan, span_of
 from lightning_otel.types import BranchCause, Report, Span, Trajectory, Transition
 from lightning_otel.types.wording import count_noun
 

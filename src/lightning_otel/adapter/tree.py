@@ -1,18 +1,223 @@
 """The spans of one attempt as a forest: parents, order, and the agent each span belongs to.
 
-Near-linear and without recursion. Who comes first says ``order``, who lies below whom ``repair``.
+Near-linear and without recursion. Who comes first says ``order``. Parents that tracers left broken
+are mended by the rules of docs/transitions.md: the first one that applies to a span decides, each
+span that moved is reported, nothing is dropped and no time changed.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import Final
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import order, repair
-from lightning_otel.adapter.attributes import text
+from lightning_otel.adapter import order
+from lightning_otel.adapter.attempts import may_move
+from lightning_otel.adapter.attributes import has_id, text
+from lightning_otel.adapter.calls import is_call
 from lightning_otel.adapter.order import NO_PARENT
-from lightning_otel.adapter.repair import Walk
 from lightning_otel.types import Repair, Span
+
+ITSELF: Final = "self-parent: it named itself as its parent and became a root"
+OTHER_TRACE: Final = "other trace: its parent lies in another trace of its attempt"
+OTHER_TRACES: Final = "other traces: several spans have its parent's id, and it became a root"
+NEVER_CAME: Final = "never came: its parent is not among the attempt's spans, and it became a root"
+CIRCLE: Final = "circle: its parents led back to it, and it became a root"
+ENCLOSED: Final = (
+    "enclosed: no agent was its parent, and it went below the one agent or tool at work around it"
+)
+NO_ID: Final = "no id: its id is empty or zero, so nothing lies below it"
+REPEATED: Final = "repeated id: another span has its ids, and this one was left out"
+
+_HOSTS: Final = frozenset({c.INVOKE_AGENT, c.EXECUTE_TOOL, c.EXECUTE_TASK, c.INVOKE_WORKFLOW})
+_MOST_AT_ONCE: Final = 64
+"""How many agents and tools at work at once are looked at for one call: each one costs."""
+
+
+class Walk:
+    """A depth-first walk over a forest, children in order: it keeps each subtree in one piece.
+
+    Attributes:
+        parents: Position of each node's parent, or -1.
+        order: The nodes as they are met, parents before children.
+        first: Place of each node in the walk.
+        last: The greatest place within the node's subtree.
+    """
+
+    __slots__ = ("first", "last", "order", "parents")
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        """Walk over a forest without cycles."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            children.setdefault(parent, []).append(node)
+        self.parents = parents
+        self.order: list[int] = []
+        self.first = [0] * len(parents)
+        stack = children.get(NO_PARENT, [])[::-1]
+        while stack:
+            node = stack.pop()
+            self.first[node] = len(self.order)
+            self.order.append(node)
+            if node in children:
+                stack.extend(reversed(children[node]))
+        last = self.last = self.first.copy()
+        for node in reversed(self.order):
+            parent = parents[node]
+            if parent != NO_PARENT and last[node] > last[parent]:
+                last[parent] = last[node]
+
+    def contains(self, node: int, other: int) -> bool:
+        """Return whether a node is another one, or lies in its subtree."""
+        return self.first[node] <= self.first[other] <= self.last[node]
+
+
+def mend(
+    spans: Sequence[Span], starts: Sequence[int], ends: Sequence[int]
+) -> tuple[list[int], tuple[Repair, ...]]:
+    """Return the position of each span's parent, or -1, and a repair for each span that moved.
+
+    Args:
+        spans: The spans, in order of their start.
+        starts: A clock of starts, comparable with ``ends``; within a process it follows its count.
+        ends: A clock of ends.
+    """
+    places = {(span.trace_id, span.span_id): i for i, span in enumerate(spans)}
+    parents = [NO_PARENT] * len(spans)
+    rules: dict[int, str] = {}
+    missing = []
+    for position, span in enumerate(spans):
+        parent_id = span.parent_span_id
+        if parent_id and has_id(parent_id):
+            parent = places.get((span.trace_id, parent_id), NO_PARENT)
+            if parent == NO_PARENT:
+                missing.append(position)
+            elif parent == position or parent_id == span.span_id:
+                rules[position] = ITSELF
+            else:
+                parents[position] = parent
+        if not has_id(span.span_id):
+            rules.setdefault(position, NO_ID)
+    if missing:
+        _look_elsewhere(spans, missing, parents, rules)
+    _cut_cycles(parents, rules)
+    # Some tracers put calls below the session that holds their agents, too.
+    sessions = {position for position, span in enumerate(spans) if c.SESSION in span.attributes}
+    homeless = [
+        position
+        for position, span in enumerate(spans)
+        if (parents[position] == NO_PARENT and _may_be_enclosed(span, rules.get(position)))
+        or (parents[position] in sessions and is_call(span))
+    ]
+    if homeless:
+        _enclose_calls(spans, starts, ends, homeless, parents, rules)
+    repairs = [
+        Repair(spans[position].span_id, spans[position].trace_id, rules[position])
+        for position in sorted(rules)
+    ]
+    return parents, tuple(repairs)
+
+
+def _look_elsewhere(
+    spans: Sequence[Span], missing: Iterable[int], parents: list[int], rules: dict[int, str]
+) -> None:
+    """Find parents that are not in their child's trace among the other traces."""
+    wanted = {spans[position].parent_span_id for position in missing}
+    holders: dict[str | None, list[int]] = {}
+    for position, span in enumerate(spans):
+        if span.span_id in wanted:
+            holders.setdefault(span.span_id, []).append(position)
+    for position in missing:
+        span = spans[position]
+        found = holders.get(span.parent_span_id, ())
+        if len(found) == 1:
+            parents[position] = found[0]
+            rules[position] = OTHER_TRACE
+        elif found:
+            rules[position] = OTHER_TRACES
+        elif span.name != c.SPAN_ROLLOUT and not may_move(span):
+            rules[position] = NEVER_CAME
+
+
+def _cut_cycles(parents: list[int], rules: dict[int, str]) -> None:
+    """Make the first node of each cycle a root."""
+    state = bytearray(len(parents))  # 0 unseen, 1 on this walk, 2 known to end at a root
+    for start in range(len(parents)):
+        walk = []
+        node = start
+        while node != NO_PARENT and state[node] == 0:
+            state[node] = 1
+            walk.append(node)
+            node = parents[node]
+        if node != NO_PARENT and state[node] == 1:
+            first = min(walk[walk.index(node) :])
+            parents[first] = NO_PARENT
+            rules[first] = CIRCLE
+        for seen in walk:
+            state[seen] = 2
+
+
+def _may_be_enclosed(span: Span, rule: str | None) -> bool:
+    """Return whether a root is a call whose tracer knew no parent."""
+    if rule in (OTHER_TRACES, NEVER_CAME) or not span.process:
+        return False
+    return is_call(span) and span.kind not in ("SERVER", "CONSUMER")
+
+
+def _enclose_calls(
+    spans: Sequence[Span],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    homeless: Iterable[int],
+    parents: list[int],
+    rules: dict[int, str],
+) -> None:
+    """Put calls below the one agent or tool at work around them."""
+    events: list[tuple[int, int, int]] = []
+    for host, span in enumerate(spans):
+        operation = span.attributes.get(c.OPERATION)
+        is_host = isinstance(operation, str) and operation in _HOSTS and has_id(span.span_id)
+        if is_host and starts[host] < ends[host]:
+            events += [(starts[host], 1, host), (ends[host], 0, host)]
+    if not events:
+        return
+    events += [(starts[call], 2, call) for call in homeless]
+    walk = Walk(parents.copy())
+    at_work: dict[str, dict[int, None]] = {}  # by process, in order of their start
+    everyone: dict[int, None] = {}  # likewise, for calls that lie in a session
+    for _, kind, position in sorted(events):
+        working = at_work.setdefault(spans[position].process, {})
+        if kind == 1:
+            working[position] = everyone[position] = None
+        elif kind == 0:
+            working.pop(position, None)
+            everyone.pop(position, None)
+        else:
+            own = working if parents[position] == NO_PARENT else everyone
+            around = _find_host(spans, walk, own, position)
+            if around is not None and ends[position] <= ends[around]:
+                parents[position] = around
+                rules[position] = ENCLOSED
+    _cut_cycles(parents, rules)
+
+
+def _find_host(
+    spans: Sequence[Span], walk: Walk, working: dict[int, None], call: int
+) -> int | None:
+    """Return the innermost of those at work, if they are nested and none knew of the call."""
+    if len(working) > _MOST_AT_ONCE:
+        return None
+    session, hosts = walk.parents[call], list(reversed(working))
+    if session != NO_PARENT:
+        hosts = [host for host in hosts if walk.contains(session, host)]
+    elif any(spans[host].scope == spans[call].scope for host in hosts):
+        return None
+    if any(walk.contains(call, host) for host in hosts) or not all(
+        walk.contains(host, inside) for inside, host in pairwise(hosts)
+    ):
+        return None
+    return hosts[0] if hosts else None
+
 
 __all__ = ["NO_PARENT", "Tree", "build", "reordered"]
 
@@ -97,7 +302,7 @@ def build(spans: Iterable[Span], after: Sequence[tuple[Span, Span]] = ()) -> Tre
         after: Two of them each, the first of which is known to have ended before the second began.
     """
     found = order.order_by_time(list(spans))
-    parents, repairs = repair.mend(found.spans, found.starts, found.ends)
+    parents, repairs = mend(found.spans, found.starts, found.ends)
     places = {id(span): i for i, span in enumerate(found.spans)} if after else {}
     known = [(places[id(one)], places[id(other)]) for one, other in after]
     if known or order.needs_causes(found, parents):

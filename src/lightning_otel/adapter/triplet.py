@@ -3,13 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Generic, TypeVar, get_args
+from typing import Any, Final, Generic, Protocol, TypeVar, get_args
 
 from lightning_otel.adapter import advantages, composition, quick, readers
 from lightning_otel.adapter.advantages import Advantage, Estimate, Outcome
 from lightning_otel.adapter.assembly import INCOMPLETE_ROLLOUT, Adaptation, Assembly
 from lightning_otel.adapter.attempts import AttemptKey, sort_out
-from lightning_otel.adapter.readable import ReadableSpan, span_of
 from lightning_otel.adapter.selection import Matcher, matched
 from lightning_otel.adapter.tree import build
 from lightning_otel.errors import ConfigError
@@ -19,10 +18,76 @@ from lightning_otel.types import (
     CreditRule,
     Dropped,
     Estimator,
+    Event,
+    Link,
     Report,
     Span,
     Trajectory,
 )
+
+
+class ReadableSpan(Protocol):
+    """The part of the SDK's span that is read."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def context(self) -> Any:
+        """Its trace id and span id."""
+
+    @property
+    def parent(self) -> Any:
+        """The context of its parent, or None."""
+
+    @property
+    def attributes(self) -> Mapping[str, Any] | None:
+        """Its attributes."""
+
+
+def span_of(given: Span | ReadableSpan) -> Span:
+    """The span, or what the SDK's says as one of ours."""
+    if isinstance(given, Span):
+        return given
+    found: Any = given
+    context, parent, status = found.context, found.parent, found.status
+    return Span(
+        trace_id=format(context.trace_id, "032x"),
+        span_id=format(context.span_id, "016x"),
+        parent_span_id=format(parent.span_id, "016x") if parent is not None else None,
+        name=found.name,
+        start_ns=found.start_time or 0,
+        end_ns=found.end_time,
+        kind=found.kind.name,
+        status=status.status_code.name,
+        status_message=status.description or "",
+        attributes=_read_attributes(found.attributes),
+        events=tuple(_read_events(found.events)),
+        links=tuple(_read_links(found.links)),
+        otel_resource=_read_attributes(found.resource.attributes),
+        scope=found.instrumentation_scope.name if found.instrumentation_scope else "",
+    )
+
+
+def _read_attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
+    # The SDK keeps lists as tuples; ours, which were JSON once, are lists.
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in (found or {}).items()}
+
+
+def _read_events(found: Sequence[Any]) -> Iterable[Event]:
+    for event in found:
+        yield Event(event.name, event.timestamp, _read_attributes(event.attributes))
+
+
+def _read_links(found: Sequence[Any]) -> Iterable[Link]:
+    for link in found:
+        yield Link(
+            format(link.context.trace_id, "032x"),
+            format(link.context.span_id, "016x"),
+            _read_attributes(link.attributes),
+        )
+
 
 WAITING: Final = "it waits: what it judges is not in the store"
 

@@ -118,9 +118,9 @@ class Store(SpanStore):
             table.keep(report)
 
         def query() -> Query:
-            if not bodies and (layout := self._linear_layout(asked)) is not None:
+            if not bodies and self._linear_layout(asked) is not None:
                 rest = partial(self._adapt_named, asked)
-                return linear.query(self.source, layout, asked.wanted, rest, table.keep)
+                return linear.query(self.source, asked.wanted, rest, table.keep)
             return query_of(records(), columns)
 
         def records() -> Iterator[dict[str, Any]]:
@@ -159,8 +159,7 @@ class Store(SpanStore):
                 one of its steps is wanted.
         """
         from lightning_otel.adapter.conversation_rows import conversations
-        from lightning_otel.dataset.messages import MESSAGE_COLUMNS, message_row
-        from lightning_otel.dataset.tables import query_of
+        from lightning_otel.dataset.tables import MESSAGE_COLUMNS, message_row, query_of
         from lightning_otel.store.table import Query, Table
 
         def rows() -> Iterator[Conversation]:
@@ -291,7 +290,7 @@ class Store(SpanStore):
         # To plan a walk over a small store costs more than it saves, unless bodies stay unread.
         if layout is not None and not (bodies and Snapshot.take(layout).is_small):
             rest = partial(self._adapt_named, asked)
-            return linear.parts(self.source, layout, asked.wanted, rest, bodies=bodies)
+            return linear.parts(self.source, asked.wanted, rest, bodies=bodies)
         return map(partial(linear.part_of, bodies=bodies), self._adapt(asked))
 
     def _adapt_named(self, asked: Asked, names: Sequence[str]) -> Iterator[Adaptation]:

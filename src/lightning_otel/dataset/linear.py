@@ -30,7 +30,6 @@ from lightning_otel.dataset.tables import write_rows
 from lightning_otel.formats.format import distinct
 from lightning_otel.formats.transition_rows import BODIES, NARROW_COLUMNS, row
 from lightning_otel.store.gist import GIST, KIND, ODD, RECEIVED, REWARD, TOKENS
-from lightning_otel.store.layout import Layout
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import BODY_COLUMNS
 from lightning_otel.store.source import SpanSource
@@ -153,7 +152,6 @@ def supports(adapter: object) -> bool:
 
 def query(
     source: SpanSource,
-    layout: Layout,
     wanted: Selection,
     adapt: Adapt,
     keep: Callable[[Report], None],
@@ -161,13 +159,12 @@ def query(
     """Return the transitions as rows of one table, which spills to the disk if it is large.
 
     Args:
-        source: The spans.
-        layout: Its paths: files on this machine.
+        source: The spans, in files on this machine.
         wanted: Which transitions.
         adapt: Adapts what is not linear.
         keep: Is given the funnel.
     """
-    work = _Pass(source, layout, wanted, bodies=False)
+    work = _Pass(source, wanted, bodies=False)
     kinds = ", ".join(f'"{name}" {kind}' for name, kind in NARROW_COLUMNS.items())
     work.con.execute(f"CREATE OR REPLACE TABLE held ({kinds})")
     report = Report()
@@ -186,11 +183,9 @@ def query(
     return found
 
 
-def parts(
-    source: SpanSource, layout: Layout, wanted: Selection, adapt: Adapt, *, bodies: bool
-) -> Iterator[Part]:
+def parts(source: SpanSource, wanted: Selection, adapt: Adapt, *, bodies: bool) -> Iterator[Part]:
     """Yield transitions a group of rollouts at a time; arguments as :func:`query` takes them."""
-    work = _Pass(source, layout, wanted, bodies=bodies)
+    work = _Pass(source, wanted, bodies=bodies)
     try:
         yield from work.parts(adapt)
     finally:
@@ -213,9 +208,7 @@ def without_bodies(step: Transition) -> Transition:
 class _Pass:
     """One pass over the wanted rollouts, on a connection of bounded memory."""
 
-    def __init__(
-        self, source: SpanSource, layout: Layout, wanted: Selection, *, bodies: bool
-    ) -> None:
+    def __init__(self, source: SpanSource, wanted: Selection, *, bodies: bool) -> None:
         """Plan it: the table ``plan`` has every rollout and its batch."""
         self.folder = Path(tempfile.mkdtemp(prefix="lightning-otel-"))
         self._wanted, self._bodies = wanted, bodies
@@ -276,7 +269,7 @@ class _Pass:
     def _walk_batch(self) -> tuple[list[Walk], list[str]]:
         """Walk over the batch, so many spans at a time; return the rollouts left over, too."""
         con, most = self.con, BATCH_SPANS if self._bodies else math.inf
-        tokens = _check_tokens(con)
+        tokens = None if self._bodies else _check_tokens(con)  # bodies bring them
         walks, size, linear = [Walk(tokens)], 0, set()
         attempts = con.execute(_ATTEMPTS).fetchall()
         rows = _fetch_rows(con, _READ)
@@ -311,6 +304,7 @@ def _read_calls(con: Reader, walk: Walk) -> list[Call] | None:
         if not isinstance(call, Call):
             return None
         found.append(call)
+    walk.judge_tokens(found)
     return found
 
 

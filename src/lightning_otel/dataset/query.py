@@ -1,12 +1,143 @@
-"""Queries of a store for transitions: how they are made, and which are wanted."""
+"""Queries of a store for transitions: how they are made, and which are wanted.
 
+Another adapter is an object or function, or the name of an entry point of the group
+``lightning_otel.adapters``. It is somebody else's code: whatever it raises comes out with its name.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
-from lightning_otel.adapter import Advantage, TripletAdapter
+from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
 from lightning_otel.adapter.selection import Matcher, Selection, Wanted
-from lightning_otel.dataset.adapters import Adapter, Explaining, adapter_of
-from lightning_otel.types import Compose, Credit, CreditRule, Estimator
+from lightning_otel.errors import AdapterError, ConfigError
+from lightning_otel.types import Compose, Credit, CreditRule, Estimator, Report, Span, Trajectory
+
+GROUP: Final = "lightning_otel.adapters"
+
+Incomplete: TypeAlias = Collection[tuple[str, str]]
+"""Rollout and attempt ids of attempts that broke off."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """An adapter that says what became of every span, as :class:`TripletAdapter` does."""
+
+    def explain(self, spans: Iterable[Span], *, incomplete: Incomplete = ()) -> Adaptation:
+        """Trajectories, and the funnel that led to them; of what broke off, none."""
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """An adapter that only makes trajectories."""
+
+    def adapt(self, spans: Iterable[Span]) -> Iterable[Trajectory]:
+        """The trajectories of whole rollouts."""
+
+
+Adapter: TypeAlias = Explaining | Adapting | Callable[[Iterable[Span]], Iterable[Trajectory]]
+"""What turns the spans of whole rollouts into trajectories."""
+
+
+def adapter_of(given: Adapter | str | None, ours: TripletAdapter) -> Explaining:
+    """Return the adapter that an object, a function or a registered name stands for, else ours."""
+    if given is None:
+        return ours
+    found: Any = _load_adapter(given) if isinstance(given, str) else given
+    name = given if isinstance(given, str) else _name_of(given)
+    if found is TripletAdapter:
+        return ours
+    if ours != TripletAdapter():
+        raise ConfigError(
+            f"credit and the like mean nothing to the adapter {name}; "
+            "make it with options of its own"
+        )
+    if isinstance(found, TripletAdapter):
+        return found
+    if isinstance(found, type):
+        with _naming_errors(name, "cannot be made"):
+            found = found()
+    if not isinstance(found, (Explaining, Adapting)) and not callable(found):
+        raise AdapterError(
+            f"the adapter {name} is a {type(found).__name__}; it needs a method "
+            "adapt(spans) -> trajectories, or to be a function that does that"
+        )
+    return _Named(name, found)
+
+
+def _load_adapter(name: str) -> object:
+    from importlib.metadata import entry_points  # a traced process shall not pay for it
+
+    registered = {each.name: each for each in entry_points(group=GROUP)}
+    if name not in registered:
+        known = ", ".join(sorted(registered)) or "none"
+        raise ConfigError(
+            f"there is no adapter {name!r}; those registered under {GROUP} are: {known}"
+        )
+    entry = registered[name]
+    package = f", of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+    with _naming_errors(f"{name} ({entry.value}{package})", "cannot be loaded"):
+        return entry.load()
+
+
+def _name_of(given: object) -> str:
+    kind = given if isinstance(given, type) or callable(given) else type(given)
+    return str(getattr(kind, "__qualname__", None) or type(given).__qualname__)
+
+
+@contextmanager
+def _naming_errors(name: str, fault: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:  # somebody else's code may raise anything
+        raise AdapterError(f"the adapter {name} {fault}: {type(exc).__name__}: {exc}") from exc
+
+
+class _Named:
+    """An adapter of one's own, whose errors name it."""
+
+    def __init__(self, name: str, adapter: Any) -> None:
+        self._name = name
+        self._adapter = adapter
+
+    def explain(self, spans: Iterable[Span], *, incomplete: Incomplete = ()) -> Adaptation:
+        """Adapt the spans, with a report: the adapter's own, or what can be counted of the rest."""
+        if isinstance(self._adapter, Explaining):
+            with _naming_errors(self._name, "failed"):
+                found: Any = self._adapter.explain(spans, incomplete=incomplete)
+            if not isinstance(found, tuple) or not isinstance(found[-1], Report):
+                raise AdapterError(
+                    f"the adapter {self._name} gave {type(found).__name__} from explain(); "
+                    "it must give an Adaptation: trajectories and a report"
+                )
+            return Adaptation(self._check_trajectories(found[0]), found[-1])
+        every = list(spans)
+        kept = [span for span in every if (span.rollout_id, span.attempt_id) not in incomplete]
+        adapt = self._adapter.adapt if isinstance(self._adapter, Adapting) else self._adapter
+        with _naming_errors(self._name, "failed"):
+            given = adapt(kept)
+        paths = self._check_trajectories(given)
+        steps = {id(step): step for path in paths for step in path.transitions}.values()
+        report = Report(
+            spans=len(every),
+            rollouts=len({span.rollout_id for span in every}),
+            calls=len(steps),
+            transitions=len(steps),
+            exact=sum(step.capture == "exact" for step in steps),
+            rewarded=sum(step.reward is not None for step in steps),
+        )
+        return Adaptation(paths, report)
+
+    def _check_trajectories(self, given: Iterable[Any]) -> list[Trajectory]:
+        with _naming_errors(self._name, "failed"):
+            found = list(given)
+        for each in found:
+            if not isinstance(each, Trajectory):
+                raise AdapterError(
+                    f"the adapter {self._name} gave a {type(each).__name__} among its trajectories"
+                )
+        return found
 
 
 class Keywords(Wanted, total=False):

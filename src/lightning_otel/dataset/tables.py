@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from lightning_otel.store.sql import new_connection, quoted, struct_sql
 from lightning_otel.store.table import Query, line
+from lightning_otel.types import Conversation
 
 _LINE_BYTES: Final = 1 << 20
 
@@ -39,3 +40,30 @@ def write_rows(
     if columns:
         options += f", columns={struct_sql(columns)}"
     return f"read_json({quoted(file.name)}, {options})"
+
+
+MESSAGE_COLUMNS: Mapping[str, str] = {
+    "rollout_id": "VARCHAR",
+    "attempt_id": "VARCHAR",
+    "agent": "VARCHAR",
+    "branch": "INTEGER",
+    "step": "INTEGER",
+    "messages": "JSON",
+    "tools": "JSON",
+    "reward": "DOUBLE",
+    "answers": "INTEGER[]",
+    "rewards": "DOUBLE[]",
+    "alternatives": "JSON",
+    "span_ids": "VARCHAR[]",
+    "model": "VARCHAR",
+    "resource_version": "VARCHAR",
+}
+
+
+def message_row(conversation: Conversation) -> dict[str, Any]:
+    """A conversation as a flat row of JSON values, in the order of ``MESSAGE_COLUMNS``."""
+    row = {name: getattr(conversation, name) for name in MESSAGE_COLUMNS}
+    row["alternatives"] = [
+        {"answer": position, "message": said} for position, said in conversation.alternatives
+    ]
+    return row

@@ -13,7 +13,7 @@ from tests.adapter.forest import Forest, steps_of, text_of
 
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.adapter import TripletAdapter, calls, readers, repair
+from lightning_otel.adapter import TripletAdapter, calls, readers, tree
 from lightning_otel.messages import plain_text
 from lightning_otel.receivers import Rejected, documents
 from lightning_otel.types import Event, Message, Span
@@ -225,4 +225,4 @@ def test_calls_belong_to_their_agents(
     found = TripletAdapter().explain(stored(name))
 
     assert [(step.agent, step.reward) for step in steps_of(found)] == expected
-    assert [each.rule for each in found.report.repairs] == [repair.ENCLOSED] * moved
+    assert [each.rule for each in found.report.repairs] == [tree.ENCLOSED] * moved
