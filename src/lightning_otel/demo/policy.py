@@ -227,12 +227,7 @@ def style_of(result: str, answer: str) -> str | None:
 
 
 def _certain_reply(reply: Reply) -> Reply:
-    return Reply(
-        text=reply.text,
-        tool_calls=reply.tool_calls,
-        finish_reason=reply.finish_reason,
-        logprobs=(0.0,) * len(reply.tokens),
-    )
+    return replace(reply, logprobs=(0.0,) * len(reply.tokens))
 
 
 def _word_number(number: str, style: str) -> str:

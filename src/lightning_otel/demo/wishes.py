@@ -38,17 +38,21 @@ def wished_calls(body: Json) -> list[Wish]:
     instructions name tools too; what they ask for was done once it was done. A tool that takes an
     expression is named by an arithmetic expression, and called for each one at once.
     """
-    tools = offered(body)
+    offered = [tool.get("function") for tool in body.get("tools") or ()]
+    tools = [function for function in offered if isinstance(function, Mapping)]
     choice = body.get("tool_choice") or "auto"
     messages = body.get("messages") or ()
-    turn = _since_last_user(messages)
+    places = [i for i, item in enumerate(messages) if item.get("role") == "user"]
+    turn = messages[places[-1] :] if places else messages
     done = _read_calls(turn)
-    if choice == "none" or _ends_with_unknown_result(turn, done):
+    # A tool's result that answers no known call ends all.
+    if choice == "none" or (turn and turn[-1].get("role") == "tool" and not done):
         return []
-    said = _message_texts(messages, ("user",))
+    said = [message_text(messages[i]) for i in places]
+    rules = [message_text(m) for m in messages if m.get("role") in ("system", "developer")]
     wishes = _find_named(tools, said[-1:], done) or _find_named(
         [tool for tool in tools if not _takes_expression(tool)],
-        _message_texts(messages, ("system", "developer")),
+        rules,
         _read_calls(messages),
         values=said,
     )
@@ -57,12 +61,6 @@ def wished_calls(body: Json) -> list[Wish]:
     forced = (choice.get("function") or choice).get("name") if isinstance(choice, Mapping) else None
     tool = next((tool for tool in tools if tool["name"] == forced), tools[0])
     return [(tool["name"], arguments(tool.get("parameters") or {}, "\n".join(said[-1:])))]
-
-
-def offered(body: Json) -> list[Json]:
-    """The functions a body offers."""
-    found = [tool.get("function") for tool in body.get("tools") or ()]
-    return [function for function in found if isinstance(function, Mapping)]
 
 
 def wished_speaker(body: Json) -> str | None:
@@ -83,14 +81,22 @@ def wished_speaker(body: Json) -> str | None:
 
 def arguments(schema: Json, text: str) -> dict[str, Any]:
     """An object of a function's parameters, filled with what the text holds for them."""
-    values = _Values(text)
+    numbers = iter(_NUMBER.findall(text))
+    quoted = iter([first or second for first, second in _QUOTED.findall(text)])
+    expressions = iter(EXPRESSION.findall(text))
+
+    def value_of(name: str, wanted: Json) -> object:
+        kind = wanted.get("type")
+        if kind == "string" and not wanted.get("enum"):
+            return next(expressions if "expression" in name else quoted, text)
+        if kind in ("integer", "number"):
+            number = next(numbers, "1")
+            return float(number) if kind == "number" else int(float(number))
+        return example(wanted, text, {**schema, **wanted})
+
     properties = schema.get("properties") or {}
     required = schema.get("required") or list(properties)
-    return {
-        name: values.of(name, wanted, schema)
-        for name, wanted in properties.items()
-        if name in required
-    }
+    return {name: value_of(name, wanted) for name, wanted in properties.items() if name in required}
 
 
 def example(schema: Json, text: str, root: Json | None = None) -> object:
@@ -113,27 +119,6 @@ def example(schema: Json, text: str, root: Json | None = None) -> object:
         return {name: example(value, text, root) for name, value in properties.items()}
     examples = {"string": "text", "integer": 1, "number": 1.5, "boolean": True, "array": []}
     return examples.get(str(kind))
-
-
-class _Values:
-    """The values in a text, in order."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._numbers = iter(_NUMBER.findall(text))
-        self._quoted = iter([first or second for first, second in _QUOTED.findall(text)])
-        self._expressions = iter(EXPRESSION.findall(text))
-
-    def of(self, name: str, wanted: Json, root: Json) -> object:
-        kind = wanted.get("type")
-        if kind == "string" and not wanted.get("enum"):
-            if "expression" in name:
-                return next(self._expressions, self._text)
-            return next(self._quoted, self._text)
-        if kind in ("integer", "number"):
-            number = next(self._numbers, "1")
-            return float(number) if kind == "number" else int(float(number))
-        return example(wanted, self._text, {**root, **wanted})
 
 
 def _find_named(
@@ -180,15 +165,6 @@ def _takes_expression(tool: Json) -> bool:
     return "expression" in ((tool.get("parameters") or {}).get("properties") or {})
 
 
-def _since_last_user(messages: Sequence[Json]) -> Sequence[Json]:
-    places = [i for i, item in enumerate(messages) if item.get("role") == "user"]
-    return messages[places[-1] :] if places else messages
-
-
-def _message_texts(messages: Sequence[Json], roles: Sequence[str]) -> list[str]:
-    return [message_text(item) for item in messages if item.get("role") in roles]
-
-
 def _read_calls(messages: Sequence[Json]) -> list[Wish]:
     """The calls in messages, as wishes."""
     calls = [call.get("function") or {} for m in messages for call in m.get("tool_calls") or ()]
@@ -201,8 +177,3 @@ def _read_json(text: str | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _ends_with_unknown_result(turn: Sequence[Json], done: Sequence[Wish]) -> bool:
-    """Return whether the last tool result answers no known call: then all is done."""
-    return bool(turn) and turn[-1].get("role") == "tool" and not done
