@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import struct
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,6 +44,20 @@ USAGE_KEYS = {
     "gen_ai.usage.input_tokens": ("prompt_tokens", "input_tokens"),
     "gen_ai.usage.output_tokens": ("completion_tokens", "output_tokens"),
 }
+
+
+_MADE_UP = re.compile(
+    r"(?:resp|msg|fc|rs|chatcmpl|call|cache|agents|run)(?:[-_]\w+)*[-_][0-9a-f]{12,}[-0-9a-f]*"
+)
+"""Ids that are drawn anew for each request or answer, and come back in the next request."""
+_OWN_HEADERS = ("idempotency-key", "host", "x-stainless-read-timeout")
+"""Headers that are drawn at random for each request, or name the server's port."""
+
+
+def sent(exchange: Exchange) -> str:
+    """A request as it was sent, byte for byte but for what is drawn at random."""
+    headers = {name: text for name, text in exchange.headers.items() if name not in _OWN_HEADERS}
+    return _MADE_UP.sub("ID", json.dumps([exchange.path, exchange.request, headers]))
 
 
 def calls(recording: Recording) -> list[Span]:

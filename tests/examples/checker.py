@@ -4,7 +4,6 @@ import ast
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -36,10 +35,6 @@ SETTINGS = {
     "LANGSMITH_TRACING": "false",
 }
 OURS = ("OTEL_", "LIGHTNING_OTEL", "OPENAI_")
-OWN_HEADERS = ("idempotency-key", "host", "x-stainless-read-timeout")
-"""Headers that are drawn at random for each request, or name the server's port."""
-_MADE_UP = re.compile(r"(?:resp|msg|fc|rs|chatcmpl|call)[-_][0-9a-f]{24,32}")
-"""Ids that a server draws, which come back to it in the next request."""
 _MOST_SHOWN = 700
 
 
@@ -193,16 +188,10 @@ def host_problems(plain: Host, host: Host) -> list[str]:
         before, after = getattr(plain, what), getattr(host, what)
         if before != after:
             found.append(f"{what} differs: {before!r} by itself, {after!r} recorded")
-    before, after = (Counter(map(_sent, each.log)) for each in (plain, host))
+    before, after = (Counter(map(facts.sent, each.log)) for each in (plain, host))
     found += [f"sent only by itself: {each[-_MOST_SHOWN:]}" for each in before - after]
     found += [f"sent only when recorded: {each[-_MOST_SHOWN:]}" for each in after - before]
     return found
-
-
-def _sent(exchange: Exchange) -> str:
-    """A request as it was sent, byte for byte but for what is drawn at random."""
-    headers = {name: text for name, text in exchange.headers.items() if name not in OWN_HEADERS}
-    return _MADE_UP.sub("ID", json.dumps([exchange.path, exchange.request, headers]))
 
 
 def call_problems(recorded: Recorded) -> list[str]:

@@ -21,6 +21,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.facts import sent
 from tests.instrumentors.contract.drivers import ASKED, DRIVERS, SUM, Driver
 from tests.instrumentors.outline import assert_each_call_once, calls_of, named, outline
 
@@ -67,11 +68,6 @@ def within(outer: str, outline: str) -> str:
 def since(server: DemoServer, count: int) -> Any:
     """The server's log without its first requests."""
     return SimpleNamespace(log=server.log[count:])
-
-
-def sent(server: Any) -> list[Any]:
-    """The requests a server got, with the names of their headers."""
-    return [(each.path, each.request, sorted(each.headers)) for each in server.log]
 
 
 def outcome(work: Callable[[], object]) -> object:
@@ -144,12 +140,12 @@ def test_call_is_one_span_and_gives_what_it_gave(
         return asyncio.run(found) if inspect.iscoroutine(found) else found
 
     untraced = ask()
-    plain = sent(server)
+    plain = list(map(sent, server.log))
     with auto_trace(store=store) as recording:
         assert ask() == untraced
 
     assert outline(recording) == driver.outline
-    assert sent(since(server, len(plain))) == plain
+    assert list(map(sent, server.log[len(plain) :])) == plain
     assert_each_call_once(recording, since(server, len(plain)), facts, provider=driver.provider)
 
 

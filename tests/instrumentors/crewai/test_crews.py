@@ -162,6 +162,66 @@ def sums(**more: Any) -> Callable[[Any], Any]:
     return lambda llm: one_task_crew(mathematician(llm(), **more))
 
 
+def streamed(llm: Any) -> Any:
+    """A crew that runs on a thread as its chunks are read, under what reads them."""
+    crew = one_task_crew(mathematician(llm()))
+    crew.stream = True
+
+    async def read(way: Way) -> Any:
+        streaming = await (crew.kickoff_async() if way is kickoff_async else crew.akickoff())
+        async for _ in streaming:
+            pass
+        return streaming.result
+
+    def work(way: Way) -> Any:
+        if way is not kickoff:
+            return asyncio.run(read(way))
+        streaming = crew.kickoff()
+        list(streaming)
+        return streaming.result
+
+    return work
+
+
+def in_a_loop(llm: Any) -> Any:
+    """An agent by itself: there ``kickoff`` gives a coroutine, whose work is the span."""
+
+    async def ask() -> Any:
+        return await mathematician(llm()).kickoff("What is 17*23?")
+
+    return lambda _: asyncio.run(ask())
+
+
+def flow(llm: Any) -> Any:
+    """A flow, which holds its crews."""
+    from crewai.flow.flow import Flow, listen, start
+
+    class Sums(Flow):  # type: ignore[misc,type-arg]  # untyped where CrewAI is not installed
+        @start()
+        def first(self) -> str:
+            return str(one_task_crew(mathematician(llm())).kickoff().raw)
+
+        @listen(first)
+        def second(self, said: str) -> str:
+            return said.upper()
+
+    return lambda _: Sums().kickoff()
+
+
+def for_each(llm: Any) -> Any:
+    """A crew run for several inputs: as many workflows, side by side."""
+    agent = person(llm)
+    task = crewai.Task(name="t", description="say {x}", expected_output="x", agent=agent)
+    crew = crewai.Crew(name="each", agents=[agent], tasks=[task])
+    asked = [{"x": "1"}, {"x": "2"}]
+    return lambda _: [each.raw for each in asyncio.run(crew.kickoff_for_each_async(asked))]
+
+
+SIDE_BY_SIDE = ("async tasks", "each input")
+EACH = """invoke_workflow each
+  execute_task t
+    invoke_agent Ann
+      chat toy"""
 CREWS: dict[str, tuple[Callable[[Any], Any], Policy | None, str]] = {
     "tool": (sums(), None, ONE_TASK),
     "streaming model": (
@@ -206,8 +266,12 @@ invoke_workflow strict
       chat toy
     invoke_agent Ann
       chat toy"""),
+    "streaming crew": (streamed, None, ONE_TASK),
+    "agent in a loop": (in_a_loop, None, "\n".join(line[4:] for line in ONE_TASK.split("\n")[2:])),
+    "flow": (flow, None, "\n  ".join(["invoke_workflow Sums", *ONE_TASK.split("\n")])),
+    "each input": (for_each, None, f"{EACH}\n{EACH}"),
 }  # fmt: skip
-"""By name: the crew, who plays its models, and the outline of its work."""
+"""By name: the crew, or what does the work, who plays its models, and the outline of its work."""
 
 
 @WAYS
@@ -229,8 +293,9 @@ def test_crew_is_an_outline_of_its_work(
         def llm(**options: Any) -> Any:
             return crewai.LLM(model="openai/toy", base_url=server.base_url, api_key="k", **options)
 
-        found = way(make(llm))
-        return found.raw, found.token_usage
+        made = make(llm)
+        found = way(made) if isinstance(made, crewai.Crew) else made(way)
+        return getattr(found, "raw", found), getattr(found, "token_usage", None)
 
     with DemoServer() as plain, DemoServer() as server:
         with auto_trace(store=store) as recording:
@@ -239,7 +304,7 @@ def test_crew_is_an_outline_of_its_work(
             provider.uninstrument()
             assert run(plain) == result
             requests = [[each.request for each in found.log] for found in (plain, server)]
-            if name != "async tasks":
+            if name not in SIDE_BY_SIDE:
                 first, second = (
                     without_call_ids(each, [said for one in each for said in one["messages"]])
                     for each in requests
@@ -248,7 +313,7 @@ def test_crew_is_an_outline_of_its_work(
         if name != "no arguments":
             assert_each_call_once(recording, server, facts)
 
-    assert outline(recording, is_ordered=name != "async tasks") == expected.strip()
+    assert outline(recording, is_ordered=name not in SIDE_BY_SIDE) == expected.strip()
     if ONE_TASK not in expected:
         return
     assert agents_of(recording) == ["Mathematician"] * 2
@@ -266,33 +331,6 @@ def test_crew_is_an_outline_of_its_work(
     assert done.status == ("ERROR" if name in ("failing tool", "no arguments") else "UNSET")
     said = json.loads(str(named(recording, "invoke_workflow maths").attributes[c.OUTPUT_MESSAGES]))
     assert said[0]["parts"][0]["content"] == result[0]
-
-
-@WAYS
-def test_crew_that_streams_is_recorded_while_it_is_read(
-    way: Way, llm: Any, store: Store, server: DemoServer, facts: Any
-) -> None:
-    """The crew runs on a thread as its chunks are read, under what reads them."""
-    crew = one_task_crew(mathematician(llm()))
-    crew.stream = True
-
-    async def read() -> str:
-        streaming = await (crew.kickoff_async() if way is kickoff_async else crew.akickoff())
-        async for _ in streaming:
-            pass
-        return str(streaming.result.raw)
-
-    with auto_trace(store=store) as recording:
-        if way is kickoff:
-            streaming = crew.kickoff()
-            list(streaming)
-            raw = streaming.result.raw
-        else:
-            raw = asyncio.run(read())
-
-    assert raw.startswith("The answer is")
-    assert outline(recording) == ONE_TASK
-    assert_each_call_once(recording, server, facts)
 
 
 @WAYS
@@ -323,57 +361,6 @@ def test_model_of_no_known_client_is_recorded_by_what_crewai_knows(way: Way, sto
         assert json.loads(str(span.attributes[c.INPUT_MESSAGES]))[-1]["parts"]
     said = json.loads(str(calls_of(recording)[1].attributes[c.OUTPUT_MESSAGES]))
     assert said[0]["parts"][0]["content"].endswith("Final Answer: 391")
-
-
-def test_agent_asked_in_an_event_loop_is_one_span(
-    llm: Any, store: Store, server: DemoServer, facts: Any
-) -> None:
-    """There ``kickoff`` gives a coroutine; the span is that of its work, not of its making."""
-
-    async def ask() -> Any:
-        return await mathematician(llm()).kickoff("What is 17*23?")
-
-    with auto_trace(store=store) as recording:
-        asyncio.run(ask())
-
-    assert outline(recording).count("invoke_agent") == 1
-    assert_each_call_once(recording, server, facts)
-
-
-def test_flow_holds_its_crews(llm: Any, store: Store, server: DemoServer, facts: Any) -> None:
-    """A flow is a workflow span around all that its methods do; agents' own loops are none."""
-    from crewai.flow.flow import Flow, listen, start
-
-    class Sums(Flow):  # type: ignore[misc,type-arg]  # untyped where CrewAI is not installed
-        @start()
-        def first(self) -> str:
-            return str(one_task_crew(mathematician(llm())).kickoff().raw)
-
-        @listen(first)
-        def second(self, said: str) -> str:
-            return said.upper()
-
-    with auto_trace(store=store) as recording:
-        result = Sums().kickoff()
-
-    assert result.startswith("THE ANSWER IS")
-    assert_each_call_once(recording, server, facts)
-    indented = "\n".join(f"  {line}" for line in ONE_TASK.splitlines())
-    assert outline(recording) == f"invoke_workflow Sums\n{indented}"
-
-
-def test_each_input_is_a_crew_of_its_own(llm: Any, store: Store, server: DemoServer) -> None:
-    """Run for several inputs a crew is as many workflows, side by side."""
-    agent = crewai.Agent(role="Ann", goal="g", backstory="b", llm=llm())
-    task = crewai.Task(name="t", description="say {x}", expected_output="x", agent=agent)
-    crew = crewai.Crew(name="each", agents=[agent], tasks=[task])
-
-    with auto_trace(store=store) as recording:
-        asyncio.run(crew.kickoff_for_each_async([{"x": "1"}, {"x": "2"}]))
-
-    lines = outline(recording).splitlines()
-    assert lines.count("invoke_workflow each") == 2
-    assert len(lines) == 8
 
 
 def test_telemetry_of_crewai_gets_nothing_of_ours(
