@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.adapter.forest import call_attributes, token_attributes
+
 from lightning_otel import Store
 from lightning_otel import conventions as c
-from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.adapter.tracking import resources_text
 from lightning_otel.algorithms import BaseAlgorithm, Batch, StepResult
 from lightning_otel.emitters import reward_span
@@ -32,51 +33,41 @@ def spans_of(
     tokens: bool | Sequence[int] = False,
     temperature: float | None = None,
     logprobs_mode: str | None = None,
-    is_over: bool = True,
     resources: Mapping[str, int] | None = None,
 ) -> list[Span]:
     """The spans of one rollout with one call, as a runner or a traced program leaves them."""
     trace_id = _ids(rollout_id)[:32]
     start_ns = 1_700_000_000 * _SECOND_NS + next(_numbers) * _SECOND_NS
-    stamps: dict[str, Any] = {c.ROLLOUT_ID: rollout_id, c.ATTEMPT_ID: "1", c.AGENT_NAME: "solver"}
-    if mode is not None:
-        stamps[c.MODE] = mode
-    asked = [{"role": "user", "parts": [{"type": "text", "content": str(task)}]}]
-    said = [{"role": "assistant", "parts": [{"type": "text", "content": f"{reward}"}]}]
+    own = {c.ROLLOUT_ID: rollout_id, c.ATTEMPT_ID: "1", c.AGENT_NAME: "solver", c.MODE: mode}
+    stamps = {key: value for key, value in own.items() if value is not None}
     call = {
         **stamps,
-        c.OPERATION: "chat",
-        c.INPUT_MESSAGES: json.dumps(asked),
-        c.OUTPUT_MESSAGES: json.dumps(said),
+        **call_attributes(str(task), f"{reward}"),
+        c.REQUEST_TEMPERATURE: temperature,
+        c.LOGPROBS_MODE: logprobs_mode,
+        c.RESOURCES: resources_text({"*": dict(resources)}, None) if resources else None,
     }
     if tokens:
-        call[c.PROMPT_TOKEN_IDS] = encode_ids([[1, 2, 3]])
-        said_ids = [4, 5] if isinstance(tokens, bool) else list(tokens)
-        call[c.RESPONSE_TOKEN_IDS] = encode_ids([said_ids])
-        call[c.RESPONSE_LOGPROBS] = encode_logprobs([[-0.5, -0.25][: len(said_ids)]])
-    if temperature is not None:
-        call[c.REQUEST_TEMPERATURE] = temperature
-    if resources is not None:
-        call[c.RESOURCES] = resources_text({"*": dict(resources)}, None)
-    if logprobs_mode is not None:
-        call[c.LOGPROBS_MODE] = logprobs_mode
+        ids = [4, 5] if isinstance(tokens, bool) else list(tokens)
+        call |= token_attributes([1, 2, 3], ids, [-0.5, -0.25][: len(ids)])
     root_id = _ids(rollout_id, "root")[:16]
-    root = Span(
-        trace_id, root_id, None, c.SPAN_ROLLOUT, start_ns,
-        start_ns + 9 * 10**8 if is_over else None,
-        attributes={**stamps, c.TASK: json.dumps(task)},
-    )  # fmt: skip
-    step = Span(
-        trace_id, _ids(rollout_id, "call")[:16], root_id, "chat toy", start_ns + 10**8,
-        start_ns + 2 * 10**8, kind="CLIENT", attributes=call,
-    )  # fmt: skip
-    if reward is None:
-        return [root, step]
-    given = {**stamps, c.REWARD_NAME: "primary", c.REWARD_VALUE: reward}
-    at_ns = start_ns + 3 * 10**8
-    reward_id = _ids(rollout_id, "reward")[:16]
-    judged = Span(trace_id, reward_id, root_id, c.SPAN_ANNOTATION, at_ns, at_ns, attributes=given)
-    return [root, step, judged]
+
+    def span(name: str, at_ds: int, for_ds: int, parent_id: str | None, **more: Any) -> Span:
+        at_ns = start_ns + at_ds * 10**8
+        span_id = root_id if parent_id is None else _ids(rollout_id, name)[:16]
+        return Span(trace_id, span_id, parent_id, name, at_ns, at_ns + for_ds * 10**8, **more)
+
+    spans = [
+        span(c.SPAN_ROLLOUT, 0, 9, None, attributes={**stamps, c.TASK: json.dumps(task)}),
+        span(
+            "chat toy", 1, 1, root_id, kind="CLIENT",
+            attributes={key: value for key, value in call.items() if value is not None},
+        ),
+    ]  # fmt: skip
+    if reward is not None:
+        given = {**stamps, c.REWARD_NAME: "primary", c.REWARD_VALUE: reward}
+        spans.append(span(c.SPAN_ANNOTATION, 3, 0, root_id, attributes=given))
+    return spans
 
 
 def record(store: Store, rewards: Mapping[str, Sequence[float | None]], **more: Any) -> list[str]:
