@@ -238,8 +238,7 @@ def _tell_fit(fit: "Fit", store: str | None) -> None:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(fit.metrics.items()))
     talk(f"{fit.run.run_id} {fit.run.status} after {count_noun(fit.run.step, 'step')}: {metrics}")
     for name, made in fit.resources.items():
-        where = "live" if name in fit.promoted else "canary"
-        where = "withdrawn" if name in fit.withdrawn else where
+        where = fit.place_of(name)
         talk(f"{name} version {made.version} is {where}: {fit.verdict.reason}")
     suggest("train --list", store)
 
