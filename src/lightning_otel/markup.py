@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Final
 
-_UNSAFE: Final = re.compile(
+UNSAFE: Final = re.compile(
     # What XML cannot hold, control characters, and all that turns the writing's direction.
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
@@ -49,7 +49,7 @@ def csv_cell(value: object, text: str) -> str:
 def one_line(text: object, cells: int | None = None) -> str:
     """Text on one line that moves no cursor and turns no writing, cut as :func:`safe` cuts it."""
     found = text if isinstance(text, str) else str(text)
-    found = _UNSAFE.sub(lambda match: " " if match[0] in "\t\n\r" else "\ufffd", found)
+    found = UNSAFE.sub(lambda match: " " if match[0] in "\t\n\r" else "\ufffd", found)
     return found if cells is None else _cut_text(found, max(1, cells))
 
 

@@ -17,16 +17,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lightning_otel.instants import utc_text
+from lightning_otel.markup import UNSAFE, csv_cell, one_line
 
 if TYPE_CHECKING:
     from lightning_otel.cli.options import Form
 
-_SPACES = str.maketrans("\t\n\r", "   ")
-_UNSAFE = re.compile(
-    # Control characters, line and paragraph separators, everything that turns the writing's
-    # direction, and halves of surrogate pairs, which no stream can carry.
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 _NARROWEST = 8
 
 store_option = click.option(
@@ -42,7 +37,7 @@ def shown(value: object) -> str:
     if isinstance(value, (Mapping, list, tuple)):
         value = json.dumps(plain(value), ensure_ascii=False)
     text = "" if value is None else value if isinstance(value, str) else str(value)
-    return _UNSAFE.sub("�", text.translate(_SPACES))
+    return one_line(text)
 
 
 def cut(text: str, width: int | None) -> str:
@@ -112,7 +107,7 @@ def plain(value: Any) -> Any:
 def json_text(value: object, indent: int | None = None) -> str:
     """A value as JSON in which nothing but the indentation is beyond the printable characters."""
     text = json.dumps(plain(value), ensure_ascii=False, indent=indent)
-    return _UNSAFE.sub(
+    return UNSAFE.sub(
         lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text
     )
 
@@ -146,7 +141,18 @@ def print_rows(
         for item in found:
             click.echo(json_text(item))
         return
-    rows, columns = _format_times(rows, columns, times)
+    names = {name: name.removesuffix("_ns") if name in times else name for name in columns}
+    if times:
+        rows = [
+            {
+                said: utc_text(row[name])
+                if said != name and row.get(name) is not None
+                else row.get(name)
+                for name, said in names.items()
+            }
+            for row in rows
+        ]
+        columns = list(names.values())
     if form == "csv":
         _print_csv(rows, columns)
     elif not sys.stdout.isatty():
@@ -203,32 +209,9 @@ def line_printer(*, is_cut: bool = True) -> Callable[[Iterable[tuple[str, str]]]
     return lambda pieces: click.echo(styled(pieces, width, is_coloured=is_coloured))
 
 
-def _format_times(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], times: Collection[str]
-) -> tuple[Sequence[Mapping[str, Any]], Sequence[str]]:
-    """Rows and columns whose times a person can read."""
-    if not times:
-        return rows, columns
-    names = {name: name.removesuffix("_ns") if name in times else name for name in columns}
-    found = [
-        {
-            said: row.get(name) if said == name else _format_time(row.get(name))
-            for name, said in names.items()
-        }
-        for row in rows
-    ]
-    return found, list(names.values())
-
-
-def _format_time(time_ns: int | None) -> str | None:
-    return None if time_ns is None else utc_text(time_ns)
-
-
 def _print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """As RFC 4180 has it, but for the ends of lines; what is no plain value stands as JSON."""
     import csv
-
-    from lightning_otel.markup import csv_cell
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([csv_cell(name, name) for name in columns])
@@ -240,7 +223,7 @@ def _format_cell(value: object) -> str:
     if isinstance(value, (Mapping, list, tuple)):
         return json_text(value)
     text = "" if value is None else str(plain(value))
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in "\n\t" else "�", text)
+    return UNSAFE.sub(lambda found: found[0] if found[0] in "\n\t" else "�", text)
 
 
 def print_table(
