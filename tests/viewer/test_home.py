@@ -11,7 +11,7 @@ from tests.viewer.visiting import KEY, Visits
 
 from lightning_otel import Store, emit_reward
 from lightning_otel import conventions as c
-from lightning_otel.serve.viewer.home import Step
+from lightning_otel.serve.viewer.home import share_of
 from lightning_otel.types import Span
 
 START_NS = 1_760_000_000_000_000_000
@@ -149,12 +149,13 @@ def test_pages_work_without_the_script(visit: Visits, filled: Store) -> None:
     assert KEY not in page.url
 
 
-def test_a_share_is_never_rounded_up_to_all() -> None:
+@pytest.mark.parametrize(
+    ("number", "whole", "share"),
+    [(999_999, 1_000_000, "99.9%"), (3, 3, "100%"), (0, 3, "0.0%"), (0, 0, "")],
+)
+def test_a_share_is_never_rounded_up_to_all(number: int, whole: int, share: str) -> None:
     """One of a million that is missing is missing."""
-    assert Step("x", 999_999, 1_000_000).share == "99.9%"
-    assert Step("x", 3, 3).share == "100%"
-    assert Step("x", 0, 3).share == "0.0%"
-    assert Step("x", 0).share == ""
+    assert share_of(number, whole) == share
 
 
 def test_home_is_there_soon(ask: Callable[..., Any], filled: Store) -> None:

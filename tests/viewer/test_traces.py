@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 import pytest
+from tests.viewer.spans import call, said, span
 from tests.viewer.visiting import Visits, violations
 
 from lightning_otel import Store
@@ -15,41 +15,17 @@ from lightning_otel import conventions as c
 from lightning_otel.types import Span
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202eevil\x1b[31m"
-START_NS = 1_760_000_000_000_000_000
-MESSAGE = '[{{"role":"{}","parts":[{{"type":"text","content":{}}}]}}]'
 
 
-def message(role: str, text: str) -> str:
-    """One message as spans hold it."""
-    return MESSAGE.format(role, orjson.dumps(text).decode())
-
-
-def spans_of(trace_id: str, asked: str, answered: str, *, start_ns: int = START_NS) -> list[Span]:
+def plan(letter: str, first: int, asked: str, answered: str) -> list[Span]:
     """An agent that calls a model and a tool, with a request of another instrumentor below."""
-
-    def span(number: int, parent: int | None, name: str, **attributes: Any) -> Span:
-        return Span(
-            trace_id=trace_id,
-            span_id=f"{trace_id[0]}{number:015x}",
-            parent_span_id=None if parent is None else f"{trace_id[0]}{parent:015x}",
-            name=name,
-            start_ns=start_ns + number * 1_000_000,
-            end_ns=start_ns + number * 1_000_000 + (90_000_000 if parent is None else 800_000),
-            attributes=attributes,
-            scope=c.SCOPE,
-            process="p",
-            sequence=number * 2 if parent is not None else 0,
-            end_sequence=number * 2 + 1 if parent is not None else 99,
-        )
-
-    call = {
-        c.OPERATION: c.CHAT,
+    trace: dict[str, Any] = {"trace_id": letter * 32}
+    agent = {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: "planner"}
+    model = {
         c.REQUEST_MODEL: "demo-1",
-        c.RESPONSE_ID: f"resp-{trace_id[:6]}",
+        c.RESPONSE_ID: f"resp-{letter * 6}",
         c.INPUT_TOKENS: 12,
         c.OUTPUT_TOKENS: 3,
-        c.INPUT_MESSAGES: message("user", asked),
-        c.OUTPUT_MESSAGES: message("assistant", answered),
     }
     tool = {
         c.OPERATION: c.EXECUTE_TOOL,
@@ -57,19 +33,21 @@ def spans_of(trace_id: str, asked: str, answered: str, *, start_ns: int = START_
         c.TOOL_ARGUMENTS: '{"q":"x"}',
         c.TOOL_RESULT: HOSTILE,
     }
+    given, told = said(("user", asked)), said(("assistant", answered))
+    http = {"http.request.method": "GET"}
     return [
-        span(1, None, "plan", **{c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: "planner"}),
-        span(2, 1, "chat demo-1", **call),
-        span(3, 2, "GET", **{"http.request.method": "GET"}),
-        span(4, 1, HOSTILE, **tool),
+        span(first, name="plan", attributes=agent, end_ns=1_000 * first + 9_000, **trace),
+        call(first + 1, first, given, told, name="chat demo-1", attributes=model, **trace),
+        span(first + 2, first + 1, name="GET", attributes=http, **trace),
+        span(first + 3, first, name=HOSTILE, attributes=tool, **trace),
     ]
 
 
 @pytest.fixture
 def filled(store: Store) -> Store:
     """Two traces, one of them hostile."""
-    store.add(spans_of("a" * 32, "What is the capital of France?", "Paris"))
-    store.add(spans_of("b" * 32, HOSTILE, HOSTILE, start_ns=START_NS + 10**9))
+    store.add(plan("a", 1, "What is the capital of France?", "Paris"))
+    store.add(plan("b", 11, HOSTILE, HOSTILE))
     return store
 
 
@@ -94,7 +72,7 @@ def test_traces_are_searched_and_filtered(
     page.goto("/traces?agent=nobody")
     assert "No trace matches" in page.inner_text("#traces")
     page.goto("/traces?q=resp-aaaaaa")
-    assert page.url.endswith(f"/traces/{'a' * 32}?span=a{2:015x}")
+    assert page.url.endswith(f"/traces/{'a' * 32}?span={2:016x}")
 
 
 def test_a_trace_is_read_by_keys_and_tabs(
@@ -108,7 +86,7 @@ def test_a_trace_is_read_by_keys_and_tabs(
     page.keyboard.press("j")
     page.keyboard.press("j")
     page.wait_for_selector("#span .message")
-    assert page.url.endswith(f"?span=b{2:015x}")
+    assert page.url.endswith(f"?span={12:016x}")
     said = page.inner_text("#span")
     assert "<script>alert(2)</script>" in said
     assert "‹U+202E›" in said
@@ -137,7 +115,7 @@ def test_a_span_is_rewarded_by_a_key(
     visit: Visits, filled: Store, shot: Callable[..., None]
 ) -> None:
     """The reward is there at once, linked to the span; what becomes of a second one is told."""
-    page = visit(filled, f"/traces/{'a' * 32}?span=a{2:015x}")
+    page = visit(filled, f"/traces/{'a' * 32}?span={2:016x}")
 
     page.keyboard.press("+")
     page.wait_for_selector("[role=status]")
@@ -186,7 +164,7 @@ def test_a_trace_on_a_small_screen_fits(
 ) -> None:
     """Nothing is wider than the screen, in the dark too."""
     small = {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}
-    page = visit(filled, f"/traces/{'b' * 32}?span=b{2:015x}", **small)
+    page = visit(filled, f"/traces/{'b' * 32}?span={12:016x}", **small)
     shot(page)
 
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -196,12 +174,8 @@ def test_a_trace_on_a_small_screen_fits(
 @pytest.mark.pain(12)
 def test_a_large_trace_is_read_in_parts(visit: Visits, store: Store) -> None:
     """Of thousands of rows those that are seen are there; what is far down comes by scrolling."""
-    first = spans_of("a" * 32, "hi", "ho")[0]
-    store.add([first])
-    store.add(
-        Span("a" * 32, f"{n:016x}", first.span_id, f"work {n}", START_NS + n, START_NS + n + 9)
-        for n in range(1, 2000)
-    )
+    store.add([span(5_000, start_ns=0)])
+    store.add(span(number, 5_000) for number in range(1, 2_000))
     page = visit(store, f"/traces/{'a' * 32}")
 
     assert "2,000 rows" in page.inner_text("main")

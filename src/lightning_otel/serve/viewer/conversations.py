@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +16,7 @@ from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.addresses import Links, path_of
-from lightning_otel.serve.viewer.chat import Said, Talk, show_path
+from lightning_otel.serve.viewer.chat import Said, show_path
 from lightning_otel.serve.viewer.spans import keep_feedback
 from lightning_otel.serve.viewer.transitions import shorten
 from lightning_otel.serve.viewer.weighing import HEAVY, light
@@ -67,43 +67,13 @@ SELECT rollout_id, arg_min(input_messages, start_ns) AS asked,
 FROM calls WHERE rollout_id IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1
 """
 _LAST_REWARDS: Final = f"""
-SELECT rollout_id, {LAST_REWARD} AS reward, sum(rewards)::BIGINT AS rewards FROM rollouts
+SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts
 WHERE rollout_id IN (SELECT unnest(?)) GROUP BY 1
 """
 _ALL_REWARDS: Final = f"""
 SELECT rollout_id, name, value, start_ns, trace_id, span_id, count(*) OVER () AS total FROM rewards
 WHERE rollout_id IN (SELECT unnest(?)) ORDER BY start_ns LIMIT {_REWARDS}
 """
-
-
-class Held(NamedTuple):
-    """One rollout's part of a conversation.
-
-    Attributes:
-        talks: What was said that no rollout before it on the page said: one of each agent and
-            branch.
-        is_heavy: Whether it is too large to be read for a page.
-    """
-
-    rollout_id: str
-    trace_id: str
-    start_ns: int
-    agents: str | None
-    talks: Sequence["Shown"]
-    is_heavy: bool
-
-
-class Shown(NamedTuple):
-    """The messages of one agent on one branch.
-
-    Attributes:
-        messages: The last of them, each with the addresses within its trace.
-        hidden: How many came before these.
-    """
-
-    talk: Talk
-    messages: Sequence[tuple[Said, Links]]
-    hidden: int
 
 
 def _list_conversations(
@@ -121,7 +91,7 @@ def _list_conversations(
         ends = [each for row in rows for each in {row["rollout_ids"][0], row["rollout_ids"][-1]}]
         bounds = [min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)]
         texts = {row["rollout_id"]: row for row in store.sql(_TEXTS, [ends, *bounds])}
-        rewards = {row["rollout_id"]: row for row in store.sql(_LAST_REWARDS, [ids])}
+        rewards = {row["rollout_id"]: row["reward"] for row in store.sql(_LAST_REWARDS, [ids])}
         rows = [_make_row(row, texts, rewards) for row in rows]
     return {"rows": rows, "total": rows[0]["total"] if rows else 0, "size": ROWS, "number": number}
 
@@ -138,17 +108,12 @@ def _make_row(
         **row,
         "asked": shorten(users[:1], TEXT),
         "answered": shorten(answered[:1], TEXT),
-        "reward": given[-1]["reward"] if given else None,
+        "reward": given[-1] if given else None,
     }
 
 
-def read(store: Store, conversation_id: str, number: int) -> Mapping[str, object]:
-    """One conversation.
-
-    Args:
-        store: Where it is.
-        conversation_id: Its own id, or the rollout's that it is.
-        number: Which page of its rollouts, from 1.
+def _read_conversation(store: Store, conversation_id: str, number: int) -> Mapping[str, object]:
+    """One conversation, or the rollout that is one by itself: a page of its rollouts.
 
     Raises:
         NotFoundError: There is none.
@@ -166,57 +131,51 @@ def read(store: Store, conversation_id: str, number: int) -> Mapping[str, object
         for made in store.adapt(rollout_id=read_ids, include_incomplete=True):
             for path in made.trajectories:
                 paths[path.rollout_id].append(path)
-    said = []
     before: Transition | None = None
     for row in rows:
         own = paths[row["rollout_id"]]
-        shown = _show_paths(own, before)
-        is_heavy = row["rollout_id"] not in read_ids
-        told = row["rollout_id"], row["trace_id"], row["start_ns"], row["agents"]
-        said.append(Held(*told, shown, is_heavy))
+        row |= {"talks": _show_paths(own, before), "is_heavy": row["rollout_id"] not in read_ids}
         before = own[-1].transitions[-1] if own else before
+    answers = [
+        (f"span:{said.span_id}", f"answer {said.label}: {_word_answer(said)}")
+        for row in rows
+        for shown in row["talks"]
+        for said, _ in shown["messages"]
+        if said.label
+    ]
     rewards = store.sql(_ALL_REWARDS, [ids]).rows()
+    rollouts = [(f"rollout:{each}", f"rollout {each}") for each in ids[::-1]]
     return {
         "title": f"Conversation {conversation_id}",
         "heavy": HEAVY,
         "id": conversation_id,
-        "said": said,
+        "said": rows,
         "total": rows[0]["total"],
         "size": ROLLOUTS,
         "number": number,
         "rewards": rewards,
         "rewards_total": rewards[0]["total"] if rewards else 0,
-        "targets": _list_targets(said),
+        # Of feedback: a rollout, the last one first, or one answer.
+        "targets": [*rollouts, *answers[::-1]],
         "feedback_id": f"viewer-{secrets.token_hex(8)}",
     }
 
 
-def _show_paths(paths: Sequence[Trajectory], before: Transition | None) -> list[Shown]:
+def _show_paths(paths: Sequence[Trajectory], before: Transition | None) -> list[dict[str, Any]]:
+    """The last messages on each branch, each with the addresses within its trace."""
     steps = [step for path in paths for step in path.transitions]
     labels = {step.span_id: f"#{step.step}" for step in steps}
     links = {step.span_id: Links.to(step.trace_id) for step in steps}
-    found, seen = [], set[tuple[str, str]]()
+    found: list[dict[str, Any]] = []
+    seen: set[tuple[str, str]] = set()
     for path in paths:
         talk = show_path(path, labels, before, seen)
         before = None
         if talk.messages:
             hidden = max(0, len(talk.messages) - MESSAGES)
             messages = [(each, links[each.span_id]) for each in talk.messages[hidden:]]
-            found.append(Shown(talk, messages, hidden))
+            found.append({"talk": talk, "messages": messages, "hidden": hidden})
     return found
-
-
-def _list_targets(said: Sequence[Held]) -> list[tuple[str, str]]:
-    """List the targets of feedback: the last rollout, each other one, or one answer."""
-    found = [(f"rollout:{each.rollout_id}", f"rollout {each.rollout_id}") for each in said[::-1]]
-    answers = [
-        (f"span:{each.span_id}", f"answer {each.label}: {_word_answer(each)}")
-        for held in said
-        for shown in held.talks
-        for each, _ in shown.messages
-        if each.label
-    ]
-    return [*found, *answers[::-1]]
 
 
 def _word_answer(answer: Said) -> str:
@@ -240,7 +199,9 @@ async def conversation(request: Request) -> Response:
     given_id = request.path_params["conversation_id"]
     number = page.integer(request, "page", 1, 1, 1_000_000)
     return await page.answer(
-        request, "conversation.html", lambda store: read(store, given_id, number)
+        request,
+        "conversation.html",
+        lambda store: _read_conversation(store, given_id, number),
     )
 
 

@@ -7,14 +7,16 @@ page is there already.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.config import list_settings
 from lightning_otel.dataset import Store
+from lightning_otel.doctor import examine
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.plot import PlotQuery, read_charts, svg
 from lightning_otel.plot.queries import METRICS
@@ -27,30 +29,6 @@ from lightning_otel.views.traces import TracePage, find_traces
 _NEWEST: Final = 10
 _AXES: Final = ("rollout", "time", "step", "version")
 _LOGGED: Final = "step"
-
-
-class Step(NamedTuple):
-    """One line of the funnel.
-
-    Attributes:
-        name: What is counted.
-        number: How many.
-        whole: Out of how many; 0 where that is nothing to compare with.
-        note: What else is to be said.
-    """
-
-    name: str
-    number: int
-    whole: int = 0
-    note: str = ""
-
-    @property
-    def share(self) -> str:
-        """The share of the whole in percent, for SVG; below 100 if one is missing."""
-        if not self.whole:
-            return ""
-        found = 100 * self.number / self.whole
-        return "100%" if self.number >= self.whole else f"{min(found, 99.9):.1f}%"
 
 
 class Looks:
@@ -127,7 +105,7 @@ def _read_newest(store: Store) -> TracePage | None:
 def _read_funnel(store: Store) -> Mapping[str, object]:
     report, accounting = store.report(), store.accounting()
     return {
-        "steps": list(_funnel_steps(report)),
+        "steps": list(_list_steps(report)),
         "left_out": report.reasons(),
         "inexact": report.inexact,
         "notes": report.notes,
@@ -135,19 +113,46 @@ def _read_funnel(store: Store) -> Mapping[str, object]:
     }
 
 
-def _funnel_steps(report: Report) -> Iterator[Step]:
-    yield Step("spans", report.spans)
-    yield Step("rollouts", report.rollouts)
-    yield Step("model calls", report.calls)
-    yield Step("transitions", report.transitions, report.calls, "of calls")
-    yield Step("exact token ids", report.exact, report.transitions, "of transitions")
-    yield Step("with a reward", report.rewarded, report.transitions, "of transitions")
-    yield Step("rewards", report.rewards)
-    yield Step("rewards placed", report.rewards_placed, report.rewards, "of rewards")
+def _list_steps(report: Report) -> Iterator[dict[str, object]]:
+    """Yield the lines of the funnel, each with its share of what it is a part of."""
+    for name, number, whole, note in (
+        ("spans", report.spans, 0, ""),
+        ("rollouts", report.rollouts, 0, ""),
+        ("model calls", report.calls, 0, ""),
+        ("transitions", report.transitions, report.calls, "of calls"),
+        ("exact token ids", report.exact, report.transitions, "of transitions"),
+        ("with a reward", report.rewarded, report.transitions, "of transitions"),
+        ("rewards", report.rewards, 0, ""),
+        ("rewards placed", report.rewards_placed, report.rewards, "of rewards"),
+    ):
+        yield {"name": name, "number": number, "note": note, "share": share_of(number, whole)}
+
+
+def share_of(number: int, whole: int) -> str:
+    """The share of the whole in percent, for SVG; below 100 if one is missing."""
+    if not whole:
+        return ""
+    return "100%" if number >= whole else f"{min(100 * number / whole, 99.9):.1f}%"
+
+
+async def settings(request: Request) -> Response:
+    """The doctor's findings and the settings."""
+
+    def read(store: Store) -> Mapping[str, object]:
+        findings = examine(store)
+        ranks = ("problem", "note", "ok")
+        return {
+            "findings": sorted(findings, key=lambda finding: ranks.index(finding.level)),
+            "problems": sum(finding.level == "problem" for finding in findings),
+            "settings": list_settings(),
+        }
+
+    return await page.answer(request, "settings.html", read, title="Settings")
 
 
 ROUTES: Final[list[Route]] = [
     Route("/", home, methods=["GET"]),
     Route("/home/curve", curve, methods=["GET"]),
     Route("/home/funnel", funnel, methods=["GET"]),
+    Route("/settings", settings, methods=["GET"]),
 ]

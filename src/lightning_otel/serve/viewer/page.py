@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC
 from functools import partial
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -225,11 +225,7 @@ def url(request: Request, **changes: object) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-@overload
-def integer(request: Request, name: str, default: int, least: int, most: int) -> int: ...
-@overload
-def integer(request: Request, name: str, default: None, least: int, most: int) -> int | None: ...
-def integer(request: Request, name: str, default: int | None, least: int, most: int) -> int | None:
+def integer(request: Request, name: str, default: int, least: int, most: int) -> int:
     """A whole number of the query.
 
     Raises:

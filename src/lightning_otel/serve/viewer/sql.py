@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 from starlette.requests import Request
@@ -33,51 +33,21 @@ FILE_LIMITS: Final = Limits(
 _LONGEST: Final = 20_000
 _CELL: Final = 200
 _PART_BYTES: Final = 1 << 16
-
-
-class Example(NamedTuple):
-    """A statement worth beginning with."""
-
-    title: str
-    text: str
-
-
-EXAMPLES: Final = (
-    Example("Columns of spans", "DESCRIBE spans"),
-    Example(
-        "Reward by agent",
-        "SELECT agents, count(*) AS rollouts, round(avg(reward), 3) AS mean_reward\n"
-        "FROM rollouts GROUP BY agents ORDER BY rollouts DESC",
-    ),
-    Example(
-        "Slowest calls",
-        "SELECT model, agent, round(duration_ms) AS ms, output_tokens, trace_id\n"
-        "FROM calls ORDER BY duration_ms DESC LIMIT 20",
-    ),
-    Example(
-        "Tokens by model",
-        "SELECT model, count(*) AS calls, sum(input_tokens) AS tokens_in, "
-        "sum(output_tokens) AS tokens_out\nFROM calls GROUP BY model ORDER BY calls DESC",
-    ),
-    Example(
-        "Errors",
-        "SELECT error_type, model, count(*) AS calls FROM calls\n"
-        "WHERE status = 'ERROR' GROUP BY ALL ORDER BY calls DESC",
-    ),
-    Example(
-        "Worst rollouts",
-        "SELECT rollout_id, reward, calls, task FROM rollouts\n"
-        "WHERE reward IS NOT NULL ORDER BY reward, start_ns DESC LIMIT 20",
-    ),
-)
-
-
-class Cell(NamedTuple):
-    """A value of a result, cut, with its whole length."""
-
-    text: str
-    whole: int
-    is_null: bool
+EXAMPLES: Final = {
+    "Columns of spans": "DESCRIBE spans",
+    "Reward by agent": """SELECT agents, count(*) AS rollouts, round(avg(reward), 3) AS mean_reward
+FROM rollouts GROUP BY agents ORDER BY rollouts DESC""",
+    "Slowest calls": """SELECT model, agent, round(duration_ms) AS ms, output_tokens, trace_id
+FROM calls ORDER BY duration_ms DESC LIMIT 20""",
+    "Tokens by model": """SELECT model, count(*) AS calls, sum(input_tokens) AS tokens_in, \
+sum(output_tokens) AS tokens_out
+FROM calls GROUP BY model ORDER BY calls DESC""",
+    "Errors": """SELECT error_type, model, count(*) AS calls FROM calls
+WHERE status = 'ERROR' GROUP BY ALL ORDER BY calls DESC""",
+    "Worst rollouts": """SELECT rollout_id, reward, calls, task FROM rollouts
+WHERE reward IS NOT NULL ORDER BY reward, start_ns DESC LIMIT 20""",
+}
+"""Statements worth beginning with, by title."""
 
 
 async def show(request: Request) -> Response:
@@ -164,9 +134,11 @@ def _read_columns(store: Store) -> Mapping[str, object]:
     return {"views": views}
 
 
-def _make_cell(value: Any) -> Cell:
+def _make_cell(value: Any) -> dict[str, Any]:
+    """A value, cut, with its whole length."""
     text = _cell_text(value)
-    return Cell(text[:_CELL], len(text) if len(text) > _CELL else 0, value is None)
+    whole = len(text) if len(text) > _CELL else 0
+    return {"text": text[:_CELL], "whole": whole, "is_null": value is None}
 
 
 def _cell_text(value: Any) -> str:

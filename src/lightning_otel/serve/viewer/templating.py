@@ -1,43 +1,41 @@
-"""Templates: where they are, and what each of them may use."""
+"""Templates and what each of them may use, and the files that pages are made with."""
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from lightning_otel.markup import visible
+from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.session import placed
 from lightning_otel.serve.viewer.addresses import path_of, resource_page
-from lightning_otel.serve.viewer.static import address
 from lightning_otel.types.wording import count_noun
 
-
-class Place(NamedTuple):
-    """A page that the navigation leads to."""
-
-    path: str
-    name: str
-    key: str
-
-
-PLACES: Final = (
-    Place("/", "Home", "h"),
-    Place("/traces", "Traces", "t"),
-    Place("/conversations", "Conversations", "c"),
-    Place("/transitions", "Transitions", "s"),
-    Place("/rollouts", "Rollouts", "r"),
-    Place("/resources", "Resources", "p"),
-    Place("/runs", "Runs", "u"),
-    Place("/sql", "SQL", "q"),
-    Place("/settings", "Settings", "e"),
-)
+PLACES: Final = [
+    {"path": path, "name": name, "key": key}
+    for path, name, key in (
+        ("/", "Home", "h"),
+        ("/traces", "Traces", "t"),
+        ("/conversations", "Conversations", "c"),
+        ("/transitions", "Transitions", "s"),
+        ("/rollouts", "Rollouts", "r"),
+        ("/resources", "Resources", "p"),
+        ("/runs", "Runs", "u"),
+        ("/sql", "SQL", "q"),
+        ("/settings", "Settings", "e"),
+    )
+]
+"""Pages that the navigation leads to, by keys."""
 
 
 def render(request: Request, template: str, shown: Mapping[str, object]) -> str:
@@ -112,7 +110,7 @@ def _make_environment() -> Environment:
         "visible": visible,
     }  # fmt: skip
     found.globals |= {
-        "static": address,
+        "static": static_address,
         "places": PLACES,
         "count": count_noun,
         "path_of": path_of,
@@ -122,4 +120,40 @@ def _make_environment() -> Environment:
     return found
 
 
+_FOLDER: Final = Path(__file__).with_name("static")
+_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@cache
+def _read_files() -> dict[str, tuple[bytes, str]]:
+    """Content and version by name; a name that is not among them is no path."""
+    contents = {path.name: path.read_bytes() for path in _FOLDER.iterdir() if path.suffix in _TYPES}
+    return {
+        name: (content, hashlib.sha256(content).hexdigest()[:16])
+        for name, content in contents.items()
+    }
+
+
+def static_address(name: str) -> str:
+    """Return the address of a file, which browsers keep for good; it changes with the content."""
+    return f"/static/{name}?v={_read_files()[name][1]}"
+
+
+async def static(request: Request) -> Response:
+    """A file; for good only by the address that names its content."""
+    name = request.path_params["name"]
+    if name not in _read_files():
+        raise RefusalError(404, "there is no such file")
+    content, version = _read_files()[name]
+    is_exact = request.query_params.get("v") == version
+    kept = "public, max-age=31536000, immutable" if is_exact else "no-cache"
+    kind = _TYPES[Path(name).suffix]
+    return Response(content, media_type=kind, headers={"Cache-Control": kept})
+
+
+ROUTES: Final[list[Route]] = [Route("/static/{name:str}", static, methods=["GET"])]
 _ENVIRONMENT: Final = _make_environment()

@@ -100,7 +100,6 @@ async def show(request: Request) -> Response:
     tab = page.choice(request, "tab", TABS)
     trace_id = request.path_params["trace_id"]
     span_id, first = page.text(request, "span"), page.integer(request, "first", 0, 0, 10**9)
-    page.integer(request, "until", None, 0, 10**9)
 
     def read(store: Store) -> Mapping[str, object]:
         trace = hold_trace(store, trace_id)
@@ -193,7 +192,7 @@ def bar(since_ns: int, until_ns: int, row: Row) -> tuple[float, float]:
 def _read_chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
     """Some calls in their order; by default those around the selected span."""
     query, size = request.query_params, CALLS
-    until = int(query["until"]) if query.get("until") else None
+    until = page.integer(request, "until", 0, 0, 10**9) or None
     position = trace.find(query.get("span", ""))
     if position is not None and "first" not in query:
         before = sum(row.step is not None for row in trace.rows[: position + 1])
