@@ -7,7 +7,7 @@ no other exporter sees it unless the user allows that, and the SDK's limits cann
 
 import contextlib
 import logging
-import secrets
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -153,7 +153,7 @@ def applied() -> Applied | None:
 
 def begin_rollout() -> dict[str, AttributeValue]:
     """Stamps of a rollout that nobody named."""
-    return {c.ROLLOUT_ID: f"rollout-{secrets.token_hex(8)}", c.ATTEMPT_ID: "1"}
+    return {c.ROLLOUT_ID: f"rollout-{os.urandom(8).hex()}", c.ATTEMPT_ID: "1"}
 
 
 def current_frame(context: Context | None = None) -> Frame | None:

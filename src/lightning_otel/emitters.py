@@ -8,7 +8,7 @@ import base64
 import contextlib
 import json
 import math
-import secrets
+import os
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config, operations
 from lightning_otel import conventions as c
-from lightning_otel.adapter.rewards import matched_text
+from lightning_otel.adapter.attributes import matched_text
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.redact import scrub_error
@@ -128,7 +128,7 @@ def _store_span(span: Span) -> bool:
 
 
 def _make_instant(attributes: Mapping[str, AttributeValue]) -> Span:
-    now_ns, ids = time.time_ns(), (secrets.token_hex(16), secrets.token_hex(8))
+    now_ns, ids = time.time_ns(), (os.urandom(16).hex(), os.urandom(8).hex())
     return Span(*ids, None, c.SPAN_ANNOTATION, now_ns, now_ns, attributes=attributes, scope=c.SCOPE)
 
 

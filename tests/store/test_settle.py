@@ -15,6 +15,7 @@ from opentelemetry.trace import Tracer
 from lightning_otel import Store
 from lightning_otel import conventions as c
 from lightning_otel.store import journal
+from lightning_otel.store import layout as layout_module
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.gist import GIST
 from lightning_otel.store.layout import Layout
@@ -72,10 +73,10 @@ def test_settle_if_worthwhile_waits_for_enough(
     write([make_span()])
 
     few = settle_if_worthwhile(layout)
-    monkeypatch.setattr(settle_module, "WORTHWHILE_SEGMENTS", 2)
+    monkeypatch.setattr(layout_module, "WORTHWHILE_SEGMENTS", 2)
     many = settle_if_worthwhile(layout)
     write([make_span()])
-    monkeypatch.setattr(settle_module, "WORTHWHILE_BYTES", 100)
+    monkeypatch.setattr(layout_module, "WORTHWHILE_BYTES", 100)
     large = settle_if_worthwhile(layout)
 
     assert (few.rows, many.rows, large.rows) == (0, 2, 1)
@@ -88,7 +89,7 @@ def test_settle_if_worthwhile_does_not_fail_a_reader(
 ) -> None:  # fmt: skip
     """What cannot be settled is read unsettled; a patch, as a full disk would stop the test."""
     write([make_span()])
-    monkeypatch.setattr(settle_module, "WORTHWHILE_SEGMENTS", 1)
+    monkeypatch.setattr(layout_module, "WORTHWHILE_SEGMENTS", 1)
 
     def refuse(*arguments: Any) -> None:
         raise fault

@@ -10,8 +10,7 @@ import pytest
 from lightning_otel import Store, config
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store import upkeep as upkeep_module
-from lightning_otel.store.layout import Layout
-from lightning_otel.store.settle import WORTHWHILE_SEGMENTS, settler_elected
+from lightning_otel.store.layout import WORTHWHILE_SEGMENTS, Layout, settler_elected
 from lightning_otel.store.upkeep import Keeper, keep_in_order
 from lightning_otel.types import Span
 

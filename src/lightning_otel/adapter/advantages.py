@@ -15,12 +15,11 @@ from typing import Final, NamedTuple, TypeAlias, get_args
 
 from lightning_otel import conventions as c
 from lightning_otel.adapter.attempts import AttemptKey
-from lightning_otel.adapter.attributes import number
+from lightning_otel.adapter.attributes import matched_text, number
 from lightning_otel.adapter.composition import (
     Composition,
     standardise,
 )
-from lightning_otel.adapter.rewards import matched_text
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Compose, Dropped, Estimator, Span, Trajectory, Transition
 

@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.attributes import has_id, number, text
-from lightning_otel.adapter.rewards import read_links
+from lightning_otel.adapter.attributes import has_id, number, read_links, text
 from lightning_otel.types import Span
 
 _FIRST_LINK: Final = f"{c.LINK_PREFIX}.0.key_match"

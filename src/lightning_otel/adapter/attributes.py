@@ -1,8 +1,11 @@
 """Attributes read as the type they should have: one of another type is as good as absent."""
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
+
+from lightning_otel import conventions as c
 
 Attributes = Mapping[str, Any]
 _NO_IDS = ("", "0" * 16)
@@ -51,3 +54,27 @@ def finish_reason(reasons: object) -> str | None:
     """The first choice's reason, of what was recorded; None if that is no text."""
     first = reasons[0] if isinstance(reasons, (list, tuple)) and reasons else reasons
     return first if isinstance(first, str) else None
+
+
+def link_pairs(attributes: Attributes) -> tuple[tuple[str, str], ...]:
+    """Return a span's links: each matched key with its value."""
+    found: list[tuple[str, str]] = []
+    while (key := attributes.get(f"{c.LINK_PREFIX}.{len(found)}.key_match")) is not None:
+        value = attributes.get(f"{c.LINK_PREFIX}.{len(found)}.value_match", "")
+        found.append((shown(key), matched_text(value)))
+    return tuple(found)
+
+
+def read_links(attributes: Attributes) -> dict[str, str]:
+    """Return a span's links by matched key; the first value of a key counts."""
+    return dict(reversed(link_pairs(attributes)))
+
+
+def matched_text(value: object) -> str:
+    """The text that a link compares an attribute by: its own, or of anything else its JSON."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        return shown(value)

@@ -1,11 +1,10 @@
 """Spans read into rewards, and what they are linked to; what cannot be read gets a reason."""
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter.attributes import number, shown, text
+from lightning_otel.adapter.attributes import link_pairs, number, text
 from lightning_otel.types import Reward, Span
 
 ALREADY_REWARDED: Final = "its call already has a reward of that name, and the first one counts"
@@ -62,27 +61,3 @@ def _read_sequence(found: object) -> tuple[float | None, ...] | None:
     numbers = tuple(None if each is None else number(each) for each in given)
     is_sound = numbers.count(None) == given.count(None) < len(given)
     return numbers if is_sound else None
-
-
-def link_pairs(attributes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return a span's links: each matched key with its value."""
-    found: list[tuple[str, str]] = []
-    while (key := attributes.get(f"{c.LINK_PREFIX}.{len(found)}.key_match")) is not None:
-        value = attributes.get(f"{c.LINK_PREFIX}.{len(found)}.value_match", "")
-        found.append((shown(key), matched_text(value)))
-    return tuple(found)
-
-
-def read_links(attributes: Mapping[str, Any]) -> dict[str, str]:
-    """Return a span's links by matched key; the first value of a key counts."""
-    return dict(reversed(link_pairs(attributes)))
-
-
-def matched_text(value: object) -> str:
-    """The text that a link compares an attribute by: its own, or of anything else its JSON."""
-    if isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError):
-        return shown(value)

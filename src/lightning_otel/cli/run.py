@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -181,7 +180,7 @@ class _Run:
         is_applied = self._options.get("apply") or config.APPLY.read()
         if not is_applied or not config.is_enabled() or config.COLLECT.read():
             return None
-        rollout_id = self._options.get("rollout_id") or f"rollout-{secrets.token_hex(8)}"
+        rollout_id = self._options.get("rollout_id") or f"rollout-{os.urandom(8).hex()}"
         unrecorded = Recording(rollout_id=rollout_id)
         return _make_environment(self._opened, unrecorded, self._options, self._transforms)
 
@@ -248,12 +247,15 @@ class _Run:
     def _count_spans(self, recording: "Recording") -> Mapping[str, Any]:
         """Count what was recorded: from the segments, else from the store."""
         from lightning_otel.conventions import CALL_OPERATIONS
+        from lightning_otel.store.layout import is_worthwhile
         from lightning_otel.store.live import records_if_whole
-        from lightning_otel.store.settle import settle_if_worthwhile
 
         layout = self._opened.layout
         assert layout is not None
-        settle_if_worthwhile(layout)
+        if is_worthwhile(layout.unsettled(layout.read_manifest())):
+            from lightning_otel.store.settle import settle_if_worthwhile
+
+            settle_if_worthwhile(layout)
         with contextlib.suppress(OSError, StoreError):
             if (records := records_if_whole(layout, self._started_ns)) is not None:
                 self._is_whole = not self._opened.writer().untold()

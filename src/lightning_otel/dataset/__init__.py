@@ -7,17 +7,17 @@ from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
-from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
-from lightning_otel.dataset.query import Asked, Keywords
 from lightning_otel.store import SpanStore
 from lightning_otel.store.layout import Layout
-from lightning_otel.types import Conversation, Report, Span, Trajectory, Transition
 
 if TYPE_CHECKING:
+    from lightning_otel.adapter import Adaptation
     from lightning_otel.dataset.export import Exported, FileKind, Place
     from lightning_otel.dataset.linear import Part
+    from lightning_otel.dataset.query import Asked, Keywords
     from lightning_otel.formats.format import LeftOut, Row
     from lightning_otel.store.table import Table, Transitions
+    from lightning_otel.types import Conversation, Report, Span, Trajectory, Transition
 
 
 class StepCount(NamedTuple):
@@ -65,7 +65,7 @@ class Store(SpanStore):
 
         return Spans(query, is_one=rollout_id is not None or trace_id is not None)
 
-    def transitions(self, *, bodies: bool = True, **keywords: Unpack[Keywords]) -> "Transitions":
+    def transitions(self, *, bodies: bool = True, **keywords: "Unpack[Keywords]") -> "Transitions":
         """Transitions, one row each; one that several branches share appears once.
 
         Its ``report()`` is the funnel behind the rows, without adapting the spans once more.
@@ -94,21 +94,23 @@ class Store(SpanStore):
             AdapterError: The other adapter cannot be loaded.
         """
         from lightning_otel.dataset import linear
+        from lightning_otel.dataset.query import Asked
         from lightning_otel.dataset.tables import query_of
         from lightning_otel.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
         from lightning_otel.store.table import Query, Transitions
+        from lightning_otel.types import Report
 
         asked = Asked.of(keywords)
         columns = COLUMNS if bodies else NARROW_COLUMNS
         is_all = asked.wanted.wants_all
 
-        def is_wanted(step: tuple[Transition, int]) -> bool:
+        def is_wanted(step: "tuple[Transition, int]") -> bool:
             return asked.wanted.wants(step[0])
 
-        def steps() -> Iterator[tuple[Transition, int]]:
+        def steps() -> "Iterator[tuple[Transition, int]]":
             report = Report()
 
-            def told(part: "Part") -> Iterable[tuple[Transition, int]]:
+            def told(part: "Part") -> "Iterable[tuple[Transition, int]]":
                 nonlocal report
                 report = Report.total([report, part.report])
                 return part.steps if is_all else filter(is_wanted, part.steps)
@@ -133,7 +135,7 @@ class Store(SpanStore):
         table = Transitions(query, lambda: map(itemgetter(0), steps()), records, counts=counts)
         return table
 
-    def trajectories(self, **keywords: Unpack[Keywords]) -> Iterator[Trajectory]:
+    def trajectories(self, **keywords: "Unpack[Keywords]") -> "Iterator[Trajectory]":
         """Trajectories, read and adapted a group of rollouts at a time.
 
         Those of rollouts that broke off, as their process died, are not among them unless asked
@@ -142,13 +144,15 @@ class Store(SpanStore):
         Args:
             **keywords: As :meth:`transitions` takes them.
         """
+        from lightning_otel.dataset.query import Asked
+
         asked = Asked.of(keywords)
         for found in self._adapt(asked):
             for trajectory in found.trajectories:
                 if any(map(asked.wanted.wants, trajectory.transitions)):
                     yield trajectory
 
-    def messages(self, **keywords: Unpack[Keywords]) -> "Table[Conversation]":
+    def messages(self, **keywords: "Unpack[Keywords]") -> "Table[Conversation]":
         """Conversations of chat messages with their tools and rewards, one row each.
 
         For supervised training and the search for prompts: a trajectory is one row, and every
@@ -162,7 +166,7 @@ class Store(SpanStore):
         from lightning_otel.dataset.tables import MESSAGE_COLUMNS, message_row, query_of
         from lightning_otel.store.table import Query, Table
 
-        def rows() -> Iterator[Conversation]:
+        def rows() -> "Iterator[Conversation]":
             return conversations(self.trajectories(**keywords))
 
         def query() -> Query:
@@ -170,7 +174,7 @@ class Store(SpanStore):
 
         return Table(query, rows, "conversations")
 
-    def report(self, **keywords: Unpack[Keywords]) -> Report:
+    def report(self, **keywords: "Unpack[Keywords]") -> "Report":
         """The funnel from spans to transitions, with every reason for a loss.
 
         It is that of the rollouts that had to be looked at, of all their agents; no bodies are read
@@ -179,6 +183,9 @@ class Store(SpanStore):
         Args:
             **keywords: As :meth:`transitions` takes them.
         """
+        from lightning_otel.dataset.query import Asked
+        from lightning_otel.types import Report
+
         found = self._read_parts(Asked.of(keywords), bodies=False)
         return Report.total(part.report for part in found)
 
@@ -252,16 +259,19 @@ class Store(SpanStore):
         asked, rest = _split_options(options, format)
         return rows(lambda: self._adapt(asked), format, wanted=asked.wanted, options=rest)
 
-    def adapt(self, **keywords: Unpack[Keywords]) -> Iterator[Adaptation]:
+    def adapt(self, **keywords: "Unpack[Keywords]") -> "Iterator[Adaptation]":
         """Adapt a group of rollouts at a time, and yield the credit with the result.
 
         Args:
             **keywords: As :meth:`transitions` takes them; of what is wanted, rollouts, times and
                 agents choose the rollouts, and all of their steps are there.
         """
+        from lightning_otel.dataset.query import Asked
+
         return self._adapt(Asked.of(keywords))
 
-    def _adapt(self, asked: Asked) -> Iterator[Adaptation]:
+    def _adapt(self, asked: "Asked") -> "Iterator[Adaptation]":
+        from lightning_otel.adapter import TripletAdapter
         from lightning_otel.dataset.batches import batches, incomplete, with_moved
 
         self._settle_if_worthwhile()
@@ -281,7 +291,7 @@ class Store(SpanStore):
             for spans in batches(self.source, wanted, con)
         )
 
-    def _read_parts(self, asked: Asked, *, bodies: bool) -> "Iterator[Part]":
+    def _read_parts(self, asked: "Asked", *, bodies: bool) -> "Iterator[Part]":
         """Each transition once with its branch, and the report, of some rollouts at a time."""
         from lightning_otel.dataset import linear
         from lightning_otel.store.snapshot import Snapshot
@@ -293,11 +303,11 @@ class Store(SpanStore):
             return linear.parts(self.source, asked.wanted, rest, bodies=bodies)
         return map(partial(linear.part_of, bodies=bodies), self._adapt(asked))
 
-    def _adapt_named(self, asked: Asked, names: Sequence[str]) -> Iterator[Adaptation]:
+    def _adapt_named(self, asked: "Asked", names: Sequence[str]) -> "Iterator[Adaptation]":
         """Adapt the rollouts of these names alone."""
         return self._adapt(asked._replace(wanted=replace(asked.wanted, rollout_ids=tuple(names))))
 
-    def _linear_layout(self, asked: Asked) -> Layout | None:
+    def _linear_layout(self, asked: "Asked") -> Layout | None:
         """The store's paths, if the linear walk serves what is asked for; it is settled then."""
         from lightning_otel.dataset.linear import supports
 
@@ -318,14 +328,16 @@ class Store(SpanStore):
             settle_if_worthwhile(self.layout)
 
 
-def _split_options(options: Mapping[str, Any], name: str) -> tuple[Asked, dict[str, Any]]:
+def _split_options(options: Mapping[str, Any], name: str) -> "tuple[Asked, dict[str, Any]]":
     """Split the options into the store's and the format's."""
     from lightning_otel import formats
+    from lightning_otel.adapter import Advantage, TripletAdapter
+    from lightning_otel.dataset.query import Asked, Keywords
 
     known = Keywords.__annotations__
     asked = {name: value for name, value in options.items() if name in known}
     rest = {name: value for name, value in options.items() if name not in known}
-    found = Asked.of(cast(Keywords, asked))
+    found = Asked.of(cast("Keywords", asked))
     if formats.get(name).is_by_task and isinstance(found.adapter, TripletAdapter):
         how = found.adapter.advantage or Advantage()
         found = found._replace(adapter=replace(found.adapter, advantage=how))

@@ -1,22 +1,62 @@
 """Functions in the place of methods, and back; no library is imported for it."""
 
 import functools
-from collections.abc import Callable, Iterator
-from types import FunctionType
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import FunctionType, ModuleType
 from typing import Any, Final
-
-import wrapt
 
 from lightning_otel import capture
 
 MARK: Final = "__lightning_otel_wrapped__"
 
 
+class _Waiting:
+    """Hands hooks over to wrapt when the program imports the first of their libraries.
+
+    wrapt imports asyncio: a third of the start of a program that calls no model.
+    """
+
+    def __init__(self) -> None:
+        self.hooks: defaultdict[str, list[Callable[[ModuleType], object]]] = defaultdict(list)
+        self._lock = threading.RLock()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a library that is waited for by way of wrapt; leave all others to Python."""
+        if name not in self.hooks:
+            return None
+        self.hand_over()
+        return find_spec(name)
+
+    def hand_over(self) -> None:
+        """Have wrapt call the hooks."""
+        import wrapt
+
+        with self._lock:
+            for library, hooks in list(self.hooks.items()):
+                for hook in hooks:
+                    wrapt.register_post_import_hook(hook, library)
+            self.hooks.clear()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+
+
+_waiting: Final = _Waiting()
+
+
 def when_imported(library: str, function: Callable[[str], object]) -> None:
     """Call a function with a library's name once the program has imported it."""
-    wrapt.register_post_import_hook(
-        lambda module: capture.guarded(function, module.__name__), library
-    )
+    _waiting.hooks[library].append(lambda module: capture.guarded(function, module.__name__))
+    if "wrapt" in sys.modules:
+        _waiting.hand_over()
+    elif _waiting not in sys.meta_path:
+        sys.meta_path.insert(0, _waiting)
 
 
 def as_function(owner: Any, original: Any) -> Any:

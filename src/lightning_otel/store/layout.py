@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +48,8 @@ _SEGMENT_NAME: Final = re.compile(r"[^-]+-\d+-\d+-\d+\.ndjson")
 """Boot, start of the process in nanoseconds, process id, number."""
 EMPTY_DATA: Final = "_empty.parquet"
 EMPTY_LIVE: Final = "_empty.ndjson"
+WORTHWHILE_BYTES: Final = 16 << 20
+WORTHWHILE_SEGMENTS: Final = 64
 ELECTION_S: Final = 10.0
 """How long what a user asks for waits for a settler to finish."""
 REPAIR: Final = "run: lightning-otel doctor --repair"
@@ -348,3 +350,8 @@ def total_bytes(paths: Iterable[Path]) -> int:
         except FileNotFoundError:
             continue
     return size
+
+
+def is_worthwhile(waiting: Sequence[Path]) -> bool:
+    """Return whether enough segments wait for them to be settled: many, or large ones."""
+    return len(waiting) >= WORTHWHILE_SEGMENTS or total_bytes(waiting) >= WORTHWHILE_BYTES

@@ -26,6 +26,7 @@ from lightning_otel.store.layout import (
     Layout,
     Manifest,
     SettledSegment,
+    is_worthwhile,
     now_us,
     settler_elected,
     total_bytes,
@@ -42,8 +43,6 @@ BATCH_BYTES: Final = 64 << 20
 GRACE_US: Final = 60_000_000
 COMMIT_AHEAD_US: Final = 500_000
 """How far ahead of its writing a manifest counts; see :class:`Manifest`."""
-WORTHWHILE_BYTES: Final = 16 << 20
-WORTHWHILE_SEGMENTS: Final = 64
 _TAIL_BYTES: Final = 256
 _SEAL_LINE: Final = b'{"record":"seal"'
 
@@ -71,11 +70,6 @@ def settle_if_worthwhile(layout: Layout) -> Settled:
     except (OSError, duckdb.Error) as exc:
         log.warning("%s could not be settled: %s", layout.catalogue, exc)
         return Settled()
-
-
-def is_worthwhile(waiting: Sequence[Path]) -> bool:
-    """Return whether many segments wait to be settled, or large ones."""
-    return len(waiting) >= WORTHWHILE_SEGMENTS or total_bytes(waiting) >= WORTHWHILE_BYTES
 
 
 def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> Settled:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError, warn_once
-from lightning_otel.store.layout import Layout
+from lightning_otel.store.layout import Layout, is_worthwhile
 
 if TYPE_CHECKING:
     from lightning_otel.store.settle import Settled
@@ -47,7 +47,7 @@ class Keeper:
         from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.compact import compact_some
         from lightning_otel.store.damage import reading
-        from lightning_otel.store.settle import Settled, is_worthwhile, sealed, settle
+        from lightning_otel.store.settle import Settled, sealed, settle
 
         done, layout = Settled(), self._layout
         try:

@@ -3,19 +3,22 @@
 import json
 import time
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from opentelemetry.trace import SpanContext
 
 from lightning_otel import conventions as c
-from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.adapter.attempts import AttemptKey, group
-from lightning_otel.adapter.rewards import read_links
+from lightning_otel.adapter.attributes import read_links
 from lightning_otel.dataset import Store
 from lightning_otel.store.live import records_of_others
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.transforms import without_dropped
-from lightning_otel.types import Credit, CreditRule, Report, Span, Trajectory
+from lightning_otel.types import Span
+
+if TYPE_CHECKING:
+    from lightning_otel.adapter import Adaptation
+    from lightning_otel.types import Credit, CreditRule, Report, Trajectory
 
 _DRAWN: Final = 60
 """Spans in the picture of a notebook."""
@@ -154,16 +157,20 @@ class Recording:
         )
 
     def trajectories(
-        self, *, credit: Credit | CreditRule = "previous", gamma: float = 0.99
-    ) -> list[Trajectory]:
+        self, *, credit: "Credit | CreditRule" = "previous", gamma: float = 0.99
+    ) -> "list[Trajectory]":
         """The rollout's trajectories so far."""
         return self._adapt_spans(credit, gamma).trajectories
 
-    def report(self, *, credit: Credit | CreditRule = "previous", gamma: float = 0.99) -> Report:
+    def report(
+        self, *, credit: "Credit | CreditRule" = "previous", gamma: float = 0.99
+    ) -> "Report":
         """Report on the rollout's calls and rewards, with a reason for each left out."""
         return self._adapt_spans(credit, gamma).report
 
-    def _adapt_spans(self, credit: Credit | CreditRule, gamma: float) -> Adaptation:
+    def _adapt_spans(self, credit: "Credit | CreditRule", gamma: float) -> "Adaptation":
+        from lightning_otel.adapter import TripletAdapter
+
         return TripletAdapter(credit, gamma).explain(self.spans())
 
 

@@ -1,35 +1,41 @@
 """The nouns of lightning-otel as frozen dataclasses, and nothing else.
 
-Ids are lower-case hex, times are Unix nanoseconds. See ``docs/concepts.md`` for the words.
+Ids are lower-case hex, times are Unix nanoseconds. See ``docs/concepts.md`` for the words. Each
+module is imported when one of its names is: a traced program needs spans alone.
 """
 
-from lightning_otel.types.prompts import Prompt
-from lightning_otel.types.report import Credited, Dropped, Repair, Report
-from lightning_otel.types.rollouts import (
-    Endpoint,
-    Mode,
-    Resource,
-    ResourceKind,
-    Rollout,
-    RolloutStatus,
-)
-from lightning_otel.types.spans import Event, Link, Span
-from lightning_otel.types.steps import (
-    BranchCause,
-    Call,
-    CaptureLevel,
-    Compose,
-    Conversation,
-    Credit,
-    CreditRule,
-    Estimator,
-    Message,
-    Reward,
-    RowCause,
-    TrainingRow,
-    Trajectory,
-    Transition,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from lightning_otel.types.prompts import Prompt
+    from lightning_otel.types.report import Credited, Dropped, Repair, Report
+    from lightning_otel.types.rollouts import (
+        Endpoint,
+        Mode,
+        Resource,
+        ResourceKind,
+        Rollout,
+        RolloutStatus,
+    )
+    from lightning_otel.types.spans import Event, Link, Message, Span
+    from lightning_otel.types.steps import (
+        BranchCause,
+        Call,
+        CaptureLevel,
+        Compose,
+        Conversation,
+        Credit,
+        CreditRule,
+        Estimator,
+        Reward,
+        RowCause,
+        TrainingRow,
+        Trajectory,
+        Transition,
+    )
+
+_MODULES: Final = ("spans", "steps", "report", "rollouts", "prompts")
 
 __all__ = [
     "BranchCause",
@@ -61,3 +67,13 @@ __all__ = [
     "Trajectory",
     "Transition",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a noun from the first module that has it."""
+    if name in __all__:
+        for module in _MODULES:
+            found = vars(import_module(f"{__name__}.{module}"))
+            if name in found:
+                return globals().setdefault(name, found[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,13 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from lightning_otel.types.spans import Span
+from lightning_otel.types.spans import Message, Span
 
 _SHOWN: Final = 20
 """Rows that a notebook shows."""
-
-Message: TypeAlias = Mapping[str, Any]
-"""One chat message as the GenAI conventions write it: ``{"role": …, "parts": [{"type": …}]}``."""
 
 CaptureLevel: TypeAlias = Literal["exact", "text"]
 """``exact``: the server's own token ids for prompt and response, which passed every check;
