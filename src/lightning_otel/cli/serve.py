@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import click
@@ -12,6 +12,9 @@ import click
 from lightning_otel.cli.output import count_noun, store_option, talk
 from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.markup import safe
+
+if TYPE_CHECKING:
+    from lightning_otel.serve.intake import Counts
 
 _OPENER = "open.html"
 
@@ -88,7 +91,6 @@ def _run_server(
             f"serve needs {missing}; run: pip install 'lightning-otel[serve]'"
         ) from exc
     from lightning_otel.dataset import Store
-    from lightning_otel.serve.answers import said
     from lightning_otel.serve.tokens import key_in, token_in
 
     opened = Store(store)
@@ -127,13 +129,18 @@ def _run_server(
     finally:
         if is_opened:
             opener.unlink(missing_ok=True)
-    refused = sum(counts.refused.values())
-    talk(f"⚡ {count_noun(counts.stored, 'span')} taken → {opened.name}")
+    _tell_counts(counts, opened.name)
+    return 0
+
+
+def _tell_counts(counts: "Counts", store: str) -> None:
+    from lightning_otel.serve.answers import said
+
+    talk(f"⚡ {count_noun(counts.stored, 'span')} taken → {store}")
     if counts.rejected:
         talk(f"  rejected: {said(counts.rejected)}")
-    if refused:
+    if refused := counts.refused.total():
         talk(f"  {count_noun(refused, 'request')} refused")
-    return 0
 
 
 def _open_browser(link: str, opener: Path) -> None:

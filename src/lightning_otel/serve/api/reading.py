@@ -236,11 +236,11 @@ SELECT total, page.* FROM (SELECT count(*) AS total FROM r) LEFT JOIN (
     rows = request.app.state.store.sql(query, [*named.values(), *behind]).rows()
     total = int(rows[0].pop("total"))
     found = [AttemptTold(**row) for row in rows if row["rollout_id"] is not None]
-    shown, cursor = found[: asked.limit], None
+    cursor = None
     if len(found) > asked.limit:
-        last = shown[-1]
+        last = found[asked.limit - 1]
         cursor = _write_cursor(last.start_ns, last.rollout_id, last.attempt_id)
-    return RolloutsTold(rollouts=shown, total=total, next_cursor=cursor)
+    return RolloutsTold(rollouts=found[: asked.limit], total=total, next_cursor=cursor)
 
 
 @operation("GET", "/v1/rollouts/{rollout_id:path}", {404: "There is none."})
@@ -249,14 +249,13 @@ def rollout(request: Request) -> RolloutTold:
     name, state = request.path_params["rollout_id"], request.app.state
     query = "SELECT * FROM rollouts WHERE rollout_id = ? ORDER BY start_ns, attempt_id"
     attempts = [AttemptTold(**row) for row in state.store.sql(query, [name])]
-    queued = state.rooms.queue.rollouts(ids=[name])
-    if not attempts and not queued:
+    found = state.rooms.queue.rollouts(ids=[name])
+    queued = asdict(found[0]) if found else None
+    if not attempts and queued is None:
         raise NotFoundError(
             f"no rollout {name!r} is recorded or queued; GET /v1/rollouts lists those there are"
         )
-    return RolloutTold(
-        rollout_id=name, attempts=attempts, queued=asdict(queued[0]) if queued else None
-    )
+    return RolloutTold(rollout_id=name, attempts=attempts, queued=queued)
 
 
 @operation("POST", "/v1/fetch", content={PARQUET: _BINARY}, most_bytes=20 << 20)
@@ -296,13 +295,14 @@ def transitions(request: Request, asked: TransitionsQuery) -> Parts:
         headers = {"Next-Cursor": page.cursor, "Link": link} if page.cursor else {}
     # Checked before anything is said; nothing is read yet.
     store.transitions(**_select_rollouts(keywords, _Page([], "")))
+    wanted = _select_rollouts(keywords, page)
     if kind == ARROW:
         made = _write_arrow(_read_tables(store, keywords, page))
     elif kind == PARQUET:
-        wanted = _select_rollouts(keywords, page)
         made = parquet_parts(lambda path: store.transitions(**wanted).to_parquet(path))
     else:
-        made = _write_lines(store, keywords, page, is_reported=asked.report == "1")
+        cursor = page.cursor or None if page else None
+        made = _write_lines(store, wanted, cursor, is_reported=asked.report == "1")
     return Parts(made, kind, headers)
 
 
@@ -344,10 +344,10 @@ def _select_rollouts(keywords: Mapping[str, Any], page: _Page | None) -> dict[st
 
 
 def _write_lines(
-    store: Store, keywords: Mapping[str, Any], page: _Page | None, *, is_reported: bool
+    store: Store, wanted: Mapping[str, Any], cursor: str | None, *, is_reported: bool
 ) -> Iterator[bytes]:
     """Yield JSON Lines in parts of some size, and the report."""
-    table = store.transitions(**_select_rollouts(keywords, page))
+    table = store.transitions(**wanted)
     held: list[bytes] = []
     size = 0
     for line in table.lines():
@@ -357,7 +357,6 @@ def _write_lines(
             yield b"".join(held)
             held, size = [], 0
     if is_reported:
-        cursor = page.cursor or None if page else None
         report = table.report()
         funnel = {name: value for name, value in asdict(report).items() if name != "dropped"}
         # Each reason is counted rather than each loss listed.
