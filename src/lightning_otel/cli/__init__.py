@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -56,21 +56,14 @@ _COMMANDS = {
 }
 
 
-class _Failure(NamedTuple):
-    """The exit code and the default remedy of a kind of error."""
-
-    kind: type[LightningOtelError]
-    code: int
-    remedy: str
-
-
-_FAILURES = (
-    _Failure(ConfigError, 2, "lightning-otel --help"),
-    _Failure(NotFoundError, 3, "lightning-otel ls"),
-    _Failure(StoreError, 4, "lightning-otel doctor"),
-    # The text of a query is ours but in ``sql``, which answers for its own: the store is at fault.
-    _Failure(QueryError, 4, "lightning-otel doctor"),
-    _Failure(LightningOtelError, 1, "lightning-otel doctor"),
+# Exit code and usual remedy of each kind of error. The text of a query is ours but in ``sql``,
+# which answers for its own: elsewhere the store is at fault.
+_FAILURES: tuple[tuple[type[LightningOtelError], int, str], ...] = (
+    (ConfigError, 2, "lightning-otel --help"),
+    (NotFoundError, 3, "lightning-otel ls"),
+    (StoreError, 4, "lightning-otel doctor"),
+    (QueryError, 4, "lightning-otel doctor"),
+    (LightningOtelError, 1, "lightning-otel doctor"),
 )
 
 
@@ -183,12 +176,12 @@ def hush(stream: TextIO) -> None:
 def explain(exc: Exception) -> int:
     """Say what failed, why, and what to do; gives the exit code."""
     if isinstance(exc, LightningOtelError):
-        failure = next(failure for failure in _FAILURES if isinstance(exc, failure.kind))
+        _, code, usual = next(each for each in _FAILURES if isinstance(exc, each[0]))
         # A query's own text may hold the mark that divides what failed from what to do.
         is_query = isinstance(exc, QueryError)
         what, remedy = (str(exc), "") if is_query else (exc.what, exc.remedy)
-        say_error(what, exc.why, remedy or failure.remedy)
-        return failure.code
+        say_error(what, exc.why, remedy or usual)
+        return code
     if isinstance(exc, OSError):
         what = f"{exc.filename or 'a file'}: {exc.strerror or exc}"
         say_error(what, "the system refused it", "look at the path, its permissions and the disk")

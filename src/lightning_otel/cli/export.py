@@ -13,7 +13,7 @@ import click
 
 from lightning_otel.cli import Guessing
 from lightning_otel.cli.maintain import give_waiting
-from lightning_otel.cli.options import Agent, rollout_id_of, rollout_option, when_options
+from lightning_otel.cli.options import AGENT, rollout_id_of, rollout_option, when_options
 from lightning_otel.cli.output import (
     count_noun,
     json_text,
@@ -98,7 +98,7 @@ def _decorate(command: Any, options: Iterable[Callable[[Any], Any]]) -> Any:
 
 
 _SELECTION: Final = (
-    click.option("--agents", type=Agent(), metavar="PATTERN", multiple=True,
+    click.option("--agents", type=AGENT, metavar="PATTERN", multiple=True,
                  help="Only agents like this; !… leaves out."),
     when_options,
     click.option("--mode", help="Only steps taken in it, such as train."),

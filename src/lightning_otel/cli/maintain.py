@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lightning_otel import config
-from lightning_otel.cli.options import Form, Id, rollout_id_of, rows_options
+from lightning_otel.cli.options import ID, Form, rollout_id_of, rows_options
 from lightning_otel.cli.output import (
     count_noun,
     print_data,
@@ -67,7 +67,7 @@ def give_waiting(opened: "Store") -> None:
 @click.option("--older-than", metavar="AGE", help="Drop rollouts that ended before: 30d, 12h, 2w.")
 @click.option("--max-size", metavar="SIZE", help="Drop the oldest rollouts beyond it: 10GB.")
 @click.option(
-    "--rollout", "rollouts", type=Id(), metavar="ID", multiple=True, help="Drop this rollout."
+    "--rollout", "rollouts", type=ID, metavar="ID", multiple=True, help="Drop this rollout."
 )
 @click.option("--dry-run", "is_dry_run", is_flag=True, help="Only say what would happen.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
@@ -206,7 +206,7 @@ def publish(lake: str | None, is_rest_included: bool, store: str | None) -> None
 @click.option("--key", "keys", multiple=True, metavar="KEY",
               help="Mask what stands under an attribute or field; a glob names some.")  # fmt: skip
 @click.option("--secrets", is_flag=True, help="Mask API keys and tokens of known shapes.")
-@click.option("--id", "ids", type=Id(), multiple=True, metavar="ID",
+@click.option("--id", "ids", type=ID, multiple=True, metavar="ID",
               help="Only in this rollout, trace or span; alone, all said in it.")  # fmt: skip
 @click.option("--reason", default="", help="Why, which is kept with the record.")
 @click.option("--dry-run", "is_dry_run", is_flag=True, help="Only count.")

@@ -49,51 +49,40 @@ class When(click.ParamType):  # type: ignore[type-arg]  # older versions of Clic
             self.fail(str(exc), param, ctx)
 
 
-class Id(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
-    """The name of something stored: the beginning of an id, ``@last``, ``@last~2``."""
+class _Stored(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
+    """A name that may stand in the store on this disk, whose own names complete it."""
 
-    name = "ID"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Rollouts of the store, the newest first, that begin so."""
-        found = _complete_values(ctx, "SELECT rollout_id AS v FROM rollouts ORDER BY start_ns DESC")
-        return _complete_id(["@last", *found], incomplete)
-
-
-class Agent(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
-    """An agent's name, or a pattern of names."""
-
-    name = "PATTERN"
+    def __init__(self, name: str, query: str, *words: str) -> None:
+        self.name = name
+        self._query = query
+        self._words = words
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Agents of the store."""
-        query = "SELECT DISTINCT agent AS v FROM spans WHERE agent IS NOT NULL ORDER BY 1"
-        return _complete_id(_complete_values(ctx, query), incomplete)
+        """Return names that begin so; none where there is no store, or it cannot be read."""
+        from lightning_otel.dataset import Store
+        from lightning_otel.errors import LightningOtelError
+
+        try:
+            opened = Store(ctx.params.get("store"))
+            is_there = opened.layout is not None and opened.layout.exists()
+            rows = opened.sql(self._query) if is_there else ()
+            names = [*self._words, *(str(row["v"]) for row in rows)]
+        except (LightningOtelError, OSError):
+            names = list(self._words)
+        # A shell puts them into the line as they are: what it would take for more than a word is
+        # not offered, as agents and ids are named by whoever was recorded.
+        found = [each for each in names if each.startswith(incomplete) and _WORD.fullmatch(each)]
+        return [CompletionItem(each) for each in found[:_MOST_COMPLETED]]
 
 
-def _complete_id(values: list[str], incomplete: str) -> list[CompletionItem]:
-    # A shell puts them into the line as they are: what it would take for more than a word is not
-    # offered, as agents and ids are named by whoever was recorded.
-    found = [each for each in values if each.startswith(incomplete) and _WORD.fullmatch(each)]
-    return [CompletionItem(each) for each in found[:_MOST_COMPLETED]]
-
-
-def _complete_values(ctx: click.Context, query: str) -> list[str]:
-    """Values from the store on this disk; none where there is none, or it cannot be read."""
-    from lightning_otel.dataset import Store
-    from lightning_otel.errors import LightningOtelError
-
-    try:
-        opened = Store(ctx.params.get("store"))
-        if opened.layout is None or not opened.layout.exists():
-            return []
-        return [str(row["v"]) for row in opened.sql(query)]
-    except (LightningOtelError, OSError):
-        return []
+ID: Final = _Stored("ID", "SELECT rollout_id AS v FROM rollouts ORDER BY start_ns DESC", "@last")
+"""The beginning of an id, ``@last``, ``@last~2``."""
+AGENT: Final = _Stored(
+    "PATTERN", "SELECT DISTINCT agent AS v FROM spans WHERE agent IS NOT NULL ORDER BY 1"
+)
+"""An agent's name, or a pattern of names."""
 
 
 def when_options(function: F) -> F:
@@ -109,7 +98,7 @@ def when_options(function: F) -> F:
 
 
 rollout_option = click.option(
-    "--rollout", type=Id(), metavar="ID", help="Only this one; a prefix, @last or @last~2."
+    "--rollout", type=ID, metavar="ID", help="Only this one; a prefix, @last or @last~2."
 )
 
 

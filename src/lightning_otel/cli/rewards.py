@@ -12,8 +12,8 @@ import click
 
 from lightning_otel.cli.maintain import give_waiting
 from lightning_otel.cli.options import (
+    ID,
     Form,
-    Id,
     rollout_id_of,
     rollout_option,
     rows_options,
@@ -51,7 +51,7 @@ _DRIFT_KEYS: Final = (
 
 # A negative number looks like an option.
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("target", metavar="ID", type=Id())
+@click.argument("target", metavar="ID", type=ID)
 @click.argument("value", type=float)
 @click.option("--name", default="primary", help="Name of the reward.", show_default=True)
 @store_option

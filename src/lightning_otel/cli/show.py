@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel.cli.options import Form, Id, rows_options
+from lightning_otel.cli.options import ID, Form, rows_options
 from lightning_otel.cli.output import (
     count_noun,
     line_printer,
@@ -47,7 +47,7 @@ _BROKEN: Final = frozenset({"error", "incomplete", "uncredited", "left_out", "no
 
 
 @click.command()
-@click.argument("target", metavar="[ID]", type=Id(), default="@last")
+@click.argument("target", metavar="[ID]", type=ID, default="@last")
 @click.option("--tree", "view", flag_value="tree", help="The span tree with credit; the default.")
 @click.option("--transitions", "view", flag_value="transitions", help="The transitions instead.")
 @click.option("--svg", metavar="FILE", help="Write a picture of the tree; - is stdout.")
@@ -201,7 +201,7 @@ def _write_picture(found: "Outline", path: str) -> None:
 
 
 @click.command()
-@click.argument("rollout", metavar="[ROLLOUT]", type=Id(), default="@last")
+@click.argument("rollout", metavar="[ROLLOUT]", type=ID, default="@last")
 @click.option("--price", "prices", multiple=True, metavar="[MODEL=]IN,OUT",
               help="What a million tokens in and out cost; MODEL may be a glob.")  # fmt: skip
 @click.option("--advantage", type=click.Choice(["grpo", "rloo", "dr_grpo"]),
@@ -286,8 +286,8 @@ def _analysis_rows(found: "Analysis") -> Iterable[dict[str, Any]]:
 
 
 @click.command()
-@click.argument("a", type=Id())
-@click.argument("b", type=Id())
+@click.argument("a", type=ID)
+@click.argument("b", type=ID)
 @click.option("--all", "every", is_flag=True, help="Also all that is the same.")
 @rows_options
 @store_option

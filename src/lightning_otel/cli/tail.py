@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import click
 
-from lightning_otel.cli.options import Agent, When
+from lightning_otel.cli.options import AGENT, When
 from lightning_otel.cli.output import (
     count_noun,
     json_text,
@@ -38,7 +38,7 @@ _WORDS: Final = (
 @click.command()
 @click.option("--errors", is_flag=True, help="Only what failed.")
 @click.option("--conversation", metavar="ID", help="Only this conversation; the beginning will do.")
-@click.option("--agent", type=Agent(), metavar="PATTERN", help="Only agents like this.")
+@click.option("--agent", type=AGENT, metavar="PATTERN", help="Only agents like this.")
 @click.option("--since", type=When(), metavar="TIME",
               help="Begin with what ended since then: 10m, 2h, 2026-11-01.")  # fmt: skip
 @click.option("--once", is_flag=True, help="End when all there is was shown.")
