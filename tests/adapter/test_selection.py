@@ -1,10 +1,9 @@
 """Which transitions a selection wants."""
 
-from datetime import UTC, date, datetime
 from typing import Any
 
 import pytest
-from tests.adapter.forest import SECOND, draw, rewards
+from tests.adapter.forest import draw, rewards
 from tests.formats.made import step
 
 from lightning_otel import TripletAdapter
@@ -77,37 +76,13 @@ def test_a_reward_range_leaves_out_what_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        1_700_000_000 * SECOND,
-        "2023-11-14T22:13:20Z",
-        "2023-11-14T23:13:20+01:00",
-        datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC),
-    ],
-)
-def test_times_are_taken_in_every_form(given: Any) -> None:
-    """Nanoseconds, texts and dates with a zone mean the same instant."""
-    assert Selection.of({"since": given}).since_ns == 1_700_000_000 * SECOND
-
-
-def test_a_day_begins_where_one_is() -> None:
-    """A date without a zone is one of the local zone."""
-    wanted = Selection.of({"since": date(2023, 11, 14), "until": "2023-11-15"})
-
-    begun = int(datetime(2023, 11, 14).astimezone().timestamp()) * SECOND
-    assert (wanted.since_ns, wanted.until_ns) == (begun, begun + 86_400 * SECOND)
-
-
-@pytest.mark.parametrize(
     ("wanted", "message"),
     [
         ({"agent": "x"}, "cannot be selected by agent; by agents, rollout_id"),
         ({"agents": "re:("}, "agents names 're:\\('"),
         ({"agents": ["!"]}, "an empty pattern means nobody"),
         ({"agents": [1]}, "agents names 1"),
-        ({"since": "yesterday"}, "since: 'yesterday' is no time"),
         ({"until": True}, "until: True is no time"),
-        ({"since": "9999-99-99"}, "is no time"),
         ({"capture": "best"}, "capture is 'best'; it must be one of exact"),
     ],
 )

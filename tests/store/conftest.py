@@ -149,76 +149,49 @@ def rollout() -> Callable[..., list[Span]]:
     return _rollout
 
 
-_SECOND_NS = 10**9
-_START_NS = 1_790_000_000 * _SECOND_NS
-
-
-def _messages(text: str) -> str:
-    """One message as the conventions write it."""
-    return f'[{{"role":"user","parts":[{{"type":"text","content":"{text}"}}]}}]'
-
-
 def _rollout(number: int, calls: int = 3) -> list[Span]:
-    """A rollout of two agents with tool calls, a reward each, token ids, events and links."""
-    trace_id, rollout_id = f"{number + 1:032x}", f"rollout-{number}"
+    """A rollout of two agents with tool calls, and a reward each."""
     ids = (f"{number + 1:08x}{each:08x}" for each in itertools.count(1))
-    clock = itertools.count(_START_NS + number * 100 * _SECOND_NS, 1_000_001)
+    clock = itertools.count((1_790_000_000 + number * 100) * 10**9, 1_000_001)
     sequence = itertools.count(1)
-    stamps = {c.ROLLOUT_ID: rollout_id, c.ATTEMPT_ID: "1"}
-    resource = {"service.name": "träger", "process.pid": 4711, "telemetry.sdk.version": "1.45"}
+    found: list[Span] = []
 
-    def span(name: str, parent: str | None, **changes: Any) -> Span:
-        attributes = {**stamps, **changes.pop("attributes", {})}
-        return Span(
-            trace_id=trace_id,
+    def add(name: str, parent: Span | None, attributes: dict[str, Any], **more: Any) -> Span:
+        span = Span(
+            trace_id=f"{number + 1:032x}",
             span_id=next(ids),
-            parent_span_id=parent,
+            parent_span_id=parent and parent.span_id,
             name=name,
             start_ns=next(clock),
             end_ns=next(clock),
-            attributes=attributes,
-            otel_resource=resource,
+            attributes={c.ROLLOUT_ID: f"rollout-{number}", c.ATTEMPT_ID: "1", **attributes},
+            otel_resource={"service.name": "träger", "process.pid": 4711, "sdk.version": "1.45"},
             scope=c.SCOPE,
             process="boot-1-2",
             sequence=next(sequence),
             end_sequence=next(sequence),
-            **changes,
+            **more,
         )
+        found.append(span)
+        return span
 
-    root = span(c.SPAN_ROLLOUT, None, attributes={c.TASK: '{"question": "wie viele?"}'})
-    found = [root]
+    message = '[{"role":"%s","parts":[{"type":"text","content":"%s"}]}]'
+    root = add(c.SPAN_ROLLOUT, None, {c.TASK: '{"question": "wie viele?"}'})
     said = f"rollout {number}: ünï 😀"
     for index in range(calls):
         said += f" turn {index}"
-        call = span(
-            "chat model-1",
-            root.span_id,
-            kind="CLIENT",
-            attributes={
-                c.OPERATION: c.CHAT,
-                c.AGENT_NAME: f"agent-{index % 2}",
-                c.PROVIDER: "openai",
-                c.REQUEST_MODEL: "model",
-                c.RESPONSE_MODEL: "model-1",
-                c.RESPONSE_ID: f"response-{number}-{index}",
-                c.REQUEST_TEMPERATURE: 1.0,
-                c.INPUT_TOKENS: 100 + index,
-                c.OUTPUT_TOKENS: 7,
-                c.FINISH_REASONS: ["stop"],
-                c.INPUT_MESSAGES: _messages(said),
-                c.OUTPUT_MESSAGES: _messages("so").replace("user", "assistant"),
-                c.SYSTEM_INSTRUCTIONS: '[{"type":"text","content":"be brief"}]',
-            },
-        )
-        tool = span("execute_tool add", call.span_id, attributes={c.OPERATION: c.EXECUTE_TOOL})
-        found += [call, tool]
-        found.append(
-            span(
-                c.SPAN_ANNOTATION,
-                root.span_id,
-                attributes={c.REWARD_NAME: "primary", c.REWARD_VALUE: index / 4},
-            )
-        )
+        told = {
+            c.OPERATION: c.CHAT, c.AGENT_NAME: f"agent-{index % 2}", c.PROVIDER: "openai",
+            c.REQUEST_MODEL: "model", c.RESPONSE_MODEL: "model-1",
+            c.RESPONSE_ID: f"response-{number}-{index}", c.REQUEST_TEMPERATURE: 1.0,
+            c.INPUT_TOKENS: 100 + index, c.OUTPUT_TOKENS: 7, c.FINISH_REASONS: ["stop"],
+            c.INPUT_MESSAGES: message % ("user", said),
+            c.OUTPUT_MESSAGES: message % ("assistant", "so"),
+            c.SYSTEM_INSTRUCTIONS: '[{"type":"text","content":"be brief"}]',
+        }  # fmt: skip
+        call = add("chat model-1", root, told, kind="CLIENT")
+        add("execute_tool add", call, {c.OPERATION: c.EXECUTE_TOOL})
+        add(c.SPAN_ANNOTATION, root, {c.REWARD_NAME: "primary", c.REWARD_VALUE: index / 4})
     return found
 
 
