@@ -202,6 +202,7 @@ def _make_decorator(wanted: str) -> Callable[..., Any]:
             )
         return FunctionAgent(function, name=name, track_only=track_only)
 
+    decorate.__name__ = decorate.__qualname__ = f"{wanted.partition('_')[0]}_rollout"
     return decorate
 
 
