@@ -35,7 +35,7 @@ _COMMANDS = {
     "drift": ("rewards:drift", "Say where a tokenizer's ids are not those of the engine."),
     "export": ("export:export", "Write spans or triplets as JSON lines or Parquet."),
     "tail": ("tail:tail", "Look on as agents work: who says what, tools, rewards."),
-    "follow": ("follow:follow", "Feed a program with spans as they end, each once."),
+    "follow": ("tail:follow", "Feed a program with spans as they end, each once."),
     "forward": ("forward:forward", "Send spans to an OTLP endpoint, each until it is taken."),
     "resources": ("resources:resources", "Publish prompts and models; promote, roll back."),
     "reward": ("rewards:reward", "Give a reward to a rollout, trace, span or response."),

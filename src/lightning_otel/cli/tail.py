@@ -1,13 +1,13 @@
-"""``tail``: what agents do just now, for a person who looks on."""
+"""``tail``, ``follow``: what agents do just now, for a person who looks on or for a program."""
 
 import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from types import FrameType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 
@@ -44,15 +44,7 @@ _WORDS: Final = (
 @click.option("--once", is_flag=True, help="End when all there is was shown.")
 @click.option("--jsonl", is_flag=True, help="Whole spans instead, one JSON object a line.")
 @store_option
-def tail(
-    errors: bool,
-    conversation: str | None,
-    agent: str | None,
-    since: int | None,
-    once: bool,
-    jsonl: bool,
-    store: str | None,
-) -> None:
+def tail(since: int | None, once: bool, jsonl: bool, store: str | None, **wanted: Any) -> None:
     """Show what agents do as they do it: who says what, tool calls, rewards as they land.
 
     For people, from now on or --since; it keeps no position. To feed a program that must miss
@@ -64,13 +56,12 @@ def tail(
     layout = Store(store).layout
     if layout is None:
         raise ConfigError("tail needs a store on this disk; name one with --store")
-    chat, wanted = Chat(), _Wanted(agent, conversation, is_errors=errors)
-    print_line = line_printer()
+    chat, is_wanted, print_line = Chat(), _make_filter(**wanted), line_printer()
     shown_spans = passed = 0
     with Stop() as stop, _open_follower(layout, stop, since, is_once=once) as follower:
         talk(f"⚡ {layout.catalogue}{'' if once else ': Ctrl-C ends it'}")
         for span in follower:
-            lines = chat.lines(span) if wanted.holds(span) else None
+            lines = chat.lines(span) if is_wanted(span) else None
             if lines is None:
                 passed += 1
                 continue
@@ -150,30 +141,50 @@ def _open_follower(
         follower.close()
 
 
-class _Wanted:
-    """A filter of spans."""
+def _make_filter(
+    *, agent: str | None, conversation: str | None, errors: bool
+) -> "Callable[[Span], bool]":
+    """Return a filter of spans; of a conversation, its whole trace once it is known."""
+    from lightning_otel import conventions as c
 
-    def __init__(self, agent: str | None, conversation: str | None, *, is_errors: bool) -> None:
-        self._agent = agent
-        self._conversation = conversation
-        self._is_errors = is_errors
-        self._traces: dict[str, None] = {}
+    traces: dict[str, None] = {}
 
-    def holds(self, span: "Span") -> bool:
-        """Return whether a span is wanted; of a conversation, its whole trace once it is known."""
-        from lightning_otel import conventions as c
-
-        if self._is_errors and span.status != "ERROR":
+    def is_wanted(span: "Span") -> bool:
+        get = span.attributes.get
+        if errors and span.status != "ERROR":
             return False
-        agent = span.attributes.get(c.AGENT_NAME)
-        if self._agent is not None and not fnmatchcase(str(agent or ""), self._agent):
+        if agent is not None and not fnmatchcase(str(get(c.AGENT_NAME) or ""), agent):
             return False
-        if self._conversation is None or span.trace_id in self._traces:
+        if conversation is None or span.trace_id in traces:
             return True
-        said = span.attributes.get(c.CONVERSATION_ID)
-        if not isinstance(said, str) or not said.startswith(self._conversation):
+        said = get(c.CONVERSATION_ID)
+        if not isinstance(said, str) or not said.startswith(conversation):
             return False
-        if len(self._traces) >= _MOST_TRACES:
-            self._traces.pop(next(iter(self._traces)))
-        self._traces[span.trace_id] = None
+        if len(traces) >= _MOST_TRACES:
+            traces.pop(next(iter(traces)))
+        traces[span.trace_id] = None
         return True
+
+    return is_wanted
+
+
+@click.command()
+@click.argument("name")
+@click.option("--once", is_flag=True, help="End when all there is was printed.")
+@store_option
+def follow(name: str, once: bool, store: str | None) -> None:
+    """Print each ended span once, as one line of JSON, and go on as they come.
+
+    NAME is the consumer's: started again under it, it goes on where it was. A span counts as
+    delivered when its line was written and flushed. Ends with Ctrl-C. It is for programs; to look
+    on yourself, use tail.
+    """
+    from lightning_otel.cli.spans import sdk_json
+    from lightning_otel.dataset import Store
+
+    opened = Store(store)
+    with Stop() as stop, opened.follow(name, idle_s=0 if once else None) as follower:
+        stop.follower = follower
+        for span in follower:
+            click.echo(json_text(sdk_json(span)))
+            sys.stdout.flush()
