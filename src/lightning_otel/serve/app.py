@@ -1,9 +1,8 @@
 """The web app: its routes, a plain list, behind the guard.
 
-A route is a function of a request; what it needs of this server it finds in ``request.app.state``:
-``store``, ``intake``, ``bodies``, ``readers``,
-``rooms`` and ``hub``. What it does not serve it refuses by raising a ``RefusalError``, which
-becomes a page for people and OTLP's own form for programs.
+A route is a function of a request; what it needs of this server it finds in ``request.app.state``.
+What it does not serve it refuses by raising a ``RefusalError``, which becomes a page for people and
+OTLP's own form for programs.
 """
 
 from typing import Final
@@ -38,27 +37,19 @@ _MOST_STREAMS: Final = 8
 """Long answers of the API under way: each has a DuckDB."""
 
 
-def make_app(
-    store: Store,
-    intake: Intake,
-    access: Access,
-    rooms: Rooms,
-    hub: Hub,
-) -> ASGIApp:
+def make_app(store: Store, intake: Intake, access: Access, rooms: Rooms, hub: Hub) -> ASGIApp:
     """Make the app that serves a store, behind the guard."""
     app = Starlette(
         routes=[*PAGES, *otlp.ROUTES, *API],
         exception_handlers={RefusalError: refuse, HTTPException: refuse, 500: fail},
     )
     state = app.state
-    state.store = store
-    state.intake = intake
+    state.store, state.intake, state.access = store, intake, access
     state.bodies = Bodies()
     state.readers, state.long_readers = page.Readers(), page.Readers(page.LONG_AT_ONCE)
     state.looks = Looks()
     # Anybody here may give feedback: however much that is, who has the key is not kept waiting.
     state.givers = page.Readers()
-    state.access = access
     state.rooms, state.hub = rooms, hub
     state.streams = Streams(_MOST_STREAMS)
     state.earnings, state.answers = {}, {}
