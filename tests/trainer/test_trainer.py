@@ -216,11 +216,11 @@ def test_tasks_that_nobody_waits_for_are_cancelled(store: Store, ends: str) -> N
             fitting.stop()
         elif task == 1:  # once: a second one would break off the cancelling
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            time.sleep(4)  # a busy machine takes its time to tell the main thread
+            is_told.wait(20)
         return 1.0
 
     seen: list[Any] = []
-    is_begun = threading.Event()
+    is_begun, is_told = threading.Event(), threading.Event()
     trainer = Trainer(act, Asking(), store=store)
     if ends == "stopped":
         fitting = trainer.fit_async()
@@ -229,6 +229,7 @@ def test_tasks_that_nobody_waits_for_are_cancelled(store: Store, ends: str) -> N
     else:
         with pytest.raises(KeyboardInterrupt):
             trainer.fit()
+        is_told.set()
 
     rollouts = trainer.queue.rollouts()
     waiting = [each for each in rollouts if each.status == "cancelled"]
@@ -255,20 +256,26 @@ def test_fit_on_recorded_rollouts_takes_each_once(store: Store) -> None:
     assert len(set(trainer.algorithm.rows)) == len(trainer.algorithm.rows) == 6
 
 
+def run_elsewhere(store: Store, trainer: Trainer, *rewards: float | None) -> list[str]:
+    """Run a task of the trainer's queue as a runner elsewhere does; return the rollouts' ids."""
+    ids = [each.rollout_id for each in trainer.queue.put(["t"], samples=len(rewards))]
+    for rollout_id, reward in zip(ids, rewards, strict=True):
+        lease = trainer.queue.lease("w")
+        assert lease is not None
+        store.add(spans_of(rollout_id, "t", reward))
+        trainer.queue.succeed(lease, reward)
+    return ids
+
+
 def test_group_waits_until_it_is_whole(store: Store) -> None:
     """A group with a rollout that has no reward yet is learnt from once the reward is there."""
     algorithm = Ledger(2)
     trainer = Trainer(store=store, algorithm=algorithm, samples=2, reward_timeout_s=60)
-    _, (first, second) = None, trainer.queue.put(["t"], samples=2)
-    for rollout, reward in ((first, 1.0), (second, None)):
-        lease = trainer.queue.lease("w")
-        assert lease is not None
-        store.add(spans_of(rollout.rollout_id, "t", reward))
-        trainer.queue.succeed(lease, reward)
+    ids = run_elsewhere(store, trainer, 1.0, None)
     fitting = trainer.fit_async()
     time.sleep(0.8)
     before = list(algorithm.rows)
-    reward_later(store, second.rollout_id, 0.0)
+    reward_later(store, ids[1], 0.0)
     wait_until(lambda: len(algorithm.rows) == 2)
     fitting.stop()
     fit = fitting.wait(20)
@@ -276,23 +283,18 @@ def test_group_waits_until_it_is_whole(store: Store) -> None:
     assert before == []
     assert fit is not None
     assert fit.run.status == "stopped"
-    assert sorted(algorithm.rows) == sorted([first.rollout_id, second.rollout_id])
+    assert sorted(algorithm.rows) == sorted(ids)
 
 
 def test_rest_of_a_queued_group_is_counted(store: Store) -> None:
     """Where others ran it: what has no reward is left out of a group that is trained on."""
     algorithm = Ledger(2)
     trainer = Trainer(store=store, algorithm=algorithm)
-    rollouts = trainer.queue.put(["t"], samples=3)
-    for rollout, reward in zip(rollouts, (1.0, None, 0.0), strict=True):
-        lease = trainer.queue.lease("w")
-        assert lease is not None
-        store.add(spans_of(rollout.rollout_id, "t", reward))
-        trainer.queue.succeed(lease, reward)
+    ids = run_elsewhere(store, trainer, 1.0, None, 0.0)
 
     fit = trainer.fit()
 
-    assert sorted(algorithm.rows) == sorted([rollouts[0].rollout_id, rollouts[2].rollout_id])
+    assert sorted(algorithm.rows) == sorted([ids[0], ids[2]])
     assert fit.left_out == {"no reward in time": 1}
     assert trainer.runs.claims(fit.run).counts() == {"trained": 2, "no reward in time": 1}
 
