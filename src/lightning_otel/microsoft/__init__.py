@@ -5,7 +5,6 @@ package is wanted here, ``backend_of`` says whether it can be; ``algorithms/micr
 """
 
 from lightning_otel.microsoft.backend import Backend, Chosen, backend_of
-from lightning_otel.microsoft.handing import Handed, hand_over
-from lightning_otel.microsoft.reading import ReadBack, read_back
+from lightning_otel.microsoft.exchange import Handed, ReadBack, hand_over, read_back
 
 __all__ = ["Backend", "Chosen", "Handed", "ReadBack", "backend_of", "hand_over", "read_back"]

@@ -1,5 +1,7 @@
-"""Spans and rewards of a store handed over to a running Agent Lightning 0.3 store, each once."""
+"""Spans and rewards to a running Agent Lightning 0.3 store and back, each once."""
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,13 +14,17 @@ from lightning_otel.adapter.attempts import AttemptKey, group
 from lightning_otel.adapter.selection import Selection, Wanted
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.batches import batches
-from lightning_otel.errors import StoreError
+from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.microsoft.calls import as_theirs
-from lightning_otel.microsoft.client import OUR_ATTEMPT, OUR_ROLLOUT, Client
+from lightning_otel.microsoft.client import OUR_ATTEMPT, OUR_ROLLOUT, Client, Found
+from lightning_otel.receivers import Rejected
+from lightning_otel.receivers.documents import span_of
+from lightning_otel.rewarding.feedback import add_surely
 from lightning_otel.store.engines.otlp import UnsendableError, encoded_span
 from lightning_otel.types import Mode, Span
 from lightning_otel.values import parse_json
 
+_CAME: Final = "agentlightning"
 FINAL: Final = ("succeeded", "failed", "cancelled")
 UNENDED: Final = "it never ended"
 _BATCH_BYTES: Final = 4 << 20
@@ -31,8 +37,8 @@ class Handed:
     """Counts of the attempts and spans handed over.
 
     Attributes:
-        url: Where to.
-        with_content: Whether messages, tokens and tasks went along.
+        url: The address there.
+        with_content: Messages, tokens and tasks went along.
         rollouts: Rollouts that were begun there.
         attempts: Attempts that were looked at.
         running: Those that have not ended yet, and wait for the next time.
@@ -79,12 +85,12 @@ def hand_over(
     rollouts. Its store has spans once, wherever this was cut off.
 
     Args:
-        store: Where the spans are.
+        store: The store of the spans.
         url: Its address, such as ``http://127.0.0.1:4747`` (``agl store --port 4747``).
-        content: Whether messages, tokens and tasks may leave; without them there is nothing to
-            train on there. By default what ``LIGHTNING_OTEL_EXPORT_CONTENT`` says, which is no.
-        timeout_s: How long it may take to answer once.
-        **keywords: Which rollouts: ``rollout_id``, ``since``, ``until``, ``received``.
+        content: Let messages, tokens and tasks leave; without them there is nothing to train on
+            there. By default what ``LIGHTNING_OTEL_EXPORT_CONTENT`` says, which is no.
+        timeout_s: Seconds that it may take to answer once.
+        **keywords: Selected rollouts: ``rollout_id``, ``since``, ``until``, ``received``.
 
     Raises:
         ConfigError: The URL or a keyword cannot be used.
@@ -96,17 +102,13 @@ def hand_over(
     client = Client(url, timeout_s=timeout_s)
     client.check()
     with_content = config.content().is_exported if content is None else content
-    handing = _Handing(client, _read_status(opened), with_content=with_content)
+    rows = opened.sql("SELECT rollout_id, attempt_id, status FROM rollouts")
+    status = {(row["rollout_id"], row["attempt_id"]): row["status"] for row in rows}
+    handing = _Handing(client, status, with_content=with_content)
     for spans in batches(opened.source, wanted):
-        members = group(readers.read(wanted.spans(spans)))
-        for key, own in members.items():
+        for key, own in group(readers.read(wanted.spans(spans))).items():
             handing.attempt(key, own)
     return handing.done
-
-
-def _read_status(store: Store) -> dict[tuple[str, str], str]:
-    rows = store.sql("SELECT rollout_id, attempt_id, status FROM rollouts")
-    return {(row["rollout_id"], row["attempt_id"]): row["status"] for row in rows}
 
 
 class _Handing:
@@ -120,7 +122,7 @@ class _Handing:
         self._ran_there: set[str] = set()
         self._known: dict[str, str] = {}
         for rollout in client.rollouts():
-            our_id = (rollout.get("metadata") or {}).get(OUR_ROLLOUT)
+            our_id = _read_metadata(rollout).get(OUR_ROLLOUT)
             if our_id is None:
                 self._ran_there.add(rollout["rollout_id"])
             else:
@@ -165,7 +167,7 @@ class _Handing:
             return self._start_place(key, spans)
         free = None
         for attempt in self._client.attempts(rollout_id):
-            our_id = (attempt.get("metadata") or {}).get(OUR_ATTEMPT)
+            our_id = _read_metadata(attempt).get(OUR_ATTEMPT)
             if our_id == key.attempt_id:
                 is_final = attempt["status"] in FINAL
                 return _Place(rollout_id, attempt["attempt_id"], is_final=is_final)
@@ -190,7 +192,7 @@ class _Handing:
         return _Place(begun["rollout_id"], begun["attempt"]["attempt_id"], is_new=True)
 
     def _make_spans(self, spans: Iterable[Span], place: _Place) -> Iterator[Span]:
-        """Spans as they are understood there, in order of their start: so they are counted."""
+        """Make spans as they are understood there, by start: so they are counted."""
         stamps = {c.ROLLOUT_ID: place.rollout_id, c.ATTEMPT_ID: place.attempt_id}
         for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)):
             if span.is_incomplete:
@@ -223,5 +225,137 @@ class _Handing:
 
 
 def _drop_number(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the number of another store's: it counts the spans it takes by itself."""
+    """Drop the number of another store's: it counts the spans it takes by itself."""
     return {key: value for key, value in attributes.items() if key != c.SEQUENCE_ID}
+
+
+@dataclass(slots=True)
+class ReadBack:
+    """Counts of the rollouts and spans read back.
+
+    Attributes:
+        url: The address there.
+        rollouts: Rollouts that were looked at.
+        running: Those that have not ended yet, and wait for the next time.
+        spans: Spans that are new here.
+        held: Spans that were here already, such as those that were handed over.
+        rejected: Spans that cannot be kept, by reason.
+    """
+
+    url: str
+    rollouts: int = 0
+    running: int = 0
+    spans: int = 0
+    held: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+def read_back(
+    store: Store | str,
+    url: str,
+    *,
+    rollout_id: str | Iterable[str] | None = None,
+    timeout_s: float = 30.0,
+) -> ReadBack:
+    """Read the spans of a running Agent Lightning 0.3 store into a store of ours.
+
+    A rollout that was handed over from here is told by its id here, so that rewards it got there
+    come home; any other by its id there, with its task and how it ended. To do it again reads what
+    came since.
+
+    Args:
+        store: The store the spans go to; it is made if it is not there.
+        url: Its address, such as ``http://127.0.0.1:4747``.
+        rollout_id: Only these, by their ids there or here.
+        timeout_s: Seconds that it may take to answer once.
+
+    Raises:
+        ConfigError: The URL cannot be used, or the store is not on this machine's disk.
+        StoreError: It does not answer, or the store cannot be written.
+    """
+    opened = store if isinstance(store, Store) else Store(store)
+    if opened.layout is None:
+        raise ConfigError(f"{opened.name} is no store on disk; name one such as traces.duckdb")
+    opened.writer()
+    client = Client(url, timeout_s=timeout_s)
+    client.check()
+    wanted = (
+        None
+        if rollout_id is None
+        else {rollout_id}
+        if isinstance(rollout_id, str)
+        else set(rollout_id)
+    )
+    done = ReadBack(client.url)
+    for rollout in client.rollouts():
+        ids = {rollout["rollout_id"], _read_metadata(rollout).get(OUR_ROLLOUT)}
+        if wanted is not None and not ids & wanted:
+            continue
+        done.rollouts += 1
+        if rollout["status"] not in FINAL:
+            done.running += 1
+            continue
+        made = list(_read_spans(client, rollout, done))
+        rows = opened.sql(
+            "SELECT trace_id, span_id FROM spans WHERE span_id IN (SELECT unnest(?::VARCHAR[]))",
+            [[span.span_id for span in made]],
+        )
+        held = {(row["trace_id"], row["span_id"]) for row in rows}
+        fresh = [span for span in made if (span.trace_id, span.span_id) not in held]
+        add_surely(opened, fresh)
+        done.spans += len(fresh)
+        done.held += len(made) - len(fresh)
+    opened.writer().seal()
+    return done
+
+
+def _read_spans(client: Client, rollout: Found, done: ReadBack) -> Iterator[Span]:
+    """Read the spans of a rollout, named as here."""
+    their_id = rollout["rollout_id"]
+    our_id = _read_metadata(rollout).get(OUR_ROLLOUT)
+    attempts = client.attempts(their_id)
+    names = {
+        attempt["attempt_id"]: _read_metadata(attempt).get(OUR_ATTEMPT) or attempt["attempt_id"]
+        for attempt in attempts
+    }
+    if our_id is None:
+        yield from (_rollout_span(rollout, attempt) for attempt in attempts)
+    for document in client.spans(their_id):
+        found = span_of(document, f"{_CAME}:{client.peer}")
+        if isinstance(found, Rejected):
+            done.rejected[found.reason] += 1
+            continue
+        stamps = {
+            c.ROLLOUT_ID: our_id or their_id,
+            c.ATTEMPT_ID: names.get(document["attempt_id"], document["attempt_id"]),
+        }
+        yield replace(found, attributes={**found.attributes, **stamps})
+
+
+def _rollout_span(rollout: Found, attempt: Found) -> Span:
+    """Make the span of an attempt: its task and its end."""
+    told = f"{rollout['rollout_id']} {attempt['attempt_id']}"
+    digest = hashlib.sha256(told.encode()).hexdigest()
+    end = attempt.get("end_time") or rollout.get("end_time") or attempt["start_time"]
+    attributes: dict[str, Any] = {
+        c.ROLLOUT_ID: rollout["rollout_id"],
+        c.ATTEMPT_ID: attempt["attempt_id"],
+        c.TASK: json.dumps(rollout.get("input"), ensure_ascii=False),
+        c.RECEIVED: _CAME,
+    }
+    if rollout.get("mode"):
+        attributes[c.MODE] = rollout["mode"]
+    return Span(
+        trace_id=digest[:32],
+        span_id=digest[32:48],
+        parent_span_id=None,
+        name=c.SPAN_ROLLOUT,
+        start_ns=round(attempt["start_time"] * 1e9),
+        end_ns=round(end * 1e9),
+        status="OK" if attempt.get("status") == "succeeded" else "ERROR",
+        attributes=attributes,
+    )
+
+
+def _read_metadata(found: Found) -> Mapping[str, Any]:
+    return found.get("metadata") or {}
