@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, WorkerError
@@ -116,13 +116,12 @@ def run_workers(
 
 def _run_threads(runners: Sequence[Runner], queue: Queue, stop: Stop, *, until_empty: bool) -> int:
     over = threading.Event()
-    if stop.is_set():
-        return 0
     failed: list[BaseException] = []
+    either = _Either(stop, over)
 
     def work(runner: Runner) -> None:
         try:
-            runner.run(until_empty=until_empty, stop=over)
+            runner.run(until_empty=until_empty, stop=either)
         except BaseException as exc:  # noqa: BLE001  # raised where the workers were asked for
             failed.append(exc)
             over.set()
@@ -132,10 +131,7 @@ def _run_threads(runners: Sequence[Runner], queue: Queue, stop: Stop, *, until_e
         thread.start()
     try:
         for thread in threads:
-            while thread.is_alive():
-                thread.join(_LOOK_S)
-                if stop.is_set():
-                    over.set()
+            thread.join()
     except BaseException:  # an interrupted program waits for no attempt
         over.set()
         for runner in runners:
@@ -144,6 +140,19 @@ def _run_threads(runners: Sequence[Runner], queue: Queue, stop: Stop, *, until_e
     if failed:
         raise failed[0]
     return queue.taken(runner.worker_id for runner in runners)
+
+
+class _Either(NamedTuple):
+    """Set as soon as one of two is."""
+
+    first: Stop
+    second: threading.Event
+
+    def is_set(self) -> bool:
+        return self.first.is_set() or self.second.is_set()
+
+    def wait(self, timeout: float) -> bool:
+        return self.first.wait(timeout) or self.second.is_set()
 
 
 class _Crew:
