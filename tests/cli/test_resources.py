@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +67,30 @@ def test_from_publication_to_rollback(cli: Any, at: list[str], tmp_path: Path) -
     assert none.stderr == "system_prompt has no alias: nobody is given it\n"
 
 
-def test_diff_says_which_is_better(cli: Any, store: Store) -> None:
-    """Bodies first, then the paired rewards with their interval."""
+def judge(store: Store, tasks: Iterable[int], version: int, reward: float) -> None:
+    """Earn a reward with a version on each task."""
+    for task in tasks:
+        with auto_trace(store=store, task=task, resources={"*": {"endpoint": version}}):
+            emit_action("what was done")
+            emit_reward(reward)
+
+
+@pytest.fixture
+def canary(store: Store) -> list[str]:
+    """The option that names a store in which version 2 of a resource is the canary."""
     resources = Resources(State(store.name))
     resources.publish("endpoint", {"model": "a"})
     resources.publish("endpoint", {"model": "b"}, alias="canary")
-    for task in range(8):
-        for version in (1, 2):
-            stamped = {"*": {"endpoint": version}}
-            with auto_trace(store=store, task=task, resources=stamped):
-                emit_action("what was done")
-                emit_reward(float(version))
+    return ["--store", store.name]
 
-    done = cli("resources", "diff", "endpoint", "--store", store.name)
-    promoted = cli("resources", "promote", "endpoint", "--if-better", "--store", store.name)
+
+def test_diff_says_which_is_better(cli: Any, store: Store, canary: list[str]) -> None:
+    """Bodies first, then the paired rewards with their interval."""
+    for version in (1, 2):
+        judge(store, range(8), version, float(version))
+
+    done = cli("resources", "diff", "endpoint", *canary)
+    promoted = cli("resources", "promote", "endpoint", "--if-better", *canary)
 
     assert promoted.stdout == "endpoint@2\n"
     assert '-  "model": "a"\n+  "model": "b"\n' in done.stdout
@@ -88,28 +98,18 @@ def test_diff_says_which_is_better(cli: Any, store: Store) -> None:
     assert done.stdout.endswith(": better\n")
 
 
-def test_worse_canary_is_withdrawn(cli: Any, store: Store) -> None:
+def test_worse_canary_is_withdrawn(cli: Any, store: Store, canary: list[str]) -> None:
     """With --if-worse by its rewards alone; list and show say so afterwards, and why."""
-    resources = Resources(State(store.name))
-    at = ("--store", store.name)
-    resources.publish("endpoint", {"model": "a"})
-    resources.publish("endpoint", {"model": "b"}, alias="canary")
+    at = canary
     early = cli("resources", "withdraw", "endpoint", "--if-worse", *at)
     for task in range(8):
         for version, rewards in ((1, (0.0, 1.0)), (2, (0.5, -1.0 + task / 10))):
             for turn, reward in enumerate(rewards):
-                with auto_trace(
-                    store=store, task=task + 8 * turn, resources={"*": {"endpoint": version}}
-                ):
-                    emit_action("what was done")
-                    emit_reward(reward)
+                judge(store, [task + 8 * turn], version, reward)
 
     unsure = cli("resources", "withdraw", "endpoint", "--if-worse", *at)
-    for task in range(16, 40):
-        for version in (1, 2):
-            with auto_trace(store=store, task=task, resources={"*": {"endpoint": version}}):
-                emit_action("what was done")
-                emit_reward(-float(version))
+    for version in (1, 2):
+        judge(store, range(16, 40), version, -float(version))
     told = cli("resources", "diff", "endpoint", *at)
     kept = cli("resources", "promote", "endpoint", "--if-better", *at)
     done = cli("resources", "withdraw", "endpoint", "--if-worse", *at)
