@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from tests.viewer.asking import Answer, Asking
@@ -86,17 +85,6 @@ def shot(request: pytest.FixtureRequest) -> Callable[..., None]:
             page.screenshot(path=Path(folder) / f"{stem}.png", full_page=is_whole)
 
     return take
-
-
-@pytest.fixture
-def base(visit: Visits) -> Callable[[Any], str]:
-    """The address of the server that a page came from."""
-
-    def of(page: Any) -> str:
-        parts = urlsplit(page.url)
-        return f"{parts.scheme}://{parts.netloc}"
-
-    return of
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def said(*turns: tuple[str, str]) -> str:
     ).decode()
 
 
-def call(number: int, parent: int, given: str, answered: str, **changes: Any) -> Span:
+def call(number: int, parent: int | None, given: str, answered: str, **changes: Any) -> Span:
     """A request to a model; more attributes than its messages are given as ``attributes``."""
     attributes = {c.OPERATION: c.CHAT, c.INPUT_MESSAGES: given, c.OUTPUT_MESSAGES: answered}
     attributes |= changes.pop("attributes", {})

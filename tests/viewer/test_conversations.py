@@ -1,63 +1,52 @@
 """The pages of conversations: what was said as a chat, and what people say of it."""
 
+import itertools
 import re
 from collections.abc import Callable
-from typing import Any
 
-import openai
 import pytest
 from tests.viewer.asking import Asking
+from tests.viewer.spans import call, said, span
 from tests.viewer.visiting import Visits, prefix, violations
 
-from lightning_otel import Store, auto_trace, emit_reward
-from lightning_otel.demo.server import DemoServer
+from lightning_otel import Store
+from lightning_otel import conventions as c
 from lightning_otel.serve.viewer import weighing
 
 HOSTILE = "<script>alert(1)</script> ![x](http://evil.example/x.png)"
 
 
-class Talker:
-    """Somebody who talks to a model, turn by turn."""
+NUMBERS = itertools.count(1, 10)
 
-    def __init__(self, store: Store, server: DemoServer) -> None:
-        self.store = store
-        self.client = openai.OpenAI(base_url=server.base_url, api_key="none")
 
-    def say(
-        self, *texts: str, rollout_id: str, conversation_id: str | None = None, reward: float = 0.0
-    ) -> None:
-        """A rollout with one call, which is given what was said so far."""
-        named = {"conversation_id": conversation_id} if conversation_id else {}
-        with auto_trace(store=self.store, rollout_id=rollout_id, agent="tutor", **named):
-            roles = ("user", "assistant")
-            messages: Any = [
-                {"role": roles[number % 2], "content": text} for number, text in enumerate(texts)
-            ]
-            self.client.chat.completions.create(model="toy", messages=messages)
-            if reward:
-                emit_reward(reward)
+def talk(
+    store: Store, *texts: str, rollout_id: str, conversation_id: str = "", reward: float = 0.0
+) -> None:
+    """Record a rollout with one call, which is given what was said so far and answers it."""
+    first = next(NUMBERS)
+    turns = [(("user", "assistant")[at % 2], text) for at, text in enumerate(texts)]
+    own = {c.ROLLOUT_ID: rollout_id, c.AGENT_NAME: "tutor"}
+    named = {**own, **({c.CONVERSATION_ID: conversation_id} if conversation_id else {})}
+    told = said(("assistant", answer_to(texts[-1])))
+    place = {"trace_id": f"{first:032x}"}
+    store.add([call(first, None, said(*turns), told, attributes=named, **place)])
+    if reward:
+        earned = {**own, c.REWARD_VALUE: reward, c.REWARD_NAME: c.PRIMARY_REWARD}
+        store.add([span(first + 1, first, name=c.SPAN_ANNOTATION, attributes=earned, **place)])
 
 
 def answer_to(text: str) -> str:
-    """What the demo's policy says to something that is no question."""
+    """What a model says to something."""
     return f"You said: {text}"
 
 
-@pytest.fixture
-def talker(store: Store, server: DemoServer) -> Any:
-    """Talks into an empty store."""
-    found = Talker(store, server)
-    yield found
-    found.client.close()
-
-
 def test_rollouts_of_one_conversation_are_one_row(
-    store: Store, talker: Talker, asking: Callable[[Store], Asking]
+    store: Store, asking: Callable[[Store], Asking]
 ) -> None:
     """By its id; others are one by themselves. What was asked first and answered last is told."""
-    talker.say("What is 1*2?", rollout_id="r1", conversation_id="ada")
-    talker.say("Alone", rollout_id="r2", reward=1.0)
-    talker.say("What is 1*2?", "2", "3*4", rollout_id="r3", conversation_id="ada", reward=-1.0)
+    talk(store, "What is 1*2?", rollout_id="r1", conversation_id="ada")
+    talk(store, "Alone", rollout_id="r2", reward=1.0)
+    talk(store, "What is 1*2?", "2", "3*4", rollout_id="r3", conversation_id="ada", reward=-1.0)
     asked = asking(store)
 
     found, one, nobody = (
@@ -71,11 +60,11 @@ def test_rollouts_of_one_conversation_are_one_row(
 
 
 def test_a_conversation_says_each_message_once(
-    store: Store, talker: Talker, asking: Callable[[Store], Asking]
+    store: Store, asking: Callable[[Store], Asking]
 ) -> None:
     """What a rollout was given of the one before is folded; answers have their rewards."""
-    talker.say("one", rollout_id="r1", conversation_id="ada", reward=0.5)
-    talker.say("one", answer_to("one"), "two", rollout_id="r2", conversation_id="ada")
+    talk(store, "one", rollout_id="r1", conversation_id="ada", reward=0.5)
+    talk(store, "one", answer_to("one"), "two", rollout_id="r2", conversation_id="ada")
     asked = asking(store)
 
     told = asked.get("/conversations/ada").words
@@ -88,10 +77,10 @@ def test_a_conversation_says_each_message_once(
 
 
 def test_long_conversations_show_their_end_and_count_the_rest(
-    store: Store, talker: Talker, asking: Callable[[Store], Asking]
+    store: Store, asking: Callable[[Store], Asking]
 ) -> None:
     """Of 300 messages the last 200; the ones before are counted, not silently gone."""
-    talker.say(*(f"message {n}" for n in range(300)), rollout_id="long")
+    talk(store, *(f"message {n}" for n in range(300)), rollout_id="long")
 
     told = asking(store).get("/conversations/long").words
 
@@ -102,14 +91,13 @@ def test_long_conversations_show_their_end_and_count_the_rest(
 
 def test_huge_rollouts_are_told_of_without_their_messages(
     store: Store,
-    talker: Talker,
     asking: Callable[[Store], Asking],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Memory is bounded: what is too large for a page is linked to, on every page alike."""
     monkeypatch.setattr(weighing, "MOST_BYTES", 4000)
-    talker.say("x" * 5000, rollout_id="huge", reward=1.0)
-    talker.say("small", rollout_id="small")
+    talk(store, "x" * 5000, rollout_id="huge", reward=1.0)
+    talk(store, "small", rollout_id="small")
     asked = asking(store)
 
     huge, small, one, listed = (
@@ -129,11 +117,9 @@ def test_huge_rollouts_are_told_of_without_their_messages(
     assert "xxxxx" not in huge + one + listed
 
 
-def test_feedback_by_form_is_kept_once(
-    store: Store, talker: Talker, asking: Callable[[Store], Asking]
-) -> None:
+def test_feedback_by_form_is_kept_once(store: Store, asking: Callable[[Store], Asking]) -> None:
     """Sent twice it counts once; what is absurd, and unknown targets, leave no row."""
-    talker.say("hello", rollout_id="r1")
+    talk(store, "hello", rollout_id="r1")
     asked = asking(store)
     (feedback_id,) = re.findall(
         r'name="feedback_id" value="([^"]*)"', asked.get("/conversations/r1").text
@@ -165,10 +151,10 @@ def test_feedback_by_form_is_kept_once(
 
 
 def test_a_conversation_is_read_and_judged(
-    visit: Visits, store: Store, talker: Talker, shot: Callable[..., None]
+    visit: Visits, store: Store, shot: Callable[..., None]
 ) -> None:
     """In a browser: from the list to the chat, all of it text, and a rating that comes back."""
-    talker.say(HOSTILE, rollout_id="r1", conversation_id="ada")
+    talk(store, HOSTILE, rollout_id="r1", conversation_id="ada")
     page = visit(store, "/conversations")
     found = {"list": violations(page)}
     page.get_by_role("link", name="ada").click()

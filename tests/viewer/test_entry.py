@@ -1,6 +1,5 @@
 """Who comes in to the pages: links, cookies, forms, and what other sites may not do."""
 
-import http.client
 import os
 import re
 import signal
@@ -16,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
+from tests.viewer.asking import Asking
 from tests.viewer.visiting import KEY, prefix
 
 from lightning_otel import Span, Store
@@ -24,34 +24,27 @@ FORM = "application/x-www-form-urlencoded"
 
 
 class _Session(NamedTuple):
-    """What a browser has that opened the link."""
+    """What a browser has that opened the link: the path below which its pages are, the cookie."""
 
-    base: str
+    asked: Asking
     prefix: str
     cookie: str
     form: str
 
 
-def opened(base: str, form: str = "") -> _Session:
+def opened(asked: Asking, form: str = "") -> _Session:
     """The path and the cookie that the link with the key leads to."""
-    connection = http.client.HTTPConnection(urlsplit(base).netloc, timeout=20)
-    connection.request("GET", f"/?key={KEY}")
-    answer = connection.getresponse()
-    cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
-    connection.close()
-    return _Session(base, prefix(answer.getheader("location") or ""), cookie, form)
+    headers = asked.get(f"/?key={KEY}", Authorization="").headers
+    cookie = headers["set-cookie"].partition(";")[0]
+    return _Session(asked, prefix(headers["location"]), cookie, form)
 
 
 def posted(session: _Session, path: str = "", **headers: str) -> int:
     """The status of a form that is sent with the cookie."""
-    connection = http.client.HTTPConnection(urlsplit(session.base).netloc, timeout=20)
-    sent = {"Content-Type": FORM, "Cookie": session.cookie}
-    sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-    body = b"reward=1&feedback_id=x&tab=//evil.example"  # sent twice, it is given once
-    connection.request("POST", session.prefix + (path or session.form), body, sent)
-    answer = connection.getresponse()
-    assert "evil" not in (answer.getheader("location") or "")
-    connection.close()
+    sent = {"Authorization": "", "Content_Type": FORM, "Cookie": session.cookie} | headers
+    body = "reward=1&feedback_id=x&tab=//evil.example"  # sent twice, it is given once
+    answer = session.asked.ask("POST", session.prefix + (path or session.form), body, **sent)
+    assert "evil" not in answer.headers.get("location", "")
     return answer.status
 
 
@@ -60,17 +53,17 @@ def test_a_form_comes_from_our_own_pages(served: Callable[..., str], store: Stor
     store.add([Span("1" * 32, "2" * 16, None, "work", 1, 2)])
     base = served(store, "", key=KEY)
     port = urlsplit(base).port
-    session = opened(base, f"/traces/{'1' * 32}/spans/{'2' * 16}/reward")
-    other = opened(served(store, "", key=KEY))
+    session = opened(Asking(base), f"/traces/{'1' * 32}/spans/{'2' * 16}/reward")
+    other = opened(Asking(served(store, "", key=KEY)))
 
     assert posted(session, Origin=base) == 303
     assert posted(session, Sec_Fetch_Site="same-origin") == 303
     for headers in (
-        {}, {"Origin": "null"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "none"},
+        {}, {"Origin": "null"}, {"Origin": "http://evil.example"}, {"Sec_Fetch_Site": "none"},
         {"Origin": f"http://127.0.0.1:{port + 1 if port else 1}"}, {"Origin": "file://"},
         {"Origin": f"http://localhost:{port}"},
-        {"Origin": base, "Sec-Fetch-Site": "same-site"},
-        {"Origin": base, "Sec-Fetch-Site": "cross-site"},
+        {"Origin": base, "Sec_Fetch_Site": "same-site"},
+        {"Origin": base, "Sec_Fetch_Site": "cross-site"},
     ):  # fmt: skip
         assert posted(session, **headers) == 403, headers
     assert posted(session, Origin=base, Host="evil.example") == 421
@@ -203,8 +196,8 @@ def test_nothing_is_read_without_the_key(ask: Callable[..., Any], store: Store, 
     for headers, status in (
         ({"Authorization": ""}, 401),
         ({"Authorization": f"Bearer {KEY}x"}, 401),
-        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 403),
-        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec_Fetch_Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),
         ({"Origin": "http://evil.example"}, 403),
         ({"Host": "evil.example"}, 421),
     ):

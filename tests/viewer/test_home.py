@@ -7,6 +7,7 @@ from html import unescape
 from typing import Any
 
 import pytest
+from tests.viewer.spans import call, said, span
 from tests.viewer.visiting import KEY, Visits
 
 from lightning_otel import Store, emit_reward
@@ -14,27 +15,19 @@ from lightning_otel import conventions as c
 from lightning_otel.serve.viewer.home import share_of
 from lightning_otel.types import Span
 
-START_NS = 1_760_000_000_000_000_000
-
 
 def rollout(rank: int, reward: float, version: str = "v1") -> list[Span]:
     """A rollout of one call, with a reward."""
-    trace, start_ns = f"{rank + 1:032x}", START_NS + rank * 10**9
     own = {c.ROLLOUT_ID: f"r{rank}", c.AGENT_NAME: "calc", c.RESOURCE_VERSION: version}
-    said = '[{"role": "user", "parts": [{"type": "text", "content": "What is 6*7?"}]}]'
-    kinds = (
-        (c.SPAN_ROLLOUT, {c.TASK: '"What is 6*7?"'}),
-        ("chat", {c.OPERATION: c.CHAT, c.REQUEST_MODEL: "m", c.INPUT_MESSAGES: said,
-                  c.OUTPUT_MESSAGES: said.replace("user", "assistant"),
-                  c.INPUT_TOKENS: 5, c.OUTPUT_TOKENS: 2}),
-        (c.SPAN_ANNOTATION, {c.REWARD_VALUE: reward, c.REWARD_NAME: c.PRIMARY_REWARD}),
-    )  # fmt: skip
+    first, place = rank * 8 + 1, {"trace_id": f"{rank + 1:032x}"}
+    asked = said(("user", "What is 6*7?"))
+    used = {c.REQUEST_MODEL: "m", c.INPUT_TOKENS: 5, c.OUTPUT_TOKENS: 2}
+    earned = {c.REWARD_VALUE: reward, c.REWARD_NAME: c.PRIMARY_REWARD}
     return [
-        Span(trace, f"{rank * 8 + number + 1:016x}", f"{rank * 8 + 1:016x}" if number else None,
-             name, start_ns + number * 10**6, start_ns + (number or 3) * 10**6 + 10**5,
-             attributes={**own, **given})
-        for number, (name, given) in enumerate(kinds)
-    ]  # fmt: skip
+        span(first, name=c.SPAN_ROLLOUT, attributes={**own, c.TASK: '"What is 6*7?"'}, **place),
+        call(first + 1, first, asked, said(("assistant", "42")), attributes=own | used, **place),
+        span(first + 2, first, name=c.SPAN_ANNOTATION, attributes=own | earned, **place),
+    ]
 
 
 @pytest.fixture
