@@ -14,6 +14,7 @@ from tests.cli.conftest import FORMULAS
 from tests.viewer.visiting import Visits, violations
 
 from lightning_otel import Store
+from lightning_otel.serve import streaming
 from lightning_otel.serve.viewer import sql
 from lightning_otel.types import Span
 
@@ -83,7 +84,7 @@ def test_a_file_that_would_be_cut_is_broken_off(
     """So that nobody takes the first rows for all of them."""
     monkeypatch.setattr(sql, "FILE_LIMITS", replace(sql.FILE_LIMITS, rows=10))
     at_once = ask(filled, "/sql/answer.jsonl?q=FROM+spans")
-    monkeypatch.setattr(sql, "_PART_BYTES", 100)
+    monkeypatch.setattr(streaming, "PART_BYTES", 100)
 
     assert at_once.status == 400
     with pytest.raises((http.client.IncompleteRead, http.client.RemoteDisconnected)):

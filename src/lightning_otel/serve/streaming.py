@@ -1,7 +1,7 @@
 """Long answers, sent as they are made: a few at a time, and none begun that cannot be."""
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,18 @@ def parquet_parts(write: Callable[[Path], object]) -> Iterator[bytes]:
         with path.open("rb") as file:
             while part := file.read(PART_BYTES):
                 yield part
+
+
+def join_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines in parts of some size."""
+    held = bytearray()
+    for line in lines:
+        held += line
+        if len(held) >= PART_BYTES:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
 
 
 class Streams:

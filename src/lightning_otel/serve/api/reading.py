@@ -22,7 +22,7 @@ from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.instants import FORMS, instant_ns
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api.operation import Asked, Parts, Told, operation
-from lightning_otel.serve.streaming import PARQUET, PART_BYTES, parquet_parts
+from lightning_otel.serve.streaming import PARQUET, join_lines, parquet_parts
 from lightning_otel.serve.viewer.page import url
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
@@ -302,7 +302,7 @@ def transitions(request: Request, asked: TransitionsQuery) -> Parts:
         made = parquet_parts(lambda path: store.transitions(**wanted).to_parquet(path))
     else:
         cursor = page.cursor or None if page else None
-        made = _write_lines(store, wanted, cursor, is_reported=asked.report == "1")
+        made = join_lines(_write_lines(store, wanted, cursor, is_reported=asked.report == "1"))
     return Parts(made, kind, headers)
 
 
@@ -346,25 +346,16 @@ def _select_rollouts(keywords: Mapping[str, Any], page: _Page | None) -> dict[st
 def _write_lines(
     store: Store, wanted: Mapping[str, Any], cursor: str | None, *, is_reported: bool
 ) -> Iterator[bytes]:
-    """Yield JSON Lines in parts of some size, and the report."""
+    """Yield JSON Lines, and the report."""
     table = store.transitions(**wanted)
-    held: list[bytes] = []
-    size = 0
-    for line in table.lines():
-        held.append(line)
-        size += len(line)
-        if size >= PART_BYTES:
-            yield b"".join(held)
-            held, size = [], 0
+    yield from table.lines()
     if is_reported:
         report = table.report()
         funnel = {name: value for name, value in asdict(report).items() if name != "dropped"}
         # Each reason is counted rather than each loss listed.
         funnel |= {"repairs": len(report.repairs), "left_out": report.reasons()}
         told = {"report": funnel, "cursor": cursor}
-        held.append(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
-    if held:
-        yield b"".join(held)
+        yield orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _read_tables(store: Store, keywords: Mapping[str, Any], page: _Page | None) -> Iterator[Any]:

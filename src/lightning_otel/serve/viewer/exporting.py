@@ -12,7 +12,7 @@ from lightning_otel import formats
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.formats.format import Format
-from lightning_otel.serve.streaming import PARQUET, PART_BYTES, Streams, parquet_parts
+from lightning_otel.serve.streaming import PARQUET, Streams, join_lines, parquet_parts
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.selecting import (
     CHOICES,
@@ -65,14 +65,7 @@ def write_lines(
     store: Store, asked: Chosen, name: str, options: Mapping[str, Any]
 ) -> Iterator[bytes]:
     """The rows as JSON lines, some at a time, as they are made."""
-    held = bytearray()
-    for row in store.rows(name, **asked.keywords, **options):
-        held += line(row)
-        if len(held) >= PART_BYTES:
-            yield bytes(held)
-            held.clear()
-    if held:
-        yield bytes(held)
+    return join_lines(map(line, store.rows(name, **asked.keywords, **options)))
 
 
 def write_parquet(
@@ -137,6 +130,8 @@ async def download(request: Request) -> Response:
 
     def begin(store: Store) -> Iterator[bytes]:
         _give_waiting(request)
+        if store.layout is not None:
+            store.layout.require()
         options = options_of(formats.get(name), request.query_params)
         return write(store, choose(request.query_params, store), name, options)
 

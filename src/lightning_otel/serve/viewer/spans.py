@@ -23,6 +23,7 @@ from lightning_otel.rewarding.feedback import (
 )
 from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.bodies import form
+from lightning_otel.serve.streaming import join_lines
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.addresses import Links, path_of
 from lightning_otel.serve.viewer.span import (
@@ -37,7 +38,6 @@ from lightning_otel.serve.viewer.trace import hold_trace
 from lightning_otel.store.source import Selection
 
 _LONGEST: Final = 20_000
-_PART_BYTES: Final = 1 << 16
 
 
 async def span(request: Request) -> Response:
@@ -103,7 +103,7 @@ async def raw(request: Request) -> Response:
     selection = Selection(trace_ids=(trace_id,), only=only)
     name = quote(f"trace-{span_id or trace_id}.jsonl")
     answer: Response = await request.app.state.streams.answer(
-        _write_lines(request.app.state.store, selection),
+        join_lines(_write_lines(request.app.state.store, selection)),
         "application/x-ndjson",
         {"Content-Disposition": f'attachment; filename="{name}"'},
     )
@@ -111,13 +111,8 @@ async def raw(request: Request) -> Response:
 
 
 def _write_lines(store: Store, selection: Selection) -> Iterator[bytes]:
-    held = bytearray()
     for row in store.source.fetch(selection).dicts():
-        held += orjson.dumps(decode_row(row), option=orjson.OPT_APPEND_NEWLINE)
-        if len(held) >= _PART_BYTES:
-            yield bytes(held)
-            held.clear()
-    yield bytes(held)
+        yield orjson.dumps(decode_row(row), option=orjson.OPT_APPEND_NEWLINE)
 
 
 async def reward(request: Request) -> Response:

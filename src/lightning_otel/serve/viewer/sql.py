@@ -20,6 +20,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError, QueryError, StoreError
 from lightning_otel.markup import csv_cell
 from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.streaming import join_lines
 from lightning_otel.serve.viewer import page
 from lightning_otel.values import make_plain, repair_text
 from lightning_otel.views.sandbox import Answer, Limits, ask
@@ -32,7 +33,6 @@ FILE_LIMITS: Final = Limits(
 """Of a file."""
 _LONGEST: Final = 20_000
 _CELL: Final = 200
-_PART_BYTES: Final = 1 << 16
 EXAMPLES: Final = {
     "Columns of spans": "DESCRIBE spans",
     "Reward by agent": """SELECT agents, count(*) AS rollouts, round(avg(reward), 3) AS mean_reward
@@ -185,18 +185,12 @@ def _check_whole(answer: Answer) -> None:
 def _write_parts(
     store: Store, text: str, write: Callable[[Answer], Iterator[bytes]]
 ) -> Iterator[bytes]:
-    """The lines of a file in parts of some size.
+    """The lines of a file in parts.
 
     The rows before a fault are sent already: nothing can be said but by breaking off.
     """
-    held = bytearray()
     with _run_statement(store, text, FILE_LIMITS) as answer:
-        for line in write(answer):
-            held += line
-            if len(held) >= _PART_BYTES:
-                yield bytes(held)
-                held.clear()
-    yield bytes(held)
+        yield from join_lines(write(answer))
 
 
 _WRITERS: Final = {"csv": _write_csv, "jsonl": _write_jsonl}
