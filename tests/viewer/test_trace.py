@@ -236,6 +236,31 @@ def test_a_chat_says_every_message_once_and_whole(
     assert chat.words.count(" one ") == 1
 
 
+def test_a_chat_tells_agents_and_attempts_apart(
+    store: Store, asking: Callable[[Store], Asking]
+) -> None:
+    """A hand-off is named on a branch that is an agent's first; an attempt in its own trace, too."""
+    asks = said(("user", "q"))
+    goes_on = said(("user", "q"), ("assistant", "one"), ("user", "go on"))
+    for attempt, trace_id in (("1", TRACE), ("2", "b" * 32)):
+        own = {c.ROLLOUT_ID: "r", c.ATTEMPT_ID: attempt}
+        at: dict[str, Any] = {"trace_id": trace_id}
+        planner, writer = ({**own, c.AGENT_NAME: name} for name in ("planner", "writer"))
+        store.add(
+            [
+                span(1, attributes=own, **at),
+                call(2, 1, asks, said(("assistant", "one")), attributes=planner, **at),
+                call(3, 1, goes_on, said(("assistant", "two")), attributes=writer, **at),
+            ]
+        )
+    asked = asking(store)
+
+    for attempt, trace_id in (("1", TRACE), ("2", "b" * 32)):
+        chat = asked.get(f"/traces/{trace_id}?tab=chat").words
+        assert f"assistant attempt {attempt} planner #0 one" in chat, chat
+        assert "writer hand off user q" in chat, chat
+
+
 def test_a_span_shows_all_that_is_on_it(store: Store, asking: Callable[[Store], Asking]) -> None:
     """Parts are named, media not fetched, what is long is cut and had whole, tokens are graded."""
     long = "x" * 5_000_000 + "end"

@@ -135,12 +135,16 @@ class Trace(NamedTuple):
         rows: Every span, each after what is above it, with the rewards that were given to it later.
         report: The funnel of its rollouts.
         step_ids: Every transition of its rollouts, in this trace or not.
+        attempts: The number of attempts that these are of.
+        agents: The number of agents.
     """
 
     trace_id: str
     rows: list[Row]
     report: Report
     step_ids: Collection[SpanId]
+    attempts: int
+    agents: int
 
     @property
     def rollout_ids(self) -> list[str]:
@@ -190,7 +194,9 @@ def read_trace(store: Store, trace_id: str) -> Trace:
         name = row.trace_id, row.span_id
         row.step, row.branch = by_name.get(name, (None, 0))
         row.left_out = "" if row.step is not None else reasons.get(name, "")
-    return Trace(trace_id, rows, report, by_name.keys())
+    attempts = len({(step.rollout_id, step.attempt_id) for step, _ in steps})
+    agents = len({step.agent for step, _ in steps})
+    return Trace(trace_id, rows, report, by_name.keys(), attempts, agents)
 
 
 def read_steps(store: Store, **keywords: Any) -> tuple[list[tuple[Transition, int]], Report]:

@@ -89,10 +89,11 @@ class Step(NamedTuple):
 
 def list_steps(trace: Trace) -> list[Step]:
     """Every transition of a trace, without messages and tokens, in the order of its rows."""
-    found = [(row.step, row.branch) for row in trace.rows if row.step is not None]
-    attempts = len({(step.rollout_id, step.attempt_id) for step, _ in found})
-    agents = len({step.agent for step, _ in found})
-    return [Step(step, label_of(step, branch, attempts, agents), branch) for step, branch in found]
+    return [
+        Step(row.step, label_of(row.step, row.branch, trace.attempts, trace.agents), row.branch)
+        for row in trace.rows
+        if row.step is not None
+    ]
 
 
 def add_tokens(store: Store, found: Sequence[Step]) -> list[Step]:
@@ -134,7 +135,8 @@ def read_talks(store: Store, trace: Trace, part: Range, until: int | None = None
             shown.setdefault(key, []).append(at)
     wanted = {*range(part.first, part.end), *previous.values()}
     told = _read_messages(store, {at: every[at].step for at in sorted(wanted)})
-    causes = _read_causes(store, trace) if any(branch for _, branch in shown) else {}
+    is_plain = trace.agents < 2 and not any(branch for _, branch in shown)
+    causes = {} if is_plain else _read_causes(store, trace)
     count = max(1, part.end - part.first)
     characters = max(2_000, min(LONGEST, _CHARACTERS // count))
     limits = Limits(max(8, _MESSAGES // count), characters, until)
