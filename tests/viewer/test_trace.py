@@ -239,7 +239,7 @@ def test_a_chat_says_every_message_once_and_whole(
 def test_a_chat_tells_agents_and_attempts_apart(
     store: Store, asking: Callable[[Store], Asking]
 ) -> None:
-    """A hand-off is named on a branch that is an agent's first; an attempt in its own trace, too."""
+    """A hand-off is named where an agent begins, and an attempt that is a trace of its own."""
     asks = said(("user", "q"))
     goes_on = said(("user", "q"), ("assistant", "one"), ("user", "go on"))
     for attempt, trace_id in (("1", TRACE), ("2", "b" * 32)):
