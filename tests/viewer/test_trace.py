@@ -60,6 +60,7 @@ def read_rows(asking: Asking, path: str) -> list[tuple[str, ...]]:
     return [row for part in (text, *parts) for row in ROW.findall(part)]
 
 
+@pytest.mark.pain(14)
 def test_rows_hold_every_span_once(store: Store, asking: Callable[[Store], Asking]) -> None:
     """Below its parent, folded where it is foreign, with a bar in bounds, whatever spans say."""
     traces = {name: f"{number:032x}" for number, name in enumerate(FORESTS, 1)}
@@ -261,6 +262,7 @@ def test_a_chat_tells_agents_and_attempts_apart(
         assert "writer hand off user q" in chat, chat
 
 
+@pytest.mark.pain(13)
 def test_a_span_shows_all_that_is_on_it(store: Store, asking: Callable[[Store], Asking]) -> None:
     """Parts are named, media not fetched, what is long is cut and had whole, tokens are graded."""
     long = "x" * 5_000_000 + "end"
