@@ -82,7 +82,6 @@ def test_a_resumed_run_is_one_that_never_stopped(
     base: Path, paths: list[Trajectory], tmp_path: Path, name: str, adapter: Any
 ) -> None:
     """Every batch moves the weights; and one, a checkpoint and another are two."""
-    steps = 1
     # Each answer another one, or pairs of them would say nothing.
     held = changed(paths, lambda s: replace(s, action=(said("assistant", f"Try {s.rollout_id}."),)))
 
@@ -90,20 +89,16 @@ def test_a_resumed_run_is_one_that_never_stopped(
         return MAKERS[name](str(base), peft_config=adapter, **FAST)
 
     straight, broken, resumed = made(), made(), made()
-    losses = []
-    for _ in range(2 * steps):
-        losses.append(straight.train_step(held).metrics["loss"])
-    for _ in range(steps):
-        broken.train_step(held)
+    losses = [straight.train_step(held).metrics["loss"] for _ in range(2)]
+    broken.train_step(held)
     before = parameters(broken)
     broken.save(tmp_path)
     resumed.load_state_dict(broken.state_dict())
     resumed.load(tmp_path)
-    for _ in range(steps):
-        resumed.train_step(held)
+    resumed.train_step(held)
 
     found, wanted = parameters(resumed), parameters(straight)
-    assert resumed.state_dict()["steps"] == 2 * steps
+    assert resumed.state_dict()["steps"] == 2
     assert all(torch.equal(found[each], wanted[each]) for each in wanted)
     assert any(not torch.equal(found[each], before[each]) for each in wanted)
     if name not in ("grpo", "ppo"):

@@ -41,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """An installed algorithm by its class: ``from lightning_otel.algorithms import APO``."""
+    """Return an installed algorithm by its class: ``from lightning_otel.algorithms import APO``."""
     # What is written small is a module of this folder.
     known = {*_ALSO, *_REGISTRY.points()}
     if name.islower() or name.startswith("_") or name.lower() not in known:
@@ -51,12 +51,12 @@ def __getattr__(name: str) -> Any:
 
 
 def names() -> list[str]:
-    """The algorithms that are installed, ours first."""
+    """Return the algorithms that are installed, ours first."""
     return _REGISTRY.names()
 
 
 def get(name: str) -> type[BaseAlgorithm]:
-    """The algorithm of a name, in any case: ``"apo"``, ``"GRPO"``.
+    """Return the algorithm of a name, in any case: ``"apo"``, ``"GRPO"``.
 
     Raises:
         ConfigError: There is none, or it cannot be loaded.
@@ -72,7 +72,7 @@ def get(name: str) -> type[BaseAlgorithm]:
 
 
 def made(algorithm: "str | type[BaseAlgorithm] | BaseAlgorithm", **options: Any) -> BaseAlgorithm:
-    """An algorithm by its name, its class, or as it is.
+    """Make an algorithm of its name or class; configure one that is made.
 
     Raises:
         ConfigError: There is none, or it does not take the options.
@@ -92,14 +92,10 @@ def made(algorithm: "str | type[BaseAlgorithm] | BaseAlgorithm", **options: Any)
 
 
 def backed(algorithm: Any, backend: "Backend", **options: Any) -> BaseAlgorithm:
-    """An algorithm, run by us or by Agent Lightning.
+    """Make an algorithm, to be run by us or by Agent Lightning.
 
-    Args:
-        algorithm: As :func:`made` takes it; or of Agent Lightning's, one of its names, or one that
-            is made.
-        backend: Who is to run it; ``auto`` is Agent Lightning where it is installed, fits and can
-            make that algorithm of the options, and says why where it is not.
-        options: Its own, where it is yet to be made.
+    ``auto`` is Agent Lightning where it is installed, fits and can make that algorithm of the
+    options, and says why where it is not.
 
     Raises:
         ConfigError: There is none, or the backend cannot be used.

@@ -229,13 +229,8 @@ class Trainer:
         The agent may run in any number of other processes, which write the same store. It goes on
         until ``max_iterations`` are done, or :meth:`Fitting.stop` is called.
 
-        Args:
-            train: As for :meth:`fit`.
-            val: As for :meth:`fit`.
-            follow: Without, it ends where :meth:`fit` would.
-
-        Returns:
-            What stops it, waits for it, and can be awaited.
+        Without ``follow`` it ends where :meth:`fit` would. What is returned stops it, waits for it,
+        and can be awaited.
         """
         config = replace(self._configure(train, val), follows=follow)
         return Fitting(lambda: self._run_fit(config), config.stop)
