@@ -11,9 +11,10 @@ pytest.importorskip("autogen_agentchat")
 pytest.importorskip("autogen_ext.models.openai")
 
 from autogen_ext.models.replay import ReplayChatCompletionClient
+from pydantic import BaseModel
 from tests.facts import sent
 from tests.instrumentors.autogen import programs
-from tests.instrumentors.autogen.stage import Cast, Stage
+from tests.instrumentors.autogen.stage import INFO, Cast, Stage
 
 from lightning_otel import Store, provider
 from lightning_otel import conventions as c
@@ -153,3 +154,23 @@ def test_huge_task_passes(stage: Stage) -> None:
     assert stage.trace(program).messages[0].content is huge
     for span in [*stage.named("invoke_agent writer"), *stage.calls()]:
         assert 1000 < len(str(span.attributes[c.INPUT_MESSAGES])) < 9_000_000
+
+
+class Answer(BaseModel):
+    """A structured answer."""
+
+    text: str
+
+
+def test_structured_message_is_kept_by_its_fields(stage: Stage) -> None:
+    """The program has the object, and the span its fields."""
+    info: Any = {**INFO, "structured_output": True}
+    replay = ReplayChatCompletionClient(['{"text":"a"}'], model_info=info)
+
+    async def program(client: Any) -> Any:
+        return await programs.agent("writer", replay, output_content_type=Answer).run(task="go")
+
+    assert stage.trace(program).messages[-1].content == Answer(text="a")
+    (writer,) = stage.named("invoke_agent writer")
+    (said,) = json.loads(str(writer.attributes[c.OUTPUT_MESSAGES]))
+    assert said["parts"] == [{"type": "text", "content": '{"text":"a"}'}]
