@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from lightning_otel.adapter.selection import Selection as Wanted
 from lightning_otel.store.live import living
 from lightning_otel.store.schema import span_of
-from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanName, SpanSource
+from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import HOMES, MAY_MOVE
@@ -29,14 +29,6 @@ _ALL: Final = Wanted()
 _NONE_MOVED: Final = """
 CREATE OR REPLACE TEMP TABLE moved (trace_id VARCHAR, span_id VARCHAR, own_rollout VARCHAR,
   given_ns BIGINT, home_rollout VARCHAR, home_attempt VARCHAR)"""
-
-
-class _Moved(NamedTuple):
-    """A reward that was recorded in another rollout than the one it judges."""
-
-    name: SpanName
-    own_rollout: str
-    start_ns: int
 
 
 def batches(
@@ -140,30 +132,24 @@ def hold_moved(con: "duckdb.DuckDBPyConnection", *, is_likely: bool) -> None:
 
 def complete(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Selection:
     """The selection without rewards that left its rollouts, and with those that arrived."""
-    left = _find_moved(con, "own_rollout", selection)
-    arrived = _find_moved(con, "home_rollout", selection)
+
+    def find_moved(column: str) -> list[Any]:
+        query = f"FROM moved SELECT trace_id, span_id, own_rollout, given_ns WHERE {column} IN "
+        return con.execute(f"{query} (SELECT unnest(?))", [selection.rollout_ids]).fetchall()
+
+    selection = replace(selection, without=[row[:2] for row in find_moved("own_rollout")])
+    arrived = find_moved("home_rollout")
     if not arrived:
-        return replace(selection, without=[reward.name for reward in left])
-    times = [reward.start_ns for reward in arrived]
+        return selection
+    times = [given_ns for *_, given_ns in arrived]
     also = Selection(
-        rollout_ids=sorted({reward.own_rollout for reward in arrived}),
+        rollout_ids=sorted({own for _, _, own, _ in arrived}),
         trace_ids=selection.trace_ids,
         since_ns=min(times),
         until_ns=max(times),
-        only=[reward.name for reward in arrived],
+        only=[row[:2] for row in arrived],
     )
-    return replace(selection, without=[reward.name for reward in left], also=also)
-
-
-def _find_moved(
-    con: "duckdb.DuckDBPyConnection", column: str, selection: Selection
-) -> list[_Moved]:
-    rows = con.execute(
-        "SELECT trace_id, span_id, own_rollout, given_ns FROM moved "
-        f"WHERE {column} IN (SELECT unnest(?))",
-        [selection.rollout_ids],
-    ).fetchall()
-    return [_Moved((trace_id, span_id), own, start_ns) for trace_id, span_id, own, start_ns in rows]
+    return replace(selection, also=also)
 
 
 def _make_selections(
