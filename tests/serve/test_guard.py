@@ -143,6 +143,15 @@ def test_guard_leads_links_on(
         assert "frame-ancestors 'none'" in answers[0].headers["content-security-policy"]
 
 
+def test_key_in_an_address_only_reads(shared: Serving) -> None:
+    """An address is logged and handed on: nothing is changed by who has one with the key."""
+    headers = {"content-type": "application/json"}
+    for path in ("/v1/resources", "/training/trigger", "/optimize"):
+        answer = shared.ask("POST", f"{path}?key={shared.key}", b"{}", **headers)
+
+        assert answer.status == 401, path
+
+
 @pytest.mark.parametrize(
     "path", ["/healthz", "/static/viewer.css", "/static/none", "/", "/v1/status", "/traces"]
 )
