@@ -187,7 +187,9 @@ def test_transitions_are_those_of_the_general_adapter(
     passes = Counter({way: count / 60 for way, count in taken.items()})
     passes["general"] -= 1
     assert passes.total() == pytest.approx(5)
-    assert passes["linear"] > (1 if oddness < 0.5 else 0.05)
+    # Of a small store the walk makes only the rows without bodies.
+    share = 0.3 if snapshot._SMALL_BYTES else 1
+    assert passes["linear"] > share * (1 if oddness < 0.5 else 0.05)
 
 
 def _settle(store: Store) -> str:
@@ -246,7 +248,7 @@ def test_transitions_come_from_files_of_all_kinds(
     assert_same(store)
 
     if changes == ("",):
-        assert taken["linear"] > 12
+        assert taken["linear"] > (6 if snapshot._SMALL_BYTES else 12)
 
 
 @settings(max_examples=10, deadline=None, phases=[Phase.generate])  # each makes a store
@@ -322,6 +324,6 @@ def test_no_folder_is_left_behind(
 
 @pytest.fixture(params=[snapshot._SMALL_BYTES, 0], ids=["small", "large"])
 def store(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A store of one's own; of a small one transitions with bodies are not walked over."""
+    """A store of one's own; of a small one only rows without bodies are walked over."""
     monkeypatch.setattr(snapshot, "_SMALL_BYTES", request.param)
     return Store(tmp_path / "t.duckdb")

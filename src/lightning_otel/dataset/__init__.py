@@ -297,8 +297,8 @@ class Store(SpanStore):
         from lightning_otel.store.snapshot import Snapshot
 
         layout = self._linear_layout(asked)
-        # To plan a walk over a small store costs more than it saves, unless bodies stay unread.
-        if layout is not None and not (bodies and Snapshot.take(layout).is_small):
+        # To plan a walk over a small store costs more than it saves.
+        if layout is not None and not Snapshot.take(layout).is_small:
             rest = partial(self._adapt_named, asked)
             return linear.parts(self.source, asked.wanted, rest, bodies=bodies)
         return map(partial(linear.part_of, bodies=bodies), self._adapt(asked))
