@@ -432,6 +432,22 @@ def test_recorded_rollouts_are_learnt_from_or_left(store: Store, case: str) -> N
     assert algorithm.rows == (rows or [])
 
 
+def test_next_run_keeps_what_was_learnt_from_its_beginning(store: Store, tmp_path: Path) -> None:
+    """Before a step of its own; else a kill would lose it, and its rollouts do not come again."""
+    (known,) = record(store, {"a": [1.0]})
+    trainer = Trainer(store=store, algorithm=Ledger())
+    trainer.fit()
+    with pytest.raises(TrainingError, match="0 new ones"):
+        trainer.fit()
+    trainer.save_checkpoint(tmp_path / "kept")
+    record(store, {"a": [1.0], "b": [0.5]})
+    other = Ledger()
+
+    Trainer(store=store, algorithm=other).resume_from_checkpoint(tmp_path / "kept").fit()
+
+    assert other.rows == [known, "r1-b"]
+
+
 def test_fresh_rollouts_come_first(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """Stale ones use up no step: they are left out with the reason once nothing else is there."""
     old = [f"old {number}" for number in range(6)]
