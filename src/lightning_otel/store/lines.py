@@ -232,6 +232,12 @@ def checked_line(text: bytes) -> bytes:
     return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
 
 
+def is_sound(line: bytes) -> bool:
+    """Return whether a whole line ends with the CRC-32 of all before it."""
+    head = -_CHECK_BYTES - 1
+    return line[head:] == b',"crc":"%08x"}\n' % zlib.crc32(line[:head])
+
+
 def is_corrupt(line: bytes) -> bool:
     """Say whether a line, without its end, is not as its CRC-32 says; older lines have none."""
     body = line[:-_CHECK_BYTES]

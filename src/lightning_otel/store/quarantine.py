@@ -17,7 +17,7 @@ from typing import BinaryIO, Final, Literal
 import orjson
 
 from lightning_otel.store.layout import Layout, now_us, total_bytes, write_private
-from lightning_otel.store.lines import MAX_RECORD_BYTES, control_line, is_corrupt, parsed
+from lightning_otel.store.lines import MAX_RECORD_BYTES, control_line, is_corrupt, is_sound, parsed
 from lightning_otel.store.manifest import DataFile, parse_entry
 from lightning_otel.types.wording import count_noun
 
@@ -87,6 +87,9 @@ def find_corrupt_lines(
         file.seek(start)
         while line := file.readline(_LONGEST_LINE + 1):
             end = first + len(line)
+            if is_sound(line) and len(line) <= _LONGEST_LINE:
+                first = end
+                continue
             is_overlong = len(line) > _LONGEST_LINE
             while not line.endswith(b"\n") and (more := file.readline(_CHUNK)):
                 end, line = end + len(more), more
