@@ -35,6 +35,17 @@ def test_import_is_light() -> None:
     assert in_new_process(script) == "['lightning_otel']"
 
 
+def test_import_of_a_library_waited_for_never_fails_for_us() -> None:
+    """Where wrapt cannot be had, the program goes on without its calls."""
+    script = (
+        "import sys, lightning_otel as l; from lightning_otel.provider import switch_on; "
+        "switch_on('openai'); assert 'wrapt' not in sys.modules; sys.modules['wrapt'] = None; "
+        "import logging; logging.disable(); import openai; print(openai.__name__)"
+    )
+
+    assert in_new_process(script) == "openai"
+
+
 def test_recording_names_are_light_too() -> None:
     """What a traced program names at its start pulls in none of the heavy libraries."""
     script = (

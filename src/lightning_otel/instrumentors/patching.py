@@ -3,7 +3,6 @@
 import functools
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -22,7 +21,7 @@ class _Waiting:
     """
 
     def __init__(self) -> None:
-        self.hooks: defaultdict[str, list[Callable[[ModuleType], object]]] = defaultdict(list)
+        self.hooks: dict[str, tuple[Callable[[ModuleType], object], ...]] = {}
         self._lock = threading.RLock()
 
     def find_spec(
@@ -31,20 +30,20 @@ class _Waiting:
         """Find a library that is waited for by way of wrapt; leave all others to Python."""
         if name not in self.hooks:
             return None
-        self.hand_over()
-        return find_spec(name)
+        capture.guarded(self.hand_over)
+        return find_spec(name) if name not in self.hooks else None
 
     def hand_over(self) -> None:
         """Have wrapt call the hooks."""
         import wrapt
 
+        # Each library leaves once wrapt has its hooks: a thread that imports it meanwhile waits
+        # here. The finder itself stays, as others may be walking through the list it stands in.
         with self._lock:
-            for library, hooks in list(self.hooks.items()):
-                for hook in hooks:
+            for library in list(self.hooks):
+                for hook in self.hooks[library]:
                     wrapt.register_post_import_hook(hook, library)
-            self.hooks.clear()
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
+                del self.hooks[library]
 
 
 _waiting: Final = _Waiting()
@@ -52,7 +51,11 @@ _waiting: Final = _Waiting()
 
 def when_imported(library: str, function: Callable[[str], object]) -> None:
     """Call a function with a library's name once the program has imported it."""
-    _waiting.hooks[library].append(lambda module: capture.guarded(function, module.__name__))
+
+    def hook(module: ModuleType) -> None:
+        capture.guarded(function, module.__name__)
+
+    _waiting.hooks[library] = (*_waiting.hooks.get(library, ()), hook)
     if "wrapt" in sys.modules:
         _waiting.hand_over()
     elif _waiting not in sys.meta_path:
