@@ -7,8 +7,10 @@ import dataclasses
 import enum
 import inspect
 import json
+import math
 import time
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from lightning_otel.messages import content_parts, text_part
+from lightning_otel.messages.media import dumped
 from lightning_otel.values import ITEM_LIMIT, TEXT_LIMIT, text_of
 
 PLAIN = st.recursive(
@@ -128,3 +131,10 @@ def test_parts_of_messages_are_read_without_running_their_code() -> None:
     assert first == text_part('"<Hostile>"')
     assert second["type"][0] is hostile
     assert third == text_part('{"x": 1, "held": "<Hostile>"}')
+
+
+def test_mappings_of_any_type_are_objects_in_json() -> None:
+    """Not named by their type, as what JSON has no word for is."""
+    view = MappingProxyType({"a": math.nan})
+
+    assert [dumped(view), dumped({"b": [view]})] == ['{"a": null}', '{"b": [{"a": null}]}']

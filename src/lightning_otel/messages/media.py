@@ -120,9 +120,9 @@ def dumped(value: object) -> str:
 
     NaN and infinities are null; of what else JSON has no word for, no code runs.
     """
-    write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=make_plain).encode
+    write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_make_plain).encode
     if type(value) not in (dict, list, tuple, str, int, float, bool, NoneType):
-        value = make_plain(value)
+        value = _make_plain(value)
     try:
         try:
             return write(value)
@@ -130,6 +130,10 @@ def dumped(value: object) -> str:
             return write(_replace_infinite(value))
     except RecursionError:
         return '"nested too deeply"'
+
+
+def _make_plain(value: object) -> object:
+    return dict(value) if is_object(value) else make_plain(value)
 
 
 def _replace_infinite(value: Any) -> object:
