@@ -100,6 +100,7 @@ def test_apply_rewards_takes_one_rollout_by_prefix(cli: Cli, path: str, rewards:
         ("{}:exact", "there are: exact_match, fragile"),
         ("{}:LIMIT", "there is no function 'LIMIT'"),
         ("broken.py:judge", "SyntaxError"),
+        ("unset.py:judge", "error: no key is set\nwhy:"),
         ("no_such_module:judge", "ModuleNotFoundError"),
     ],
 )
@@ -109,6 +110,9 @@ def test_apply_rewards_names_what_is_not_there(
     """A function that cannot be found or loaded is refused before any store is looked for."""
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("def judge(:\n")
+    Path("unset.py").write_text(
+        "from lightning_otel.errors import ConfigError\nraise ConfigError('no key is set')"
+    )
 
     done = cli("apply-rewards", named.format(rewards))
 

@@ -207,6 +207,8 @@ def _load_module(place: str) -> Any:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
+    except ConfigError:  # says itself what to do
+        raise
     except Exception as exc:  # somebody else's code may raise anything
         raise ConfigError(
             f"{place} cannot be loaded: {type(exc).__name__}: {exc}; does it run by itself?"
