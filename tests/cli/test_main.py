@@ -58,7 +58,7 @@ def test_reading_makes_no_store(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", READING)
+@pytest.mark.parametrize("command", [*READING, "redact --list", "follow me --once"])
 @pytest.mark.pain(18)
 def test_newer_store_is_refused_by_name(cli: Cli, command: str, tmp_path: Path) -> None:
     """A store of a newer version is named, with both versions and the way out."""

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +22,7 @@ from lightning_otel.cli.output import (
     suggest,
     talk,
 )  # fmt: skip
-from lightning_otel.errors import ConfigError, StateError
+from lightning_otel.errors import ConfigError, StateError, StoreDamagedError
 from lightning_otel.instants import age_s
 
 if TYPE_CHECKING:
@@ -304,6 +304,8 @@ def _list_redactions(opened: "Store", form: Form | None) -> None:
     if opened.layout is None:
         raise ConfigError("redact needs a store on this disk; name one with --store")
     opened.layout.require()
+    with suppress(StoreDamagedError):  # the records are a file of their own
+        opened.layout.read_manifest()
     found = redactions(opened.layout)
     names = list(dict.fromkeys(name for each in found for name in each))
     rows = []
