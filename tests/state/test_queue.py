@@ -143,6 +143,20 @@ def test_clock_alone_ends_a_lease(queue: Queue, clock: Clock) -> None:
     ]
 
 
+def test_worker_known_to_be_dead_gives_back_its_own_at_once(queue: Queue) -> None:
+    """Nobody need wait for its lease to end, and others keep theirs."""
+    queue.put(["a", "b"], max_attempts=2)
+    dead, mine = taken(queue, "dead"), taken(queue, "mine")
+
+    assert queue.lost("dead", "its process was ended by SIGKILL") == 1
+
+    other = taken(queue, "other")
+    assert other.rollout.task == "a"
+    assert not queue.succeed(dead, 1.0)
+    assert queue.heartbeat(mine)
+    assert queue.succeed(other, 0.5)
+
+
 def test_cancelled_rollout_is_over(queue: Queue) -> None:
     """One that waits is not taken; one that runs is taken away from its worker."""
     waiting, running = queue.put(["a", "b"], max_attempts=3)
