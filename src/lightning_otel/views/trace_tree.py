@@ -177,13 +177,7 @@ def read_trace(store: Store, trace_id: str) -> Trace:
     Raises:
         NotFoundError: There is none.
     """
-    con = store.source.connect(("spans", NARROW), (*NARROW_COLUMNS, "attributes"))
-
-    def ask() -> tuple[list[Row], list[Row]]:
-        own = _read_rows(con, f"trace_id = {quoted(trace_id)}")
-        return own, _read_later(con, trace_id, own) if own else []
-
-    own, later = con.answered(ask)
+    own, later = _read_spans(store, trace_id)
     if not own:
         raise NotFoundError(f"there is no trace {trace_id!r}; see the list of traces")
     rows = _place_rows(own, later)
@@ -204,6 +198,17 @@ def read_steps(store: Store, **keywords: Any) -> tuple[list[tuple[Transition, in
     table = store.transitions(bodies=False, **keywords)
     steps = [(transition({**_UNREAD, **row}), row["branch"]) for row in table.dicts()]
     return steps, table.report()
+
+
+def _read_spans(store: Store, trace_id: str) -> tuple[list[Row], list[Row]]:
+    """Read the rows of a trace, and of the rewards given to it later, and close the connection."""
+    con = store.source.connect(("spans", NARROW), (*NARROW_COLUMNS, "attributes"))
+
+    def ask() -> tuple[list[Row], list[Row]]:
+        own = _read_rows(con, f"trace_id = {quoted(trace_id)}")
+        return own, _read_later(con, trace_id, own) if own else []
+
+    return con.answered(ask)
 
 
 def _read_later(con: "duckdb.DuckDBPyConnection", trace_id: str, own: list[Row]) -> list[Row]:
