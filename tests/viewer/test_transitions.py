@@ -241,6 +241,21 @@ def test_downloads_are_what_export_writes(filled: Store, asked: Asking, tmp_path
     ]
 
 
+def test_a_download_that_cannot_begin_is_refused_as_its_page_is(
+    store: Store, asking: Callable[[Store], Asking]
+) -> None:
+    """A store that cannot be read is said to be so before any row, and may be asked again."""
+    asked, layout = asking(fill(store)), store.layout
+    assert layout is not None
+    for path in layout.live.iterdir():
+        path.unlink()
+        path.mkdir()
+
+    for kind in ("jsonl", "parquet"):
+        refused = asked.get(f"/transitions/download?format=triplets&as={kind}")
+        assert refused.status == asked.get("/transitions/export?format=triplets").status == 503
+
+
 def test_downloads_come_in_parts_and_end_with_their_reader(
     store: Store, asking: Callable[[Store], Asking], tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from lightning_otel import formats
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, LightningOtelError
 from lightning_otel.formats.format import Format
 from lightning_otel.serve.streaming import PARQUET, Streams, join_lines, parquet_parts
 from lightning_otel.serve.viewer import page
@@ -84,6 +84,14 @@ _DOWNLOADS: Final = Streams(2)
 """Each looks at the whole store."""
 
 
+def _refuse_faults(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield parts; a fault before the first of them is refused as on a page."""
+    try:
+        yield from parts
+    except LightningOtelError as exc:
+        raise page.refusal_of(exc) from exc
+
+
 def _choose_format(request: Request) -> str:
     return page.choice(request, "format", tuple(name for name, _ in list_formats()))
 
@@ -133,7 +141,7 @@ async def download(request: Request) -> Response:
         if store.layout is not None:
             store.layout.require()
         options = options_of(formats.get(name), request.query_params)
-        return write(store, choose(request.query_params, store), name, options)
+        return _refuse_faults(write(store, choose(request.query_params, store), name, options))
 
     headers = {
         "Content-Disposition": f'attachment; filename="{name}.{kind}"',

@@ -120,8 +120,13 @@ async def run(
     try:
         return await _unless_left(request, (readers or own).run(partial(work, state.store)))
     except LightningOtelError as exc:
-        status = next((status for kind, status in _STATUSES if isinstance(exc, kind)), 400)
-        raise RefusalError(status, str(exc)) from exc
+        raise refusal_of(exc) from exc
+
+
+def refusal_of(error: LightningOtelError) -> RefusalError:
+    """Return the refusal that an error of ours becomes."""
+    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 400)
+    return RefusalError(status, str(error))
 
 
 def open_rooms(request: Request, what: str) -> Any:
