@@ -150,6 +150,27 @@ def test_feedback_by_form_is_kept_once(store: Store, asking: Callable[[Store], A
     assert asked.get("/conversations/nobody").status == 404
 
 
+def test_feedback_by_form_is_told_apart_by_its_whole_id(
+    store: Store, asking: Callable[[Store], Asking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id may have 200 characters; where nothing is recorded, that is said."""
+    talk(store, "hello", rollout_id="r1")
+    asked, at = asking(store), "/conversations/r1/feedback"
+
+    kept = [
+        asked.post(at, target="rollout:r1", rating="5", text=end, feedback_id="f" * 199 + end)
+        for end in "ab"
+    ]
+    monkeypatch.setenv("LIGHTNING_OTEL", "false")
+    refused = asked.post(at, target="rollout:r1", rating="5")
+
+    assert [each.status for each in kept] == [303, 303]
+    assert refused.status == 400
+    assert "recording is switched off" in refused.words
+    rows = store.sql("SELECT reward FROM spans WHERE reward IS NOT NULL").rows()
+    assert len(rows) == 2
+
+
 def test_a_conversation_is_read_and_judged(
     visit: Visits, store: Store, shot: Callable[..., None]
 ) -> None:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel import config
 from lightning_otel import conventions as c
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
@@ -212,6 +213,8 @@ async def feedback(request: Request) -> Response:
     noun, _, target = fields.get("target", "").partition(":")
     if noun not in ("rollout", "span") or not target:
         raise RefusalError(400, "target says what is judged; choose a rollout or an answer")
+    if not config.is_enabled():
+        raise RefusalError(400, "recording is switched off; nothing was kept")
     await keep_feedback(request, "rollout" if noun == "rollout" else "span", target, fields)
     return page.see(path_of("conversations", conversation_id) + "?said=1")
 

@@ -146,7 +146,7 @@ async def keep_feedback(
         raise RefusalError(400, str(exc)) from exc
     attributes = said_attributes(**told, text=given.get("text", "").strip()[:_LONGEST] or None)
     # Of the page, and of what was pressed on it: to press twice gives once.
-    feedback_id = f"{given.get('feedback_id', '')[:64] or secrets.token_hex(8)}{key}"
+    feedback_id = f"{given.get('feedback_id', '')[:200] or secrets.token_hex(8)}{key}"
     feedback = Feedback(noun, target, value, time.time_ns(), attributes, feedback_id)
     keep = request.app.state.intake.keep
     (found,) = await page.run(request, lambda store: give(store, [feedback], keep))
