@@ -237,6 +237,29 @@ def test_a_chat_says_every_message_once_and_whole(
     assert chat.words.count(" one ") == 1
 
 
+def test_the_chat_of_a_small_trace_is_whole(
+    store: Store, asking: Callable[[Store], Asking]
+) -> None:
+    """Of many short calls each message is there, one of a call with many and a long one too."""
+    asked_first = [("user", f"first {number}") for number in range(12)]
+    told = [("user", f"turn {number} {'x' * 3_000} end {number}.") for number in range(1, 30)]
+    history = [*asked_first, *(each for turn in told for each in (("assistant", "a"), turn))]
+    calls = [
+        call(
+            2 + number, 1, said(*history[: 12 + 2 * number]), said(("assistant", "a")),
+            start_ns=1_000 + number, end_ns=1_001 + number,
+        )
+        for number in range(30)
+    ]  # fmt: skip
+    store.add([span(1, end_ns=90_000), *calls])
+
+    words = asking(store).get(f"/traces/{TRACE}?tab=chat").words
+
+    assert all(f"first {number}" in words for number in range(12))
+    assert all(f"end {number}." in words for number in range(1, 30))
+    assert "before this one" not in words
+
+
 def test_a_chat_tells_agents_and_attempts_apart(
     store: Store, asking: Callable[[Store], Asking]
 ) -> None:

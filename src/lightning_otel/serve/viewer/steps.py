@@ -38,6 +38,8 @@ CALLS: Final = 50
 _MESSAGES: Final = 400
 _CHARACTERS: Final = 100_000
 """Of the calls on a page: so that it stays below 300 KB where messages are not all long."""
+_SMALL: Final = 5_000
+"""Spans of a trace whose chat stands whole on a page, but for very many or very long messages."""
 _BODIES: Final = ("input_messages", "output_messages", "system_instructions")
 _SAMPLED: Final = ("prompt_token_ids", "response_token_ids", "response_logprobs")
 _TOOL_CALLS: Final = f"""
@@ -138,18 +140,25 @@ def read_talks(store: Store, trace: Trace, part: Range, until: int | None = None
     is_plain = trace.agents < 2 and not any(branch for _, branch in shown)
     causes = {} if is_plain else _read_causes(store, trace)
     count = max(1, part.end - part.first)
-    characters = max(2_000, min(LONGEST, _CHARACTERS // count))
-    limits = Limits(max(8, _MESSAGES // count), characters, until)
     labels = {each.step.span_id: each.label for each in every[part.places]}
-    talks = []
-    for (_, branch), own in shown.items():
-        first, before = told[own[0]], previous.get(own[0])
-        cause = causes.get(first.span_id, "start")
-        steps = tuple(told[at] for at in own)
-        path = Trajectory(*_agent_of(first), branch, steps, cause=cause)
-        held = None if before is None else told[before]
-        talks.append(show_path(path, labels, held, limits=limits))
-    return [talk for talk in talks if talk.messages]
+
+    def show(limits: Limits) -> list[Talk]:
+        talks = []
+        for (_, branch), own in shown.items():
+            first, before = told[own[0]], previous.get(own[0])
+            cause = causes.get(first.span_id, "start")
+            steps = tuple(told[at] for at in own)
+            path = Trajectory(*_agent_of(first), branch, steps, cause=cause)
+            held = None if before is None else told[before]
+            talks.append(show_path(path, labels, held, limits=limits))
+        return [talk for talk in talks if talk.messages]
+
+    if len(trace.rows) <= _SMALL:
+        talks = show(Limits(until=until))
+        if sum(len(talk.messages) for talk in talks) <= _MESSAGES:
+            return talks
+    characters = max(2_000, min(LONGEST, _CHARACTERS // count))
+    return show(Limits(max(8, _MESSAGES // count), characters, until))
 
 
 def _read_messages(store: Store, found: Mapping[int, Transition]) -> dict[int, Transition]:
