@@ -14,7 +14,7 @@ import pytest
 from tests.viewer.asking import Asking
 from tests.viewer.spans import TRACE, call, said, span
 
-from lightning_otel import Store
+from lightning_otel import Store, auto_trace, emit_action, emit_observation
 from lightning_otel import conventions as c
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.emitters import reward_span
@@ -235,6 +235,25 @@ def test_a_chat_says_every_message_once_and_whole(
     ):
         assert told in chat.words, chat.words[-600:]
     assert chat.words.count(" one ") == 1
+
+
+def test_a_chat_tells_what_was_seen_before_each_action_marked_by_hand(
+    store: Store, asking: Callable[[Store], Asking]
+) -> None:
+    """Observations stand before the action that answers them, also where a page begins there."""
+    with auto_trace(store=store, rollout_id="r", agent="solver"):
+        for turn in range(60):
+            emit_observation(f"sign {turn}.")
+            emit_observation(f"light {turn}.")
+            emit_action(f"step {turn}.")
+    (trace_id,) = {step.trace_id for step in store.transitions()}
+    asked = asking(store)
+
+    for first in (0, 50):
+        words = asked.get(f"/traces/{trace_id}?tab=chat&first={first}").words
+        for turn in range(first, min(first + 50, 60)):
+            at = [words.index(f"{noun} {turn}.") for noun in ("sign", "light", "step")]
+            assert at == sorted(at)
 
 
 def test_the_chat_of_a_small_trace_is_whole(

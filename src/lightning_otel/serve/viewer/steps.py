@@ -136,7 +136,7 @@ def read_talks(store: Store, trace: Trace, part: Range, until: int | None = None
                 previous[at] = before
             shown.setdefault(key, []).append(at)
     wanted = {*range(part.first, part.end), *previous.values()}
-    told = _read_messages(store, {at: every[at].step for at in sorted(wanted)})
+    told = _read_messages(store, trace, {at: every[at].step for at in sorted(wanted)})
     is_plain = trace.agents < 2 and not any(branch for _, branch in shown)
     causes = {} if is_plain else _read_causes(store, trace)
     count = max(1, part.end - part.first)
@@ -161,17 +161,37 @@ def read_talks(store: Store, trace: Trace, part: Range, until: int | None = None
     return show(Limits(max(8, _MESSAGES // count), characters, until))
 
 
-def _read_messages(store: Store, found: Mapping[int, Transition]) -> dict[int, Transition]:
-    spans = read_spans(store, list(found.values()), _BODIES)
+def _read_messages(
+    store: Store, trace: Trace, found: Mapping[int, Transition]
+) -> dict[int, Transition]:
+    seen = _find_seen(trace)
+    marked = [row for step in found.values() for row in seen.get(step.span_id, ())]
+    spans = read_spans(store, [*found.values(), *marked], _BODIES)
     told = dict(found)
     for at, step in found.items():
         span = spans.get(step.span_id)
         if span is not None and marks.is_mark(span):
-            told[at] = replace(step, action=(marks.message_of(span),))
+            before = (spans.get(row.span_id) for row in seen.get(step.span_id, ()))
+            observation = tuple(marks.message_of(each) for each in before if each is not None)
+            told[at] = replace(step, observation=observation, action=(marks.message_of(span),))
         elif span is not None:
             answers = tuple(messages_of(span, "output"))
             told[at] = replace(step, observation=observation_of(span), action=answers)
     return told
+
+
+def _find_seen(trace: Trace) -> dict[str, list[Row]]:
+    """The observations marked by hand that each action answers, by its span id."""
+    found: dict[str, list[Row]] = {}
+    seen: dict[tuple[str, str], list[Row]] = {}
+    marked = (row for row in trace.rows if row.kind == "mark" and not row.left_out)
+    for row in sorted(marked, key=lambda row: (row.start_ns, row.sequence)):
+        agent = row.rollout_id, row.agent
+        if row.step is not None:
+            found[row.span_id] = seen.pop(agent, [])
+        else:
+            seen.setdefault(agent, []).append(row)
+    return found
 
 
 def _read_causes(store: Store, trace: Trace) -> dict[str, BranchCause]:
@@ -206,7 +226,7 @@ def read_tool_calls(store: Store, trace: Trace, first: int) -> tuple[Range, list
     # What a tool answered is told by the agent's next step.
     following = {at: _find_next(every, at) for at in places}
     needed = {*places, *(at for at in following.values() if at is not None)}
-    read = _read_messages(store, {at: every[at] for at in sorted(needed)})
+    read = _read_messages(store, trace, {at: every[at] for at in sorted(needed)})
     for at in places:
         after = following[at]
         answers = () if after is None else read[after].observation
