@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from lightning_otel.algorithms.grpo import GRPO
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, NotFoundError, TrainingError
 from lightning_otel.trainer import Trainer
-from lightning_otel.types import Resource
+from lightning_otel.types import Resource, Trajectory
 
 
 class Better(Ledger):
@@ -590,6 +590,28 @@ def test_advantages_compare_the_rollouts_of_the_batch(store: Store) -> None:
     assert found == {"r0-t": -1.0, "r1-t": 0.0, "r2-t": 1.0}
     assert batch.rewards == {"r0-t": 0.0, "r1-t": 1.0, "r2-t": 2.0}
     assert {p.transitions[0].group_id for p in batch} == set(batch.groups)
+
+
+def test_rollouts_of_a_task_claimed_at_two_looks_are_all_kept(store: Store) -> None:
+    """What comes while a batch is gathered joins its group, and none of it is trained on again."""
+
+    class Picky(Ledger):
+        def unfit(self, trajectories: Sequence[Trajectory]) -> str:
+            if trajectories[0].rollout_id != "r2-t":
+                return ""
+            store.add([*spans_of("late-1", "t", 0.5), *spans_of("late-2", "t", 0.7)])
+            return "of no use"
+
+    record(store, {"t": [0.0, 1.0, 2.0]})
+    algorithm = Picky(2)
+    trainer = Trainer(store=store, algorithm=algorithm, min_batch_size=3)
+
+    fit = trainer.fit()
+
+    assert sorted(algorithm.rows) == ["late-1", "late-2", "r0-t", "r1-t"]
+    assert (fit.metrics["rollouts"], fit.left_out) == (4, {"of no use": 1})
+    with pytest.raises(TrainingError, match="has 0 new ones"):
+        trainer.fit()
 
 
 def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -59,6 +59,7 @@ LEAVING: dict[str, Callable[[openai.OpenAI], str | None]] = {
     "response": _leave_response,
     "streaming response": _never_read,
     "closed unread": lambda client: opened(client).close(),
+    "forgotten": lambda client: opened(client) and None,
 }
 """By name: reads a little and leaves; returns what it read, None if it read nothing."""
 
