@@ -45,6 +45,7 @@ _COMMANDS = {
     "queue": ("queue:queue", "Count rollouts that wait, run and are over; pause, resume, cancel."),
     "serve": ("serve:serve", "Take spans by OTLP/HTTP from any language."),
     "ui": ("serve:ui", "Look at the store in the browser."),
+    "mcp": ("mcp:mcp", "Serve the store to assistants by MCP, read-only."),
     "import": ("importing:import_files", "Read OTLP JSON lines and Agent Lightning 0.3 stores."),
     "publish": ("maintain:publish", "Put settled spans into a lake that many machines share."),
     "redact": ("maintain:redact", "Take content out of what is stored, for good."),

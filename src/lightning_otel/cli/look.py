@@ -28,6 +28,7 @@ from lightning_otel.views.nouns import ATTEMPTS, TRACES
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
     from lightning_otel.views.plot import Chart
+    from lightning_otel.views.sandbox import Limits
 
 _COLUMNS = {
     "rollouts": (
@@ -175,7 +176,7 @@ def sql(query: str, form: Form | None, store: str | None) -> int:
     from lightning_otel.dataset import Store
 
     try:
-        columns, rows, cut = _run_query(Store(store), query)
+        columns, rows, cut = run_query(Store(store), query)
     except QueryError as exc:
         say_error(str(exc), exc.why, 'lightning-otel sql "DESCRIBE spans"')
         return 1
@@ -190,7 +191,9 @@ def sql(query: str, form: Form | None, store: str | None) -> int:
     return 0
 
 
-def _run_query(opened: "Store", query: str) -> tuple[list[str], list[dict[str, Any]], str]:
+def run_query(
+    opened: "Store", query: str, limits: "Limits | None" = None
+) -> tuple[list[str], list[dict[str, Any]], str]:
     """Return columns, rows and what was cut: of files on this machine, in an own process."""
     if opened.layout is None:
         table = opened.sql(query)
@@ -198,7 +201,9 @@ def _run_query(opened: "Store", query: str) -> tuple[list[str], list[dict[str, A
     from lightning_otel.views.sandbox import Limits, ask
 
     # Much, but not the whole machine for ever.
-    limits = Limits(wall_s=300.0, memory_bytes=4 << 30, rows=1_000_000, size_bytes=256 << 20)
+    limits = limits or Limits(
+        wall_s=300.0, memory_bytes=4 << 30, rows=1_000_000, size_bytes=256 << 20
+    )
     with ask(opened.layout, query, limits) as answer:
         rows = [dict(zip(answer.columns, row, strict=True)) for row in answer]
         return answer.columns, rows, answer.cut

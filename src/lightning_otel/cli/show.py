@@ -23,7 +23,6 @@ from lightning_otel.cli.output import (
 from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lightning_otel.adapter.differing import Said
     from lightning_otel.adapter.outline import Outline
     from lightning_otel.dataset import Store
     from lightning_otel.types import Transition
@@ -62,32 +61,43 @@ def show(
 
     @last~1 is the rollout before the last one, @last~2 the one before that.
     """
-    from lightning_otel.cli.spans import node_json, sdk_json
     from lightning_otel.dataset import Store
     from lightning_otel.views.outlines import outline_of
 
     if svg is not None and (view or form):
         raise click.UsageError("--svg draws the tree and prints nothing; give it alone")
     opened = Store(store)
+    if form is not None:
+        print_data(form, show_rows(opened, target, view or "spans"), times=_TIMES)
+        return
     noun, whole = opened.find(target)
     if view == "transitions":
         rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
-        if form is not None:
-            _print_transitions_data(opened, rollout_id, form)
-        else:
-            _print_transitions(outline_of(opened.source, "rollout", rollout_id), every=every)
-            suggest(f"analyze {shown(rollout_id)}", store)
+        _print_transitions(outline_of(opened.source, "rollout", rollout_id), every=every)
+        suggest(f"analyze {shown(rollout_id)}", store)
         return
     found = outline_of(opened.source, noun, whole)
     if svg is not None:
         _write_picture(found, svg)
-    elif form is not None:
-        is_tree = view == "tree"
-        rows = list(node_json(found)) if is_tree else [sdk_json(node.span) for node in found.nodes]
-        print_data(form, rows, times=_TIMES)
     else:
         _print_tree(found, every=every, with_attributes=noun in ("span", "response"))
         suggest(f"show {shown(target)} --transitions", store)
+
+
+def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
+    """Return what an id names for programs: its ``tree``, its ``spans`` or its ``transitions``."""
+    from lightning_otel.cli.export import parsed
+    from lightning_otel.cli.spans import node_json, sdk_json
+    from lightning_otel.views.outlines import outline_of
+
+    noun, whole = opened.find(target)
+    if view == "transitions":
+        rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
+        return [parsed(row) for row in opened.transitions(rollout_id=rollout_id).dicts()]
+    found = outline_of(opened.source, noun, whole)
+    if view == "tree":
+        return list(node_json(found))
+    return [sdk_json(node.span) for node in found.nodes]
 
 
 def _print_tree(found: "Outline", *, every: bool, with_attributes: bool) -> None:
@@ -111,13 +121,6 @@ def _print_tree(found: "Outline", *, every: bool, with_attributes: bool) -> None
             f"{_MANY} of {count_noun(len(found.nodes), 'span')} · --all for the rest, "
             "or show SPAN for what is below one"
         )
-
-
-def _print_transitions_data(opened: "Store", rollout_id: str, form: Form) -> None:
-    from lightning_otel.cli.export import parsed
-
-    rows = [parsed(row) for row in opened.transitions(rollout_id=rollout_id).dicts()]
-    print_data(form, rows, times=_TIMES)
 
 
 def _print_transitions(found: "Outline", *, every: bool) -> None:
@@ -297,9 +300,31 @@ def diff(a: str, b: str, every: bool, form: Form | None, store: str | None) -> N
     A and B are ids, or the beginnings of ids, or @last and @last~1; or versions of one resource,
     such as system_prompt@1 and system_prompt@2.
     """
-    if "@" in a[1:] or "@" in b[1:]:
-        _diff_versions(a, b, form, store)
+    document = diff_document(store, a, b, every=every)
+    if "diff" in document:
+        _print_versions(document, form, store)
         return
+    rows, sides = document["figures"], (document["a"], document["b"])
+    if print_data(form, rows, _FIGURES, document=document):
+        return
+    for sign, each in zip("-+", sides, strict=True):
+        click.echo(f"{sign} {each['noun']} {shown(each['id'])}")
+    for row in rows:
+        row["change"] = f"{row['change']:+g}" if row["change"] else ""
+    print_rows(rows, _FIGURES)
+    _print_said(document["said"], every=every)
+    if document["left_a"] or document["left_b"]:
+        talk(
+            f"{document['left_a']} and {document['left_b']} further lines were not laid beside "
+            "each other · --all does"
+        )
+    suggest(f"show {shown(sides[1]['id'])}", store)
+
+
+def diff_document(store: str | None, a: str, b: str, *, every: bool = False) -> dict[str, Any]:
+    """Return the differences of two rollouts, traces or versions, for programs."""
+    if "@" in a[1:] or "@" in b[1:]:
+        return _diff_versions(a, b, store)
     from lightning_otel.adapter.differing import MOST_LINES, differ
     from lightning_otel.dataset import Store
     from lightning_otel.views.outlines import outline_of
@@ -310,42 +335,28 @@ def diff(a: str, b: str, every: bool, form: Form | None, store: str | None) -> N
     found = differ(one, other, None if every else MOST_LINES)
     sides = [{"noun": noun, "id": whole} for noun, whole in names]
     rows = [dict(zip(_FIGURES, (*each, each.change), strict=True)) for each in found.figures]
-    document = {
+    return {
         "a": sides[0], "b": sides[1], "figures": rows,
         "said": [each._asdict() for each in found.said],
         "left_a": found.left_a, "left_b": found.left_b,
     }  # fmt: skip
-    if print_data(form, rows, _FIGURES, document=document):
-        return
-    for sign, each in zip("-+", sides, strict=True):
-        click.echo(f"{sign} {each['noun']} {shown(each['id'])}")
-    for row in rows:
-        row["change"] = f"{row['change']:+g}" if row["change"] else ""
-    print_rows(rows, _FIGURES)
-    _print_said(found.said, every=every)
-    if found.left_a or found.left_b:
-        talk(
-            f"{found.left_a} and {found.left_b} further lines were not laid beside each other · "
-            "--all does"
-        )
-    suggest(f"show {shown(names[1][1])}", store)
 
 
-def _print_said(said: "Sequence[Said]", *, every: bool) -> None:
+def _print_said(said: Sequence[Mapping[str, str]], *, every: bool) -> None:
     """Print the messages; fold equal ones except around a difference."""
-    changed = [at for at, each in enumerate(said) if each.sign != " "]
+    changed = [at for at, each in enumerate(said) if each["sign"] != " "]
     near = {at + by for at in changed for by in range(-_SAME, _SAME + 1)}
     print_line = line_printer()
     shown_lines = [each for at, each in enumerate(said) if every or at in near]
     for each in shown_lines:
-        print_line([(f"{each.sign} {shown(each.text)}", _SIGNS[each.sign])])
+        print_line([(f"{each['sign']} {shown(each['text'])}", _SIGNS[each["sign"]])])
     if not changed:
         talk("they say the same")
     if skipped := len(said) - len(shown_lines):
         talk(f"{count_noun(skipped, 'line')} the same on both sides · --all shows them")
 
 
-def _diff_versions(a: str, b: str, form: Form | None, store: str | None) -> None:
+def _diff_versions(a: str, b: str, store: str | None) -> dict[str, Any]:
     """Diff two versions of one resource; ``resources diff`` tells what rewards say of them."""
     from lightning_otel.cli.resources import opened_resources, version_of
 
@@ -355,13 +366,15 @@ def _diff_versions(a: str, b: str, form: Form | None, store: str | None) -> None
         raise ConfigError(f"{a} and {b} are of two resources; name two versions of one")
     opened = opened_resources(store, is_reading=True)
     one, two = (opened.get(name, version_of(each)).version for each in (first, second or b))
-    lines = opened.diff(name, one, two).splitlines()
-    row = {"name": name, "a": one, "b": two, "diff": lines}
+    return {"name": name, "a": one, "b": two, "diff": opened.diff(name, one, two).splitlines()}
+
+
+def _print_versions(row: Mapping[str, Any], form: Form | None, store: str | None) -> None:
     if print_data(form, [row], document=row):
         return
     print_line = line_printer(is_cut=False)
-    for line in lines:
+    for line in row["diff"]:
         print_line([(shown(line), _SIGNS.get(line[:1], ""))])
-    if not lines:
+    if not row["diff"]:
         talk("they are the same")
-    suggest(f"resources diff {name} {one} {two}", store)
+    suggest(f"resources diff {row['name']} {row['a']} {row['b']}", store)
