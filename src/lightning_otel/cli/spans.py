@@ -14,6 +14,7 @@ from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.receivers.documents import OURS
 from lightning_otel.types import Message, Span
 from lightning_otel.types import conventions as c
+from lightning_otel.views.previews import preview_of
 
 _DEEPEST: Final = 120
 _STYLES: Final = {"rollout": "bold", "agent": "cyan", "tool": "magenta", "reward": "green"}
@@ -139,7 +140,7 @@ class _Describer:
             (_token_text(span), ""),
             (_duration_text(span) if is_lasting else "", ""),
             *_describe_faults(node, self._text_width),
-            (_describe_content(span, self._text_width), "dim" if node.kind != "call" else ""),
+            (preview_of(span.attributes, self._text_width), "dim" if node.kind != "call" else ""),
         ]
         told = [(shown(text), style) for text, style in pieces if text]
         return [(text if not at else f"  {text}", style) for at, (text, style) in enumerate(told)]
@@ -233,25 +234,6 @@ def _reward_values(span: Span) -> str:
         found.append(told if name in (None, c.PRIMARY_REWARD) else f"{name} {told}")
     target = get(f"{c.LINK_PREFIX}.0.value_match")
     return ", ".join(found) + (f" for {target}" if target else "")
-
-
-def _describe_content(span: Span, text_width: int | None) -> str:
-    """Return the last message and the answer of a call, a tool's input and result, or a mark."""
-    get = span.attributes.get
-    asked = parse_messages(get(c.INPUT_MESSAGES)) or ()
-    answered = parse_messages(get(c.OUTPUT_MESSAGES)) or ()
-    if asked or answered:
-        question, answer = plain_text(asked[-1:]), plain_text(answered[:1])
-    elif get(c.TOOL_ARGUMENTS) is not None or get(c.TOOL_RESULT) is not None:
-        question, answer = shown(get(c.TOOL_ARGUMENTS)), shown(get(c.TOOL_RESULT))
-    else:
-        found = get(c.MESSAGE_BODY) or get(c.OBJECT_LITERAL) or get(c.OBJECT_JSON)
-        return _shorten_text(str(found or ""), text_width)
-    return f"{_shorten_text(question, text_width)} → {_shorten_text(answer, text_width)}"
-
-
-def _shorten_text(text: str, text_width: int | None) -> str:
-    return cut(" ".join(text.split()), text_width)
 
 
 class Chat:

@@ -19,6 +19,7 @@ from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 from lightning_otel.store.views import NARROW
 from lightning_otel.types import Report, Span, Transition
 from lightning_otel.types import conventions as c
+from lightning_otel.views.previews import read_title
 from lightning_otel.views.traces import REWARDS_SINCE, may_link
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _UNREAD: Final[Mapping[str, Any]] = {"observation": (), "action": (), "next_observation": None}
 _SHORT: Final = 200
 _AT_ONCE: Final = 2048
+_FAULTS: Final = 8
+"""Errors below a row that its own is compared with."""
 _PLUMBING: Final = "|".join(key.replace(".", r"\.") for key in c.PLUMBING_KEYS)
 _COLUMNS: Final = f"""trace_id, span_id, parent_span_id, left(name, {_SHORT}), start_ns, end_ns,
   status, coalesce(left(status_message, {_SHORT}), ''), operation, coalesce(agent, ''), model,
@@ -77,6 +80,7 @@ class Row:
         branch: The first branch that this step lies on.
         left_out: Why it is in no transition; empty if it is, or is nothing that could be.
         moved: The rule by which it stands elsewhere than it was recorded; empty if it does not.
+        is_propagated: Its error arose below it.
     """
 
     trace_id: str
@@ -108,6 +112,7 @@ class Row:
     branch: int = 0
     left_out: str = ""
     moved: str = ""
+    is_propagated: bool = False
 
     @property
     def duration_ns(self) -> int | None:
@@ -137,6 +142,7 @@ class Trace(NamedTuple):
         step_ids: Every transition of its rollouts, in this trace or not.
         attempts: The number of attempts that these are of.
         agents: The number of agents.
+        words: The first words of its task, or of what a user asked.
     """
 
     trace_id: str
@@ -145,6 +151,7 @@ class Trace(NamedTuple):
     step_ids: Collection[SpanId]
     attempts: int
     agents: int
+    words: str = ""
 
     @property
     def rollout_ids(self) -> list[str]:
@@ -190,7 +197,8 @@ def read_trace(store: Store, trace_id: str) -> Trace:
         row.left_out = "" if row.step is not None else reasons.get(name, "")
     attempts = len({(step.rollout_id, step.attempt_id) for step, _ in steps})
     agents = len({step.agent for step, _ in steps})
-    return Trace(trace_id, rows, report, by_name.keys(), attempts, agents)
+    words = read_title(store, own)
+    return Trace(trace_id, rows, report, by_name.keys(), attempts, agents, words)
 
 
 def read_steps(store: Store, **keywords: Any) -> tuple[list[tuple[Transition, int]], Report]:
@@ -274,7 +282,25 @@ def _place_rows(own: Sequence[Row], later: Sequence[Row]) -> list[Row]:
     rules = {repair.span_id: repair.rule for repair in tree.repairs}
     for row in own:
         row.moved = rules.get(row.span_id, "")
+    _mark_propagated(found)
     return found
+
+
+def _mark_propagated(rows: Sequence[Row]) -> None:
+    """Mark rows whose error is that of a row below, in the same words or in others around them.
+
+    Args:
+        rows: Each after its parent.
+    """
+    below: list[tuple[str, ...]] = [()] * len(rows)
+    for position in range(len(rows) - 1, -1, -1):
+        row, faults = rows[position], below[position]
+        if row.status == "ERROR":
+            own = row.status_message or row.facts.get("error_type", "")
+            row.is_propagated = any(not own or text in own or own in text for text in faults)
+            faults = faults if row.is_propagated else (own, *faults)[:_FAULTS]
+        if faults and row.parent != NO_PARENT:
+            below[row.parent] = (*faults, *below[row.parent])[:_FAULTS]
 
 
 def _make_span(row: Row) -> Span:

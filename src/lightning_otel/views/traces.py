@@ -6,13 +6,11 @@ stands in a trace of its own, which to a person is none.
 """
 
 import json
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.store.earnings import LAST_REWARD
 from lightning_otel.store.gist import KIND, RECEIVED, REWARD
 from lightning_otel.store.live import living
@@ -22,6 +20,7 @@ from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 from lightning_otel.store.views import NARROW, REPEATED, ROLLOUTS, alive_statement
 from lightning_otel.types import conventions as c
+from lightning_otel.views.previews import WORDS_OF, choose_words
 
 if TYPE_CHECKING:
     import duckdb
@@ -33,15 +32,8 @@ _MEMORY: Final = "512MB"
 """Of DuckDB's, before it spills to the disk."""
 _SEARCH_S: Final = 2.0
 """How long texts are looked through before what was found so far is told."""
-_LONGEST: Final = 64 << 10
-"""Characters of a message in which its first words are looked for."""
-_WORDS: Final = 300
 REWARDS_SINCE: Final = "reward IS NOT NULL AND operation IS NULL AND start_ns >= ?"
 """Rewards that are nothing else, from a time on."""
-_USER_TEXT: Final = re.compile(
-    r'"role":\s*"user".*?"(?:content|text)":\s*"((?:[^"\\]|\\.)*)', re.DOTALL
-)
-
 
 Status: TypeAlias = Literal["ended", "failed", "running", "incomplete"]
 STATUSES: Final[tuple[Status, ...]] = ("ended", "failed", "running", "incomplete")
@@ -305,13 +297,8 @@ def _read_words(con: Reader, low: int, high: int) -> dict[str, str]:
     if not names:
         return {}
     traces, spans = (", ".join(map(quoted, ids)) for ids in zip(*names, strict=True))
-    query = _WORDS_OF.format(traces=traces, ids=spans)
-    found: dict[str, str] = {}
-    for trace_id, is_task, task, asked in con.execute(query, [low, high]).fetchall():
-        words = _task_words(task) if is_task else _asked_words(asked)
-        if words and (is_task or trace_id not in found):
-            found[trace_id] = words[:_WORDS]
-    return found
+    query = WORDS_OF.format(traces=traces, ids=spans)
+    return choose_words(con.execute(query, [low, high]).fetchall())
 
 
 _HOLDING: Final = """
@@ -326,13 +313,6 @@ SELECT trace_id, arg_min(span_id, (start_ns, sequence)) FROM page
 WHERE operation IN ({_GENERATIVE}) GROUP BY trace_id
 UNION ALL
 SELECT trace_id, span_id FROM page WHERE name = {quoted(c.SPAN_ROLLOUT)}"""
-
-_WORDS_OF: Final = f"""
-SELECT trace_id, name = {quoted(c.SPAN_ROLLOUT)} AS is_task,
-  CASE WHEN is_task THEN left({attribute(c.TASK)}, {_LONGEST}) END,
-  left(coalesce(input_messages, {attribute("input.value")}, ''), {_LONGEST})
-FROM spans WHERE start_ns BETWEEN ? AND ?
-  AND trace_id IN ({{traces}}) AND span_id IN ({{ids}})"""
 
 _NEAR_PAGE: Final = f"""
 CREATE OR REPLACE TEMP TABLE beside AS
@@ -368,31 +348,3 @@ GROUP BY trace_id"""
 def _json_needle(text: str) -> str:
     """A text as it stands in JSON, in small letters."""
     return json.dumps(text, ensure_ascii=False)[1:-1].lower()
-
-
-def _task_words(task: str | None) -> str:
-    """A task as people say it: a text as it is, the first text of an object, else its JSON."""
-    if not task:
-        return ""
-    try:
-        found = json.loads(task)
-    except (ValueError, RecursionError):
-        return task
-    if isinstance(found, dict) and len(found) == 1:
-        found = next(iter(found.values()))
-    return found if isinstance(found, str) else task
-
-
-def _asked_words(asked: str | None) -> str:
-    """Return the user's first words, even from JSON that is cut."""
-    messages = parse_messages(asked)
-    if messages is not None:
-        users = [each for each in messages if each.get("role") == "user"]
-        return plain_text(users[:1])
-    match = _USER_TEXT.search(asked or "")
-    if match is None:
-        return ""
-    try:
-        return str(json.loads(f'"{match[1]}"'))
-    except ValueError:
-        return match[1]

@@ -48,7 +48,12 @@ class Links(NamedTuple):
         """The page with some values changed; None takes one out."""
         state = {name: text for name, text in self.state.items() if name not in changes}
         state |= {name: str(text) for name, text in changes.items() if text is not None}
-        return f"{self.path}?{urlencode(state)}" if state else self.path
+        return f"{self.path}?{urlencode(state)}" if state else self.path or "?"
+
+    @property
+    def here(self) -> "Links":
+        """The same relative to the page: shorter, as there may be thousands."""
+        return self._replace(path="")
 
     def rows(self, first: int) -> str:
         """The part with the rows from a position on."""

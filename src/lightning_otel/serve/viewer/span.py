@@ -21,6 +21,7 @@ from lightning_otel.store.schema import COLUMNS, span_of
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Message, Span, Transition
 from lightning_otel.types import conventions as c
+from lightning_otel.views.previews import task_words
 from lightning_otel.views.trace_tree import Row
 
 SPAN_COLUMNS: Final = (
@@ -35,6 +36,11 @@ VALUES: Final = 400
 TOKENS: Final = 2_000
 """Tokens of the prompt, and of the response, that are shown."""
 _VALUE: Final = 2_000
+_INPUTS: Final = (
+    c.TOOL_ARGUMENTS, c.OPERATION_INPUT, c.TASK, "input.value", c.MESSAGE_BODY, c.OBJECT_JSON,
+    c.OBJECT_LITERAL,
+)  # fmt: skip
+_OUTPUTS: Final = (c.TOOL_RESULT, c.OPERATION_OUTPUT, "output.value")
 _NOT_SHOWN: Final = frozenset({"sequence", "end_sequence"})
 _PROBABLE: Final = (-0.1, -0.7, -2.3, -4.6)
 """Logprobs between the classes of a token: probabilities of 0.9, 0.5, 0.1 and 0.01."""
@@ -91,6 +97,8 @@ def detail(span: Span) -> Mapping[str, Any]:
         "given": show_messages(given, span.span_id, "input", before),
         "given_before": before,
         "answered": show_messages(answered, span.span_id, "output"),
+        "input": _find_value(span, _INPUTS),
+        "output": _find_value(span, _OUTPUTS),
         "values": _list_values(others),
         "values_more": max(0, len(others) - VALUES),
         "otel_resource": _list_values(span.otel_resource),
@@ -106,6 +114,16 @@ def detail(span: Span) -> Mapping[str, Any]:
         "sampling": sampling_of(span.attributes, span.otel_resource),
         "tools": _list_tools(span.attributes.get(c.TOOL_DEFINITIONS)),
     }
+
+
+def _find_value(span: Span, keys: Sequence[str]) -> Mapping[str, Any] | None:
+    """Find what a span that is no call was given or returned, and the attribute that holds it."""
+    key = next((key for key in keys if span.attributes.get(key) is not None), None)
+    if key is None:
+        return None
+    value = span.attributes[key]
+    words = task_words(value) if key == c.TASK and isinstance(value, str) else value
+    return {"key": key, "part": show_value(words)}
 
 
 def messages_of(span: Span, side: str) -> Sequence[Message]:

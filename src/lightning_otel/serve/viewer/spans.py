@@ -34,7 +34,7 @@ from lightning_otel.serve.viewer.span import (
     show_tokens,
     text_of,
 )
-from lightning_otel.serve.viewer.trace import hold_trace
+from lightning_otel.serve.viewer.trace import hold_trace, read_panel
 from lightning_otel.store.source import Selection
 
 _LONGEST: Final = 20_000
@@ -54,13 +54,10 @@ async def span(request: Request) -> Response:
             raise NotFoundError(
                 f"there is no span {span_id!r} in trace {trace_id!r}; see the trace"
             )
-        row = trace.rows[position]
         return {
             "title": f"Span {span_id}",
             "trace": trace,
-            "row": row,
-            "detail": detail(read_span(store, row.trace_id, span_id)),
-            "feedback_id": secrets.token_hex(8),
+            **read_panel(store, trace, position),
             "links": Links.of(request),
             "tab": "tree",
         }

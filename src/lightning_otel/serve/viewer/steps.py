@@ -20,7 +20,9 @@ from lightning_otel.dataset.batches import incomplete, whole
 from lightning_otel.serve.viewer.chat import (
     LONGEST,
     Limits,
+    Said,
     Talk,
+    show_messages,
     show_part,
     show_path,
     show_value,
@@ -38,8 +40,9 @@ CALLS: Final = 50
 _MESSAGES: Final = 400
 _CHARACTERS: Final = 100_000
 """Of the calls on a page: so that it stays below 300 KB where messages are not all long."""
-_SMALL: Final = 5_000
-"""Spans of a trace whose chat stands whole on a page, but for very many or very long messages."""
+SMALL: Final = 5_000
+"""Spans of a trace whose chat stands whole on a page, but for very many or very long messages;
+and whose tree tells where each reward went."""
 _BODIES: Final = ("input_messages", "output_messages", "system_instructions")
 _SAMPLED: Final = ("prompt_token_ids", "response_token_ids", "response_logprobs")
 _TOOL_CALLS: Final = f"""
@@ -153,12 +156,23 @@ def read_talks(store: Store, trace: Trace, part: Range, until: int | None = None
             talks.append(show_path(path, labels, held, limits=limits))
         return [talk for talk in talks if talk.messages]
 
-    if len(trace.rows) <= _SMALL:
+    if len(trace.rows) <= SMALL:
         talks = show(Limits(until=until))
         if sum(len(talk.messages) for talk in talks) <= _MESSAGES:
             return talks
     characters = max(2_000, min(LONGEST, _CHARACTERS // count))
     return show(Limits(max(8, _MESSAGES // count), characters, until))
+
+
+def read_ends(store: Store, trace: Trace, rows: Sequence[Row]) -> tuple[list[Said], list[Said]]:
+    """Read what the first step of some rows was asked last, and what the last one answered."""
+    steps = [row.step for row in rows if row.step is not None]
+    if not steps:
+        return [], []
+    told = _read_messages(store, trace, {0: steps[0], 1: steps[-1]})
+    asked, answered = told[0].observation, told[1].action[:1]
+    given = show_messages(asked, steps[0].span_id, "input", max(0, len(asked) - 1))
+    return given, show_messages(answered, steps[-1].span_id, "output")
 
 
 def _read_messages(
@@ -307,6 +321,8 @@ def read_credits(store: Store, trace: Trace, found: Sequence[Step]) -> list[dict
         trace: The trace.
         found: Its steps.
     """
+    if not any(row.kind == "reward" for row in trace.rows):
+        return []
     held = _CREDITS.get(store)
     if held is not None and held[0] is trace:
         return held[1]

@@ -7,7 +7,7 @@ far down are parts of their own, read when they are seen.
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lightning_otel.adapter.outline import label_of
 from lightning_otel.dataset import Store
 from lightning_otel.serve.api.fresh import Mark, mark_of
 from lightning_otel.serve.viewer import page
@@ -23,13 +24,17 @@ from lightning_otel.serve.viewer.addresses import MOST_CLOSED, Links
 from lightning_otel.serve.viewer.span import detail, json_of, read_span, record_of
 from lightning_otel.serve.viewer.steps import (
     CALLS,
+    SMALL,
     Range,
     add_tokens,
     list_steps,
     read_credits,
+    read_ends,
     read_talks,
     read_tool_calls,
 )
+from lightning_otel.types.markup import one_line
+from lightning_otel.views.previews import read_previews
 from lightning_otel.views.trace_tree import Folded, Row, Trace, fold, read_trace
 
 TABS: Final = ("tree", "waterfall", "chat", "tools", "tokens", "rewards", "attributes", "raw")
@@ -37,6 +42,8 @@ CHUNK: Final = 250
 """Rows in one part of a page."""
 STEPS: Final = 200
 """Steps or rewards on a page."""
+PREVIEW: Final = 36
+"""Cells of what was asked, and of what was answered, in a row."""
 DEEPEST: Final = 24
 """Levels that are indented; what lies deeper says how deep."""
 _WIDTH: Final = 1000
@@ -103,9 +110,9 @@ async def show(request: Request) -> Response:
 
     def read(store: Store) -> Mapping[str, object]:
         trace = hold_trace(store, trace_id)
-        selected = trace.find(span_id) if span_id else None
+        selected = trace.find(span_id) if span_id else 0
         shown: dict[str, object] = {
-            "title": f"Trace {trace_id[:12]}",
+            "title": one_line(trace.words, 60) or f"Trace {trace_id[:12]}",
             "trace": trace,
             "tab": tab,
             "tabs": TABS,
@@ -115,16 +122,39 @@ async def show(request: Request) -> Response:
             "missing": span_id if span_id and selected is None else "",
         }
         if selected is not None and tab in ("tree", "waterfall", "attributes", "raw"):
-            shown.update(_read_selected(store, trace.rows[selected]))
+            shown.update(read_panel(store, trace, selected))
         shown.update(_READ[tab](request, store, trace, first))
         return shown
 
     return await page.answer(request, "trace.html", read)
 
 
-def _read_selected(store: Store, row: Row) -> Mapping[str, object]:
-    found = detail(read_span(store, row.trace_id, row.span_id))
-    return {"row": row, "detail": found, "feedback_id": secrets.token_hex(8)}
+def read_panel(store: Store, trace: Trace, position: int) -> Mapping[str, object]:
+    """Read what stands beside the rows: a span, what it was given and returned, and its rewards."""
+    row = trace.rows[position]
+    found: dict[str, Any] = dict(detail(read_span(store, row.trace_id, row.span_id)))
+    # A rollout, an agent or a chain says by its first and last step what it holds no words of.
+    given, answered = read_ends(store, trace, trace.rows[position + 1 : position + 1 + row.size])
+    if not (found["given"] or found["input"]):
+        found["given"] = given
+    if not (found["answered"] or found["output"]):
+        found["answered"] = answered
+    credits = _list_credits(store, trace)
+    return {
+        "row": row,
+        "detail": found,
+        "credits": [
+            each
+            for each in credits
+            if each["span_id"] == row.span_id or row.span_id in dict(each["targets"]).values()
+        ],
+        "feedback_id": secrets.token_hex(8),
+    }
+
+
+def _list_credits(store: Store, trace: Trace) -> list[dict[str, Any]]:
+    """Where each reward went, of a trace that is read whole at once; of another its tab tells."""
+    return read_credits(store, trace, list_steps(trace)) if len(trace.rows) <= SMALL else []
 
 
 def _collect_facts(trace: Trace) -> Mapping[str, Any]:
@@ -144,7 +174,7 @@ def _collect_facts(trace: Trace) -> Mapping[str, Any]:
         "models": list(dict.fromkeys(row.model for row in calls if row.model)),
         "calls": len(calls),
         "tools": sum(row.kind == "tool" for row in own),
-        "errors": [row for row in own if row.status == "ERROR"],
+        "errors": [row for row in own if row.status == "ERROR" and not row.is_propagated],
         "open": [row for row in own if row.end_ns is None],
         "steps": len(steps),
         "input_tokens": sum(step.input_tokens or 0 for step in steps),
@@ -165,15 +195,34 @@ def _read_rows(request: Request, store: Store, trace: Trace, first: int) -> Mapp
     near = {given.get("span"), given.get("near")}
     places = [at for at, each in enumerate(shown) if each.row.span_id in near]
     wanted = {at // CHUNK for at in (0, *(places or [min(first, len(shown) - 1)]))}
+    chunks = [
+        (at, shown[at : at + CHUNK] if at // CHUNK in wanted else [])
+        for at in range(0, len(shown), CHUNK)
+    ]
+    seen = [each.row for _, some in chunks for each in some]
     return {
-        "chunks": [
-            (at, shown[at : at + CHUNK] if at // CHUNK in wanted else [])
-            for at in range(0, len(shown), CHUNK)
-        ],
+        "chunks": chunks,
+        "row_links": Links.of(request).here,
+        **_read_lines(store, trace, seen),
         "size": CHUNK,
         "total": len(shown),
         "others": others,
         "shows_others": bool(given.get("others")),
+    }
+
+
+def _read_lines(store: Store, trace: Trace, rows: Sequence[Row]) -> Mapping[str, object]:
+    """Read what a row says beyond its own columns: step, words, and the way of rewards."""
+    credits = _list_credits(store, trace)
+    return {
+        "labels": {
+            row.span_id: label_of(row.step, row.branch, trace.attempts, trace.agents)
+            for row in rows
+            if row.step is not None
+        },
+        "previews": read_previews(store, [row for row in rows if not row.is_later], PREVIEW),
+        "credit": {each["span_id"]: each for each in credits},
+        "earned": {target: each for each in credits for _, target in each["targets"]},
         "bar": partial(bar, trace.start_ns, trace.end_ns),
         "deepest": DEEPEST,
     }
@@ -243,7 +292,7 @@ def _read_attributes(
     request: Request, store: Store, trace: Trace, first: int
 ) -> Mapping[str, object]:
     is_selected = trace.find(request.query_params.get("span", "")) is not None
-    return {} if is_selected else _read_selected(store, trace.rows[0])
+    return {} if is_selected else read_panel(store, trace, 0)
 
 
 def _read_raw(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
@@ -271,12 +320,13 @@ async def rows(request: Request) -> Response:
 
     def read(store: Store) -> Mapping[str, object]:
         trace = hold_trace(store, request.path_params["trace_id"], is_part=True)
+        shown = _fold_rows(request, trace).shown[first : first + CHUNK]
         return {
-            **_read_rows(request, store, trace, first),
+            **_read_lines(store, trace, [each.row for each in shown]),
             "tab": tab,
             "trace": trace,
-            "links": Links.of(request),
-            "shown": _fold_rows(request, trace).shown[first : first + CHUNK],
+            "row_links": Links.of(request),
+            "shown": shown,
         }
 
     return await page.answer(request, "trace_rows.html", read, title="Spans")

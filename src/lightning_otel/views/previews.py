@@ -1,0 +1,175 @@
+"""Previews: the words that name a trace, and one line of what was said in a span."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_otel.adapter import readers
+from lightning_otel.messages import parse_messages, plain_text
+from lightning_otel.messages.media import plain
+from lightning_otel.store.sql import attribute, quoted
+from lightning_otel.types import Message, Span
+from lightning_otel.types import conventions as c
+from lightning_otel.types.markup import one_line
+
+if TYPE_CHECKING:
+    from lightning_otel.dataset import Store
+    from lightning_otel.views.trace_tree import Row
+
+_WORDS: Final = 300
+_LONGEST: Final = 64 << 10
+"""Characters of a message in which its first words are looked for."""
+_SIDE: Final = 4_000
+"""Characters that are read of a message; of one that is longer the first text is shown."""
+_LIGHT: Final = 20_000
+"""Characters of attributes that are read whole: conventions other than ours hold messages there."""
+_TEXT: Final = re.compile(r'"(?:content|text|response)":\s*"((?:[^"\\]|\\.)*)')
+_USER_TEXT: Final = re.compile(r'"role":\s*"user".*?' + _TEXT.pattern, re.DOTALL)
+_MARKED: Final = (c.MESSAGE_BODY, c.OBJECT_LITERAL, c.OBJECT_JSON)
+_SHORT_KEYS: Final = (c.TOOL_ARGUMENTS, c.TOOL_RESULT, *_MARKED)
+
+WORDS_OF: Final = f"""
+SELECT trace_id, name = {quoted(c.SPAN_ROLLOUT)} AS is_task,
+  CASE WHEN is_task THEN left({attribute(c.TASK)}, {_LONGEST}) END AS task,
+  left(coalesce(input_messages, {attribute("input.value")}, ''), {_LONGEST}) AS asked
+FROM spans WHERE start_ns BETWEEN ? AND ?
+  AND trace_id IN ({{traces}}) AND span_id IN ({{ids}})"""
+"""What names a trace, of its first span and its first call."""
+
+
+def _message_at(column: str, place: str) -> str:
+    at = f"left(json_extract({column}, '$[{place}]')::VARCHAR, {_SIDE})"
+    return f"CASE WHEN json_valid({column}) THEN {at} END"
+
+
+_SAID: Final = f"""
+SELECT span_id, name, scope, {_message_at("input_messages", "#-1")} AS asked,
+  {_message_at("output_messages", "0")} AS answered,
+  CASE WHEN strlen(attributes::VARCHAR) < {_LIGHT} THEN attributes::VARCHAR END AS held,
+  [{", ".join(f"left({attribute(key)}, {_SIDE})" for key in _SHORT_KEYS)}] AS texts
+FROM spans WHERE trace_id = ? AND start_ns BETWEEN ? AND ? AND span_id IN (SELECT unnest(?))"""
+
+
+def choose_words(found: Iterable[tuple[str, bool, str | None, str | None]]) -> dict[str, str]:
+    """Choose the first words of each trace from rows of ``WORDS_OF``: a task, else a question."""
+    words: dict[str, str] = {}
+    for trace_id, is_task, task, asked in found:
+        text = task_words(task) if is_task else _asked_words(asked)
+        if text and (is_task or trace_id not in words):
+            words[trace_id] = text[:_WORDS]
+    return words
+
+
+def read_title(store: "Store", rows: "Sequence[Row]") -> str:
+    """Return the words that name a trace; empty if nothing was asked in it."""
+    call = next((row for row in rows if row.operation in c.GENERATIVE_OPERATIONS), None)
+    named = [row for row in rows if row.name == c.SPAN_ROLLOUT][:1] + ([call] if call else [])
+    if not named:
+        return ""
+    trace_id, times = named[0].trace_id, [row.start_ns for row in named]
+    ids = ", ".join(quoted(row.span_id) for row in named)
+    query = WORDS_OF.format(traces=quoted(trace_id), ids=ids)
+    told = store.sql(query, [min(times), max(times)]).rows()
+    return choose_words(tuple(row.values()) for row in told).get(trace_id, "")
+
+
+def read_previews(store: "Store", rows: "Sequence[Row]", cells: int) -> dict[str, str]:
+    """Return one line of what was said in each of some rows of a trace, by span id.
+
+    Args:
+        store: Where they are.
+        rows: The rows; memory does not grow with the length of their messages.
+        cells: Cells that each side of a line may take.
+    """
+    named = [row for row in rows if row.kind in ("call", "tool", "mark", "agent")]
+    if not named:
+        return {}
+    times, ids = [row.start_ns for row in named], [row.span_id for row in named]
+    told = store.sql(_SAID, [named[0].trace_id, min(times), max(times), ids]).rows()
+    spans = [_make_span(row) for row in told]
+    lines = {span.span_id: preview_of(span.attributes, cells) for span in readers.read(spans)}
+    return {span_id: text.removesuffix(" → ") for span_id, text in lines.items() if text}
+
+
+def preview_of(attributes: Mapping[str, Any], cells: int | None = None) -> str:
+    """Return one line: a call's last message and answer, a tool's input and result, or a mark.
+
+    Args:
+        attributes: A span's, in today's conventions.
+        cells: Cells that each side may take; None cuts nothing.
+    """
+    get = attributes.get
+    sides = [parse_messages(get(key)) or () for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES)]
+    if any(sides):
+        texts = [plain_text(map(_name_media, each)) for each in (sides[0][-1:], sides[1][:1])]
+    elif get(c.TOOL_ARGUMENTS) is not None or get(c.TOOL_RESULT) is not None:
+        texts = [plain(get(key)) for key in (c.TOOL_ARGUMENTS, c.TOOL_RESULT)]
+    else:
+        texts = [plain(next((get(key) for key in _MARKED if get(key)), None))]
+    return " → ".join(one_line(" ".join(text.split()), cells) for text in texts)
+
+
+def _name_media(message: Message) -> Message:
+    """Put a medium's name in place of its bytes."""
+    parts = message.get("parts")
+    if not isinstance(parts, (list, tuple)):
+        return message
+    named = [
+        {"type": "text", "content": f"[{plain(part.get('modality')) or 'file'}]"}
+        if isinstance(part, Mapping) and part.get("type") == "blob"
+        else part
+        for part in parts
+    ]
+    return {**message, "parts": named}
+
+
+def _make_span(row: Mapping[str, Any]) -> Span:
+    """As much of a span as its preview depends on."""
+    attributes = json.loads(row["held"]) if row["held"] else {}
+    short = zip(_SHORT_KEYS, row["texts"], strict=True)
+    attributes |= {key: text for key, text in short if text is not None}
+    sides = ((c.INPUT_MESSAGES, row["asked"]), (c.OUTPUT_MESSAGES, row["answered"]))
+    attributes |= {key: _whole_message(text) for key, text in sides if text}
+    return Span("", row["span_id"], None, row["name"], 0, 0, scope=row["scope"] or "",
+                attributes=attributes)  # fmt: skip
+
+
+def _whole_message(text: str) -> str:
+    """Return a list of one message, whose JSON may be cut."""
+    if len(text) < _SIDE:
+        return f"[{text}]"
+    parts = [{"type": "text", "content": _first_text(_TEXT, text)}]
+    return json.dumps([{"role": "user", "parts": parts}])
+
+
+def task_words(task: str | None) -> str:
+    """A task as people say it: a text as it is, the first text of an object, else its JSON."""
+    if not task:
+        return ""
+    try:
+        found = json.loads(task)
+    except (ValueError, RecursionError):
+        return task
+    if isinstance(found, dict) and len(found) == 1:
+        found = next(iter(found.values()))
+    return found if isinstance(found, str) else task
+
+
+def _asked_words(asked: str | None) -> str:
+    """Return the user's first words, even from JSON that is cut."""
+    messages = parse_messages(asked)
+    if messages is None:
+        return _first_text(_USER_TEXT, asked or "")
+    return plain_text([each for each in messages if each.get("role") == "user"][:1])
+
+
+def _first_text(pattern: re.Pattern[str], text: str) -> str:
+    """Return the first text in JSON that is cut."""
+    match = pattern.search(text)
+    if match is None:
+        return ""
+    try:
+        return str(json.loads(f'"{match[1]}"'))
+    except ValueError:
+        return match[1]
