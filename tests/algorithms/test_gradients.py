@@ -165,6 +165,19 @@ def test_settings_are_the_librarys(base: Path, paths: list[Trajectory]) -> None:
         DPO(str(base), optim="no such one", **FAST).train_step(batch_of(paths))
 
 
+def test_callbacks_of_trl_are_those_asked_for(
+    base: Path, paths: list[Trajectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL reports by itself where it is told to, and nowhere else."""
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed here")
+    monkeypatch.chdir(tmp_path)
+
+    SFT(str(base), **FAST).train_step(batch_of(paths))
+    assert not list(tmp_path.rglob("events.*"))
+    SFT(str(base), report_to="tensorboard", **FAST).train_step(batch_of(paths))
+    assert list(tmp_path.rglob("events.*"))
+
+
 def test_models_that_cannot_be_loaded_are_told(tmp_path: Path, paths: list[Trajectory]) -> None:
     """No model, none at that place, a damaged one, and a checkpoint of another."""
     with pytest.raises(ConfigError, match="GRPO has no model to train"):

@@ -34,7 +34,8 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "num_train_epochs": 1,
     "logging_steps": 1,
     "disable_tqdm": True,
-    "report_to": (),
+    # The run reports by itself; each batch would be a run of its own there.
+    "report_to": "none",
 }
 _OURS: Final[Mapping[str, str]] = {
     "output_dir": "it is the run's folder",
@@ -274,7 +275,8 @@ class GradientAlgorithm(BaseAlgorithm):
         place = Path(self._context.run_dir) / "trainer" if self._context is not None else "trainer"
         given = {**_DEFAULTS, **models.precision_settings(), **self.defaults()}
         given |= copy.deepcopy(self._settings)
-        given["report_to"] = list(given["report_to"])
+        if not isinstance(given["report_to"], str):
+            given["report_to"] = list(given["report_to"] or ())
         # The model is loaded here.
         given.pop("model_init_kwargs", None)
         try:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from lightning_otel.algorithms.checkpoint import Checkpoint, Origin
 from lightning_otel.algorithms.collecting import Collector
 from lightning_otel.algorithms.groups import recorded
 from lightning_otel.algorithms.promotion import Fit, promote
+from lightning_otel.algorithms.reporting import Reported, open_reports
 from lightning_otel.algorithms.tasks import Ran, RunConfig, run_tasks
 from lightning_otel.dataset.query import Asked
 from lightning_otel.errors import (
@@ -83,6 +84,7 @@ class Run:
         self._unpublished: dict[str, Any] = {}
         self._measured: dict[str, float] = {}
         self._yielded: list[Batch] = []
+        self._report_elsewhere: Callable[[int, Mapping[str, float]], None] = lambda *_: None
         self._collector = Collector(config, algorithm, self._claims, lambda: self.versions)
 
     def fit(self) -> Fit:
@@ -100,8 +102,10 @@ class Run:
             for folder in (self.run_dir / "checkpoints").glob("*"):
                 if folder not in kept:  # a killed process left it, whole or not
                     shutil.rmtree(folder, ignore_errors=True)
+            reported = Reported(run_id, self.run_dir, _describe_config(self.config), self.step)
             try:
-                return self._learn()
+                with open_reports(self.config.report_to, reported) as self._report_elsewhere:
+                    return self._learn()
             except BaseException as exc:
                 is_told = isinstance(exc, KeyboardInterrupt)
                 status: RunStatus = "stopped" if is_told else "failed"
@@ -281,6 +285,8 @@ class Run:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write down numbers that were measured at a step, from 1."""
         self.config.runs.log(self.run.run_id, step, metrics)
+        versions = {f"version/{name}": float(each) for name, each in self.versions.items()}
+        self._report_elsewhere(step, {**metrics, **versions})
 
     def publish(
         self, name: str, body: Any, *, metrics: Mapping[str, float] | None = None

@@ -64,6 +64,7 @@ class RunConfig:
     min_gain: float = 0.0
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    report_to: tuple[str, ...] = ()
     follows: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     progress: "Callable[[int, int | None, Mapping[str, float]], None] | None" = None

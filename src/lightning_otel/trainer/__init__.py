@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_otel.adapter import TraceAdapter
 from lightning_otel.algorithms import BaseAlgorithm, Run, backed, checkpoint, name_of
 from lightning_otel.algorithms.promotion import Evaluation, Fit, Verdict
+from lightning_otel.algorithms.reporting import reporter_names
 from lightning_otel.algorithms.tasks import RunConfig, require_agent, run_tasks
 from lightning_otel.config import TRAIN
 from lightning_otel.dataset import Store
@@ -104,6 +105,7 @@ class Trainer:
         state: State | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
+        report_to: str | Sequence[str] | None = None,
         **options: Any,
     ) -> None:
         """Name what is to be trained; nothing is begun yet.
@@ -140,6 +142,8 @@ class Trainer:
             state: Where queue, resources and runs lie; by default beside the store.
             run_dir: Where runs keep their files; by default beside the store.
             progress: Told after each step of its number, of how many, and what was measured.
+            report_to: Where metrics are shown besides: any of ``tensorboard``, ``wandb`` and
+                ``mlflow``. An algorithm object's own ``report_to`` is that of TRL's callbacks.
             **options: The algorithm's own.
 
         Raises:
@@ -183,6 +187,7 @@ class Trainer:
             min_gain=min_gain,
             seed=seed,
             options=options,
+            report_to=reporter_names(report_to),
         )
         self._origin: checkpoint.Origin | None = None
         self.progress = progress
