@@ -23,9 +23,9 @@ class Polite(BaseAlgorithm):
     words = 0
 
     def train_step(self, batch: Any) -> StepResult:
-        """One word more, and a name that not every tool takes."""
+        """One word more, a name that not every tool takes, and no number."""
         self.words += 1
-        metrics = {"loss": 1 / self.words, "odd; name": 1.0}
+        metrics = {"loss": 1 / self.words, "odd; name": 1.0, "lost": float("nan")}
         return StepResult(metrics, {"prompt": "please " * self.words})
 
     def state_dict(self) -> dict[str, int]:
@@ -126,6 +126,7 @@ def test_curves_arrive(tmp_path: Path, reporter: str, package: str, read: Any, o
     assert found["loss"] == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
     assert found["version/prompt"] == [(2, 2.0), (3, 3.0)]
     assert len(found[odd]) == 3
+    assert "lost" not in found
 
 
 def test_what_cannot_report_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -277,7 +278,9 @@ class Run:
                     )
         self._unpublished.update(step.resources)
         latest = self._yielded[-1] if self._yielded else None
-        self._measured = {**(latest.metrics() if latest is not None else {}), **step.metrics}
+        measured = {**(latest.metrics() if latest is not None else {}), **step.metrics}
+        # A loss that diverged is no reason for what is kept not to be published, again and again.
+        self._measured = {name: each for name, each in measured.items() if math.isfinite(each)}
         left = {f"left_out/{reason}": float(count) for reason, count in self.left_out.items()}
         number = latest.number if latest is not None else self.step + 1
         self.log(number, {**self._measured, **left})
