@@ -14,7 +14,7 @@ from lightning_otel.resources import tables
 from lightning_otel.rewarding import pending
 from lightning_otel.rewarding.feedback import Feedback
 from lightning_otel.rewarding.pending import Pending
-from lightning_otel.state import State, claims
+from lightning_otel.state import State, leases
 from lightning_otel.state import requests as module
 from lightning_otel.state.requests import Requests
 
@@ -67,7 +67,7 @@ def test_many_who_ask_at_once_ask_once(requests: Requests, state: State, store: 
 
 def test_locks_of_different_things_are_different() -> None:
     """Who publishes a resource does not wait for who asks for training."""
-    rooms = (state_module, module, claims, pending)
+    rooms = (state_module, module, leases, pending)
 
     assert len({*(room._LOCK for room in rooms), tables.LOCK}) == len(rooms) + 1
 

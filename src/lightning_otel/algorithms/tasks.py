@@ -154,7 +154,7 @@ def put_tasks(
 
 def work(config: RunConfig, rollout_ids: Sequence[str]) -> list[Rollout]:
     """Return the rollouts once they are over, or as they stand when it is time to stop."""
-    from lightning_otel.runner import run_workers
+    from lightning_otel.runner.crew import run_workers
 
     while not config.stop.is_set():
         rollouts = config.queue.rollouts(ids=rollout_ids)

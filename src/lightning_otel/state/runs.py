@@ -17,7 +17,7 @@ from lightning_otel.state import State
 import sqlalchemy as sa
 
 from lightning_otel.errors import NotFoundError
-from lightning_otel.state.claims import Claimable, Claims
+from lightning_otel.state.leases import Claimable, Claims
 from lightning_otel.state.tables import CHECKPOINTS, CLAIMS, METRICS, RUNS
 from lightning_otel.types import markup
 
