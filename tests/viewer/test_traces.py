@@ -12,7 +12,7 @@ from tests.viewer.asking import Answer
 from tests.viewer.spans import call, said, span
 from tests.viewer.visiting import Visits, violations
 
-from lightning_otel import Store
+from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -227,3 +227,34 @@ def test_addresses_hold_no_empty_fields(ask: Callable[..., Answer], store: Store
 
     assert answer.status == 303
     assert answer.headers["location"].endswith("/traces?q=Norway")
+
+
+def test_a_match_is_marked_and_the_answer_is_shown(
+    ask: Callable[..., Answer], store: Store
+) -> None:
+    """As text, whatever was searched for."""
+    store.add(plan("a", 1, "Where is <b>Oslo</b>?", "In Norway, by oslo fjord."))
+
+    found = ask(store, "/traces?q=oslo").text
+    odd = ask(store, "/traces?q=%3Cb%3E").text
+
+    assert "Where is &lt;b&gt;<mark>Oslo</mark>&lt;/b&gt;?" in found
+    assert "In Norway, by <mark>oslo</mark> fjord." in found
+    assert "<mark>&lt;b&gt;</mark>Oslo" in odd
+
+
+def test_lists_are_sorted_by_their_heads(visit: Visits, store: Store) -> None:
+    """By links, and so without a script; rollouts without a reward come last either way."""
+    for rank, value in enumerate((0.25, 1.0, None, -0.5)):
+        with auto_trace(store=store, rollout_id=f"r{rank}"):
+            emit_action("done")
+            if value is not None:
+                emit_reward(value)
+    page = visit(store, "/rollouts", java_script_enabled=False)
+    orders = []
+    for _ in range(2):
+        page.click("th a:has-text('Reward')")
+        orders.append(page.locator("tbody td:first-child").all_inner_texts())
+
+    assert orders == [["r1", "r0", "r3", "r2"], ["r3", "r0", "r1", "r2"]]
+    assert page.get_attribute("th:has-text('Reward')", "aria-sort") == "ascending"

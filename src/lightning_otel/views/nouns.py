@@ -125,6 +125,7 @@ ROLLOUTS: Final = View(
         "status": _STATUS, "since": SINCE,
     },
     ("start_ns DESC", "rollout_id"),
+    ("status", "reward", "attempts", "calls", "spans", "start_ns", "duration"),
     _add_modes,
 )  # fmt: skip
 """Rollouts, each with its attempts as one."""
@@ -146,7 +147,7 @@ TRACES: Final = View(
   ) LEFT JOIN ({_REWARDS}) USING (rollout_id)""",
     WHEN,
     ("start_ns DESC", "trace_id"),
-    _add_texts,
+    add=_add_texts,
 )  # fmt: skip
 """Traces, with what was asked first and answered last."""
 
@@ -168,6 +169,7 @@ CONVERSATIONS: Final = View(
         "since": Filter("end_ns >= ?", "Only those with a message since.", int, hint="2h"),
     },
     ("end_ns DESC", "id"),
+    ("calls", "reward", "end_ns", "duration"),
     _add_talk,
 )  # fmt: skip
 """Conversations, the latest active first.

@@ -59,6 +59,10 @@ def _message_at(column: str, place: str) -> str:
     return f"CASE WHEN json_valid({column}) THEN {at} END"
 
 
+ANSWERS_OF: Final = f"""
+SELECT trace_id, {_message_at("output_messages", "0")} FROM spans WHERE start_ns BETWEEN ? AND ?
+  AND trace_id IN ({{traces}}) AND span_id IN ({{ids}})"""
+"""The answer of a trace's last call."""
 _SAID: Final = f"""
 SELECT span_id, name, scope, {_message_at("input_messages", "#-1")} AS asked,
   {_message_at("output_messages", "0")} AS answered,
@@ -76,6 +80,11 @@ def choose_words(found: Iterable[tuple[str, bool, str | None, str | None]]) -> d
         if text and (is_task or trace_id not in words):
             words[trace_id] = text[:_WORDS]
     return words
+
+
+def answer_words(message: str | None) -> str:
+    """Return the first words of an answer; empty if it has no text."""
+    return " ".join(_first_text(_TEXT, message or "").split())[:_WORDS]
 
 
 def read_title(store: "Store", rows: "Sequence[Row]") -> str:

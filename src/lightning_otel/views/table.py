@@ -62,6 +62,7 @@ class View:
         query: SQL of all rows, over ``spans``, ``rewards`` and ``rollouts`` without content.
         filters: Conditions by name.
         order: SQL terms of columns that tell rows apart; all ``DESC`` where ``after`` is used.
+        sorts: Columns that rows can be sorted by; ``duration`` is from start to end.
         add: Adds to the rows of a page what only these need; it gets the store and the rows.
     """
 
@@ -69,6 +70,7 @@ class View:
     query: str
     filters: Mapping[str, Filter]
     order: tuple[str, ...]
+    sorts: tuple[str, ...] = ()
     add: "Callable[[Store, list[dict[str, Any]]], None] | None" = None
 
     def read(
@@ -79,6 +81,7 @@ class View:
         limit: int | None = None,
         offset: int = 0,
         after: Sequence[Any] | None = None,
+        sort: str = "",
     ) -> Listing:
         """Read the rows that match, as of one moment.
 
@@ -88,12 +91,16 @@ class View:
             limit: The number of rows; None for all.
             offset: The number of rows before the first.
             after: The place behind which they begin, as ``following`` says.
+            sort: One of ``sorts``, after a ``-`` the largest first; by default ``order``.
         """
         from lightning_otel.store.source import overview
 
         named = {name: value for name, value in wanted.items() if value is not None}
         where = " AND ".join(["true", *(self.filters[name].condition for name in named)])
         keys, order = [term.split()[0] for term in self.order], ", ".join(self.order)
+        if (column := sort.removeprefix("-")) in self.sorts:
+            term = "end_ns - start_ns" if column == "duration" else column
+            order = f"{term} {'DESC' if sort[0] == '-' else 'ASC'} NULLS LAST, {order}"
         behind = f"({', '.join(keys)}) < ({', '.join('?' * len(keys))})"
         bound = "" if limit is None else f"LIMIT {limit + 1}"
         # One look at the spans for both: a view costs as much as it reads.

@@ -20,7 +20,13 @@ from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
 from lightning_otel.store.sql import ROLLOUT, attribute, quoted
 from lightning_otel.store.views import JUDGES, NARROW, REPEATED, ROLLOUTS, alive_statement
 from lightning_otel.types import conventions as c
-from lightning_otel.views.previews import WORDS_OF, choose_words, json_needle
+from lightning_otel.views.previews import (
+    ANSWERS_OF,
+    WORDS_OF,
+    answer_words,
+    choose_words,
+    json_needle,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -88,6 +94,7 @@ class TraceRow:
         calls: Requests for an answer of a model, each counted once however many tracers told of it.
         reward: That of its rollout; None if there is none.
         words: The first words of its task, or of what a user asked.
+        answer: The first words of its last answer.
     """
 
     trace_id: str
@@ -105,6 +112,7 @@ class TraceRow:
     output_tokens: int | None
     reward: float | None
     words: str
+    answer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,21 +292,22 @@ def _read_rows(
     con.execute(_NEAR_PAGE.format(linked=_LINKED if may_link(con) else ""))
     con.execute(alive_statement(alive))
     rewards = dict(con.execute(_EARNED).fetchall())
-    words = _read_words(con, low, high)
+    words = choose_words(_read_texts(con, _FIRST, WORDS_OF, low, high))
+    answers = dict(_read_texts(con, _LAST, ANSWERS_OF, low, high))
     for name, row in told.items():
         row |= {key: tuple(row[key] or ()) for key in ("agents", "models")}
-        row |= {"words": words.get(name, ""), "reward": rewards.get(row["rollout_id"])}
+        row |= {"words": words.get(name, ""), "answer": answer_words(answers.get(name))}
+        row |= {"reward": rewards.get(row["rollout_id"])}
     return [TraceRow(**told[name]) for name in names if name in told]
 
 
-def _read_words(con: Reader, low: int, high: int) -> dict[str, str]:
-    """The first words of each trace of the page: two of its spans are read for them."""
-    names = con.execute(_FIRST).fetchall()
+def _read_texts(con: Reader, choose: str, texts: str, low: int, high: int) -> list[tuple[Any, ...]]:
+    """Read texts of a few spans of each trace of the page."""
+    names = con.execute(choose).fetchall()
     if not names:
-        return {}
+        return []
     traces, spans = (", ".join(map(quoted, ids)) for ids in zip(*names, strict=True))
-    query = WORDS_OF.format(traces=traces, ids=spans)
-    return choose_words(con.execute(query, [low, high]).fetchall())
+    return con.execute(texts.format(traces=traces, ids=spans), [low, high]).fetchall()
 
 
 _HOLDING: Final = """
@@ -313,6 +322,10 @@ SELECT trace_id, arg_min(span_id, (start_ns, sequence)) FROM page
 WHERE operation IN ({_GENERATIVE}) GROUP BY trace_id
 UNION ALL
 SELECT trace_id, span_id FROM page WHERE name = {quoted(c.SPAN_ROLLOUT)}"""
+
+_LAST: Final = f"""
+SELECT trace_id, arg_max(span_id, (start_ns, sequence)) FROM page
+WHERE operation IN ({_GENERATIVE}) GROUP BY trace_id"""
 
 _NEAR_PAGE: Final = f"""
 CREATE OR REPLACE TEMP TABLE beside AS

@@ -116,11 +116,14 @@ async def conversations(request: Request) -> Response:
     """The list."""
     number = page.integer(request, "page", 1, 1, 10_000_000)
     wanted = page.read_filters(request, CONVERSATIONS.filters)
+    sort = page.sort_of(request, CONVERSATIONS)
 
     def work(store: Store) -> Mapping[str, object]:
         if page.faults_of(request):
             return {"filters": CONVERSATIONS.filters}
-        rows, total, _ = CONVERSATIONS.read(store, wanted, limit=ROWS, offset=(number - 1) * ROWS)
+        rows, total, _ = CONVERSATIONS.read(
+            store, wanted, limit=ROWS, offset=(number - 1) * ROWS, sort=sort
+        )
         for row in rows:
             row |= {name: cut(row[name], TEXT) for name in ("asked", "answered")}
         return {

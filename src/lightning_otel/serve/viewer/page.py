@@ -24,7 +24,7 @@ from lightning_otel.serve.memory import give_back
 from lightning_otel.serve.viewer.selecting import CHOICES, FieldError, parse_number
 from lightning_otel.serve.viewer.templating import render
 from lightning_otel.types.instants import FORMS, instant_ns
-from lightning_otel.views.table import Filter
+from lightning_otel.views.table import Filter, View
 
 T = TypeVar("T")
 
@@ -329,6 +329,11 @@ def time(request: Request, name: str) -> int | None:
     except LightningOtelError:
         refuse_field(request, name, f"not a time; {FORMS}")
         return None
+
+
+def sort_of(request: Request, view: View) -> str:
+    """Return the column that a list is sorted by, after a ``-`` the largest first; or nothing."""
+    return choice(request, "sort", ("", *view.sorts, *(f"-{name}" for name in view.sorts)))
 
 
 def show_fault(request: Request, error: FieldError) -> dict[str, Any]:

@@ -68,14 +68,14 @@ async def rollouts(request: Request) -> Response:
     shown = page.choice(request, "of", ("recorded", "queue"))
     number = page.integer(request, "page", 1, 1, 10_000_000)
     filters = ROLLOUTS.filters if shown == "recorded" else _QUEUED
-    wanted = page.read_filters(request, filters)
+    wanted, sort = page.read_filters(request, filters), page.sort_of(request, ROLLOUTS)
 
     def read(store: Store) -> Mapping[str, object]:
         told: Mapping[str, object]
         if page.faults_of(request):
             told = {"queue": None}
         elif shown == "recorded":
-            found = ROLLOUTS.read(store, wanted, limit=ROWS, offset=(number - 1) * ROWS)
+            found = ROLLOUTS.read(store, wanted, limit=ROWS, offset=(number - 1) * ROWS, sort=sort)
             told = {"rows": found.rows, "total": found.total}
         else:
             told = _list_queue(request, number, **wanted)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -74,6 +75,17 @@ def number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
+def mark(text: str, wanted: str) -> Markup:
+    """Return a text with what was searched for marked."""
+    if not wanted:
+        return escape(text)
+    parts = re.split(f"({re.escape(wanted)})", text, flags=re.IGNORECASE)
+    pairs = (
+        Markup("<mark>{}</mark>").format(each) if n % 2 else each for n, each in enumerate(parts)
+    )
+    return Markup("").join(pairs)
+
+
 def json_text(value: object, indent: int | None = 2) -> str:
     """A value as JSON for people; it is escaped like any text."""
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
@@ -104,7 +116,7 @@ def _make_environment() -> Environment:
     found.filters |= {
         "ago": ago, "moment": moment, "number": number, "size": wording.size,
         "duration": lambda length_ns: wording.duration(length_ns / 1e9),
-        "json": json_text,
+        "json": json_text, "mark": mark,
         "visible": visible,
     }  # fmt: skip
     found.filters["markdown"] = render_markdown
