@@ -16,7 +16,7 @@ from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.advantages import last_rewards
 from lightning_otel.adapter.rewards import with_evaluations
 from lightning_otel.errors import ConfigError
-from lightning_otel.store.earnings import LAST_REWARD
+from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.types import Call, Credit, CreditRule, Reward
 from lightning_otel.types import conventions as c
 

@@ -203,10 +203,10 @@ def test_reader_that_may_not_change_the_store_reads_the_rest(
     def refuse(*args: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    with damage.settler_elected(layout) as is_elected:
+    with damage.elect_settler(layout) as is_elected:
         found = [len(store.spans().rows())]
     with monkeypatch.context() as patched:
-        patched.setattr(damage, "put_damage_aside", refuse)
+        patched.setattr(damage, "quarantine_damage", refuse)
         found.append(len(store.spans().rows()))
     was_there, lacking = path.exists(), count_missing_spans(layout)
     found.append(len(store.spans().rows()))
@@ -448,7 +448,7 @@ def test_reader_that_may_not_write_reads_the_copy_of_the_manifest(
     def refuse(*args: object, **options: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(quarantine, "keep_aside", refuse)
+    monkeypatch.setattr(quarantine, "keep_copy", refuse)
 
     if also_copy:
         with pytest.raises(StoreDamagedError, match=r"manifest\.ndjson is damaged"):

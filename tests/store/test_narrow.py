@@ -24,9 +24,9 @@ from lightning_otel.dataset.formats.format import distinct
 from lightning_otel.dataset.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
 from lightning_otel.dataset.query import Asked, without_bodies
 from lightning_otel.store import settle, snapshot
-from lightning_otel.store.gist import GIST
+from lightning_otel.store.digest import DIGEST
 from lightning_otel.store.parquet import describe_file
-from lightning_otel.store.sql import quoted
+from lightning_otel.store.sql import quote_text
 from lightning_otel.types import Report, Span
 from lightning_otel.types import conventions as c
 
@@ -206,7 +206,7 @@ def _rewrite(store: Store, name: str, change: str) -> None:
     path = layout.data / name
     made = path.with_suffix(".made")
     duckdb.execute(
-        f"COPY (SELECT * {change} FROM {quoted(str(path))}) TO {quoted(str(made))} "
+        f"COPY (SELECT * {change} FROM {quote_text(str(path))}) TO {quote_text(str(made))} "
         "(FORMAT parquet, KV_METADATA {schema: '1'})"
     )
     made.replace(path)
@@ -222,7 +222,7 @@ def _rewrite(store: Store, name: str, change: str) -> None:
     layout.write_manifest(replace(manifest, files=tuple(files)))
 
 
-_WITHOUT = f"EXCLUDE ({', '.join(GIST)})"
+_WITHOUT = f"EXCLUDE ({', '.join(DIGEST)})"
 _EMPTY = "REPLACE (NULL::TINYINT AS gist_kind)"
 _OTHERWISE = "REPLACE (gist_before + 1 AS gist_before, gist_after - 1 AS gist_after)"
 
@@ -231,7 +231,7 @@ _OTHERWISE = "REPLACE (gist_before + 1 AS gist_before, gist_after - 1 AS gist_af
 def test_transitions_come_from_files_of_all_kinds(
     store: Store, changes: tuple[str, ...], taken: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rollouts that lie in files with their gist, without, with another one, and in segments."""
+    """Rollouts that lie in files with their digest, without, with another one, and in segments."""
     monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2_000)
     spans = [work(number, 0.1) for number in range(12)]
     parts = len(changes) + 1

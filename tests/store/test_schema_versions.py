@@ -11,7 +11,7 @@ from lightning_otel import Store
 from lightning_otel.store import snapshot
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout, Manifest
 from lightning_otel.store.parquet import describe_file
-from lightning_otel.store.sql import quoted
+from lightning_otel.store.sql import quote_text
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -62,10 +62,11 @@ def _aged(path: Path) -> Path:
         COPY (
           SELECT * EXCLUDE ({", ".join(LACKING)}) REPLACE (
             CASE WHEN input_messages IS NULL THEN attributes ELSE
-              json_merge_patch(attributes, json_object({quoted(c.INPUT_MESSAGES)}, input_messages))
+              json_merge_patch(attributes,
+                json_object({quote_text(c.INPUT_MESSAGES)}, input_messages))
             END AS attributes)
-          FROM {quoted(str(path))}
-        ) TO {quoted(str(made))} (FORMAT parquet, COMPRESSION zstd, KV_METADATA {{schema: '0'}})
+          FROM {quote_text(str(path))}
+        ) TO {quote_text(str(made))} (FORMAT parquet, COMPRESSION zstd, KV_METADATA {{schema: '0'}})
         """
     )
     path.unlink()

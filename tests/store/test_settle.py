@@ -16,7 +16,7 @@ from lightning_otel import Store
 from lightning_otel.store import journal
 from lightning_otel.store import layout as layout_module
 from lightning_otel.store import settle as settle_module
-from lightning_otel.store.gist import GIST
+from lightning_otel.store.digest import DIGEST
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.schema import COLUMNS
@@ -73,7 +73,7 @@ def test_a_reader_settles_where_enough_waits(
     def read() -> int:
         write([make_span()])
         assert store.report().spans
-        return len(store.layout.unsettled(store.layout.read_manifest()))
+        return len(store.layout.list_unsettled(store.layout.read_manifest()))
 
     few = read()
     monkeypatch.setattr(layout_module, "WORTHWHILE_SEGMENTS", 2)
@@ -222,7 +222,7 @@ def test_file_is_private_sorted_and_in_small_row_groups(
     assert file.metadata.row_group(0).num_rows == 4096
     assert file.metadata.row_group(0).column(0).compression == "ZSTD"
     assert file.metadata.metadata[b"schema"] == b"1"
-    assert file.schema_arrow.names == [*COLUMNS, *GIST]
+    assert file.schema_arrow.names == [*COLUMNS, *DIGEST]
     rows = file.read(columns=["trace_id", "agent", "start_ns"]).to_pylist()
     began = {row["trace_id"]: row["start_ns"] for row in rows}
     for row in rows:

@@ -30,7 +30,7 @@ from lightning_otel.adapter.rewards import with_evaluations
 from lightning_otel.dataset import batches
 from lightning_otel.dataset.tables import MESSAGE_COLUMNS
 from lightning_otel.store import settle
-from lightning_otel.store.earnings import LAST_REWARD
+from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.types import Conversation, Report, Span, Transition
 from lightning_otel.types import conventions as c
 

@@ -10,7 +10,7 @@ import pytest
 from lightning_otel import Store, config
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store import upkeep as upkeep_module
-from lightning_otel.store.layout import WORTHWHILE_SEGMENTS, Layout, settler_elected
+from lightning_otel.store.layout import WORTHWHILE_SEGMENTS, Layout, elect_settler
 from lightning_otel.store.upkeep import Keeper, keep_in_order
 from lightning_otel.types import Span
 
@@ -28,7 +28,7 @@ def test_keeper_settles_what_is_worthwhile_a_batch_at_a_time(
         write([make_span()])
     done = [keeper.look()]
     write([make_span()])
-    with settler_elected(layout):
+    with elect_settler(layout):
         done.append(keeper.look())
     monkeypatch.setattr(settle_module, "BATCH_BYTES", 1)
     done += [keeper.look(), keeper.look()]

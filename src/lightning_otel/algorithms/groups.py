@@ -13,7 +13,7 @@ from lightning_otel.adapter.exactness import NO_IDS, PENALISED, TRUNCATED, notes
 from lightning_otel.dataset.batches import batches
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.store.source import INDEX_COLUMNS
-from lightning_otel.store.sql import ROLLOUT, attribute
+from lightning_otel.store.sql import ROLLOUT, attribute_sql
 from lightning_otel.types import Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
 
@@ -47,7 +47,7 @@ WHOLE: Final = (
 _RECORDED: Final = f"""
 SELECT rollout_id, attempt_id, status, reward, end_ns, task, mode FROM rollouts
 LEFT JOIN (
-  SELECT {ROLLOUT} AS rollout_id, any_value({attribute(c.MODE)}) AS mode FROM spans
+  SELECT {ROLLOUT} AS rollout_id, any_value({attribute_sql(c.MODE)}) AS mode FROM spans
   WHERE contains(attributes::VARCHAR, '{c.MODE}') GROUP BY 1
 ) USING (rollout_id)
 WHERE (?::VARCHAR[] IS NULL OR list_contains(?::VARCHAR[], rollout_id))

@@ -248,23 +248,23 @@ class _Run:
 
     def _count_spans(self, recording: "Recording") -> Mapping[str, Any]:
         """Count what was recorded: from the segments, else from the store."""
-        from lightning_otel.store.layout import is_worthwhile
-        from lightning_otel.store.live import records_if_whole
+        from lightning_otel.store.layout import is_settling_due
+        from lightning_otel.store.live import read_whole_records
         from lightning_otel.types.conventions import CALL_OPERATIONS
 
         layout = self._opened.layout
         assert layout is not None
-        if is_worthwhile(layout.unsettled(layout.read_manifest())):
+        if is_settling_due(layout.list_unsettled(layout.read_manifest())):
             from lightning_otel.store.settle import settle_for_reader
 
             settle_for_reader(layout)
         with contextlib.suppress(OSError, StoreError):
-            if (records := records_if_whole(layout, self._started_ns)) is not None:
+            if (records := read_whole_records(layout, self._started_ns)) is not None:
                 self._is_whole = not self._opened.writer().untold()
                 return _count_records(records, recording, self._started_ns)
-        from lightning_otel.store.sql import ROLLOUT, quoted
+        from lightning_otel.store.sql import ROLLOUT, quote_text
 
-        calls = ", ".join(map(quoted, sorted(CALL_OPERATIONS)))
+        calls = ", ".join(map(quote_text, sorted(CALL_OPERATIONS)))
         # By trace too: the program may name rollouts of its own beneath the run's root span.
         (found,) = self._opened.sql(
             f"""

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from lightning_otel.store import SpanStore
-from lightning_otel.store.layout import Layout, is_worthwhile
+from lightning_otel.store.layout import Layout, is_settling_due
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
@@ -321,13 +321,13 @@ class Store(SpanStore):
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.catalogue import ensure_catalogue
-        from lightning_otel.store.damage import mend_manifest
+        from lightning_otel.store.damage import ensure_manifest
 
         if self.layout is not None and self.layout.exists():
-            mend_manifest(self.layout)
+            ensure_manifest(self.layout)
             ensure_catalogue(self.layout)
             # A few small segments read as fast where they are.
-            if is_worthwhile(self.layout.unsettled(self.layout.read_manifest())):
+            if is_settling_due(self.layout.list_unsettled(self.layout.read_manifest())):
                 from lightning_otel.store.settle import settle_for_reader
 
                 settle_for_reader(self.layout)

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.selection import Selection as Wanted
-from lightning_otel.store.live import living
+from lightning_otel.store.live import list_live_processes
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import HOMES, MAY_MOVE
+from lightning_otel.store.views import MAY_MOVE, REWARD_TARGETS
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ def incomplete(
 ) -> frozenset[tuple[str, str]]:
     """Return rollout and attempt ids of what broke off, as its process died."""
     open_ = _find_open_processes(source, con)
-    if not open_ or (source.layout is not None and open_ <= set(living(source.layout))):
+    if not open_ or (
+        source.layout is not None and open_ <= set(list_live_processes(source.layout))
+    ):
         return frozenset()
     rows = _list_unfinished(source)
     return frozenset((rollout, attempt) for rollout, attempt, status in rows if status != "running")
@@ -126,7 +128,7 @@ def hold_moved(con: "duckdb.DuckDBPyConnection", *, is_likely: bool) -> None:
     Few stores have one, and to look where they all belong takes four times as long.
     """
     con.execute(
-        f"CREATE OR REPLACE TEMP TABLE moved AS WITH {HOMES} "
+        f"CREATE OR REPLACE TEMP TABLE moved AS WITH {REWARD_TARGETS} "
         "SELECT * FROM homes WHERE home_rollout <> own_rollout"
         if is_likely
         else _NONE_MOVED

@@ -20,7 +20,7 @@ from lightning_otel.dataset.tables import write_rows
 from lightning_otel.errors import ConfigError
 from lightning_otel.store.layout import private_file, write_private
 from lightning_otel.store.sql import new_connection
-from lightning_otel.store.table import Query, line
+from lightning_otel.store.table import Query, json_line
 from lightning_otel.types import Report, Trajectory
 
 FileKind: TypeAlias = Literal["jsonl", "parquet", "folder"]
@@ -155,14 +155,14 @@ def _write_rows(
         _write_folder(rows, path, columns)
     elif _is_stream(path):
         with path.open("wb") as file:
-            file.writelines(map(line, rows))
+            file.writelines(map(json_line, rows))
     else:
         with private_file(path) as made:
             if kind == "parquet":
                 _write_parquet(rows, made, columns)
             else:
                 with made.open("wb") as file:
-                    file.writelines(map(line, rows))
+                    file.writelines(map(json_line, rows))
 
 
 def _check_place(path: Path, kind: FileKind) -> None:

@@ -28,11 +28,11 @@ from lightning_otel.dataset.batches import BATCH_SPANS, TOKENS_A_SPAN, clauses, 
 from lightning_otel.dataset.formats.transition_rows import NARROW_COLUMNS, row
 from lightning_otel.dataset.query import Part, part_of
 from lightning_otel.dataset.tables import write_rows
-from lightning_otel.store.gist import GIST, KIND, ODD, RECEIVED, REWARD, TOKENS
+from lightning_otel.store.digest import DIGEST, IRREGULAR, KIND, RECEIVED, REWARD, TOKENS
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import BODY_COLUMNS
 from lightning_otel.store.source import SpanSource
-from lightning_otel.store.sql import ROLLOUT, quoted
+from lightning_otel.store.sql import ROLLOUT, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import NARROW
 from lightning_otel.types import Call, Report, Span
@@ -57,7 +57,7 @@ FROM (
 )"""
 _MAY_MOVE: Final = f"""reward IS NOT NULL AND operation IS NULL
   AND (attempt_id IS NULL OR {KIND} <> {REWARD})
-  OR reward IS NULL AND name = {quoted(c.SPAN_ANNOTATION)}"""
+  OR reward IS NULL AND name = {quote_text(c.SPAN_ANNOTATION)}"""
 # A reward that came from elsewhere is not among the rollout's own.
 _APART: Final = """
 CREATE OR REPLACE TABLE apart AS SELECT number FROM plan WHERE rollout IN
@@ -70,8 +70,8 @@ _CHOSEN: Final = f"""
 CREATE OR REPLACE TABLE chosen AS
 SELECT number, trace_id, span_id, parent_span_id, start_ns, end_ns, nullif(agent, '') AS agent,
   response_id, input_tokens, output_tokens, coalesce(nullif(attempt_id, ''), '1') AS attempt,
-  process, sequence, end_sequence, operation = {quoted(c.EXECUTE_TOOL)} AS is_tool,
-  {", ".join(GIST)}
+  process, sequence, end_sequence, operation = {quote_text(c.EXECUTE_TOOL)} AS is_tool,
+  {", ".join(DIGEST)}
 FROM narrow JOIN part ON rollout = {ROLLOUT} WHERE start_ns BETWEEN ? AND ?"""
 
 _SOUND: Final = f"""
@@ -80,9 +80,9 @@ SELECT number, count(*) AS rows, any_value(attempt) AS attempt, any_value(trace_
 FROM chosen ANTI JOIN apart USING (number) GROUP BY number
 HAVING count(DISTINCT hash(trace_id, process, attempt)) = 1 AND bool_and(coalesce(
   process IS NOT NULL AND end_ns IS NOT NULL AND sequence BETWEEN 0 AND end_sequence
-  AND {KIND} <> {ODD} AND (gist_kind & {RECEIVED} = 0 OR {{received}})
+  AND {KIND} <> {IRREGULAR} AND (gist_kind & {RECEIVED} = 0 OR {{received}})
   AND ({KIND} = {OTHER} OR gist_facts IS NOT NULL)
-  AND span_id NOT IN ('', {quoted("0" * 16)}), false))"""
+  AND span_id NOT IN ('', {quote_text("0" * 16)}), false))"""
 _ATTEMPTS: Final = """
 SELECT number, rows, rollout, attempt, trace_id FROM sound JOIN part USING (number)
 ORDER BY number"""
@@ -182,7 +182,7 @@ class _Pass:
         con = self.con = source.connect(("spans", NARROW))
         con.execute("SET enable_external_file_cache = false")
         # DuckDB makes the folder when it needs it, and takes it away when it is closed.
-        con.execute(f"SET temp_directory = {quoted(str(self.folder / 'spilled'))}")
+        con.execute(f"SET temp_directory = {quote_text(str(self.folder / 'spilled'))}")
         con.execute("SET preserve_insertion_order = false")
         con.execute(f"SET memory_limit = '{MEMORY}'")
         # Each thread needs some of it to read with.

@@ -5,8 +5,8 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from lightning_otel.store.sql import new_connection, quoted, struct_sql
-from lightning_otel.store.table import Query, line
+from lightning_otel.store.sql import new_connection, quote_text, struct_sql
+from lightning_otel.store.table import Query, json_line
 from lightning_otel.types import Conversation
 
 _LINE_BYTES: Final = 1 << 20
@@ -22,7 +22,7 @@ def query_of(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Q
         raise
     con = new_connection()
     con.execute("SET threads = 1")  # each holds a piece of the lines
-    con.execute(f"SET temp_directory = {quoted(f'{file.name}.spilled')}")
+    con.execute(f"SET temp_directory = {quote_text(f'{file.name}.spilled')}")
     found = Query(con, text)
     weakref.finalize(found, file.close)
     return found
@@ -34,12 +34,12 @@ def write_rows(
     file: "tempfile._TemporaryFileWrapper[bytes]",
 ) -> str:
     """Write rows as lines of JSON, and return the SQL table function that reads them."""
-    longest = max(map(file.write, map(line, rows)), default=0)
+    longest = max(map(file.write, map(json_line, rows)), default=0)
     file.flush()
     options = f"format='newline_delimited', maximum_object_size={max(_LINE_BYTES, longest + 1)}"
     if columns:
         options += f", columns={struct_sql(columns)}"
-    return f"read_json({quoted(file.name)}, {options})"
+    return f"read_json({quote_text(file.name)}, {options})"
 
 
 MESSAGE_COLUMNS: Mapping[str, str] = {

@@ -133,12 +133,12 @@ def compared(
     """Compare two versions by the rewards of a store."""
     if a == b:
         raise ConfigError(f"{name}@{a} is compared with itself; name two versions")
-    from lightning_otel.store.source import rollout_rewards
+    from lightning_otel.store.source import read_rollout_rewards
 
     steps = store.transitions(bodies=False, advantage="dr_grpo")
     left_out: Counter[str] = Counter()
     lonely: Counter[str] = Counter()
-    scored = _score_rollouts(name, (a, b), steps, rollout_rewards(store.source), left_out)
+    scored = _score_rollouts(name, (a, b), steps, read_rollout_rewards(store.source), left_out)
     pairs = [] if is_paired is False else _pair_tasks(scored, b, lonely)
     used = sum(len(p.rollouts_a) for p in pairs), sum(len(p.rollouts_b) for p in pairs)
     if is_paired is None:  # where most rollouts of the rarer version have paired tasks

@@ -17,8 +17,8 @@ from lightning_otel.errors import NotFoundError
 from lightning_otel.rewarding.feedback import Keep, add_surely, derived_id, identified
 from lightning_otel.rewarding.functions import Case, Failure, RewardFunction
 from lightning_otel.store.schema import NARROW_COLUMNS
-from lightning_otel.store.source import overview
-from lightning_otel.store.sql import attribute
+from lightning_otel.store.source import read_overview
+from lightning_otel.store.sql import attribute_sql
 from lightning_otel.tracing.emitters import retraction_span, reward_span
 from lightning_otel.types import Mode, Rollout, Span, Trajectory
 from lightning_otel.types import conventions as c
@@ -31,8 +31,8 @@ _ROLLOUTS: Final = """
 SELECT rollout_id, attempt_id, status, task, agents, reward, start_ns, end_ns FROM rollouts
 ORDER BY start_ns"""
 _HELD: Final = f"""
-SELECT span_id, {attribute(c.REWARD_SOURCE)} FROM spans
-WHERE reward IS NOT NULL AND {attribute(c.REWARD_FUNCTION)} = ?"""
+SELECT span_id, {attribute_sql(c.REWARD_SOURCE)} FROM spans
+WHERE reward IS NOT NULL AND {attribute_sql(c.REWARD_FUNCTION)} = ?"""
 
 _NAMED: Final = """
 SELECT span_id, rollout_id, coalesce(name, '') AS name, value FROM rewards
@@ -47,7 +47,7 @@ def retract(
     Raises:
         NotFoundError: No reward that counts has such an id, or several have.
     """
-    rows = overview(store.source, _NAMED, [prefix])
+    rows = read_overview(store.source, _NAMED, [prefix])
     if len(rows) != 1:
         many = "several span ids of rewards begin" if rows else "no reward's span id begins"
         raise NotFoundError(

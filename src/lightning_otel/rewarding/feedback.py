@@ -17,7 +17,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError, StoreError
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS
-from lightning_otel.store.sql import ROLLOUT, attribute, quoted
+from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
 from lightning_otel.tracing.emitters import emit_reward, reward_span
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -36,14 +36,14 @@ _KEYS: Final = {
     "used_result": c.FEEDBACK_USED,
     "text": c.FEEDBACK_TEXT,
 }
-_CALLS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
-_IS_CALL: Final = f"(operation IN ({_CALLS}) OR name = {quoted(c.SPAN_ACTION)})"
+_CALLS: Final = ", ".join(quote_text(name) for name in sorted(c.CALL_OPERATIONS))
+_IS_CALL: Final = f"(operation IN ({_CALLS}) OR name = {quote_text(c.SPAN_ACTION)})"
 _COLUMNS: Final[Mapping[Noun, str]] = {
     "response": "response_id",
     "rollout": ROLLOUT,
     "trace": "trace_id",
     "span": "span_id",
-    "conversation": attribute(c.CONVERSATION_ID),
+    "conversation": attribute_sql(c.CONVERSATION_ID),
 }
 # What a conversation came to when it was judged: its latest call then, else the first after that.
 _FOUND: Final = f"""

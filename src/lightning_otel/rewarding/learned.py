@@ -13,7 +13,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import LIVE, Resources
 from lightning_otel.resources.comparing import last_made
-from lightning_otel.store.source import rollout_rewards
+from lightning_otel.store.source import read_rollout_rewards
 from lightning_otel.types import Resource
 
 MIN_ROLLOUTS: Final = 3
@@ -114,7 +114,7 @@ def rewards_by_version(
 ) -> Mapping[int, Sequence[float]]:
     """Return rollouts' rewards by the version they were given; of two, they count for none."""
     every = last_made(name, store.transitions(bodies=False), model)
-    rewards = rollout_rewards(store.source) if every else {}
+    rewards = read_rollout_rewards(store.source) if every else {}
     found: dict[int, list[float]] = {}
     for rollout_id, made in every.items():
         if len(made.versions) == 1 and rollout_id in rewards:

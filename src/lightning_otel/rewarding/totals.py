@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.dataset import Store
-from lightning_otel.store.earnings import LAST_REWARD
-from lightning_otel.store.source import overview
+from lightning_otel.store.attempt_rewards import LAST_REWARD
+from lightning_otel.store.source import read_overview
 
 KEY: Final = "category"
 """Where a task says what kind it is of."""
@@ -74,7 +74,7 @@ def standing(store: Store) -> Standing:
     """Count a store's totals; read no message."""
     found: dict[str, Totals] = {}
     kinds: dict[str, str] = {}
-    for row in overview(store.source, _ROLLOUTS):
+    for row in read_overview(store.source, _ROLLOUTS):
         found[row["rollout_id"]] = Totals(
             spans=int(row["spans"]),
             rollouts=1,

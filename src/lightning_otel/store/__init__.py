@@ -101,11 +101,11 @@ class SpanStore:
             StoreMissingError: There is no store.
             StoreVersionError: A newer version wrote it.
         """
-        from lightning_otel.store.source import connect_lastingly
+        from lightning_otel.store.source import open_live_connection
 
         if self.layout is None:
             return self.source.connect().con
-        return connect_lastingly(self.layout)
+        return open_live_connection(self.layout)
 
     def sql(self, query: str, parameters: Iterable[object] = ()) -> "Table[dict[str, Any]]":
         """The result of one read-only statement over the views; times with a zone come as text.
@@ -133,15 +133,15 @@ class SpanStore:
                 lost by it: what waited to be settled goes on waiting.
         """
         from lightning_otel.store.catalogue import ensure_catalogue
-        from lightning_otel.store.damage import mend_manifest, reading
+        from lightning_otel.store.damage import ensure_manifest, translate_errors
         from lightning_otel.store.settle import Settled, settle
 
         if self.layout is None:
             return Settled()
         self.layout.require()
-        mend_manifest(self.layout)
+        ensure_manifest(self.layout)
         ensure_catalogue(self.layout)
-        with reading(self.layout, "settle"):
+        with translate_errors(self.layout, "settle"):
             return settle(self.layout)
 
     def accounting(self) -> "Accounting":
@@ -237,7 +237,7 @@ class SpanStore:
             StoreError: Another process is at it, there is no room, or a file is damaged.
         """
         from lightning_otel.store.compact import Compacted, Retention, compact
-        from lightning_otel.store.damage import reading
+        from lightning_otel.store.damage import translate_errors
         from lightning_otel.store.source import prepare
 
         if self.layout is None:
@@ -248,7 +248,7 @@ class SpanStore:
             max_bytes=max_bytes,
             without=tuple(rollout_ids),
         )
-        with reading(self.layout, "compact"):
+        with translate_errors(self.layout, "compact"):
             return compact(self.layout, retention, is_dry_run=is_dry_run, progress=progress)
 
     def redact(
@@ -364,15 +364,15 @@ class SpanStore:
         Raises:
             NotFoundError: None does, or several do.
         """
-        from lightning_otel.store.find import find
+        from lightning_otel.store.lookup import find_id
         from lightning_otel.store.source import INDEX_COLUMNS
 
-        return find(self.source.connect(("spans",), INDEX_COLUMNS), prefix)
+        return find_id(self.source.connect(("spans",), INDEX_COLUMNS), prefix)
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
         """The rollout that a found trace, span or response belongs to."""
-        from lightning_otel.store.find import rollout_of
+        from lightning_otel.store.lookup import find_rollout
         from lightning_otel.store.source import INDEX_COLUMNS
 
         con = self.source.connect(("spans",), INDEX_COLUMNS)
-        return rollout_of(con, noun, whole_id)
+        return find_rollout(con, noun, whole_id)

@@ -217,9 +217,9 @@ class Arrivals:
     def _read_file(self, file: DataFile) -> Iterator[list[Ended]]:
         """Yield what is not known of a file; ids first, for nothing else is read of known spans."""
         from lightning_otel.store.reader import Reader
-        from lightning_otel.store.snapshot import rows_of
+        from lightning_otel.store.snapshot import rows_sql
         from lightning_otel.store.source import prepare
-        from lightning_otel.store.sql import new_connection, quoted
+        from lightning_otel.store.sql import new_connection, quote_text
 
         made_ns = int(file.name.split("-")[1])  # of merged files that of the oldest
         is_old = made_ns < self.skipped_ns
@@ -227,13 +227,13 @@ class Arrivals:
 
         def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
             files = [each for each in snapshot.files if each.name == file.name]
-            con.execute(f"CREATE OR REPLACE VIEW every AS FROM {rows_of(self._layout, files)}")
+            con.execute(f"CREATE OR REPLACE VIEW every AS FROM {rows_sql(self._layout, files)}")
 
         prepare(self._layout)
         with tempfile.TemporaryDirectory(prefix="lightning-otel-") as spill:
             con = new_connection()
             con.execute(f"SET threads = 1; SET memory_limit = '{_MEMORY}'")
-            con.execute(f"SET temp_directory = {quoted(spill)}")
+            con.execute(f"SET temp_directory = {quote_text(spill)}")
             with Reader(con, self._layout, define) as reader:
                 if not self._choose_rows(reader, wanted):
                     return

@@ -26,16 +26,16 @@ from lightning_otel.store.layout import (
 )
 from lightning_otel.store.schema import COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.snapshot import (
+    FIRST_LINE_ONLY,
     IS_SPAN,
-    ONE_LINE_EACH,
     SEGMENT_COLUMNS,
-    empty_data_statement,
-    read_ndjson,
-    rebuilt,
-    settled_and_live,
+    column_sql,
+    empty_file_sql,
+    ndjson_sql,
+    union_sql,
 )
-from lightning_otel.store.sql import new_connection, quoted
-from lightning_otel.store.views import DERIVED, NAMES, alive_statement, define_derived
+from lightning_otel.store.sql import new_connection, quote_text
+from lightning_otel.store.views import DERIVED, NAMES, alive_macro_sql, create_views
 
 if TYPE_CHECKING:
     import duckdb
@@ -76,7 +76,7 @@ def ensure_catalogue(layout: Layout) -> None:
     try:
         with new_connection() as con:
             made = _new_path(layout, EMPTY_DATA)
-            con.execute(empty_data_statement(made))  # anew: it names every column of this schema
+            con.execute(empty_file_sql(made))  # anew: it names every column of this schema
             _put_file(made, empty)
             _write_catalogue(con, layout, statements)
         made = _new_path(layout, STAMP)
@@ -106,7 +106,7 @@ def catalogue_statements(
     Excluded files and segments are not opened; by default each process with a segment that nobody
     settled is alive.
     """
-    macro = _unsettled_sql(layout) if alive is None else alive_statement(alive)
+    macro = _unsettled_sql(layout) if alive is None else alive_macro_sql(alive)
     spans = f"CREATE OR REPLACE VIEW spans AS {_spans_sql(layout, excluded)}"
     return [spans, macro, *DERIVED.values()]
 
@@ -117,8 +117,8 @@ def _spans_sql(layout: Layout, excluded: Collection[str]) -> str:
     The manifest is read where it is needed, not materialized: with that, DuckDB 2.0 reads every
     column of every file for a mere count.
     """
-    manifest = read_ndjson(quoted(str(layout.whole_manifest())), MANIFEST_COLUMNS)
-    segments = read_ndjson(quoted(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
+    manifest = ndjson_sql(quote_text(str(layout.find_whole_manifest())), MANIFEST_COLUMNS)
+    segments = ndjson_sql(quote_text(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
     columns = ", ".join(COLUMNS)
     return f"""
 WITH manifest AS NOT MATERIALIZED (
@@ -133,9 +133,9 @@ live AS NOT MATERIALIZED (
   SELECT {columns} FROM {segments}
   WHERE {IS_SPAN} AND {_is_in_none_of(excluded)}
     AND parse_filename(filename) NOT IN (SELECT name FROM manifest WHERE kind = 'segment')
-  {ONE_LINE_EACH}
+  {FIRST_LINE_ONLY}
 )
-{settled_and_live(columns)}"""
+{union_sql(columns)}"""
 
 
 def _settled_sql(layout: Layout, excluded: Collection[str]) -> str:
@@ -147,13 +147,13 @@ def _settled_sql(layout: Layout, excluded: Collection[str]) -> str:
     is_mixed = any(file.schema < SCHEMA_VERSION for file in layout.read_manifest().live_files)
     options = "filename=true, union_by_name=true" if is_mixed else "filename=true"
     damaged = [name for name in excluded if name.endswith(".parquet")]
-    listed = f"""FROM read_parquet({quoted(str(layout.data / "*.parquet"))}, {options})
+    listed = f"""FROM read_parquet({quote_text(str(layout.data / "*.parquet"))}, {options})
   WHERE {_is_in_none_of(damaged)}
     AND parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file'"""
     ours = f"SELECT {', '.join(COLUMNS)} {listed}"
     if not is_mixed:
         return f"{ours})"
-    older = f"SELECT {', '.join(map(rebuilt, COLUMNS))} {listed}"
+    older = f"SELECT {', '.join(map(column_sql, COLUMNS))} {listed}"
     return (
         f"{ours} AND schema >= {SCHEMA_VERSION})\n  UNION ALL\n"
         f"  {older} AND schema < {SCHEMA_VERSION})"
@@ -162,7 +162,7 @@ def _settled_sql(layout: Layout, excluded: Collection[str]) -> str:
 
 def _is_in_none_of(names: Collection[str]) -> str:
     # One text, not a list of values: DuckDB looks into that for each file, a list takes it longer.
-    known = quoted("/".join(["", *sorted(names), ""]))
+    known = quote_text("/".join(["", *sorted(names), ""]))
     return f"NOT contains({known}, '/' || parse_filename(filename) || '/')" if names else "true"
 
 
@@ -173,10 +173,10 @@ def _is_ahead(time_us: str) -> str:
 
 def _unsettled_sql(layout: Layout) -> str:
     """Take a process for alive that has a segment nobody settled: as near as SQL comes to locks."""
-    manifest = read_ndjson(quoted(str(layout.whole_manifest())), MANIFEST_COLUMNS)
+    manifest = ndjson_sql(quote_text(str(layout.find_whole_manifest())), MANIFEST_COLUMNS)
     return rf"""CREATE OR REPLACE MACRO is_alive(process) AS process IN (
   SELECT regexp_extract(parse_filename(file), '^(.+)-[0-9]+\.ndjson$', 1)
-  FROM glob({quoted(str(layout.live / "*.ndjson"))})
+  FROM glob({quote_text(str(layout.live / "*.ndjson"))})
   WHERE parse_filename(file) NOT IN (SELECT name FROM {manifest} WHERE kind = 'segment'))"""
 
 
@@ -203,7 +203,7 @@ def _write_catalogue(
     """Put ``X.duckdb`` there by rename: a reader of the old one is not disturbed."""
     made = _new_path(layout, "catalogue.duckdb")
     # In a format that older DuckDB shells read too.
-    con.execute(f"ATTACH {quoted(str(made))} AS catalogue (STORAGE_VERSION 'v1.4.0')")
+    con.execute(f"ATTACH {quote_text(str(made))} AS catalogue (STORAGE_VERSION 'v1.4.0')")
     con.execute("USE catalogue")
     for statement in statements:
         con.execute(statement)
@@ -253,13 +253,13 @@ def _write_pack(reader: "Reader", path: Path) -> int:
         f"{name} {kind}{' USING COMPRESSION zstd' if name in WIDE_COLUMNS else ''}"
         for name, kind in COLUMNS.items()
     )
-    con.execute(f"ATTACH {quoted(str(path))} AS packed (ROW_GROUP_SIZE 20480)")
+    con.execute(f"ATTACH {quote_text(str(path))} AS packed (ROW_GROUP_SIZE 20480)")
     con.execute(f"CREATE TABLE packed.spans ({columns})")
     rows = f"SELECT {', '.join(COLUMNS)} FROM spans ORDER BY trace_id, start_ns, sequence"
     reader.attempt(lambda: con.execute(f"INSERT INTO packed.spans {rows}"))
     (row,) = con.execute("SELECT count(*) FROM packed.spans").fetchall()
     con.execute("USE packed")
-    define_derived(con, NAMES)
+    create_views(con, NAMES)
     con.execute("USE memory")
     con.execute("DETACH packed")
     return int(row[0])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store import counts as n
-from lightning_otel.store.layout import Layout, elected_alone, settler_elected, total_bytes
+from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock, total_bytes
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.parquet import (
     SPILL,
@@ -24,8 +24,8 @@ from lightning_otel.store.parquet import (
 )
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
 from lightning_otel.store.settle import exchange, sealed, settle_as_elected
-from lightning_otel.store.snapshot import Snapshot, rows_of
-from lightning_otel.store.sql import ROLLOUT, quoted
+from lightning_otel.store.snapshot import Snapshot, rows_sql
+from lightning_otel.store.sql import ROLLOUT, quote_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -100,7 +100,7 @@ def compact(
     progress: Progress | None = None,
 ) -> Compacted:
     """Settle what can be, drop what is not to be kept, and merge the files that are left."""
-    with elected_alone(layout):
+    with hold_settler_lock(layout):
         before = store_bytes(layout)
         segments = len(sealed(layout)) if is_dry_run else settle_as_elected(layout).segments
         with packing_connection(layout.new / SPILL) as con:
@@ -136,7 +136,7 @@ def compact_some(layout: Layout, max_bytes: int | None = None, *, least_files: i
         limit = max_bytes - max_bytes // 10
     if not has_many and limit is None:
         return 0
-    with settler_elected(layout) as is_elected:
+    with elect_settler(layout) as is_elected:
         if not is_elected:
             return 0
         before = sum(layout.read_manifest().counts.values())
@@ -150,7 +150,7 @@ def store_bytes(layout: Layout) -> int:
     """Return the size of all files and segments that count."""
     manifest = layout.read_manifest()
     files = [layout.data / file.name for file in manifest.live_files]
-    return total_bytes([*files, *layout.unsettled(manifest)])
+    return total_bytes([*files, *layout.list_unsettled(manifest)])
 
 
 def _find_expired(
@@ -170,7 +170,7 @@ def _find_expired(
     )
     expire = "INSERT INTO expired SELECT rollout, '{}' FROM held ANTI JOIN expired USING (rollout)"
     for rollout_id in set(retention.without):
-        where = f"WHERE rollout = {quoted(rollout_id)}"
+        where = f"WHERE rollout = {quote_text(rollout_id)}"
         if row_of(con, f"SELECT count(*) FROM held {where}") == (0,):
             raise NotFoundError(f"no rollout {rollout_id!r}, so nothing was dropped")
         con.execute(f"{expire.format(n.ROLLOUT)} {where}")
@@ -185,7 +185,7 @@ def _find_expired(
             f"""
             CREATE OR REPLACE TABLE held AS SELECT rollout, newest, coalesce(sum(packed), 0) AS size
             FROM held LEFT JOIN (
-              SELECT {ROLLOUT} AS rollout, packed FROM {rows_of(layout, files)}
+              SELECT {ROLLOUT} AS rollout, packed FROM {rows_sql(layout, files)}
               ASOF JOIN ({groups}) ON filename = path AND file_row_number >= begins
             ) USING (rollout) GROUP BY ALL
             """
@@ -222,7 +222,7 @@ def _make_plan(
     if row_of(con, "SELECT count(*) FROM expired") != (0,):
         found = con.execute(
             "SELECT parse_filename(filename), reason, count(*), count(end_ns) FROM "
-            f"{rows_of(layout, files)} JOIN expired ON expired.rollout = {ROLLOUT} GROUP BY ALL"
+            f"{rows_sql(layout, files)} JOIN expired ON expired.rollout = {ROLLOUT} GROUP BY ALL"
         ).fetchall()
     rows: Counter[str] = Counter()
     for name, _, count, _ in found:

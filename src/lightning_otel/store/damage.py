@@ -25,7 +25,7 @@ from lightning_otel.errors import (
 )
 from lightning_otel.store import quarantine
 from lightning_otel.store.counts import ENDED, STORED, added
-from lightning_otel.store.layout import Layout, now_us, settler_elected
+from lightning_otel.store.layout import Layout, elect_settler, now_us
 from lightning_otel.store.manifest import SCHEMA_VERSION, DataFile, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
     ORIGIN,
@@ -35,7 +35,7 @@ from lightning_otel.store.parquet import (
     list_live_files,
     packing_connection,
 )
-from lightning_otel.store.sql import listed, new_connection, quoted
+from lightning_otel.store.sql import new_connection, quote_paths, quote_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -75,10 +75,10 @@ def exclude_damage(
     """
     if found := _find_damage(layout, files, is_thorough=is_thorough):
         try:
-            with settler_elected(layout) as is_elected:
+            with elect_settler(layout) as is_elected:
                 if is_elected:
                     # Verified once more: another may have put it aside, or put a whole one there.
-                    put_damage_aside(layout, files)
+                    quarantine_damage(layout, files)
                     return found
         except (OSError, StoreError):
             log.debug("%s keeps what is damaged", layout.root, exc_info=True)
@@ -86,14 +86,14 @@ def exclude_damage(
     return found
 
 
-def put_damage_aside(layout: Layout, files: Sequence[DataFile] | None = None) -> dict[str, str]:
+def quarantine_damage(layout: Layout, files: Sequence[DataFile] | None = None) -> dict[str, str]:
     """Verify everything, or some data files, and put aside what is damaged; settler only."""
     found = _find_damage(layout, files, is_thorough=True)
     damaged = {name: why for name, why in found.items() if name.endswith(_SUFFIX)}
-    quarantine.put_files_aside(layout, damaged)
+    quarantine.quarantine_files(layout, damaged)
     for name in found.keys() - damaged.keys():
         with contextlib.suppress(FileNotFoundError):
-            quarantine.put_lines_aside(layout, layout.live / name)
+            quarantine.quarantine_lines(layout, layout.live / name)
     return found
 
 
@@ -115,7 +115,7 @@ def recover(exc: "duckdb.Error", layout: Layout, *, is_elected: bool = False) ->
     ):
         return {}
     if is_elected:
-        return put_damage_aside(layout, files)
+        return quarantine_damage(layout, files)
     return exclude_damage(layout, files, is_thorough=True)
 
 
@@ -137,7 +137,7 @@ def explain(exc: "duckdb.Error", layout: Layout | None, verb: str = "read") -> S
 
 
 @contextlib.contextmanager
-def reading(layout: Layout, verb: str = "read") -> Iterator[None]:
+def translate_errors(layout: Layout, verb: str = "read") -> Iterator[None]:
     """A block in which an error of DuckDB or the system says what was done to which store."""
     import duckdb
 
@@ -165,7 +165,7 @@ def _find_damage(
                 else:
                     known.whole[file.name] = stamp
     # The folder may have been removed: then it is made anew later.
-    for path in layout.unsettled(manifest) if files is None and layout.live.exists() else ():
+    for path in layout.list_unsettled(manifest) if files is None and layout.live.exists() else ():
         name = path.name
         start = 0 if is_thorough or name in known.excluded else known.whole_to.get(name, 0)
         with contextlib.suppress(OSError):  # settled meanwhile, or DuckDB shall say what is wrong
@@ -188,7 +188,7 @@ def _find_fault(path: Path, file: DataFile) -> str:
             places = ", ".join(f"{first} to {end}" for first, end in ranges[:3])
             return f"the checksum of bytes {places} does not match" if ranges else ""
         with new_connection() as con:
-            con.sql(f"SELECT bit_xor(hash(COLUMNS(*))) FROM {quoted(str(path))}").fetchall()
+            con.sql(f"SELECT bit_xor(hash(COLUMNS(*))) FROM {quote_text(str(path))}").fetchall()
     except (OSError, duckdb.OperationalError, duckdb.InterruptException):
         return ""
     except duckdb.Error as exc:
@@ -196,7 +196,7 @@ def _find_fault(path: Path, file: DataFile) -> str:
     return ""
 
 
-def put_missing_aside(layout: Layout) -> None:
+def release_missing_files(layout: Layout) -> None:
     """Have segments read and settled again that stood in a file which is gone; settler only.
 
     A missing file without any is left in the manifest: it may come back, as with its disk.
@@ -207,7 +207,7 @@ def put_missing_aside(layout: Layout) -> None:
     held = absent & {each.file for each in manifest.segments if each.name in waiting}
     moved = {name for name in absent if (layout.quarantine / name).exists()}
     why = dict.fromkeys(held, "it is missing") | dict.fromkeys(moved, "it was moved")
-    quarantine.put_files_aside(layout, why)
+    quarantine.quarantine_files(layout, why)
 
 
 def list_missing_files(layout: Layout, manifest: Manifest) -> list[DataFile]:
@@ -264,19 +264,19 @@ def repair_command(layout: Layout) -> str:
     return f"lightning-otel doctor --repair{named}"
 
 
-def mend_manifest(layout: Layout) -> None:
+def ensure_manifest(layout: Layout) -> None:
     """See that the manifest is whole, if that is ours to do now; else its copy is read."""
     if not _is_manifest_whole(layout):
         try:
-            with settler_elected(layout, wait_s=_MENDING_S) as is_elected:
+            with elect_settler(layout, wait_s=_MENDING_S) as is_elected:
                 if is_elected:
-                    restore(layout)
+                    restore_manifest(layout)
         except OSError:
             log.debug("%s keeps its damaged manifest", layout.root, exc_info=True)
         layout.read_manifest()
 
 
-def restore(layout: Layout) -> None:
+def restore_manifest(layout: Layout) -> None:
     """Write a damaged manifest anew, from its copy, else from footers; settler only."""
     if _is_manifest_whole(layout):
         return
@@ -288,15 +288,15 @@ def restore(layout: Layout) -> None:
         why, source = exc.what, "the data files"
         manifest = _rebuild_manifest(layout, unreadable)
     found = layout.manifest_path.read_bytes() if layout.manifest_path.exists() else b""
-    quarantine.keep_aside(layout, f"manifest-{now_us()}.ndjson", "manifest", why, found)
+    quarantine.keep_copy(layout, f"manifest-{now_us()}.ndjson", "manifest", why, found)
     layout.write_manifest(manifest)
-    quarantine.put_files_aside(layout, unreadable)
+    quarantine.quarantine_files(layout, unreadable)
     log.warning("%s: %s; it was written anew from %s", layout.catalogue, why, source)
 
 
 def _is_manifest_whole(layout: Layout) -> bool:
     try:
-        return layout.whole_manifest() == layout.manifest_path
+        return layout.find_whole_manifest() == layout.manifest_path
     except StoreDamagedError:
         return False
 
@@ -332,7 +332,7 @@ def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
                 segments[name] = SettledSegment(name, now_us(), file=held, rows=rows)
         sums: list[tuple[str, int, bool]] = []
         if files:
-            paths = listed(layout.data / file.name for file in files)
+            paths = quote_paths(layout.data / file.name for file in files)
             sums = con.execute(
                 "SELECT parse_filename(filename), count(end_ns), bool_and(filename < newest) FROM "
                 "(SELECT filename, end_ns, max(filename) OVER (PARTITION BY trace_id, span_id) AS "
@@ -350,7 +350,7 @@ def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
 
 def _read_footer(con: "duckdb.DuckDBPyConnection", path: Path) -> tuple[int, Origin]:
     """Return a file's schema, and what it was made from as far as its footer tells that."""
-    query = f"SELECT key, value FROM parquet_kv_metadata({quoted(str(path))})"
+    query = f"SELECT key, value FROM parquet_kv_metadata({quote_text(str(path))})"
     pairs = con.execute(query).fetchall()
     footer: dict[str, Any] = {bytes(key).decode(): bytes(value) for key, value in pairs}
     schema = int(footer.get("schema", 1))

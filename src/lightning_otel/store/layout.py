@@ -160,7 +160,7 @@ class Layout:
         """
         return self._read_manifest()[1]
 
-    def whole_manifest(self) -> Path:
+    def find_whole_manifest(self) -> Path:
         """Return the manifest's path, or that of its copy if only that is whole."""
         return self._read_manifest()[0]
 
@@ -219,7 +219,7 @@ class Layout:
         write_private(made, text, is_synced=True)
         return made
 
-    def unsettled(self, manifest: Manifest) -> list[Path]:
+    def list_unsettled(self, manifest: Manifest) -> list[Path]:
         """Segments in ``live/`` that a manifest does not call settled, oldest first."""
         settled = manifest.settled
         return [path for path in self.segments() if path.name not in settled]
@@ -252,16 +252,16 @@ def file_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int | None]:
 
 
 @contextlib.contextmanager
-def settler_elected(layout: Layout, *, wait_s: float = 0.0) -> Iterator[bool]:
+def elect_settler(layout: Layout, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Elect this process the one that changes the manifest; give False if another one is."""
     with file_lock(layout.settler_lock, wait_s=wait_s) as descriptor:
         yield descriptor is not None
 
 
 @contextlib.contextmanager
-def elected_alone(layout: Layout, wait_s: float | None = None) -> Iterator[None]:
+def hold_settler_lock(layout: Layout, wait_s: float | None = None) -> Iterator[None]:
     """A block in which this process alone changes the manifest; another one is waited for."""
-    with settler_elected(layout, wait_s=ELECTION_S if wait_s is None else wait_s) as is_elected:
+    with elect_settler(layout, wait_s=ELECTION_S if wait_s is None else wait_s) as is_elected:
         if not is_elected:
             raise StoreError(
                 f"another process settles or compacts {layout.catalogue}; try again later"
@@ -269,7 +269,7 @@ def elected_alone(layout: Layout, wait_s: float | None = None) -> Iterator[None]
         yield
 
 
-def state_place(store: "SpanStore") -> str | None:
+def find_state(store: "SpanStore") -> str | None:
     """Return the place of a store's state, as ``State`` takes it; None if there is none.
 
     Found without SQLAlchemy, which takes 13 MB. A shared state is taken to be there.
@@ -352,6 +352,6 @@ def total_bytes(paths: Iterable[Path]) -> int:
     return size
 
 
-def is_worthwhile(waiting: Sequence[Path]) -> bool:
+def is_settling_due(waiting: Sequence[Path]) -> bool:
     """Return whether enough segments wait for them to be settled: many, or large ones."""
     return len(waiting) >= WORTHWHILE_SEGMENTS or total_bytes(waiting) >= WORTHWHILE_BYTES

@@ -19,7 +19,7 @@ _MOST_BYTES: Final = 8 << 20
 """Segments that take longer to read here than DuckDB takes to start."""
 
 
-def records_of_others(
+def read_others_records(
     layout: Layout, process: str, since_ns: int, mentions: Sequence[str]
 ) -> list[Record] | None:
     """The spans that other processes began since a time and whose lines hold one of some texts.
@@ -53,7 +53,7 @@ def records_of_others(
     return None if any(file.max_start_ns >= since_ns for file in files) else found
 
 
-def records_if_whole(layout: Layout, since_ns: int) -> list[Record] | None:
+def read_whole_records(layout: Layout, since_ns: int) -> list[Record] | None:
     """Return the records of segments written to since a time, one a span, ended or not.
 
     Returns:
@@ -87,7 +87,7 @@ def records_if_whole(layout: Layout, since_ns: int) -> list[Record] | None:
     return None if is_settled else list(found.values())
 
 
-def living(layout: Layout) -> list[str]:
+def list_live_processes(layout: Layout) -> list[str]:
     """Processes that hold the lock of their newest segment, and so may still end what they began.
 
     Raises:

@@ -68,7 +68,7 @@ class SettledSegment:
         return self.name.rpartition("-")[0]
 
     @property
-    def tells_of_damage(self) -> bool:
+    def has_damage(self) -> bool:
         """Say whether something was damaged, rejected or lost."""
         return bool(self.damaged or unstored(self.counts))
 

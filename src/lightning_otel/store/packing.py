@@ -20,9 +20,9 @@ from lightning_otel.store.damage import (
     exclude_damage,
     list_excluded,
     list_readable_files,
-    reading,
+    translate_errors,
 )
-from lightning_otel.store.gist import with_gist
+from lightning_otel.store.digest import digest_sql
 from lightning_otel.store.layout import DataFile, Layout, Manifest, SettledSegment
 from lightning_otel.store.lines import is_sound
 from lightning_otel.store.parquet import (
@@ -37,12 +37,12 @@ from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.snapshot import (
     IS_SPAN,
     SEGMENT_COLUMNS,
-    is_one_span,
-    near_files,
-    read_ndjson,
-    rows_of,
+    list_nearby_files,
+    ndjson_sql,
+    rows_sql,
+    same_span_sql,
 )
-from lightning_otel.store.sql import ROLLOUT, listed, new_connection
+from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths
 from lightning_otel.store.writer import writers_by_catalogue
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def make_parquet(
     """Write the segments' spans into one file under ``new/``; None if they hold no new one."""
     _choose_lines(con, layout, manifest, paths)
     segments = _count_segments(con, paths)
-    spans = with_gist(_BEGUN, (*COLUMNS, "began"))
+    spans = digest_sql(_BEGUN, (*COLUMNS, "began"))
     query = f"SELECT {STORED} FROM ({spans}) ORDER BY began, {ORDER}"
     origin = Origin({each.name: each.rows for each in segments})
     file = write_file(con, layout, query, origin)
@@ -123,7 +123,7 @@ def _choose_lines(
     """Read segments into ``raw``; ``chosen`` has the lines that count, ``held`` their rivals."""
     con.execute(
         f"CREATE OR REPLACE TABLE raw AS SELECT {columns}, parse_filename(filename) AS segment "
-        f"FROM {read_ndjson(listed(paths), SEGMENT_COLUMNS)}"
+        f"FROM {ndjson_sql(quote_paths(paths), SEGMENT_COLUMNS)}"
     )
     # Which line of each span counts. The start of a span is written anew when a segment rotates,
     # so in a rotated segment it means nothing.
@@ -141,16 +141,18 @@ def _choose_lines(
     )
     con.execute("CREATE OR REPLACE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
     low, high = row_of(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
-    if low is None or not (near := near_files(list_readable_files(layout, manifest), low, high)):
+    if low is None or not (
+        near := list_nearby_files(list_readable_files(layout, manifest), low, high)
+    ):
         return
     # Spans that a settled file holds already are not chosen.
-    files = rows_of(layout, near)
+    files = rows_sql(layout, near)
     # Ids first: what else stands in the files is only read for a span that is there twice.
     con.execute(
         f"""
         CREATE OR REPLACE TABLE twice AS
         SELECT f.trace_id, f.span_id FROM {files} f SEMI JOIN chosen
-          ON {is_one_span("f", "chosen")}
+          ON {same_span_sql("f", "chosen")}
         """
     )
     if row_of(con, "SELECT count(*) FROM twice") == (0,):
@@ -271,8 +273,10 @@ def accounting_of(layout: Layout) -> n.Accounting:
     files = [layout.data / file.name for file in list_readable_files(layout, manifest)]
     stored = sum(each.counts.get(n.STORED, 0) for each in segments)
     if files:
-        with reading(layout), new_connection() as con:
-            stored += row_of(con, f"SELECT count(end_ns) FROM read_parquet({listed(files)})")[0]
+        with translate_errors(layout), new_connection() as con:
+            stored += row_of(con, f"SELECT count(end_ns) FROM read_parquet({quote_paths(files)})")[
+                0
+            ]
     writer = writers_by_catalogue.get(layout.catalogue)
     untold = writer.untold() if writer is not None else {}
     return n.account(n.added(counts, untold), stored=stored, pending=untold.get(n.PENDING, 0))
@@ -304,13 +308,13 @@ def _read_segments(layout: Layout) -> tuple[Manifest, list[SettledSegment]]:
         tries += 1
         exclude_damage(layout)
         manifest, known = layout.read_manifest(), list_excluded(layout)
-        paths = [path for path in layout.unsettled(manifest) if path.name not in known]
+        paths = [path for path in layout.list_unsettled(manifest) if path.name not in known]
         if not paths:
             return manifest, []
         try:
             # A folder for what spills of its own: a settler clears its away.
             with (
-                reading(layout, "account for"),
+                translate_errors(layout, "account for"),
                 tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
                 packing_connection(Path(folder)) as con,
             ):

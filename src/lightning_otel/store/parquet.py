@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from lightning_otel.store.gist import GIST
+from lightning_otel.store.digest import DIGEST
 from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, Manifest
 from lightning_otel.store.quarantine import checksum_of
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.sql import listed, new_connection, quoted
+from lightning_otel.store.sql import new_connection, quote_paths, quote_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -34,7 +34,7 @@ ROW_GROUP: Final = 4096
 ROW_GROUP_BYTES: Final = 64 << 20
 """A conversation that goes on in the next row group is stored once more: 200 turns of 1 KB cost
 0.76 of their unique text with this, 0.87 with half of it, and 96 MiB do not fit into the memory."""
-STORED: Final = ", ".join((*COLUMNS, *GIST))
+STORED: Final = ", ".join((*COLUMNS, *DIGEST))
 """The columns of a data file."""
 EVER: Final = 1 << 62
 """Later than any span, nanoseconds."""
@@ -74,7 +74,7 @@ def packing_connection(spill: Path) -> Iterator["duckdb.DuckDBPyConnection"]:
     try:
         con.execute("SET threads = 1")
         con.execute(f"SET memory_limit = '{MEMORY}'")
-        con.execute(f"SET temp_directory = {quoted(str(spill))}")
+        con.execute(f"SET temp_directory = {quote_text(str(spill))}")
         # With one thread rows stay in order all the same, and groups can be bounded in bytes.
         con.execute("SET preserve_insertion_order = false")
         yield con
@@ -105,11 +105,11 @@ def write_file(
     path = layout.new / f"spans-{stamp}-{secrets.token_hex(4)}.parquet"
     footer = f"schema: '{SCHEMA_VERSION}'"
     if origin is not None:
-        footer += f", {ORIGIN}: {quoted(origin.to_text())}"
+        footer += f", {ORIGIN}: {quote_text(origin.to_text())}"
     bound = f", ROW_GROUP_SIZE_BYTES {group_bytes}" if group_bytes else ""
     try:
         con.execute(
-            f"COPY ({query}) TO {quoted(str(path))} (FORMAT parquet, COMPRESSION zstd, "
+            f"COPY ({query}) TO {quote_text(str(path))} (FORMAT parquet, COMPRESSION zstd, "
             f"COMPRESSION_LEVEL {level}, ROW_GROUP_SIZE {group_rows}{bound}, "
             f"KV_METADATA {{{footer}}})"
         )
@@ -130,7 +130,7 @@ def describe_file(
 ) -> DataFile:
     """Return the manifest's entry of a whole data file, with its checksum (0.03 s for 14 MB)."""
     numbers = "count(*), coalesce(min(start_ns), 0), coalesce(max(start_ns), 0)"
-    rows, low, high = row_of(con, f"SELECT {numbers} FROM read_parquet({quoted(str(path))})")
+    rows, low, high = row_of(con, f"SELECT {numbers} FROM read_parquet({quote_text(str(path))})")
     size, checksum = path.stat().st_size, checksum_of(path)
     return DataFile(path.name, 0, rows, size, low, high, schema=schema, checksum=checksum)
 
@@ -148,7 +148,7 @@ def row_groups(paths: Iterable[Path]) -> str:
         sum(total_uncompressed_size) AS raw_size, sum(total_compressed_size) AS size,
         min(least(data_page_offset, coalesce(dictionary_page_offset, data_page_offset)))
           AS first_byte
-      FROM parquet_metadata({listed(paths)}) GROUP BY ALL))"""
+      FROM parquet_metadata({quote_paths(paths)}) GROUP BY ALL))"""
 
 
 def list_live_files(layout: Layout, manifest: Manifest) -> list[DataFile]:

@@ -168,7 +168,7 @@ def write_note(layout: Layout, note: Note) -> None:
     os.replace(made, layout.quarantine / (note.name + _NOTE))
 
 
-def put_files_aside(layout: Layout, damaged: Mapping[str, str]) -> None:
+def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
     """Move data files into quarantine; what segments still hold of their spans counts from there.
 
     Only for the elected settler. It may die at any point: a file that is listed and already moved
@@ -217,7 +217,7 @@ def put_files_aside(layout: Layout, damaged: Mapping[str, str]) -> None:
     )
 
 
-def put_lines_aside(layout: Layout, path: Path, *, is_closed: bool = False) -> None:
+def quarantine_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> None:
     """Move the corrupt lines of a segment into quarantine, and say in their places that one was.
 
     The segment is changed where it is, in place: its process may go on appending to it.
@@ -230,7 +230,7 @@ def put_lines_aside(layout: Layout, path: Path, *, is_closed: bool = False) -> N
         for first, end in ranges:
             file.seek(first)
             lines.append(file.read(end - first))
-        keep_aside(
+        keep_copy(
             layout,
             f"{path.name}-{ranges[0][0]}.lines",
             "lines",
@@ -247,7 +247,7 @@ def put_lines_aside(layout: Layout, path: Path, *, is_closed: bool = False) -> N
                 file.write((_MARKER + filler)[: max(len(line), len(_MARKER))])
 
 
-def keep_aside(
+def keep_copy(
     layout: Layout,
     name: str,
     noun: Literal["manifest", "lines"],

@@ -23,8 +23,8 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.redact import IN_ID, Redactor, Rules
 from lightning_otel.store import settle
 from lightning_otel.store.compact import Progress
-from lightning_otel.store.damage import reading
-from lightning_otel.store.layout import Layout, elected_alone, now_us, settler_elected
+from lightning_otel.store.damage import translate_errors
+from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock, now_us
 from lightning_otel.store.lines import parsed
 from lightning_otel.store.parquet import SPILL, list_live_files, packing_connection
 from lightning_otel.store.quarantine import read_notes
@@ -32,9 +32,9 @@ from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.schema import COLUMNS, span_of
 from lightning_otel.store.segment import ask_to_close
 from lightning_otel.store.settle import await_effect, sealed, settle_as_elected
-from lightning_otel.store.snapshot import IS_SPAN, SEGMENT_COLUMNS, Snapshot, read_ndjson
+from lightning_otel.store.snapshot import IS_SPAN, SEGMENT_COLUMNS, Snapshot, ndjson_sql
 from lightning_otel.store.source import prepare
-from lightning_otel.store.sql import ROLLOUT, listed, new_connection, quoted
+from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths, quote_text
 from lightning_otel.store.writer import writers_by_catalogue
 from lightning_otel.types import Span
 
@@ -114,8 +114,8 @@ def redact(
         )
     prepare(layout)
     work = _Work(layout, rules, scope, progress)
-    with reading(layout, "redact"):
-        with elected_alone(layout):
+    with translate_errors(layout, "redact"):
+        with hold_settler_lock(layout):
             if is_dry_run:
                 work.count()
             else:
@@ -146,7 +146,7 @@ class _Work:
         self, layout: Layout, rules: Rules, scope: Scope, progress: Progress | None
     ) -> None:
         self._layout, self._rules, self._scope, self._progress = layout, rules, scope, progress
-        same = [f"{_COLUMN[noun]} = {quoted(each)}" for noun, each in scope]
+        same = [f"{_COLUMN[noun]} = {quote_text(each)}" for noun, each in scope]
         self._where = " OR ".join(same) or "true"
         self.done = Redacted(redaction_id=f"redaction-{secrets.token_hex(4)}")
         self._redactor = Redactor(rules, self.done.redaction_id)
@@ -186,7 +186,7 @@ class _Work:
                     self._found.clear()
                     self.done.left += 1
                 self._add_found(is_published=bool(file.publication))
-        self._end(layout.unsettled(layout.read_manifest()))
+        self._end(layout.list_unsettled(layout.read_manifest()))
         await_effect(layout)
         found = asdict(self.done)
         del found["is_gone"]
@@ -226,7 +226,7 @@ class _Work:
     def _count_open(self, paths: Sequence[Path]) -> int:
         """Return how many spans of segments hold what is to be masked, in any of their lines."""
         if paths:
-            lines = read_ndjson(listed(paths), SEGMENT_COLUMNS)
+            lines = ndjson_sql(quote_paths(paths), SEGMENT_COLUMNS)
             self._mask_spans(f"FROM {lines} WHERE {IS_SPAN} AND record <> 'drop'")
         found = sum(bool(rollout) for rollout, _ in self._found.values())
         self._found.clear()
@@ -271,7 +271,7 @@ class _Work:
 def _open_segments(layout: Layout) -> list[Path]:
     """Return segments that other processes still write to; this one's can be closed at any time."""
     done = {*sealed(layout), *_own_segments(layout)}
-    return [path for path in layout.unsettled(layout.read_manifest()) if path not in done]
+    return [path for path in layout.list_unsettled(layout.read_manifest()) if path not in done]
 
 
 def _own_segments(layout: Layout) -> list[Path]:
@@ -284,7 +284,7 @@ def _wait_for_unlink(layout: Layout, wait_s: float, told: Callable[[float], None
     """Have the files that hold what was masked unlinked, once no reader can want them any more."""
     old, deadline = _list_old_parts(layout), time.monotonic() + wait_s
     while True:
-        with settler_elected(layout) as is_elected:
+        with elect_settler(layout) as is_elected:
             if is_elected:
                 settle.sweep(layout, is_asked=True)
         if not old.intersection(_list_old_parts(layout)):

@@ -7,24 +7,24 @@ from lightning_otel.store.catalogue import STAMP, ensure_catalogue
 from lightning_otel.store.damage import (
     list_missing_files,
     list_readable_files,
-    put_damage_aside,
-    reading,
-    restore,
+    quarantine_damage,
+    restore_manifest,
+    translate_errors,
 )
-from lightning_otel.store.layout import Layout, elected_alone, now_us
+from lightning_otel.store.layout import Layout, hold_settler_lock, now_us
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.parquet import EVER, SPILL, packing_connection
 from lightning_otel.store.quarantine import (
     Note,
     checksum_of,
     find_corrupt_ranges,
-    put_files_aside,
+    quarantine_files,
     read_notes,
     write_note,
 )
 from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.settle import await_effect
-from lightning_otel.store.snapshot import is_one_span, near_files, rows_of
+from lightning_otel.store.snapshot import list_nearby_files, rows_sql, same_span_sql
 
 _HAS_IDS: Final = (
     "regexp_full_match(f.trace_id || f.span_id, '[0-9a-f]+') AND f.start_ns IS NOT NULL"
@@ -37,12 +37,12 @@ def repair(layout: Layout) -> list[Note]:
     Returns:
         What was open or corrupt, as it is now: how many spans came back, and how many are gone.
     """
-    with reading(layout, "repair"), elected_alone(layout):
-        restore(layout)
+    with translate_errors(layout, "repair"), hold_settler_lock(layout):
+        restore_manifest(layout)
         known = {note.name for note in read_notes(layout) if not note.is_open}
-        put_damage_aside(layout)
+        quarantine_damage(layout)
         absent = list_missing_files(layout, layout.read_manifest())
-        put_files_aside(layout, {file.name: "it is missing" for file in absent})
+        quarantine_files(layout, {file.name: "it is missing" for file in absent})
         for note in read_notes(layout):
             if note.is_open:
                 got = _recover_rows(layout, note) if (layout.quarantine / note.name).exists() else 0
@@ -63,8 +63,8 @@ def _recover_rows(layout: Layout, note: Note) -> int:
     file = note.file or DataFile(note.name, 0, 0, 0, 0, EVER)
     path = layout.quarantine / note.name
     others = list_readable_files(layout, layout.read_manifest())
-    near = near_files(others, file.min_start_ns, file.max_start_ns)
-    held = f"SELECT 1 FROM {rows_of(layout, near)} AS other WHERE {is_one_span('other', 'f')}"
+    near = list_nearby_files(others, file.min_start_ns, file.max_start_ns)
+    held = f"SELECT 1 FROM {rows_sql(layout, near)} AS other WHERE {same_span_sql('other', 'f')}"
     with packing_connection(layout.new / SPILL) as con:
         rewrite = Rewrite(
             con,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from lightning_otel.store import counts as n
-from lightning_otel.store.damage import put_damage_aside
-from lightning_otel.store.gist import with_gist
+from lightning_otel.store.damage import quarantine_damage
+from lightning_otel.store.digest import digest_sql
 from lightning_otel.store.layout import DataFile, Layout
 from lightning_otel.store.packing import CONTENT
 from lightning_otel.store.parquet import (
@@ -31,8 +31,8 @@ from lightning_otel.store.parquet import (
 )
 from lightning_otel.store.schema import COLUMNS, record_of_span, span_of
 from lightning_otel.store.settle import exchange
-from lightning_otel.store.snapshot import rows_of
-from lightning_otel.store.sql import ROLLOUT, listed, quoted
+from lightning_otel.store.snapshot import rows_sql
+from lightning_otel.store.sql import ROLLOUT, quote_paths, quote_text
 from lightning_otel.types import Span
 from lightning_otel.types.values import json_text
 
@@ -50,7 +50,7 @@ THRIFT: Final = (1, 4, 16)
 """By how much slices and row groups shrink where rows prove too wide for the memory allowed."""
 TANGLE: Final = 16
 """How often, at most, the files may be read over for all slices to be gathered."""
-_NUMBERED: Final = quoted(orjson.dumps({"number": "BIGINT", **COLUMNS}).decode())
+_NUMBERED: Final = quote_text(orjson.dumps({"number": "BIGINT", **COLUMNS}).decode())
 
 Step = Callable[[int], None]
 """Told how many more rows are done: of every row twice, as it is read and written."""
@@ -97,13 +97,13 @@ class Rewrite:
         transform changes no span, the files stay as they are. Where ranges of corrupt bytes are
         named, the one file lies in quarantine, and only row groups without any are read.
         """
-        damaged = put_damage_aside(layout, files) if corrupt is None else {}
+        damaged = quarantine_damage(layout, files) if corrupt is None else {}
         self.files = tuple(file for file in files if file.name not in damaged)
         self.counts: dict[str, int] = {}
         self._con, self._layout, self._step = con, layout, step
         self._folder = layout.data if corrupt is None else layout.quarantine
         self._corrupt = corrupt or ()
-        self._rows = rows_of(layout, self.files, self._folder)
+        self._rows = rows_sql(layout, self.files, self._folder)
         self._is_packed = is_packed
         self._is_compact = is_packed or all(file.is_compact for file in files)
         self._keep, self._transform, self._scope = keep, transform, scope
@@ -149,7 +149,7 @@ class Rewrite:
                 where += f" AND file_row_number BETWEEN {first} AND {last}"
             names = ", ".join(f"f.{name}" for name in COLUMNS)
             spans = self._change_spans(
-                f"(SELECT {names}, position FROM {rows_of(self._layout, held, self._folder)} AS f "
+                f"(SELECT {names}, position FROM {rows_sql(self._layout, held, self._folder)} AS f "
                 "JOIN files ON path = filename JOIN placed ON files.file = placed.file "
                 f"AND file_row_number = number AND slice = {number} WHERE {where})"
             )
@@ -160,8 +160,8 @@ class Rewrite:
                 number, spans = waiting.pop(0)
                 path = self._layout.new / SPILL / f"slice-{token}-{number}.parquet"
                 self._con.execute(
-                    f"COPY (SELECT {STORED} FROM ({with_gist(spans, (*COLUMNS, 'position'))}) "
-                    f"ORDER BY position) TO {quoted(str(path))} "
+                    f"COPY (SELECT {STORED} FROM ({digest_sql(spans, (*COLUMNS, 'position'))}) "
+                    f"ORDER BY position) TO {quote_text(str(path))} "
                     "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
                 )
                 yield path
@@ -313,7 +313,7 @@ class Rewrite:
             made = write_file(
                 self._con,
                 self._layout,
-                f"SELECT {STORED} FROM read_parquet({listed(slices)})",
+                f"SELECT {STORED} FROM read_parquet({quote_paths(slices)})",
                 Origin(
                     {e.name: e.rows * is_same for e in manifest.segments if e.file in names},
                     tuple(

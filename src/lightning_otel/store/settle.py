@@ -19,20 +19,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store.counts import added
-from lightning_otel.store.damage import put_missing_aside, recover, restore
+from lightning_otel.store.damage import recover, release_missing_files, restore_manifest
 from lightning_otel.store.layout import (
     FURTHEST_AHEAD_US,
     DataFile,
     Layout,
     Manifest,
     SettledSegment,
+    elect_settler,
     now_us,
-    settler_elected,
     total_bytes,
 )
 from lightning_otel.store.packing import make_parquet, sift_lines
 from lightning_otel.store.parquet import SPILL, packing_connection, sync
-from lightning_otel.store.quarantine import put_lines_aside, read_notes
+from lightning_otel.store.quarantine import quarantine_lines, read_notes
 from lightning_otel.store.segment import boot_id
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> 
         OSError: There is no room.
         duckdb.Error: DuckDB cannot write, or read a file it must look into.
     """
-    with settler_elected(layout, wait_s=wait_s) as is_elected:
+    with elect_settler(layout, wait_s=wait_s) as is_elected:
         return settle_as_elected(layout, limit) if is_elected else Settled()
 
 
 def settle_as_elected(layout: Layout, limit: int | None = None) -> Settled:
     """Pack sealed segments, for whom :func:`settler_elected` has elected."""
-    restore(layout)
-    put_missing_aside(layout)
+    restore_manifest(layout)
+    release_missing_files(layout)
     sweep(layout)
     batches, done = list(islice(_list_batches(sealed(layout)), limit)), set[str]()
     if not batches:
@@ -117,7 +117,7 @@ def settle_as_elected(layout: Layout, limit: int | None = None) -> Settled:
 def sealed(layout: Layout) -> list[Path]:
     """List segments nobody writes to any more: sealed, or of this boot and unlocked."""
     boot = boot_id()
-    waiting = layout.unsettled(layout.read_manifest())
+    waiting = layout.list_unsettled(layout.read_manifest())
     return [path for path in waiting if _is_sealed(path, boot)]
 
 
@@ -174,7 +174,7 @@ def _read_lines(layout: Layout, path: Path) -> Path:
         if sift_lines(path, copy):
             return copy
     copy.unlink(missing_ok=True)
-    put_lines_aside(layout, path, is_closed=True)
+    quarantine_lines(layout, path, is_closed=True)
     return path
 
 
@@ -280,7 +280,7 @@ def _settle_for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> 
     gone: list[SettledSegment] = []
     for segment in manifest.segments:
         is_there = segment.settled_us or (layout.live / segment.name).exists()
-        (segments if is_there or segment.tells_of_damage else gone).append(segment)
+        (segments if is_there or segment.has_damage else gone).append(segment)
     return replace(
         manifest,
         files=tuple(files),

@@ -25,7 +25,7 @@ from lightning_otel.store.layout import (
 )
 from lightning_otel.store.lines import MAX_RECORD_BYTES
 from lightning_otel.store.schema import COLUMNS, SOURCES
-from lightning_otel.store.sql import attribute, listed, quoted, struct_sql
+from lightning_otel.store.sql import attribute_sql, quote_paths, quote_text, struct_sql
 
 _SMALL_BYTES: Final = 1 << 20
 """A store up to this size is read into memory: to plan a query over files takes longer."""
@@ -51,7 +51,7 @@ IS_SPAN: Final = (
 """Whether a line of a segment is a span that can be told from others, or takes a start back."""
 
 
-ONE_LINE_EACH: Final = """QUALIFY row_number() OVER (
+FIRST_LINE_ONLY: Final = """QUALIFY row_number() OVER (
     PARTITION BY trace_id, span_id
     ORDER BY record <> 'span', record <> 'drop', filename, sequence) = 1 AND record <> 'drop'"""
 """Of the lines of segments about one span: its end, unless it was dropped, else its start."""
@@ -104,17 +104,17 @@ class Snapshot:
 
     def live_sql(self) -> str:
         """SELECT the spans of the segments, each once; a file may hold some of them too."""
-        return live_query(self.segments, live_bytes=self.live_bytes)
+        return segments_sql(self.segments, live_bytes=self.live_bytes)
 
     def spans_sql(self) -> str:
         """SELECT every span once, an unended one with an empty ``end_ns``."""
         names = ", ".join(COLUMNS)
-        settled = f"SELECT {names} FROM {rows_of(self.layout, self.files)}"
+        settled = f"SELECT {names} FROM {rows_sql(self.layout, self.files)}"
         if not self.segments:
             return settled
         return f"""
 WITH settled AS NOT MATERIALIZED ({settled}), live AS NOT MATERIALIZED ({self.live_sql()})
-{settled_and_live(names)}"""
+{union_sql(names)}"""
 
     def without(self, segments: Iterable[str]) -> Self:
         """Return the snapshot without some segments, by name."""
@@ -123,7 +123,7 @@ WITH settled AS NOT MATERIALIZED ({settled}), live AS NOT MATERIALIZED ({self.li
         return replace(self, segments=kept, live_bytes=total_bytes(kept))
 
 
-def read_ndjson(paths: str, columns: dict[str, str]) -> str:
+def ndjson_sql(paths: str, columns: dict[str, str]) -> str:
     """A ``read_json`` call that steps over damaged lines; ``paths`` is SQL."""
     # The buffer is twice the object size and one stands open per thread: the default of 16 MiB fits
     # our 8 MiB records.
@@ -133,13 +133,13 @@ def read_ndjson(paths: str, columns: dict[str, str]) -> str:
     )
 
 
-def read_many_ndjson(paths: str, columns: dict[str, str]) -> str:
+def small_ndjson_sql(paths: str, columns: dict[str, str]) -> str:
     """As :func:`read_ndjson`, for thousands of small files.
 
     ``read_json`` takes a millisecond a file to bind our columns; this takes none, and three times
     as long for each megabyte.
     """
-    shape = quoted(json.dumps(columns))
+    shape = quote_text(json.dumps(columns))
     return (
         f"(SELECT unnest(json_transform(json, {shape})), filename "
         f"FROM read_ndjson_objects({paths}, "
@@ -147,7 +147,7 @@ def read_many_ndjson(paths: str, columns: dict[str, str]) -> str:
     )
 
 
-def is_one_span(one: str, other: str) -> str:
+def same_span_sql(one: str, other: str) -> str:
     """Return the condition that rows of two tables are one span; of two the first one kept wins.
 
     They have the same ids and began near each other; see ``SAME_SPAN_NS``.
@@ -159,7 +159,7 @@ def is_one_span(one: str, other: str) -> str:
     )
 
 
-def near_files(files: Iterable[DataFile], low_ns: int, high_ns: int) -> list[DataFile]:
+def list_nearby_files(files: Iterable[DataFile], low_ns: int, high_ns: int) -> list[DataFile]:
     """Return the files that may hold a span that starts between two times, or the same span."""
     return [
         file
@@ -169,14 +169,14 @@ def near_files(files: Iterable[DataFile], low_ns: int, high_ns: int) -> list[Dat
     ]
 
 
-def settled_and_live(columns: str) -> str:
+def union_sql(columns: str) -> str:
     """End a query in which ``settled`` and ``live`` hold the spans of files and of segments."""
     return f"""SELECT {columns} FROM settled
 UNION ALL BY NAME
-SELECT {columns} FROM live ANTI JOIN settled ON {is_one_span("settled", "live")}"""
+SELECT {columns} FROM live ANTI JOIN settled ON {same_span_sql("settled", "live")}"""
 
 
-def live_query(segments: Sequence[Path], *, live_bytes: int) -> str:
+def segments_sql(segments: Sequence[Path], *, live_bytes: int) -> str:
     """A query for the spans of some segments, each once; one that a file holds may be among them.
 
     Args:
@@ -185,13 +185,13 @@ def live_query(segments: Sequence[Path], *, live_bytes: int) -> str:
     """
     # To open many small ones takes longer than to read them.
     are_small = len(segments) > _MANY and live_bytes < _SMALL_SEGMENT_BYTES * len(segments)
-    read = read_many_ndjson if are_small else read_ndjson
-    return f"""SELECT {", ".join(COLUMNS)} FROM {read(listed(segments), SEGMENT_COLUMNS)}
+    read = small_ndjson_sql if are_small else ndjson_sql
+    return f"""SELECT {", ".join(COLUMNS)} FROM {read(quote_paths(segments), SEGMENT_COLUMNS)}
   WHERE {IS_SPAN}
-  {ONE_LINE_EACH}"""
+  {FIRST_LINE_ONLY}"""
 
 
-def rows_of(layout: Layout, files: Sequence[DataFile], folder: Path | None = None) -> str:
+def rows_sql(layout: Layout, files: Sequence[DataFile], folder: Path | None = None) -> str:
     """A subquery over the rows of some data files, in our columns, and where each row stands.
 
     Args:
@@ -211,24 +211,26 @@ def rows_of(layout: Layout, files: Sequence[DataFile], folder: Path | None = Non
     if ours:
         parts.append(
             f"SELECT {', '.join(COLUMNS)}, filename, file_row_number "
-            f"FROM read_parquet({listed(ours)}, {options})"
+            f"FROM read_parquet({quote_paths(ours)}, {options})"
         )
     if older:
         parts.append(
-            f"SELECT {', '.join(map(rebuilt, COLUMNS))}, filename, file_row_number "
-            f"FROM read_parquet({listed([*older, empty])}, {options}, union_by_name=true)"
+            f"SELECT {', '.join(map(column_sql, COLUMNS))}, filename, file_row_number "
+            f"FROM read_parquet({quote_paths([*older, empty])}, {options}, union_by_name=true)"
         )
     return f"({' UNION ALL '.join(parts)})"
 
 
-def rebuilt(column: str) -> str:
+def column_sql(column: str) -> str:
     """A column of an older file: from the attributes, or a value that says it is not known."""
-    found = [f"TRY_CAST({attribute(key)} AS {COLUMNS[column]})" for key in SOURCES.get(column, ())]
+    found = [
+        f"TRY_CAST({attribute_sql(key)} AS {COLUMNS[column]})" for key in SOURCES.get(column, ())
+    ]
     if column in UNKNOWN:
         found.append(UNKNOWN[column])
     return f"coalesce({', '.join([column, *found])}) AS {column}" if found else column
 
 
-def empty_data_statement(path: Path) -> str:
+def empty_file_sql(path: Path) -> str:
     """Writes the data file without rows that keeps the glob from matching nothing."""
-    return f"COPY (SELECT {_NO_COLUMNS} LIMIT 0) TO {quoted(str(path))} (FORMAT parquet)"
+    return f"COPY (SELECT {_NO_COLUMNS} LIMIT 0) TO {quote_text(str(path))} (FORMAT parquet)"

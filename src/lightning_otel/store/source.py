@@ -7,18 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
-from lightning_otel.store.damage import exclude_damage, mend_manifest
-from lightning_otel.store.earnings import LAST_REWARD
-from lightning_otel.store.gist import GIST, ODD, with_gist
+from lightning_otel.store.damage import ensure_manifest, exclude_damage
+from lightning_otel.store.digest import DIGEST, IRREGULAR, digest_sql
 from lightning_otel.store.layout import MEMORY, SCHEMA_VERSION, DataFile, Layout, now_us
-from lightning_otel.store.live import living
+from lightning_otel.store.live import list_live_processes
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
-from lightning_otel.store.snapshot import Snapshot, is_one_span, live_query, near_files, rows_of
-from lightning_otel.store.sql import ROLLOUT, listed, new_connection
+from lightning_otel.store.snapshot import (
+    Snapshot,
+    list_nearby_files,
+    rows_sql,
+    same_span_sql,
+    segments_sql,
+)
+from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import JUDGES, NAMES, NARROW, define_derived, views_of
+from lightning_otel.store.views import IS_ANNOTATION, NAMES, NARROW, create_views, list_views
 from lightning_otel.store.writer import SpanWriter, writer_for, writers_by_catalogue
 from lightning_otel.types import Span
 
@@ -39,9 +45,9 @@ _HELD_BYTES: Final = 32 << 20
 _SUMMARY_COLUMNS: Final = frozenset({*INDEX_COLUMNS, "attributes"})
 
 Names = Collection[str]
-Asked = tuple[str, Sequence[object]]
+Statement = tuple[str, Sequence[object]]
 """A query, empty if several will be put, and what stands for its question marks."""
-SpanName = tuple[str, str]
+SpanKey = tuple[str, str]
 """Trace and span id."""
 
 
@@ -65,8 +71,8 @@ class Selection:
     trace_ids: Sequence[str] = ()
     since_ns: int | None = None
     until_ns: int | None = None
-    only: Sequence[SpanName] = ()
-    without: Sequence[SpanName] = ()
+    only: Sequence[SpanKey] = ()
+    without: Sequence[SpanKey] = ()
     also: "Selection | None" = None
     is_ordered: bool = False
     columns: Collection[str] = tuple(COLUMNS)
@@ -76,7 +82,7 @@ class Selection:
         parts = [self] if self.also is None else [self, self.also]
         found = [part._where_sql() for part in parts]
         # Not one condition with OR: that would keep DuckDB from leaving out whole row groups.
-        select = f"SELECT {projection(self.columns)} FROM spans"
+        select = f"SELECT {columns_sql(self.columns)} FROM spans"
         text = " UNION ALL ".join(f"{select} WHERE {where}" for where, _ in found)
         if self.is_ordered:
             text = f"SELECT * FROM ({text}) ORDER BY start_ns, process, sequence"
@@ -102,11 +108,11 @@ class Selection:
         return " AND ".join(terms), values
 
 
-def projection(columns: Collection[str]) -> str:
+def columns_sql(columns: Collection[str]) -> str:
     """Return the columns of a SELECT from ``spans``, in the store's order, in plain SQL."""
     chosen = [name for name in COLUMNS if name in columns]
     if REWARD_ATTRIBUTES in columns and "attributes" not in columns:
-        chosen.append(f"CASE WHEN {JUDGES} THEN attributes END AS attributes")
+        chosen.append(f"CASE WHEN {IS_ANNOTATION} THEN attributes END AS attributes")
     return ", ".join(chosen)
 
 
@@ -139,7 +145,7 @@ class SpanSource(ABC):
             parameters: What stands for its question marks.
         """
         con = self._open()
-        names = views_of(con, query) if query is not None else names
+        names = list_views(con, query) if query is not None else names
         return self._read(con, names, columns, (query or "", parameters))
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
@@ -160,9 +166,9 @@ class SpanSource(ABC):
     def _open(self) -> "Con":
         """Return a connection on which ``spans`` can be defined, or is."""
 
-    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Asked) -> Reader:
+    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
         """Define the views, as :meth:`connect` has them, where ``spans`` stands already."""
-        define_derived(con, names)
+        create_views(con, names)
         return Reader(con)
 
 
@@ -184,7 +190,7 @@ class LocalSource(SpanSource):
         prepare(self.layout)
         return new_connection()
 
-    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Asked) -> Reader:
+    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
         def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
             if snapshot.is_small:
                 con.execute("SET threads = 1")
@@ -199,17 +205,19 @@ def prepare(layout: Layout) -> None:
     writer = writers_by_catalogue.get(layout.catalogue)
     if writer is not None:
         writer.flush()  # what this process recorded is found, however slow the disk
-    mend_manifest(layout)
+    ensure_manifest(layout)
     exclude_damage(layout)
     ensure_catalogue(layout)
 
 
-def connect_lastingly(layout: Layout) -> "duckdb.DuckDBPyConnection":
+def open_live_connection(layout: Layout) -> "duckdb.DuckDBPyConnection":
     """Return a connection that may stay open: what counts is decided at each of its queries."""
 
     def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
         settled = layout.read_manifest().settled_by(now_us())
-        for statement in catalogue_statements(layout, settled | snapshot.excluded, living(layout)):
+        for statement in catalogue_statements(
+            layout, settled | snapshot.excluded, list_live_processes(layout)
+        ):
             con.execute(statement)
 
     prepare(layout)
@@ -233,7 +241,7 @@ def define_views(
     elif snapshot.segments and (is_summary or snapshot.live_bytes <= _HELD_BYTES):
         held = _SUMMARY if is_summary else ", ".join(COLUMNS)
         _hold_rows(con, "live", f"SELECT {held} FROM ({snapshot.live_sql()})", layout, files)
-        spans = f"SELECT {held} FROM {rows_of(layout, files)} UNION ALL FROM reading.live"
+        spans = f"SELECT {held} FROM {rows_sql(layout, files)} UNION ALL FROM reading.live"
         if is_summary:
             names = set(names) - {"calls"}  # which would show content
         else:
@@ -241,36 +249,36 @@ def define_views(
     else:
         spans = snapshot.spans_sql()
     con.execute(f"CREATE OR REPLACE VIEW spans AS {spans}")
-    alive = living(layout) if "rollouts" in names else ()
+    alive = list_live_processes(layout) if "rollouts" in names else ()
     if derived := set(names) - {NARROW, "spans"}:
-        define_derived(con, derived, alive)
+        create_views(con, derived, alive)
     if NARROW in names:
         _define_narrow(con, snapshot, live)
 
 
 def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot, live: str) -> None:
-    """Define the view of narrow columns and the gist, which segments have not."""
+    """Define the view of narrow columns and the digest, which segments have not."""
     layout, files = snapshot.layout, () if snapshot.is_small else snapshot.files
     source = "reading.spans" if snapshot.is_small else live
     if not source and snapshot.segments:
         source = f"({snapshot.live_sql()})"
     narrow, parts = ", ".join(NARROW_COLUMNS), []
     if source:
-        _hold_rows(con, "gist", with_gist(source, NARROW_COLUMNS), layout, files)
-        parts.append("FROM reading.gist")
+        _hold_rows(con, "digest", digest_sql(source, NARROW_COLUMNS), layout, files)
+        parts.append("FROM reading.digest")
     ours = [file for file in files if file.schema >= SCHEMA_VERSION]
     if ours:
-        # A file of an early version has no gist; an empty one, for whatever reason, tells nothing.
-        none = ", ".join(f"NULL::{kind} AS {name}" for name, kind in GIST.items())
-        paths = listed(layout.data / file.name for file in ours)
+        # A file of an early version has no digest, and an empty digest tells nothing.
+        none = ", ".join(f"NULL::{kind} AS {name}" for name, kind in DIGEST.items())
+        paths = quote_paths(layout.data / file.name for file in ours)
         parts.append(
-            f"SELECT {narrow}, coalesce(gist_kind, {ODD})::TINYINT AS gist_kind,"
+            f"SELECT {narrow}, coalesce(gist_kind, {IRREGULAR})::TINYINT AS gist_kind,"
             f" gist_before, gist_after, gist_facts FROM (FROM read_parquet({paths}, "
             f"union_by_name=true) UNION ALL BY NAME (SELECT {none} LIMIT 0))"
         )
     if older := [file for file in files if file.schema < SCHEMA_VERSION]:
-        rows = rows_of(layout, older)
-        parts.append(f"SELECT {narrow}, {ODD}::TINYINT, NULL, NULL, NULL FROM {rows}")
+        rows = rows_sql(layout, older)
+        parts.append(f"SELECT {narrow}, {IRREGULAR}::TINYINT, NULL, NULL, NULL FROM {rows}")
     con.execute(f"CREATE OR REPLACE VIEW {NARROW} AS {' UNION ALL '.join(parts)}")
 
 
@@ -296,15 +304,15 @@ def _hold_rows(
     con.execute(f"{held} {query}")
     times = con.execute(f"SELECT min(start_ns), max(start_ns) FROM reading.{table}").fetchall()
     ((low, high),) = times
-    near = near_files(files, low, high) if low is not None else []
+    near = list_nearby_files(files, low, high) if low is not None else []
     if near:  # as a sender does that heard no answer, some may have come once more
         con.execute(
             f"{held} SELECT live.* FROM reading.{table} AS live "
-            f"ANTI JOIN {rows_of(layout, near)} AS settled ON {is_one_span('settled', 'live')}"
+            f"ANTI JOIN {rows_sql(layout, near)} AS settled ON {same_span_sql('settled', 'live')}"
         )
 
 
-def overview(
+def read_overview(
     source: SpanSource, query: str, parameters: Sequence[object] = ()
 ) -> list[dict[str, Any]]:
     """Return the rows of a query over ``rewards``, ``rollouts`` and ``spans`` without content."""
@@ -313,10 +321,10 @@ def overview(
     return list(Query(con, query, parameters).dicts())
 
 
-def rollout_rewards(source: SpanSource) -> dict[str, float]:
+def read_rollout_rewards(source: SpanSource) -> dict[str, float]:
     """Return the reward of each rollout that has one: its last attempt's."""
     query = f"SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY rollout_id"
-    rows = overview(source, query)
+    rows = read_overview(source, query)
     return {row["rollout_id"]: row["reward"] for row in rows if row["reward"] is not None}
 
 
@@ -336,10 +344,10 @@ class MemorySource(SpanSource):
         with tempfile.NamedTemporaryFile(suffix=".ndjson") as file:
             size = file.write(b"".join(self._writer.lines))
             file.flush()
-            spans = live_query([Path(file.name)], live_bytes=size)
+            spans = segments_sql([Path(file.name)], live_bytes=size)
             con.execute(f"CREATE TABLE spans AS {spans}")
         return con
 
-    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Asked) -> Reader:
-        define_derived(con, names, (self._writer.process,))
+    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
+        create_views(con, names, (self._writer.process,))
         return Reader(con)

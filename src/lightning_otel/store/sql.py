@@ -16,22 +16,22 @@ ROLLOUT: Final = "coalesce(nullif(rollout_id, ''), trace_id)"
 _EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+)?(\([^()]*\)\s*)?", re.IGNORECASE)
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """A SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def listed(paths: Iterable[Path]) -> str:
+def quote_paths(paths: Iterable[Path]) -> str:
     """A SQL list of paths."""
-    return "[" + ", ".join(quoted(str(path)) for path in paths) + "]"
+    return "[" + ", ".join(quote_text(str(path)) for path in paths) + "]"
 
 
-def attribute(key: str) -> str:
+def attribute_sql(key: str) -> str:
     """An attribute's text, or NULL."""
     return f"""json_extract_string(attributes, '$."{key}"')"""
 
 
-def keep_quiet(con: "duckdb.DuckDBPyConnection") -> None:
+def hide_progress_bar(con: "duckdb.DuckDBPyConnection") -> None:
     """Have a connection show no progress bar, which can land on stdout."""
     import duckdb
 
@@ -45,13 +45,13 @@ def new_connection(path: str = ":memory:") -> "duckdb.DuckDBPyConnection":
     import duckdb
 
     con = duckdb.connect(path)
-    keep_quiet(con)
+    hide_progress_bar(con)
     return con
 
 
 def struct_sql(columns: Mapping[str, str]) -> str:
     """Return the types of columns as a SQL struct, as ``read_json`` takes them."""
-    return "{" + ", ".join(f"{quoted(k)}: {quoted(v)}" for k, v in columns.items()) + "}"
+    return "{" + ", ".join(f"{quote_text(k)}: {quote_text(v)}" for k, v in columns.items()) + "}"
 
 
 def check_read_only(con: "duckdb.DuckDBPyConnection", query: str) -> str:

@@ -25,7 +25,7 @@ from lightning_otel.errors import (
 from lightning_otel.store.layout import private_file
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import span_of
-from lightning_otel.store.sql import quoted
+from lightning_otel.store.sql import quote_text
 from lightning_otel.types import Report, Span, Transition, markup
 from lightning_otel.types.wording import step_row
 
@@ -76,7 +76,7 @@ class Query:
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to a zstd Parquet file."""
         options = f"COMPRESSION zstd, USE_TMP_FILE false, ROW_GROUP_SIZE_BYTES {_ROW_GROUP_BYTES}"
-        copy = f"COPY result TO {quoted(str(path))} (FORMAT parquet, {options})"
+        copy = f"COPY result TO {quote_text(str(path))} (FORMAT parquet, {options})"
         # Each thread would hold the rows that it read before their turn comes; one keeps the order.
         self._con.con.execute("SET threads = 1")
         self._con.con.execute("SET preserve_insertion_order = false")
@@ -306,7 +306,7 @@ class Transitions(Table[Transition]):
         Raises:
             StoreError: A file cannot be read.
         """
-        return map(line, self._records())
+        return map(json_line, self._records())
 
     def _as_columns(self, row: Transition) -> Mapping[str, object]:
         return step_row(row)
@@ -354,7 +354,7 @@ def _zoned_as_text(kinds: Iterable[object]) -> str:
     )
 
 
-def line(row: Mapping[str, Any]) -> bytes:
+def json_line(row: Mapping[str, Any]) -> bytes:
     """Return a row as one line of JSON."""
     try:
         return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)

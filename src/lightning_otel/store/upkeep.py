@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
 from lightning_otel.errors import LightningOtelError, warn_once
-from lightning_otel.store.layout import Layout, is_worthwhile
+from lightning_otel.store.layout import Layout, is_settling_due
 
 if TYPE_CHECKING:
     from lightning_otel.store.settle import Settled
@@ -46,7 +46,7 @@ class Keeper:
 
         from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.compact import compact_some
-        from lightning_otel.store.damage import reading
+        from lightning_otel.store.damage import translate_errors
         from lightning_otel.store.settle import Settled, sealed, settle
 
         done, layout = Settled(), self._layout
@@ -58,10 +58,10 @@ class Keeper:
             if len(waiting) != self._waited:
                 self._waited, self._since_s = len(waiting), now_s
             is_idle = bool(waiting) and now_s - self._since_s >= IDLE_S
-            if is_idle or is_worthwhile(waiting):
+            if is_idle or is_settling_due(waiting):
                 done = settle(layout, 1)
             self._waited -= done.segments
-            with reading(layout, "keep in order"):
+            with translate_errors(layout, "keep in order"):
                 told = compact_some(layout, config.MAX_SIZE.read())
             if told:
                 log.warning(

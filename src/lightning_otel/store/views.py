@@ -3,35 +3,40 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.store.earnings import EARNED, IS_LONE, IS_RETRACTED, IS_RETRACTION
-from lightning_otel.store.gist import ODD, RECEIVED
+from lightning_otel.store.attempt_rewards import (
+    ATTEMPT_REWARDS,
+    IS_RETRACTED,
+    IS_RETRACTION,
+    IS_REWARD_SPAN,
+)
+from lightning_otel.store.digest import IRREGULAR, RECEIVED
 from lightning_otel.store.schema import NARROW_COLUMNS
-from lightning_otel.store.sql import ROLLOUT, attribute, check_read_only, quoted
+from lightning_otel.store.sql import ROLLOUT, attribute_sql, check_read_only, quote_text
 from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     import duckdb
 
-_CALL_OPERATIONS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
+_CALL_OPERATIONS: Final = ", ".join(quote_text(name) for name in sorted(c.CALL_OPERATIONS))
 
 
 _OVERLAP: Final = "kept.start_ns <= other.end_ns AND other.start_ns <= kept.end_ns"
 _HAS_NO_ID: Final = "(kept.response_id IS NULL OR other.response_id IS NULL)"
 
-REPEATED: Final = f"""
+DUPLICATE_CALLS: Final = f"""
 requests AS MATERIALIZED (
   SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, operation,
     scope, process, response_id, model, start_ns, coalesce(end_ns, start_ns) AS end_ns,
     end_ns IS NOT NULL AND status IS DISTINCT FROM 'ERROR' AS is_done
   FROM spans WHERE operation IN ({_CALL_OPERATIONS})
 ),
-others AS MATERIALIZED (SELECT * FROM requests WHERE scope <> {quoted(c.SCOPE)}),
+others AS MATERIALIZED (SELECT * FROM requests WHERE scope <> {quote_text(c.SCOPE)}),
 same_answer AS MATERIALIZED (
   SELECT other.trace_id, other.span_id, other.scope, kept.span_id AS kept_id
   FROM others AS other JOIN requests AS kept
     ON kept.rollout = other.rollout AND kept.response_id = other.response_id
   WHERE kept.scope <> other.scope AND {_OVERLAP}
-    AND (kept.scope = {quoted(c.SCOPE)} OR kept.scope < other.scope)
+    AND (kept.scope = {quote_text(c.SCOPE)} OR kept.scope < other.scope)
 ),
 repeated AS MATERIALIZED (
   SELECT trace_id, span_id FROM same_answer
@@ -41,7 +46,7 @@ repeated AS MATERIALIZED (
   WHERE kept.scope <> other.scope AND {_HAS_NO_ID}
   UNION
   SELECT other.trace_id, other.span_id FROM others AS other JOIN requests AS kept
-    ON kept.rollout = other.rollout AND kept.scope = {quoted(c.SCOPE)}
+    ON kept.rollout = other.rollout AND kept.scope = {quote_text(c.SCOPE)}
   WHERE {_HAS_NO_ID} AND {_OVERLAP}
     AND coalesce(starts_with(kept.model, other.model) OR starts_with(other.model, kept.model), true)
     AND (kept.span_id, other.scope) NOT IN (SELECT kept_id, scope FROM same_answer)
@@ -57,35 +62,35 @@ read."""
 CALLS: Final = f"""
 SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id, agent, operation,
   provider, model, response_id, start_ns, end_ns, (end_ns - start_ns) / 1e6 AS duration_ms, status,
-  {attribute(c.ERROR_TYPE)} AS error_type, input_tokens, output_tokens,
+  {attribute_sql(c.ERROR_TYPE)} AS error_type, input_tokens, output_tokens,
   attributes->'$."{c.FINISH_REASONS}"' AS finish_reasons,
   system_instructions, input_messages, output_messages, tool_definitions,
   prompt_token_ids, response_token_ids, response_logprobs, process, sequence
-FROM spans ANTI JOIN (WITH {REPEATED} FROM repeated) AS repeated USING (trace_id, span_id)
+FROM spans ANTI JOIN (WITH {DUPLICATE_CALLS} FROM repeated) AS repeated USING (trace_id, span_id)
 WHERE operation IN ({_CALL_OPERATIONS})"""
 
-_NAME: Final = f"coalesce({attribute(c.REWARD_NAME)}, {attribute(c.EVALUATION_NAME)})"
-BARE: Final = "(reward IS NOT NULL AND operation IS NULL)"
+_NAME: Final = f"coalesce({attribute_sql(c.REWARD_NAME)}, {attribute_sql(c.EVALUATION_NAME)})"
+IS_BARE_REWARD: Final = "(reward IS NOT NULL AND operation IS NULL)"
 """A span that is a reward and nothing else: only such a one moves to another attempt."""
 
-MAY_MOVE: Final = f"""({BARE} AND
-  (attempt_id IS NULL OR contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)}))
-  OR reward IS NULL AND name = {quoted(c.SPAN_ANNOTATION)})"""
+MAY_MOVE: Final = f"""({IS_BARE_REWARD} AND
+  (attempt_id IS NULL OR contains(attributes::VARCHAR, {quote_text(c.LINK_PREFIX)}))
+  OR reward IS NULL AND name = {quote_text(c.SPAN_ANNOTATION)})"""
 """A reward that may belong to another attempt than the one it was recorded in, or a retraction."""
 
-JUDGES: Final = f"({BARE} OR name = {quoted(c.SPAN_ANNOTATION)})"
+IS_ANNOTATION: Final = f"({IS_BARE_REWARD} OR name = {quote_text(c.SPAN_ANNOTATION)})"
 """A reward or a retraction, and maybe another annotation: all that ``homes`` looks into."""
 
 _LINKS: Final = 4
 
 
 def _links_sql(field: str) -> str:
-    paths = [quoted(f'$."{c.LINK_PREFIX}.{index}.{field}"') for index in range(_LINKS)]
+    paths = [quote_text(f'$."{c.LINK_PREFIX}.{index}.{field}"') for index in range(_LINKS)]
     return f"json_extract_string(links, [{', '.join(paths)}])"
 
 
 def _linked_sql(key: str) -> str:
-    return f"nullif(link_values[list_position(link_keys, {quoted(key)})], '')"
+    return f"nullif(link_values[list_position(link_keys, {quote_text(key)})], '')"
 
 
 def _nearest_sql(column: str) -> str:
@@ -100,21 +105,21 @@ def _nearest_sql(column: str) -> str:
 
 
 def _is_named(kind: str, column: str) -> str:
-    return f"{column} IN (SELECT id FROM named WHERE kind = {quoted(kind)})"
+    return f"{column} IN (SELECT id FROM named WHERE kind = {quote_text(kind)})"
 
 
-HOMES: Final = f"""
+REWARD_TARGETS: Final = f"""
 given AS MATERIALIZED (
   SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, start_ns,
-    reward, {BARE} AS is_bare, {IS_LONE} AS is_lone,
-    CASE WHEN {IS_RETRACTION} THEN coalesce({attribute(f"{c.LINK_PREFIX}.0.value_match")}, '')
+    reward, {IS_BARE_REWARD} AS is_bare, {IS_REWARD_SPAN} AS is_lone,
+    CASE WHEN {IS_RETRACTION} THEN coalesce({attribute_sql(f"{c.LINK_PREFIX}.0.value_match")}, '')
       END AS retracts,
-    coalesce({_NAME}, {quoted(c.PRIMARY_REWARD)}) AS name,
-    contains(attributes::VARCHAR, {quoted(c.REWARD_STEPS)}) AS is_sequence,
+    coalesce({_NAME}, {quote_text(c.PRIMARY_REWARD)}) AS name,
+    contains(attributes::VARCHAR, {quote_text(c.REWARD_STEPS)}) AS is_sequence,
     -- Few have a link, and a look for its text costs a third of parsing the JSON.
-    CASE WHEN is_bare AND contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)})
+    CASE WHEN is_bare AND contains(attributes::VARCHAR, {quote_text(c.LINK_PREFIX)})
       THEN attributes END AS links
-  FROM spans WHERE reward IS NOT NULL OR name = {quoted(c.SPAN_ANNOTATION)}
+  FROM spans WHERE reward IS NOT NULL OR name = {quote_text(c.SPAN_ANNOTATION)}
 ),
 retracted AS (SELECT retracts FROM given WHERE retracts IS NOT NULL),
 bare AS (FROM given WHERE is_bare AND (attempt_id IS NULL OR links IS NOT NULL)),
@@ -136,7 +141,7 @@ named AS MATERIALIZED (
 near AS MATERIALIZED (
   -- One look at the spans for all three: each costs a parse of every live segment.
   SELECT response_id, span_id, {ROLLOUT} AS rollout, coalesce(attempt_id, '1') AS attempt, start_ns
-  FROM spans WHERE NOT {BARE} AND span_id NOT IN (
+  FROM spans WHERE NOT {IS_BARE_REWARD} AND span_id NOT IN (
     SELECT span_id FROM given WHERE retracts IS NOT NULL)
     AND ({_is_named("response", "response_id")}
     OR {_is_named("span", "span_id")} OR {_is_named("rollout", ROLLOUT)})
@@ -186,12 +191,12 @@ it has a link or names no attempt, and that of what a retraction names. The adap
 says the same."""
 
 REWARDS: Final = f"""
-WITH {HOMES}
+WITH {REWARD_TARGETS}
 SELECT trace_id, span_id, parent_span_id, coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   coalesce(home_attempt, attempt_id) AS attempt_id, agent, start_ns, reward AS value,
   {_NAME} AS name,
-  {attribute(f"{c.LINK_PREFIX}.0.key_match")} AS link_key,
-  {attribute(f"{c.LINK_PREFIX}.0.value_match")} AS link_value, process, sequence
+  {attribute_sql(f"{c.LINK_PREFIX}.0.key_match")} AS link_key,
+  {attribute_sql(f"{c.LINK_PREFIX}.0.value_match")} AS link_value, process, sequence
 FROM spans LEFT JOIN homes USING (trace_id, span_id)
 WHERE reward IS NOT NULL AND NOT {IS_RETRACTED}"""
 
@@ -199,7 +204,7 @@ _IS_CALL: Final = f"operation IN ({_CALL_OPERATIONS}) AND NOT is_repeated"
 
 _IS_ROLLOUT: Final = f"name = '{c.SPAN_ROLLOUT}'"
 _IS_OPEN: Final = "end_ns IS NULL"
-_IS_ENDED_ROOT: Final = f"parent_span_id IS NULL AND end_ns IS NOT NULL AND NOT {JUDGES}"
+_IS_ENDED_ROOT: Final = f"parent_span_id IS NULL AND end_ns IS NOT NULL AND NOT {IS_ANNOTATION}"
 
 _STATUS: Final = f"""
   CASE WHEN bool_or({_IS_ROLLOUT} AND status = 'ERROR') THEN 'failed'
@@ -211,7 +216,7 @@ _STATUS: Final = f"""
        ELSE 'incomplete' END"""
 
 ROLLOUTS: Final = f"""
-WITH RECURSIVE {HOMES}, {REPEATED}, {EARNED}
+WITH RECURSIVE {REWARD_TARGETS}, {DUPLICATE_CALLS}, {ATTEMPT_REWARDS}
 SELECT found.* EXCLUDE (input_tokens, output_tokens, agents, task), earned.reward, input_tokens,
   output_tokens, agents, task
 FROM (SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
@@ -228,11 +233,11 @@ FROM (SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   sum(output_tokens) FILTER ({_IS_CALL}) AS output_tokens,
   string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   -- Not FILTER: before that DuckDB parses the JSON of every span.
-  arg_min(CASE WHEN {_IS_ROLLOUT} THEN {attribute(c.TASK)} END, start_ns) AS task
+  arg_min(CASE WHEN {_IS_ROLLOUT} THEN {attribute_sql(c.TASK)} END, start_ns) AS task
 -- IN, for of a join DuckDB may hold the spans rather than the few repeated.
 FROM (SELECT *, (trace_id, span_id) IN (FROM repeated) AS is_repeated FROM spans)
   LEFT JOIN homes USING (trace_id, span_id)
-GROUP BY 1, 2 HAVING count(*) > count(*) FILTER ({IS_LONE} OR {IS_RETRACTION})) AS found
+GROUP BY 1, 2 HAVING count(*) > count(*) FILTER ({IS_REWARD_SPAN} OR {IS_RETRACTION})) AS found
 LEFT JOIN earned ON earned.attempt = hash(found.rollout_id, found.attempt_id)"""
 
 
@@ -244,13 +249,14 @@ DERIVED: Final = {
 
 NAMES: Final = frozenset({"spans", *DERIVED})
 NARROW: Final = "narrow"
-"""A view for readers of ours: the narrow columns of ``spans``, and what is known of their gist."""
+"""A view for our own readers: the narrow columns of ``spans`` and their digest, if known."""
 _NARROW: Final = f"""{", ".join(NARROW_COLUMNS)},
-  {ODD} + CASE WHEN {attribute(c.RECEIVED)} IS NULL THEN 0 ELSE {RECEIVED} END AS gist_kind
+  {IRREGULAR} + CASE WHEN {attribute_sql(c.RECEIVED)} IS NULL THEN 0 ELSE {RECEIVED} END
+    AS gist_kind
 FROM spans"""
 
 
-def views_of(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
+def list_views(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
     """Return the names of the views that a query reads; all of them where that cannot be told.
 
     The connection has no views: with them DuckDB looks into these.
@@ -267,18 +273,18 @@ def views_of(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
     return names if is_told else NAMES
 
 
-def alive_statement(alive: Collection[str]) -> str:
+def alive_macro_sql(alive: Collection[str]) -> str:
     """Return the macro that tells SQL which processes live, as only their locks do."""
-    known = quoted("/".join(["", *alive, ""]))
+    known = quote_text("/".join(["", *alive, ""]))
     return f"CREATE OR REPLACE MACRO is_alive(process) AS contains({known}, '/' || process || '/')"
 
 
-def define_derived(
+def create_views(
     con: "duckdb.DuckDBPyConnection", names: Collection[str], alive: Collection[str] = ()
 ) -> None:
     """Define the views over ``spans`` on a connection."""
     derived = (statement for name, statement in DERIVED.items() if name in names)
-    for statement in (alive_statement(alive), *derived):
+    for statement in (alive_macro_sql(alive), *derived):
         con.execute(statement)
     if NARROW in names:
         con.execute(f"CREATE OR REPLACE VIEW {NARROW} AS SELECT {_NARROW}")

@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanContext
 from lightning_otel.adapter.attempts import AttemptKey, group
 from lightning_otel.adapter.attributes import read_links
 from lightning_otel.dataset import Store
-from lightning_otel.store.live import records_of_others
+from lightning_otel.store.live import read_others_records
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.transforms import without_dropped
 from lightning_otel.types import Span
@@ -133,7 +133,7 @@ class Recording:
         if records is None:
             return None
         if writer.layout is not None:
-            others = records_of_others(writer.layout, writer.process, self._since_ns, mentions)
+            others = read_others_records(writer.layout, writer.process, self._since_ns, mentions)
             if others is None:
                 return None
             records += others

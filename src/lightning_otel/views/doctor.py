@@ -269,7 +269,7 @@ def _check_permissions(layout: Layout) -> Iterator[Finding]:
 def _check_contents(layout: Layout, store: Store) -> Iterator[Finding]:
     command = damage.repair_command(layout)
     try:
-        whole = layout.whole_manifest()
+        whole = layout.find_whole_manifest()
         if whole != layout.manifest_path:
             text = f"{layout.manifest_path} is damaged or missing, its copy is whole"
             yield problem("manifest-damaged", text, command)
@@ -333,7 +333,7 @@ def _check_counts(layout: Layout, store: Store) -> Iterator[Finding]:
         return
     manifest = layout.read_manifest()
     files = len(manifest.live_files)
-    segments = len(layout.unsettled(manifest))
+    segments = len(layout.list_unsettled(manifest))
     yield ok(
         "store",
         f"{layout.catalogue}: {row['n']} spans, of which incomplete: {row['n'] - row['ended']}; "

@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.store.earnings import LAST_REWARD
-from lightning_otel.store.sql import ROLLOUT, attribute, quoted
-from lightning_otel.store.views import JUDGES
+from lightning_otel.store.attempt_rewards import LAST_REWARD
+from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
+from lightning_otel.store.views import IS_ANNOTATION
 from lightning_otel.types import conventions as c
 from lightning_otel.views.table import SINCE, WHEN, Filter, View
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lightning_otel.dataset import Store
     from lightning_otel.resources import Resources
 
-_GENERATIVE: Final = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
+_GENERATIVE: Final = ", ".join(map(quote_text, sorted(c.GENERATIVE_OPERATIONS)))
 _REWARDED: Final = Filter(
     "(reward IS NOT NULL) = ?", "Only those with, or without, a reward.", bool
 )
@@ -71,7 +71,7 @@ def _read_texts(
 
 
 _MODES: Final = f"""
-SELECT {ROLLOUT} AS rollout_id, any_value({attribute(c.MODE)}) AS mode FROM spans
+SELECT {ROLLOUT} AS rollout_id, any_value({attribute_sql(c.MODE)}) AS mode FROM spans
 WHERE {ROLLOUT} IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1"""
 _TEXTS: Final = """
 SELECT {key} AS id, arg_min(input_messages, start_ns) AS asked,
@@ -79,11 +79,11 @@ SELECT {key} AS id, arg_min(input_messages, start_ns) AS asked,
 FROM calls WHERE {key} IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1"""
 # A look for the text costs a third of parsing the JSON, and most spans have no such attribute.
 _NAME: Final = f"""CASE WHEN contains(attributes::VARCHAR, '"{c.CONVERSATION_ID}"')
-  THEN nullif({attribute(c.CONVERSATION_ID)}, '') END"""
+  THEN nullif({attribute_sql(c.CONVERSATION_ID)}, '') END"""
 _REWARDS: Final = f"SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY rollout_id"
 TALKS: Final = f"""
 SELECT {ROLLOUT} AS rollout_id, any_value({_NAME}) AS named, min(start_ns) AS start_ns,
-  max(coalesce(end_ns, start_ns)) FILTER (NOT {JUDGES}) AS end_ns,
+  max(coalesce(end_ns, start_ns)) FILTER (NOT {IS_ANNOTATION}) AS end_ns,
   string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   count(*) FILTER (operation IN ({_GENERATIVE})) AS calls,
   any_value(trace_id ORDER BY start_ns) AS trace_id

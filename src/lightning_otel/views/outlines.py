@@ -7,7 +7,7 @@ from lightning_otel.adapter import readers
 from lightning_otel.adapter.differing import MOST_LINES, Difference, differ
 from lightning_otel.adapter.outline import Outline, outline
 from lightning_otel.dataset.batches import incomplete, whole
-from lightning_otel.store.find import rollout_of
+from lightning_otel.store.lookup import find_rollout
 from lightning_otel.store.schema import span_of
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT
@@ -63,7 +63,7 @@ def _rollout_spans(source: SpanSource, rollout_id: str) -> list[Span]:
 
 def _rollout_of(source: SpanSource, noun: str, whole_id: str) -> str:
     con = source.connect(("spans",), INDEX_COLUMNS)
-    return rollout_of(con, noun, whole_id)
+    return find_rollout(con, noun, whole_id)
 
 
 def _outline_elsewhere(source: SpanSource, whole_id: str, column: str) -> Outline:

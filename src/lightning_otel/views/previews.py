@@ -9,7 +9,7 @@ from lightning_otel.adapter import readers
 from lightning_otel.adapter.rewards import reward_words
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.messages.media import name_media, plain
-from lightning_otel.store.sql import attribute, quoted
+from lightning_otel.store.sql import attribute_sql, quote_text
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.markup import one_line
@@ -35,9 +35,9 @@ _MARKED: Final = (c.MESSAGE_BODY, c.OBJECT_LITERAL, c.OBJECT_JSON)
 _SHORT_KEYS: Final = (c.TOOL_ARGUMENTS, c.TOOL_RESULT, *_MARKED)
 
 WORDS_OF: Final = f"""
-SELECT trace_id, name = {quoted(c.SPAN_ROLLOUT)} AS is_task,
-  CASE WHEN is_task THEN left({attribute(c.TASK)}, {_LONGEST}) END AS task,
-  left(coalesce(input_messages, {attribute("input.value")}, ''), {_LONGEST}) AS asked
+SELECT trace_id, name = {quote_text(c.SPAN_ROLLOUT)} AS is_task,
+  CASE WHEN is_task THEN left({attribute_sql(c.TASK)}, {_LONGEST}) END AS task,
+  left(coalesce(input_messages, {attribute_sql("input.value")}, ''), {_LONGEST}) AS asked
 FROM spans WHERE start_ns BETWEEN ? AND ?
   AND trace_id IN ({{traces}}) AND span_id IN ({{ids}})"""
 """What names a trace, of its first span and its first call."""
@@ -67,7 +67,7 @@ _SAID: Final = f"""
 SELECT span_id, name, scope, {_message_at("input_messages", "#-1")} AS asked,
   {_message_at("output_messages", "0")} AS answered,
   CASE WHEN strlen(attributes::VARCHAR) < {_LIGHT} THEN attributes::VARCHAR END AS held,
-  [{", ".join(f"left({attribute(key)}, {_SIDE})" for key in _SHORT_KEYS)}] AS texts
+  [{", ".join(f"left({attribute_sql(key)}, {_SIDE})" for key in _SHORT_KEYS)}] AS texts
 FROM spans WHERE trace_id IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ?
   AND span_id IN (SELECT unnest(?))"""
 
@@ -94,8 +94,8 @@ def read_title(store: "Store", rows: "Sequence[Row]") -> str:
     if not named:
         return ""
     trace_id, times = named[0].trace_id, [row.start_ns for row in named]
-    ids = ", ".join(quoted(row.span_id) for row in named)
-    query = WORDS_OF.format(traces=quoted(trace_id), ids=ids)
+    ids = ", ".join(quote_text(row.span_id) for row in named)
+    query = WORDS_OF.format(traces=quote_text(trace_id), ids=ids)
     told = store.sql(query, [min(times), max(times)]).rows()
     return choose_words(tuple(row.values()) for row in told).get(trace_id, "")
 

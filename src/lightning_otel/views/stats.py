@@ -27,7 +27,7 @@ def store_stats(store: Store) -> dict[str, Any]:
     if store.layout is None:
         return {**found, **dict.fromkeys(("files", "segments", "bytes", "missing", "gone"), 0)}
     manifest = store.layout.read_manifest()
-    segments = store.layout.unsettled(manifest)
+    segments = store.layout.list_unsettled(manifest)
     files = [store.layout.data / file.name for file in manifest.live_files]
     return {
         **found,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_otel import config
 from lightning_otel.errors import ConfigError
 from lightning_otel.rewarding.worth import Price, find_price
-from lightning_otel.store.earnings import LAST_REWARD
-from lightning_otel.store.source import overview
+from lightning_otel.store.attempt_rewards import LAST_REWARD
+from lightning_otel.store.source import read_overview
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -105,7 +105,7 @@ def read_summaries(
     until = time.time_ns() if now_ns is None else now_ns
     middle, since = (until - n * PERIODS[period] * 1_000_000_000 for n in (1, 2))
     bounds = [middle, since, until]
-    rows = {row.pop("is_now"): row for row in overview(store.source, _ROLLOUTS, bounds)}
+    rows = {row.pop("is_now"): row for row in read_overview(store.source, _ROLLOUTS, bounds)}
     calls, prices = list(store.sql(_TOKENS, bounds)), read_prices()
     now, before = (
         Summary(**rows.get(is_now, {}), **_sum_costs(calls, prices, is_now=is_now))
@@ -136,7 +136,7 @@ def _sum_costs(
 
 def list_failures(store: "Store", limit: int = 3) -> Iterator[dict[str, Any]]:
     """Yield the last rollouts that failed, each with the message of its last error."""
-    rows = overview(store.source, _FAILURES, [limit])
+    rows = read_overview(store.source, _FAILURES, [limit])
     found = store.sql(_REASONS, [[row["rollout_id"] for row in rows]])
     reasons = {row["rollout_id"]: row["reason"] for row in found}
     for row in rows:

@@ -93,7 +93,7 @@ class View:
             after: The place behind which they begin, as ``following`` says.
             sort: One of ``sorts``, after a ``-`` the largest first; by default ``order``.
         """
-        from lightning_otel.store.source import overview
+        from lightning_otel.store.source import read_overview
 
         named = {name: value for name, value in wanted.items() if value is not None}
         where = " AND ".join(["true", *(self.filters[name].condition for name in named)])
@@ -110,7 +110,7 @@ SELECT total, page.* FROM (SELECT count(*) AS total FROM matching) LEFT JOIN (
   SELECT *, true AS is_row FROM matching WHERE {"true" if after is None else behind}
   ORDER BY {order} {bound} OFFSET {offset}
 ) AS page ON true ORDER BY {order}"""
-        found = overview(store.source, query, [*named.values(), *(after or ())])
+        found = read_overview(store.source, query, [*named.values(), *(after or ())])
         total = max(row.pop("total") for row in found)
         rows = [row for row in found if row.pop("is_row")][:limit]
         is_more = limit is not None and len(found) > limit

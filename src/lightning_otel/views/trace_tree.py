@@ -17,7 +17,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.dataset.formats.transition_rows import transition
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.schema import NARROW_COLUMNS
-from lightning_otel.store.sql import ROLLOUT, attribute, quoted
+from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.views import NARROW
 from lightning_otel.types import Report, Span, Transition
 from lightning_otel.types import conventions as c
@@ -54,16 +54,16 @@ _COLUMNS: Final = f"""trace_id, span_id, parent_span_id, left(name, {_SHORT}), s
   response_id, input_tokens, output_tokens, {ROLLOUT}, reward, coalesce(process, ''), sequence,
   end_sequence,
   operation IS NULL AND reward IS NULL
-    AND regexp_matches(attributes::VARCHAR, {quoted(f'"({_PLUMBING})":')}),
+    AND regexp_matches(attributes::VARCHAR, {quote_text(f'"({_PLUMBING})":')}),
   [left(fact, {_SHORT}) for fact in json_extract_string(attributes,
-    [{", ".join(quoted(f'$."{key}"') for key in FACTS.values())}])]"""
+    [{", ".join(quote_text(f'$."{key}"') for key in FACTS.values())}])]"""
 _LATER: Final = f"""
 SELECT trace_id, span_id, start_ns FROM narrow WHERE {REWARDS_SINCE} AND trace_id <> ?
   AND {ROLLOUT} IN (SELECT {ROLLOUT} FROM narrow WHERE trace_id = ?)"""
 _LINKED: Final = f"""
 SELECT trace_id, span_id, start_ns FROM spans WHERE {REWARDS_SINCE} AND trace_id <> ?
-  AND contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)})
-  AND {attribute(f"{c.LINK_PREFIX}.0.value_match")} IN (SELECT unnest(?))"""
+  AND contains(attributes::VARCHAR, {quote_text(c.LINK_PREFIX)})
+  AND {attribute_sql(f"{c.LINK_PREFIX}.0.value_match")} IN (SELECT unnest(?))"""
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ def _read_spans(store: Store, trace_id: str) -> tuple[list[Row], list[Row]]:
     con = store.source.connect(("spans", NARROW), (*NARROW_COLUMNS, "attributes"))
 
     def ask() -> tuple[list[Row], list[Row]]:
-        own = _read_rows(con, f"trace_id = {quoted(trace_id)}")
+        own = _read_rows(con, f"trace_id = {quote_text(trace_id)}")
         return own, _read_later(con, trace_id, own) if own else []
 
     return con.answered(ask)
@@ -234,7 +234,7 @@ def _read_later(con: "duckdb.DuckDBPyConnection", trace_id: str, own: list[Row])
         found += con.execute(_LINKED, [low, trace_id, ids]).fetchall()
     if not found:
         return []
-    names = ", ".join(f"({quoted(trace)}, {quoted(span)})" for trace, span, _ in found)
+    names = ", ".join(f"({quote_text(trace)}, {quote_text(span)})" for trace, span, _ in found)
     times = [start_ns for _, _, start_ns in found]
     where = f"start_ns BETWEEN {min(times)} AND {max(times)} AND (trace_id, span_id) IN ({names})"
     rows = _read_rows(con, where)

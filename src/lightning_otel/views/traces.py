@@ -11,14 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from lightning_otel.store.earnings import LAST_REWARD
-from lightning_otel.store.gist import KIND, RECEIVED, REWARD
-from lightning_otel.store.live import living
+from lightning_otel.store.attempt_rewards import LAST_REWARD
+from lightning_otel.store.digest import KIND, RECEIVED, REWARD
+from lightning_otel.store.live import list_live_processes
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
-from lightning_otel.store.sql import ROLLOUT, attribute, quoted
-from lightning_otel.store.views import JUDGES, NARROW, REPEATED, ROLLOUTS, alive_statement
+from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
+from lightning_otel.store.views import (
+    DUPLICATE_CALLS,
+    IS_ANNOTATION,
+    NARROW,
+    ROLLOUTS,
+    alive_macro_sql,
+)
 from lightning_otel.types import conventions as c
 from lightning_otel.views.previews import (
     ANSWERS_OF,
@@ -31,7 +37,7 @@ from lightning_otel.views.previews import (
 if TYPE_CHECKING:
     import duckdb
 
-_GENERATIVE: Final = ", ".join(map(quoted, sorted(c.GENERATIVE_OPERATIONS)))
+_GENERATIVE: Final = ", ".join(map(quote_text, sorted(c.GENERATIVE_OPERATIONS)))
 _CHUNK: Final = 4_000
 """Traces whose texts are looked through at once."""
 _MEMORY: Final = "512MB"
@@ -135,7 +141,8 @@ class TracePage:
 
 def may_link(con: "duckdb.DuckDBPyConnection", since_ns: int = 0) -> bool:
     """Tell whether some reward or retraction may be linked, from its narrow columns."""
-    look = f"SELECT 1 FROM narrow WHERE {JUDGES} AND start_ns >= ? AND {KIND} <> {REWARD} LIMIT 1"
+    where = f"{IS_ANNOTATION} AND start_ns >= ? AND {KIND} <> {REWARD}"
+    look = f"SELECT 1 FROM narrow WHERE {where} LIMIT 1"
     return bool(con.execute(look, [since_ns]).fetchall())
 
 
@@ -152,7 +159,7 @@ def find_traces(
     is_about_bodies = wanted.text or wanted.resource_version or wanted.received is not None
     is_wide = is_about_bodies or source.layout is not None
     con = source.connect(views, None if is_wide else INDEX_COLUMNS)
-    alive = living(source.layout) if source.layout is not None else ()
+    alive = list_live_processes(source.layout) if source.layout is not None else ()
     con.execute(f"SET memory_limit = '{_MEMORY}'")
     return con.answered(lambda: _find_page(con, wanted, alive, after, limit))
 
@@ -179,7 +186,7 @@ def _find_page(
 
 def _match_narrow(wanted: TraceFilter, alive: Sequence[str]) -> tuple[str, list[Any]]:
     """The query for all traces that match by their narrow columns, and its parameters."""
-    having = [f"count(*) FILTER (name <> {quoted(c.SPAN_ANNOTATION)}) > 0"]
+    having = [f"count(*) FILTER (name <> {quote_text(c.SPAN_ANNOTATION)}) > 0"]
     where: list[str] = ["true"]
     values: list[Any] = []
     for column, pattern in (("agent", wanted.agent), ("model", wanted.model)):
@@ -189,7 +196,7 @@ def _match_narrow(wanted: TraceFilter, alive: Sequence[str]) -> tuple[str, list[
     if wanted.has_error is not None:
         having.append(f"bool_or(status = 'ERROR') = {wanted.has_error}")
     if wanted.status is not None:
-        having.append(f"{_status_sql(alive)} = {quoted(wanted.status)}")
+        having.append(f"{_status_sql(alive)} = {quote_text(wanted.status)}")
     for sign, time_ns in ((">=", wanted.since_ns), ("<", wanted.until_ns)):
         if time_ns is not None:
             having.append(f"min(start_ns) {sign} ?")
@@ -223,17 +230,17 @@ def _match_narrow(wanted: TraceFilter, alive: Sequence[str]) -> tuple[str, list[
 def _version_condition(version: str) -> tuple[str, list[Any]]:
     """The condition for spans of a resource's version, which only attributes tell."""
     name, at, number = version.partition("@")
-    own = attribute(c.RESOURCE_VERSION)
+    own = attribute_sql(c.RESOURCE_VERSION)
     condition, values = f"{own} = ? OR {own} GLOB ?", [version, version]
     if at:
         # The object says of agents which version of each resource: {"*": {"prompt": "v3"}}.
-        condition += f" OR contains(replace({attribute(c.RESOURCES)}, ' ', ''), ?)"
+        condition += f" OR contains(replace({attribute_sql(c.RESOURCES)}, ' ', ''), ?)"
         values.append(json.dumps({name: number}, separators=(",", ":"))[1:-1])
     return f"contains(attributes::VARCHAR, 'lightning.resource') AND ({condition})", values
 
 
 def _status_sql(alive: Sequence[str]) -> str:
-    lives = f"process IN ({', '.join(map(quoted, alive))})" if alive else "false"
+    lives = f"process IN ({', '.join(map(quote_text, alive))})" if alive else "false"
     is_root, is_open = "parent_span_id IS NULL AND reward IS NULL", "end_ns IS NULL"
     return f"""CASE WHEN bool_or({is_root} AND status = 'ERROR') THEN 'failed'
     WHEN NOT bool_or({is_open}) OR (bool_or({is_root} AND NOT {is_open})
@@ -282,7 +289,7 @@ def _read_rows(
     low, high = min(row[1] for row in found), max(row[2] for row in found)
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE page AS FROM narrow "
-        f"WHERE trace_id IN ({', '.join(map(quoted, names))}) AND start_ns BETWEEN ? AND ?",
+        f"WHERE trace_id IN ({', '.join(map(quote_text, names))}) AND start_ns BETWEEN ? AND ?",
         [low, high],
     )
     cursor = con.execute(_word_status(alive))
@@ -290,7 +297,7 @@ def _read_rows(
     told = {row[0]: dict(zip(keys, row, strict=True)) for row in cursor.fetchall()}
     # The reward of a rollout is told by all of its spans, not by those of the page alone.
     con.execute(_NEAR_PAGE.format(linked=_LINKED if may_link(con) else ""))
-    con.execute(alive_statement(alive))
+    con.execute(alive_macro_sql(alive))
     rewards = dict(con.execute(_EARNED).fetchall())
     words = choose_words(_read_texts(con, _FIRST, WORDS_OF, low, high))
     answers = dict(_read_texts(con, _LAST, ANSWERS_OF, low, high))
@@ -306,7 +313,7 @@ def _read_texts(con: Reader, choose: str, texts: str, low: int, high: int) -> li
     names = con.execute(choose).fetchall()
     if not names:
         return []
-    traces, spans = (", ".join(map(quoted, ids)) for ids in zip(*names, strict=True))
+    traces, spans = (", ".join(map(quote_text, ids)) for ids in zip(*names, strict=True))
     return con.execute(texts.format(traces=traces, ids=spans), [low, high]).fetchall()
 
 
@@ -321,7 +328,7 @@ _FIRST: Final = f"""
 SELECT trace_id, arg_min(span_id, (start_ns, sequence)) FROM page
 WHERE operation IN ({_GENERATIVE}) GROUP BY trace_id
 UNION ALL
-SELECT trace_id, span_id FROM page WHERE name = {quoted(c.SPAN_ROLLOUT)}"""
+SELECT trace_id, span_id FROM page WHERE name = {quote_text(c.SPAN_ROLLOUT)}"""
 
 _LAST: Final = f"""
 SELECT trace_id, arg_max(span_id, (start_ns, sequence)) FROM page
@@ -333,7 +340,7 @@ SELECT {", ".join((*NARROW_COLUMNS, "attributes"))} FROM spans
 WHERE {ROLLOUT} IN (SELECT {ROLLOUT} FROM page) {{linked}}"""
 
 _LINKED: Final = f"""
-OR ({JUDGES} AND contains(attributes::VARCHAR, {quoted(c.LINK_PREFIX)}))"""
+OR ({IS_ANNOTATION} AND contains(attributes::VARCHAR, {quote_text(c.LINK_PREFIX)}))"""
 
 _EARNED: Final = f"""
 WITH spans AS (FROM beside)
@@ -343,14 +350,14 @@ SELECT rollout_id, {LAST_REWARD} FROM ({ROLLOUTS}) GROUP BY 1"""
 def _word_status(alive: Sequence[str]) -> str:
     is_call = f"operation IN ({_GENERATIVE}) AND is_repeated IS NULL"
     return f"""
-WITH spans AS (FROM page), {REPEATED}
+WITH spans AS (FROM page), {DUPLICATE_CALLS}
 SELECT trace_id, any_value({ROLLOUT}) AS rollout_id, min(start_ns) AS start_ns,
   max(coalesce(end_ns, start_ns)) AS end_ns, {_status_sql(alive)} AS status,
   list_sort(list(DISTINCT agent) FILTER (agent <> '')) AS agents,
   list_sort(list(DISTINCT model) FILTER (model <> '')) AS models,
   count(*) AS spans, count(*) FILTER (status = 'ERROR') AS errors,
   count(*) FILTER ({is_call}) AS calls,
-  count(*) FILTER (operation = {quoted(c.EXECUTE_TOOL)}) AS tools,
+  count(*) FILTER (operation = {quote_text(c.EXECUTE_TOOL)}) AS tools,
   sum(input_tokens) FILTER ({is_call})::BIGINT AS input_tokens,
   sum(output_tokens) FILTER ({is_call})::BIGINT AS output_tokens
 FROM page LEFT JOIN (SELECT *, true AS is_repeated FROM repeated) USING (trace_id, span_id)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.dataset import Store
 from lightning_otel.serve.api.fresh import Mark, mark_of
-from lightning_otel.store.layout import state_place
+from lightning_otel.store.layout import find_state
 
 if TYPE_CHECKING:
     from lightning_otel.rewarding.feedback import Keep
@@ -68,4 +68,4 @@ class Rooms:
     @property
     def is_made(self) -> bool:
         """True if there is state to read; opens nothing."""
-        return state_place(self._store) is not None
+        return find_state(self._store) is not None

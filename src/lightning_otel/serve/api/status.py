@@ -19,7 +19,7 @@ from lightning_otel.serve.api.hub import EVENTS
 from lightning_otel.serve.api.operation import Asked, Told, document, operation
 from lightning_otel.store.layout import total_bytes
 from lightning_otel.store.settle import sealed
-from lightning_otel.store.source import overview
+from lightning_otel.store.source import read_overview
 from lightning_otel.views.summary import read_summaries
 
 _EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -202,7 +202,7 @@ def _read_status(request: Request) -> dict[str, Any]:
     }
     if layout is not None:
         manifest = layout.read_manifest()
-        segments = layout.unsettled(manifest)
+        segments = layout.list_unsettled(manifest)
         files = [layout.data / file.name for file in manifest.live_files]
         since_s = [path.stat().st_mtime for path in sealed(layout) if path.exists()]
         found["size_bytes"], found["segments"] = total_bytes([*files, *segments]), len(segments)
@@ -212,7 +212,7 @@ def _read_status(request: Request) -> dict[str, Any]:
 
 def _count_rollouts(store: Store) -> dict[str, int]:
     query = "SELECT status, count(DISTINCT rollout_id) AS n FROM rollouts GROUP BY 1"
-    found = {row["status"]: int(row["n"]) for row in overview(store.source, query)}
+    found = {row["status"]: int(row["n"]) for row in read_overview(store.source, query)}
     return {name: found.get(name, 0) for name in _STATUSES}
 
 

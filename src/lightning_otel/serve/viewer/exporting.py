@@ -21,7 +21,7 @@ from lightning_otel.serve.viewer.selecting import (
     list_formats,
     parse_number,
 )
-from lightning_otel.store.table import line
+from lightning_otel.store.table import json_line
 
 OPTION: Final = "option."
 """What comes before the name of a format's own option in a query."""
@@ -65,7 +65,7 @@ def write_lines(
     store: Store, asked: Chosen, name: str, options: Mapping[str, Any]
 ) -> Iterator[bytes]:
     """The rows as JSON lines, some at a time, as they are made."""
-    return join_lines(map(line, store.rows(name, **asked.keywords, **options)))
+    return join_lines(map(json_line, store.rows(name, **asked.keywords, **options)))
 
 
 def write_parquet(

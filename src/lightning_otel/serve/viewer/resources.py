@@ -18,7 +18,7 @@ from lightning_otel.serve.viewer.addresses import path_of
 from lightning_otel.serve.viewer.chat import show_value
 from lightning_otel.serve.viewer.differing import compare_lines, fold_lines
 from lightning_otel.serve.viewer.selecting import parse_number
-from lightning_otel.store.source import rollout_rewards
+from lightning_otel.store.source import read_rollout_rewards
 from lightning_otel.types import Transition
 from lightning_otel.views.nouns import describe_resource
 
@@ -92,7 +92,9 @@ async def using(request: Request) -> Response:
 
     def read(store: Store) -> Mapping[str, object]:
         versions = _open(request).versions(name)
-        found = count_uses(name, store.transitions(bodies=False), rollout_rewards(store.source))
+        found = count_uses(
+            name, store.transitions(bodies=False), read_rollout_rewards(store.source)
+        )
         kept = [found[each.version] for each in versions[::-1] if each.version in found]
         return {
             "title": f"Usage of {name}",

@@ -20,7 +20,7 @@ from lightning_otel.store.engines import collector
 from lightning_otel.store.engines.remote import RemoteSource, fetched_columns
 from lightning_otel.store.snapshot import SAME_SPAN_NS
 from lightning_otel.store.source import MemorySource, Selection, SpanSource
-from lightning_otel.store.sql import quoted
+from lightning_otel.store.sql import quote_text
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -137,10 +137,12 @@ class ClickHouse(RemoteSource):
             columns=("trace_id", "span_id"),
         )
         self.send(there, path)
-        con.execute(f"CREATE OR REPLACE TEMP TABLE there AS FROM read_parquet({quoted(str(path))})")
+        con.execute(
+            f"CREATE OR REPLACE TEMP TABLE there AS FROM read_parquet({quote_text(str(path))})"
+        )
         rows = f"(SELECT * FROM spans ANTI JOIN there USING (trace_id, span_id) WHERE {within})"
         ((count,),) = con.execute(
-            f"COPY ({collector.load_query(rows)}) TO {quoted(str(path))} "
+            f"COPY ({collector.load_query(rows)}) TO {quote_text(str(path))} "
             "(FORMAT parquet, COMPRESSION zstd)"
         ).fetchall()
         if count:

@@ -266,7 +266,7 @@ MACROS: Final = (
 """What :func:`load_query` stands on."""
 
 _BODIES: Final = ", ".join(
-    f"{{'k': {sql.quoted(key)}, 'v': {column}}}" for column, key in BODY_COLUMNS.items()
+    f"{{'k': {sql.quote_text(key)}, 'v': {column}}}" for column, key in BODY_COLUMNS.items()
 )
 _HIDDEN: Final = ", ".join(
     (

@@ -18,9 +18,9 @@ from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout
 from lightning_otel.store.parquet import row_of
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.snapshot import is_one_span
+from lightning_otel.store.snapshot import same_span_sql
 from lightning_otel.store.source import Selection, SpanSource
-from lightning_otel.store.sql import keep_quiet, quoted
+from lightning_otel.store.sql import hide_progress_bar, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter, writer_for
 
@@ -49,7 +49,7 @@ WITH doubtful AS (
     SELECT hash(trace_id, span_id) FROM reading.lines GROUP BY 1 HAVING count(*) > 1)
 )
 SELECT DISTINCT later.line FROM doubtful AS later JOIN doubtful AS earlier
-  ON {is_one_span("earlier", "later")} AND earlier.line < later.line"""
+  ON {same_span_sql("earlier", "later")} AND earlier.line < later.line"""
 
 
 class DuckLakeSource(SpanSource):
@@ -123,7 +123,7 @@ def attached(
     settings: dict[str, str | bool | int | float | list[str]]
     settings = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
     con = duckdb.connect(config=settings)
-    keep_quiet(con)
+    hide_progress_bar(con)
     for name in _EXTENSIONS:
         try:
             con.execute(f"LOAD {_find_extension(name)}")
@@ -138,10 +138,12 @@ def attached(
     if is_read_only:
         options.append("READ_ONLY")
     if address.data:
-        options.append(f"DATA_PATH {quoted(folder_of(address.data))}")
-    con.execute(f"CREATE SECRET lake_postgres (TYPE postgres, PASSWORD {quoted(address.password)})")
+        options.append(f"DATA_PATH {quote_text(folder_of(address.data))}")
     con.execute(
-        f"ATTACH {quoted(f'ducklake:postgres:{conninfo}')} AS {LAKE} ({', '.join(options)})"
+        f"CREATE SECRET lake_postgres (TYPE postgres, PASSWORD {quote_text(address.password)})"
+    )
+    con.execute(
+        f"ATTACH {quote_text(f'ducklake:postgres:{conninfo}')} AS {LAKE} ({', '.join(options)})"
     )
     return con
 
@@ -166,7 +168,7 @@ def _find_extension(name: str) -> str:
     for folder in (package.submodule_search_locations or ()) if package else ():
         file = Path(folder) / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
         if file.exists():
-            return quoted(str(file))
+            return quote_text(str(file))
     return name
 
 
@@ -183,7 +185,7 @@ def _tell_keys(con: "duckdb.DuckDBPyConnection") -> None:
         options["ENDPOINT"] = host.rstrip("/")
         options["URL_STYLE"] = "path"
         options["USE_SSL"] = "false" if scheme == "http" else "true"
-    told = "".join(f", {name} {quoted(value)}" for name, value in options.items() if value)
+    told = "".join(f", {name} {quote_text(value)}" for name, value in options.items() if value)
     con.execute(f"CREATE SECRET lake_storage (TYPE s3{told})")
 
 
@@ -237,7 +239,7 @@ def _selection_bounds(selection: Selection) -> tuple[str, str]:
     ids = sorted({each for part in parts for each in part.trace_ids})
     traces, times = "true", ["true"]
     if all(part.trace_ids for part in parts) and len(ids) <= _MOST_LITERALS:
-        traces = f"trace_id IN ({', '.join(map(quoted, ids))})"
+        traces = f"trace_id IN ({', '.join(map(quote_text, ids))})"
     since_ns = [part.since_ns for part in parts if part.since_ns is not None]
     until_ns = [part.until_ns for part in parts if part.until_ns is not None]
     times += [f"start_ns >= {min(since_ns)}"] if len(since_ns) == len(parts) else []

@@ -31,12 +31,12 @@ from lightning_otel.store.engines.ducklake import (
     telling,
 )
 from lightning_otel.store.lake import LakeAddress
-from lightning_otel.store.layout import SCHEMA_VERSION, Layout, elected_alone, file_lock
+from lightning_otel.store.layout import SCHEMA_VERSION, Layout, file_lock, hold_settler_lock
 from lightning_otel.store.parquet import sync
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.settle import settle
-from lightning_otel.store.snapshot import rows_of
-from lightning_otel.store.sql import quoted
+from lightning_otel.store.snapshot import rows_sql
+from lightning_otel.store.sql import quote_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -129,7 +129,7 @@ def _plan_publications(layout: Layout, *, is_rest_included: bool) -> set[str]:
 
     What was noted down stays so: a publisher that comes after a dead one goes on with its files.
     """
-    with elected_alone(layout, _WAIT_S):
+    with hold_settler_lock(layout, _WAIT_S):
         manifest = layout.read_manifest()
         names = {file.name: file.publication for file in manifest.live_files}
         waiting = [file for file in manifest.live_files if not file.publication]
@@ -165,7 +165,7 @@ def _open_lake(
     with attached(address, application=own, is_read_only=False) as con:
         con.execute("SET threads = 1")
         con.execute(f"SET memory_limit = '{_MEMORY}'")
-        con.execute(f"SET temp_directory = {quoted(str(spill))}")
+        con.execute(f"SET temp_directory = {quote_text(str(spill))}")
         con.execute("SET ducklake_max_retry_count = 50")
         _end_predecessors(con, application, own)
         for table, columns in ((SPANS, COLUMNS), (PUBLISHED, _PUBLISHED_COLUMNS)):
@@ -190,7 +190,7 @@ def _end_predecessors(con: "duckdb.DuckDBPyConnection", application: str, own: s
         "WHERE datname = current_database() "
         f"AND application_name LIKE '{application}%' AND application_name <> '{own}'"
     )
-    query = f"SELECT n FROM postgres_query('{POSTGRES}', {quoted(ended)})"
+    query = f"SELECT n FROM postgres_query('{POSTGRES}', {quote_text(ended)})"
     deadline = time.monotonic() + _WAIT_S
     while con.execute(query).fetchall() != [(0,)]:
         if time.monotonic() > deadline:
@@ -212,11 +212,11 @@ def _put_publication(
     if not _write_files(con, layout, publication, place):
         return 0
     ((spans, first_ns, last_ns),) = con.execute(
-        f"SELECT count(*), min(start_ns), max(start_ns) FROM read_parquet({quoted(place)})"
+        f"SELECT count(*), min(start_ns), max(start_ns) FROM read_parquet({quote_text(place)})"
     ).fetchall()
     con.execute("BEGIN")
     con.execute(
-        f"CALL ducklake_add_data_files('{LAKE}', 'spans', {quoted(place)}, schema => 'main', "
+        f"CALL ducklake_add_data_files('{LAKE}', 'spans', {quote_text(place)}, schema => 'main', "
         "allow_missing => true)"
     )
     con.execute(
@@ -243,8 +243,8 @@ def _write_files(
         order = "ORDER BY trace_id, agent, start_ns, sequence" if len(files) > 1 else ""
         try:
             con.execute(
-                f"COPY (SELECT {', '.join(COLUMNS)} FROM {rows_of(layout, files)} {order}) "
-                f"TO {quoted(made)} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, "
+                f"COPY (SELECT {', '.join(COLUMNS)} FROM {rows_sql(layout, files)} {order}) "
+                f"TO {quote_text(made)} (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 3, "
                 f"ROW_GROUP_SIZE 20480, KV_METADATA {{schema: '{SCHEMA_VERSION}'}})"
             )
             break

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
-from lightning_otel.store.source import REWARD_ATTRIBUTES, Asked, Names, Selection, SpanSource
-from lightning_otel.store.sql import ROLLOUT, new_connection, quoted
+from lightning_otel.store.source import REWARD_ATTRIBUTES, Names, Selection, SpanSource, Statement
+from lightning_otel.store.sql import ROLLOUT, new_connection, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter
 
@@ -71,7 +71,7 @@ class RemoteSource(SpanSource):
         con.execute(_EMPTY)
         return con
 
-    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Asked) -> Reader:
+    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
         reader = super()._read(con, names, columns, asked)
         if columns is None:
             columns = _columns_of(con, *asked) if asked[0] else tuple(COLUMNS)
@@ -99,7 +99,7 @@ class RemoteSource(SpanSource):
                 # A Parquet file that breaks off has no footer, and is never read as a shorter one.
                 con.execute(
                     f"INSERT INTO spans ({names}) SELECT {names} FROM "
-                    f"read_parquet({quoted(str(path))})"
+                    f"read_parquet({quote_text(str(path))})"
                 )
             except duckdb.Error as exc:
                 raise StoreError(f"cannot read spans from {self.name}: {exc}; try again") from exc

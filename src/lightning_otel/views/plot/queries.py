@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 from lightning_otel.adapter.composition import SUCCESS
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.store.earnings import LAST_REWARD
-from lightning_otel.store.find import LAST
-from lightning_otel.store.layout import state_place
-from lightning_otel.store.source import overview
-from lightning_otel.store.sql import ROLLOUT, quoted
+from lightning_otel.store.attempt_rewards import LAST_REWARD
+from lightning_otel.store.layout import find_state
+from lightning_otel.store.lookup import LAST
+from lightning_otel.store.source import read_overview
+from lightning_otel.store.sql import ROLLOUT, quote_text
 from lightning_otel.types import conventions as c
 from lightning_otel.types.wording import count_noun
 from lightning_otel.views.plot.curves import (
@@ -123,7 +123,7 @@ def _read_runs(
 
     One that no run logged is an empty chart beside others, and an error alone.
     """
-    place = state_place(store)
+    place = find_state(store)
     logged: Sequence[str] = ()
     lacking = list(query.runs)
     # Without SQLAlchemy, the curves of rollouts are drawn alone.
@@ -174,7 +174,7 @@ class _Row(NamedTuple):
 
 
 def _read_rollouts(store: "Store", metrics: Sequence[str], query: PlotQuery) -> list[Chart]:
-    (columns,) = overview(store.source, *_make_query(metrics, query.selection))
+    (columns,) = read_overview(store.source, *_make_query(metrics, query.selection))
     axis = query.axis or "rollout"
     is_by_version = axis == "version"
     charts = []
@@ -207,9 +207,9 @@ def _make_query(metrics: Sequence[str], selection: Selection) -> tuple[str, list
     }  # fmt: skip
     given = {condition: value for condition, value in bounds.items() if value is not None}
     keys = (*_VERSION_KEYS, c.MODE) if selection.mode is not None else _VERSION_KEYS
-    paths = ", ".join(quoted(f'$."{key}"') for key in keys)
+    paths = ", ".join(quote_text(f'$."{key}"') for key in keys)
     # To look for the text of a key costs a third of parsing the JSON, which few spans need.
-    has = " OR ".join(f"contains(attributes::VARCHAR, {quoted(key)})" for key in keys)
+    has = " OR ".join(f"contains(attributes::VARCHAR, {quote_text(key)})" for key in keys)
     columns = {"start_ns": "start_ns", "version": "version"}
     for name in metrics:
         value = METRICS[name].value

@@ -28,7 +28,7 @@ from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.source import define_views, prepare
 from lightning_otel.store.sql import new_connection
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import views_of
+from lightning_otel.store.views import list_views
 from lightning_otel.views.sandbox import Limits, landlock
 from lightning_otel.views.sandbox.statement import check
 
@@ -129,7 +129,7 @@ def _open_connection(inside: Layout, text: str, limits: Limits) -> Reader:
     # Before the text is parsed, which may take memory too.
     _confine_process(limits)
     check(con, text)
-    names = views_of(con, text)
+    names = list_views(con, text)
 
     def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
         define_views(con, snapshot, names)

@@ -8,30 +8,30 @@ eight bytes instead of up to sixty in every join.
 from typing import Final
 
 from lightning_otel.adapter.linear import HOSTS
-from lightning_otel.store.sql import ROLLOUT, attribute, quoted
+from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
 from lightning_otel.types import conventions as c
 
 LAST_REWARD: Final = "arg_max_null(reward, start_ns)"
 """A rollout's reward, over the rows of its attempts in the view ``rollouts``: the last one's."""
 
-IS_LONE: Final = (
-    f"(reward IS NOT NULL AND operation IS NULL AND name = {quoted(c.SPAN_ANNOTATION)})"
+IS_REWARD_SPAN: Final = (
+    f"(reward IS NOT NULL AND operation IS NULL AND name = {quote_text(c.SPAN_ANNOTATION)})"
 )
 """A reward and nothing else. An attempt that holds nothing but such waits for what it judges."""
 
-IS_RETRACTION: Final = f"""(reward IS NULL AND name = {quoted(c.SPAN_ANNOTATION)}
-  AND contains(attributes::VARCHAR, {quoted(c.REWARD_RETRACTED)})
-  AND {attribute(c.REWARD_RETRACTED)} IS NOT NULL)"""
-IS_RETRACTED: Final = f"({IS_LONE} AND span_id IN (FROM retracted))"
+IS_RETRACTION: Final = f"""(reward IS NULL AND name = {quote_text(c.SPAN_ANNOTATION)}
+  AND contains(attributes::VARCHAR, {quote_text(c.REWARD_RETRACTED)})
+  AND {attribute_sql(c.REWARD_RETRACTED)} IS NOT NULL)"""
+IS_RETRACTED: Final = f"({IS_REWARD_SPAN} AND span_id IN (FROM retracted))"
 
-_GENERATIVE: Final = ", ".join(quoted(name) for name in sorted(c.GENERATIVE_OPERATIONS))
-_CALLS: Final = ", ".join(quoted(name) for name in sorted(c.CALL_OPERATIONS))
-_HOSTS: Final = ", ".join(quoted(name) for name in sorted(HOSTS))
+_GENERATIVE: Final = ", ".join(quote_text(name) for name in sorted(c.GENERATIVE_OPERATIONS))
+_CALLS: Final = ", ".join(quote_text(name) for name in sorted(c.CALL_OPERATIONS))
+_HOSTS: Final = ", ".join(quote_text(name) for name in sorted(HOSTS))
 _ATTEMPT: Final = f"hash({ROLLOUT}, coalesce(attempt_id, '1'))"
 _PARENT: Final = "CASE WHEN parent_span_id IS NOT NULL THEN hash(parent_span_id) END"
 _FARTHEST: Final = 256
 
-EARNED: Final = f"""
+ATTEMPT_REWARDS: Final = f"""
 -- The agent of what names none is that of the nearest span above which names one.
 -- A call without a parent lies in the innermost agent or tool at work around it.
 mixed AS MATERIALIZED (
@@ -58,7 +58,7 @@ nameless AS MATERIALIZED (
     FROM given SELECT trace_id, span_id, trace_id AS above_in, parent_span_id, rollout, agent
     UNION ALL FROM requests SELECT trace_id, span_id, trace_id, parent_span_id, rollout, agent
     UNION ALL SELECT trace_id, span_id, trace_id, parent_span_id, {ROLLOUT}, agent FROM spans
-    WHERE name = {quoted(c.SPAN_ACTION)}
+    WHERE name = {quote_text(c.SPAN_ACTION)}
     UNION ALL BY NAME FROM enclosed
   ) WHERE agent IS NULL AND parent_span_id IS NOT NULL AND rollout IN (FROM mixed)
 ),
@@ -109,7 +109,7 @@ named_paces AS (
     UNION ALL BY NAME
     SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, start_ns,
       end_ns, response_id, true AS is_mark
-    FROM spans WHERE end_ns IS NOT NULL AND name = {quoted(c.SPAN_ACTION)}
+    FROM spans WHERE end_ns IS NOT NULL AND name = {quote_text(c.SPAN_ACTION)}
       AND coalesce(operation NOT IN ({_CALLS}), true)
   )
 ),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.sql import ROLLOUT
-from lightning_otel.store.views import JUDGES
+from lightning_otel.store.views import IS_ANNOTATION
 
 if TYPE_CHECKING:
     import duckdb
@@ -24,7 +24,7 @@ _HEX = re.compile(r"0x(?=[0-9a-f]+$)")
 _BEFORE = re.compile(r"@last(?:~(\d{1,6}))?")
 
 
-def rollout_of(con: "duckdb.DuckDBPyConnection", noun: str, whole_id: str) -> str:
+def find_rollout(con: "duckdb.DuckDBPyConnection", noun: str, whole_id: str) -> str:
     """The rollout in which something was found."""
     row = con.execute(
         f"SELECT {ROLLOUT} FROM spans WHERE {_COLUMNS[noun]} = ? ORDER BY start_ns LIMIT 1",
@@ -35,7 +35,7 @@ def rollout_of(con: "duckdb.DuckDBPyConnection", noun: str, whole_id: str) -> st
     return str(row[0])
 
 
-def find(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
+def find_id(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
     """Return the noun and the whole id that a prefix names.
 
     Raises:
@@ -69,7 +69,7 @@ def _last_rollout(con: "duckdb.DuckDBPyConnection", named: str) -> str:
     # A mere reward may be one for an older rollout, in a trace of its own.
     rows = con.execute(
         f"SELECT rollout, max(began) FROM (SELECT {ROLLOUT} AS rollout, min(start_ns) AS began "
-        f"FROM spans WHERE NOT {JUDGES} GROUP BY rollout, coalesce(attempt_id, '1')) "
+        f"FROM spans WHERE NOT {IS_ANNOTATION} GROUP BY rollout, coalesce(attempt_id, '1')) "
         "GROUP BY rollout ORDER BY 2 DESC, rollout LIMIT 1 OFFSET ?",
         [int(found[1] or 0)],
     ).fetchall()
