@@ -36,7 +36,7 @@ from lightning_otel.adapter.attributes import has_id
 from lightning_otel.adapter.outline import outline
 from lightning_otel.receivers import Rejected, protobuf
 from lightning_otel.store.engines.otlp import request_of
-from lightning_otel.store.schema import span_of
+from lightning_otel.store.schema import build_span
 from lightning_otel.types import (
     BranchCause,
     Call,
@@ -543,7 +543,7 @@ def read_rows(con: duckdb.DuckDBPyConnection, query: str) -> list[Span]:
     """Spans out of the rows of a query."""
     found = con.execute(query)
     names = [column[0] for column in found.description or ()]
-    return [span_of(dict(zip(names, row, strict=True))) for row in found.fetchall()]
+    return [build_span(dict(zip(names, row, strict=True))) for row in found.fetchall()]
 
 
 @tried

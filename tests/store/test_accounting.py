@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_otel import Store
-from lightning_otel.store.counts import CONFLICT, DISK, ENDED, Accounting, account
+from lightning_otel.store.counts import CONFLICT, DISK, ENDED, Accounting, make_accounting
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -104,7 +104,7 @@ def test_accounting_in_memory(make_span: MakeSpan) -> None:
     """A store without a place counts too."""
     store = Store(":memory:")
     store.add([make_span(), make_span(span_id="")])
-    store.writer().take([make_span()])
+    store.writer().add_all([make_span()])
 
     assert store.accounting() == Accounting(3, 2, rejected={"invalid_id": 1})
     assert list(store.accounting_by_process().values()) == [store.accounting()]
@@ -113,12 +113,12 @@ def test_accounting_in_memory(make_span: MakeSpan) -> None:
 def test_accounting_of_spans_taken_over(store: Store, layout: Layout, make_span: MakeSpan) -> None:
     """What the disk refuses was never ours, so that its sender may send it again."""
     writer = store.writer()
-    writer.take([make_span(attributes={"text": "x" * 700_000}) for _ in range(4)])
+    writer.add_all([make_span(attributes={"text": "x" * 700_000}) for _ in range(4)])
     layout.segments()[0].unlink()
     with _refusing(layout), pytest.raises(OSError, match="directory"):
-        writer.take([make_span()])
+        writer.add_all([make_span()])
     refused = writer.accounting()
-    writer.take(make_span() for _ in range(3))
+    writer.add_all(make_span() for _ in range(3))
 
     assert refused == Accounting(4, 4)
     assert writer.accounting() == store.accounting()
@@ -127,7 +127,9 @@ def test_accounting_of_spans_taken_over(store: Store, layout: Layout, make_span:
 
 def test_account_says_why() -> None:
     """Each reason in words, with its number; one of a newer version by its name."""
-    found = account({ENDED: 9, CONFLICT: 2, DISK: 1, "dropped.novel": 1}, stored=4, pending=1)
+    found = make_accounting(
+        {ENDED: 9, CONFLICT: 2, DISK: 1, "dropped.novel": 1}, stored=4, pending=1
+    )
 
     assert found.is_balanced
     assert (found.rejected, found.dropped) == ({"conflict": 2}, {"disk": 1, "novel": 1})

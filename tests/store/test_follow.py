@@ -23,7 +23,7 @@ from lightning_otel import Store
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
 from lightning_otel.store import arrivals, journal
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import checked_line
+from lightning_otel.store.lines import append_checksum
 from lightning_otel.store.settle import await_effect, settle
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
@@ -183,7 +183,7 @@ def test_follow_passes_over_damage(
     writer.add(make_span(name="whole"))
     line = writer.paths[0].read_bytes().splitlines()[-1]
     late = line.replace(b"whole", b"later").replace(b'span_id":"0', b'span_id":"1')
-    late = checked_line(late.partition(b',"crc"')[0] + b"}")
+    late = append_checksum(late.partition(b',"crc"')[0] + b"}")
     with writer.paths[0].open("ab") as segment:
         segment.write(b'{"record":"span","trace_id":7}\n\xff\xfe\n{"record":"span"\n' + late[:-9])
 

@@ -14,7 +14,7 @@ from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.adapter.outward import to_conventions
 from lightning_otel.receivers import protobuf
 from lightning_otel.store.engines.otlp import request_of
-from lightning_otel.store.schema import record_of_span, span_of
+from lightning_otel.store.schema import build_record, build_span
 from lightning_otel.types import Event, Span
 from lightning_otel.types import conventions as c
 
@@ -80,7 +80,7 @@ def test_rewards_view_and_rollout_of_agentlightning(store: Store) -> None:
 def test_a_foreign_span_is_kept_as_it_was(source: str) -> None:
     """Readers fill columns; what is stored is the span as it came."""
     for span in recorded(source):
-        assert span_of(record_of_span(span)) == span
+        assert build_span(build_record(span)) == span
 
 
 @pytest.mark.parametrize("missing", ["", None])

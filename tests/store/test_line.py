@@ -23,8 +23,8 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from lightning_otel import LightningSpanProcessor, Store
 from lightning_otel.store import lines as lines_module
-from lightning_otel.store.lines import MAX_RECORD_BYTES, line_of
-from lightning_otel.store.schema import BODY_COLUMNS, COLUMNS, record_of_span, span_of
+from lightning_otel.store.lines import MAX_RECORD_BYTES, format_line
+from lightning_otel.store.schema import BODY_COLUMNS, COLUMNS, build_record, build_span
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types import values as values_module
@@ -143,9 +143,9 @@ VALUES: list[tuple[Any, Any]] = [
 
 def _kept(span: Span) -> Span:
     """Return the span as it comes back, after a look at the line's length."""
-    line = line_of(record_of_span(span))
+    line = format_line(build_record(span))
     assert len(line) <= MAX_RECORD_BYTES
-    return span_of(orjson.loads(line))
+    return build_span(orjson.loads(line))
 
 
 def _note(span: Span) -> dict[str, Any]:
@@ -156,14 +156,14 @@ def _note(span: Span) -> dict[str, Any]:
 @given(SPANS)
 def test_span_comes_back_from_its_line(span: Span) -> None:
     """All that JSON knows comes back, also from a row, whose wide columns are JSON text."""
-    line = line_of(record_of_span(span))
+    line = format_line(build_record(span))
     record = orjson.loads(line)
     row = {column: record.get(column) for column in COLUMNS}
     for column in ("attributes", "events", "links", "otel_resource"):
         row[column] = orjson.dumps(row[column]).decode()
 
     assert (line.count(b"\n"), line[-1:]) == (1, b"\n")
-    assert span_of(record) == span == span_of(row)
+    assert build_span(record) == span == build_span(row)
 
 
 def test_values_of_any_kind_have_one_form_wherever_they_stand(
@@ -311,7 +311,7 @@ def test_hot_column_holds_its_type_or_nothing(
     make_span: MakeSpan, column: str, key: str, value: object, kept: object
 ) -> None:
     """The attribute keeps its value in any case."""
-    record = record_of_span(make_span(attributes={key: value, c.RESPONSE_MODEL: None}))
+    record = build_record(make_span(attributes={key: value, c.RESPONSE_MODEL: None}))
 
     assert record.get(column) == kept
     assert record["attributes"].get(key, kept) is value

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.redact import MASK, Redactor, Rules
-from lightning_otel.store.schema import record_of_span, span_of
+from lightning_otel.store.schema import build_record, build_span
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 
@@ -129,8 +129,8 @@ def test_pattern_is_masked_wherever_a_span_has_texts(make_span: MakeSpan) -> Non
 
     masked, counts = _mask(_ALICE, span)
 
-    assert WHO not in json.dumps(record_of_span(masked))
-    assert record_of_span(masked)["agent"] == MASK
+    assert WHO not in json.dumps(build_record(masked))
+    assert build_record(masked)["agent"] == MASK
     assert masked.attributes["many"] == [MASK, "b"]
     assert counts == {"pattern": 8}
 
@@ -189,7 +189,7 @@ def test_nothing_of_a_secret_is_left_and_a_second_time_changes_nothing(
 
     found, _ = masker.mask(span)
 
-    assert "SECRET" not in json.dumps(record_of_span(found), default=str)
+    assert "SECRET" not in json.dumps(build_record(found), default=str)
     assert (found is not span) == ("SECRET" in json.dumps([attributes, messages]))
     assert masker.mask(found)[0] is found
-    assert span_of(record_of_span(found)) == found
+    assert build_span(build_record(found)) == found

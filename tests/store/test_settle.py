@@ -18,7 +18,7 @@ from lightning_otel.store import layout as layout_module
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.digest import DIGEST
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import parsed
+from lightning_otel.store.lines import parse_line
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.settle import Settled, settle
 from lightning_otel.store.writer import SpanWriter
@@ -239,7 +239,7 @@ def test_lines_that_do_not_parse_are_stepped_over_and_counted(
 ) -> None:
     """Torn, binary, foreign and mistyped lines cost themselves only, and can be looked at."""
     path = write([make_span(name="before")])
-    record = parsed(path.read_bytes().splitlines()[1])
+    record = parse_line(path.read_bytes().splitlines()[1])
     without_start = {**record, "span_id": "e" * 16, "start_ns": "noon"}
     without_id = {**record, "span_id": None}
     damage = [

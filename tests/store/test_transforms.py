@@ -27,7 +27,7 @@ SECRET = "hunter2"
 def _none_left() -> Iterator[None]:
     """No transform of one test is there in the next."""
     yield
-    transforms.everywhere.clear()
+    transforms.global_transforms.clear()
     transforms._named.clear()
 
 

@@ -21,8 +21,8 @@ from lightning_otel import Store, auto_trace, operation
 from lightning_otel.store import journal
 from lightning_otel.store.counts import Accounting
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import parsed
-from lightning_otel.store.segment import Segment, ask_to_close
+from lightning_otel.store.lines import parse_line
+from lightning_otel.store.segment import Segment, request_rotation
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 
@@ -44,7 +44,7 @@ def tracer(writer: SpanWriter, tracer_of: Callable[[SpanWriter], Tracer]) -> Tra
 
 def _records(path: Path) -> list[dict[str, Any]]:
     """Every record of a segment, in order, after the room for its last word."""
-    return [parsed(line) for line in path.read_bytes().splitlines()[1:]]
+    return [parse_line(line) for line in path.read_bytes().splitlines()[1:]]
 
 
 def _lines(layout: Layout) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ def test_writer_that_is_asked_goes_on_in_a_new_segment(
     """With its next line, whatever threads write; the old one is sealed, and nothing is lost."""
     root = tracer.start_span("root")
     first = writer.paths[0]
-    ask_to_close(first)
+    request_rotation(first)
     idle = layout.segments()
 
     def work(name: str) -> None:
@@ -127,7 +127,7 @@ def test_writer_that_is_asked_goes_on_in_a_new_segment(
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        ask_to_close(writer.paths[-1])
+        request_rotation(writer.paths[-1])
     for thread in threads:
         thread.join()
     writer.rotate()
@@ -346,18 +346,18 @@ def test_take_raises_and_counts_nothing_where_the_disk_refuses(
 ) -> None:
     """Nothing is held in memory, and what is taken again afterwards is stored once."""
     writer, spans = store.writer(), [make_span(), make_span(attributes={"text": "x" * 10_000})]
-    writer.take(spans[:1])
+    writer.add_all(spans[:1])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
         with pytest.raises(OSError, match=r"space|large"):
-            writer.take(spans[1:])
+            writer.add_all(spans[1:])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     assert writer.lost == 0
     assert store.spans().rows() == spans[:1]
-    writer.take(spans[1:])
+    writer.add_all(spans[1:])
     assert store.spans().rows() == spans
 
 

@@ -95,7 +95,7 @@ def _keep_spans(opened: "Store", path: Path, refuse: Refuse) -> int:
 
 def _keep_batch(opened: "Store", batch: "list[Span]") -> int:
     try:
-        opened.writer().take(batch)
+        opened.writer().add_all(batch)
     except OSError as exc:
         raise StoreError(
             f"cannot write to {opened.name}: {exc.strerror or exc}; make room and import "

@@ -81,13 +81,13 @@ def run(
     code is the program's.
     """
     from lightning_otel import tracing
-    from lightning_otel.store.transforms import add_named, load_transform
+    from lightning_otel.store.transforms import add_named_transforms, load_transform
     from lightning_otel.types.values import parse_json
 
     evaluator = _load_evaluator(reward_evaluator) if reward_evaluator else None
     for name in transforms:
         load_transform(name)
-    add_named(transforms)
+    add_named_transforms(transforms)
     if apply:
         import_module("lightning_otel.resources")  # without its libraries no program is started
     opened = _on_disk(store)
@@ -260,7 +260,7 @@ class _Run:
             settle_for_reader(layout)
         with contextlib.suppress(OSError, StoreError):
             if (records := read_whole_records(layout, self._started_ns)) is not None:
-                self._is_whole = not self._opened.writer().untold()
+                self._is_whole = not self._opened.writer().unwritten_counts()
                 return _count_records(records, recording, self._started_ns)
         from lightning_otel.store.sql import ROLLOUT, quote_text
 
@@ -308,13 +308,13 @@ class _Run:
 
     def _tell_accounting(self) -> None:
         """Say which spans of processes that began since the run did are lost, and why."""
-        from lightning_otel.store.counts import MEANT
+        from lightning_otel.store.counts import INTENDED
 
         if self._is_whole:
             return
         for each in self._opened.accounting_by_process(since_ns=self._started_ns).values():
             for reason, count in each.reasons():
-                if reason not in MEANT:
+                if reason not in INTENDED:
                     talk(f"  {count_noun(count, 'span')} not stored: {reason}")
             if each.pending:
                 talk(f"  {count_noun(each.pending, 'span')} not stored: the disk did not take them")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.selection import Selection as Wanted
 from lightning_otel.store.live import list_live_processes
-from lightning_otel.store.schema import span_of
+from lightning_otel.store.schema import build_span
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query
@@ -44,7 +44,7 @@ def batches(
         con.execute("SET enable_external_file_cache = false")
         con.execute(f"SET threads = {_THREADS}")  # each reads a row group at once
     for selection in _make_selections(source, con, wanted):
-        yield map(span_of, source.fetch(complete(con, selection), con).dicts())
+        yield map(build_span, source.fetch(complete(con, selection), con).dicts())
 
 
 class Clauses(NamedTuple):

@@ -364,7 +364,7 @@ def add_surely(store: Store, spans: Iterable[Span]) -> None:
         store.add(spans)
         return
     try:
-        store.writer().take(spans)
+        store.writer().add_all(spans)
     except OSError as exc:
         raise StoreError(
             f"{store.name} refuses it: {exc.strerror or exc}; is it writable, and the disk "

@@ -131,9 +131,9 @@ class Intake:
                     yield each
 
         self._is_dirty = True
-        self._writer.take(fit_spans())
+        self._writer.add_all(fit_spans())
         if rejected:  # not before: where the disk refused the others, all of them come again
-            self._writer.refused(UNFIT, rejected.total())
+            self._writer.count_unstored(UNFIT, rejected.total())
         self._last_s = time.monotonic()
         self.counts.stored += count
         self.counts.rejected.update(rejected)
@@ -141,7 +141,7 @@ class Intake:
 
     def _keep_spans(self, spans: Sequence[Span]) -> None:
         self._is_dirty = True
-        self._writer.take(spans)
+        self._writer.add_all(spans)
         self._last_s = time.monotonic()
 
     def _seal_segment(self) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 from lightning_otel.errors import StoreError
 from lightning_otel.store.layout import DataFile, Layout
-from lightning_otel.store.lines import parsed
+from lightning_otel.store.lines import parse_line
 from lightning_otel.store.schema import COLUMNS, Record
 from lightning_otel.store.snapshot import Snapshot
 
@@ -196,7 +196,7 @@ class Arrivals:
         spans: list[Ended] = []
         numbers: list[int] = []
         for line in lines:
-            record = parsed(line)
+            record = parse_line(line)
             is_own = record.get("process") == process
             if is_own:
                 places = record.get("sequence"), record.get("end_sequence")

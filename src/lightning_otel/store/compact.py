@@ -229,7 +229,7 @@ def _make_plan(
         rows[name] += count
     gone = [file for file in files if rows[file.name] == file.rows > 0]
     names = {file.name for file in gone}
-    counts = n.added(*({reason: ended} for name, reason, _, ended in found if name in names))
+    counts = n.sum_counts(*({reason: ended} for name, reason, _, ended in found if name in names))
     wanted = [f for f in files if f.name not in names and (_may_grow(f) or rows[f.name])]
     groups = _group_files(wanted)
     touched = [group for group in groups if any(rows[file.name] for file in group)]

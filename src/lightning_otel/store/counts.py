@@ -48,7 +48,7 @@ REASONS: Final[Mapping[str, str]] = {
     SIZE: "the oldest beyond the size that is kept",
     ROLLOUT: "their rollout was taken out",
 }
-MEANT: Final = frozenset(REASONS[name] for name in (TRANSFORM, AGE, SIZE, ROLLOUT))
+INTENDED: Final = frozenset(REASONS[name] for name in (TRANSFORM, AGE, SIZE, ROLLOUT))
 """Reasons that somebody asked for: no loss."""
 _REJECTED: Final = "rejected."
 _DROPPED: Final = "dropped."
@@ -108,7 +108,7 @@ class Accounting:
         ]
 
 
-def account(counts: Mapping[str, int], *, stored: int, pending: int = 0) -> Accounting:
+def make_accounting(counts: Mapping[str, int], *, stored: int, pending: int = 0) -> Accounting:
     """Return the accounting that counts amount to, with the spans that can be read and wait."""
     rejected, dropped = (
         {
@@ -129,7 +129,7 @@ def account(counts: Mapping[str, int], *, stored: int, pending: int = 0) -> Acco
     )
 
 
-def added(*counts: Mapping[str, int]) -> dict[str, int]:
+def sum_counts(*counts: Mapping[str, int]) -> dict[str, int]:
     """The sums, name by name, without those that are 0."""
     found: Counter[str] = Counter()
     for each in counts:
@@ -137,6 +137,6 @@ def added(*counts: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in sorted(found.items()) if count}
 
 
-def unstored(counts: Mapping[str, int]) -> int:
+def count_unstored(counts: Mapping[str, int]) -> int:
     """Count the rejected and dropped spans."""
     return sum(count for name, count in counts.items() if name.startswith((_REJECTED, _DROPPED)))

@@ -24,7 +24,7 @@ from lightning_otel.errors import (
     StoreVersionError,
 )
 from lightning_otel.store import quarantine
-from lightning_otel.store.counts import ENDED, STORED, added
+from lightning_otel.store.counts import ENDED, STORED, sum_counts
 from lightning_otel.store.layout import Layout, elect_settler, now_us
 from lightning_otel.store.manifest import SCHEMA_VERSION, DataFile, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
@@ -343,7 +343,7 @@ def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
     files = [file for file in files if file.name not in doubled]
     ended = sum(count for name, count, _ in sums if name not in doubled)
     # What became of spans that are not here is not known; these, at least, ended and are stored.
-    counts = added({ENDED: ended, STORED: ended})
+    counts = sum_counts({ENDED: ended, STORED: ended})
     kept = tuple(each for name, each in segments.items() if name in there)
     return Manifest(tuple(files), kept, counts)
 

@@ -20,7 +20,7 @@ from typing import Final
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.arrivals import Arrivals, Ended, Key, key_of
 from lightning_otel.store.layout import Layout, write_private
-from lightning_otel.store.schema import span_of
+from lightning_otel.store.schema import build_span
 from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.types import Span
 
@@ -342,7 +342,7 @@ class Follower:
     def _hand_span(self) -> Span:
         found = self._queue.popleft()
         self._in_hand.append(found.key)
-        return span_of(found.record)
+        return build_span(found.record)
 
     def _take_back(self) -> None:
         """Count what was handed out as delivered: the next is asked for."""
@@ -383,7 +383,7 @@ class Follower:
                 continue
             self._handed.add(each.key)
             is_early = each.record["start_ns"] < self._since_ns
-            if is_early or (self._select is not None and not self._select(span_of(each.record))):
+            if is_early or (self._select is not None and not self._select(build_span(each.record))):
                 self._delivered.append(each.key)
             else:
                 yield each

@@ -17,8 +17,8 @@ from lightning_otel import debugging
 from lightning_otel.debugging.turns import Turns
 from lightning_otel.store import counts as n
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import control_line
-from lightning_otel.store.segment import LONG_S, SLOW_S, Pace, Segment, boot_id
+from lightning_otel.store.lines import format_control_line
+from lightning_otel.store.segment import LONG_S, SLOW_S, DiskPace, Segment, read_boot_id
 
 log = logging.getLogger(__name__)
 
@@ -50,33 +50,33 @@ class Journal:
     def _start_anew(self) -> None:
         self._turns = Turns(SLOW_S)  # guards the segment and the counts; lists are appended to
         self.pid = os.getpid()
-        self.process = f"{boot_id()}-{time.time_ns():019d}-{self.pid}"
+        self.process = f"{read_boot_id()}-{time.time_ns():019d}-{self.pid}"
         self.segment: Segment | None = None
         self.paths: list[Path] = []
         self._next_number = itertools.count().__next__
         # Lines that no write has taken yet, each with the ended spans it stands for.
         self._waiting: list[tuple[bytes, int]] = []
         self._waiting_bytes = 0
-        self._written = self._written_here = 0
-        # What happened to spans: what no segment tells yet, what former ones do, and this one.
-        self._noted: list[tuple[str, int]] = []
-        self._told: dict[str, int] = {}
-        self._told_here: dict[str, int] = {}
-        self._pace = Pace()
+        self._stored = self._stored_in_segment = 0
+        # What happened to spans: counts in no segment yet, in former segments, and in this one.
+        self._new_counts: list[tuple[str, int]] = []
+        self._earlier_counts: dict[str, int] = {}
+        self._segment_counts: dict[str, int] = {}
+        self._pace = DiskPace()
         self._writing_thread = 0
         self._is_rotation_due = False
-        self._is_refusal_told = False
-        self._told_lost = 0
+        self._is_refusal_logged = False
+        self._reported_lost = 0
 
     def _open_lines(self) -> list[bytes]:
         """Return the lines of open spans' starts, which a new segment begins with."""
         return []
 
-    def note(self, name: str) -> None:
+    def count_kept(self, name: str) -> None:
         """Count what happened to a span that is kept all the same."""
-        self._noted.append((name, 1))
+        self._new_counts.append((name, 1))
 
-    def refused(self, reason: str, spans: int = 1) -> None:
+    def count_unstored(self, reason: str, spans: int = 1) -> None:
         """Count spans that ended and will not be kept, at once in the segment.
 
         Args:
@@ -86,13 +86,13 @@ class Journal:
         self._forget_if_forked()
         if debugging.is_on:
             debugging.tell(f"refused {spans:,} ended span(s): {n.REASONS.get(reason, reason)}")
-        self._noted.append((reason, spans))
+        self._new_counts.append((reason, spans))
         self._write_waiting()
 
     @property
     def lost(self) -> int:
         """Spans dropped so far, but for those that a transform dropped on purpose."""
-        counts = [*self._told.items(), *self._told_here.items(), *self._noted]
+        counts = [*self._earlier_counts.items(), *self._segment_counts.items(), *self._new_counts]
         return sum([
             count for name, count in counts if name.startswith("dropped.") and name != n.TRANSFORM
         ])  # fmt: skip
@@ -100,27 +100,31 @@ class Journal:
     def accounting(self) -> n.Accounting:
         """Return the accounts of this process's spans from its own counters; reads no disk."""
         with self._turns.alone():
-            counts = n.added(self._told, self._told_here, self._untold_counts())
-            waiting = self._waiting_spans()
-            ended = self._written + n.unstored(counts) + waiting
-            return n.account({**counts, n.ENDED: ended}, stored=self._written, pending=waiting)
+            counts = n.sum_counts(
+                self._earlier_counts, self._segment_counts, self._sum_new_counts()
+            )
+            waiting = self._count_waiting()
+            ended = self._stored + n.count_unstored(counts) + waiting
+            return n.make_accounting(
+                {**counts, n.ENDED: ended}, stored=self._stored, pending=waiting
+            )
 
-    def untold(self) -> dict[str, int]:
+    def unwritten_counts(self) -> dict[str, int]:
         """Return the counts that no segment has yet, spans that wait for the disk included."""
         with self._turns.alone():
-            untold, waiting = self._untold_counts(), self._waiting_spans()
-            ended = waiting + n.unstored(untold)
-            return n.added(untold, {n.PENDING: waiting, n.ENDED: ended})
+            unwritten_counts, waiting = self._sum_new_counts(), self._count_waiting()
+            ended = waiting + n.count_unstored(unwritten_counts)
+            return n.sum_counts(unwritten_counts, {n.PENDING: waiting, n.ENDED: ended})
 
-    def _untold_counts(self) -> dict[str, int]:
-        return n.added(*({name: count} for name, count in self._noted.copy()))
+    def _sum_new_counts(self) -> dict[str, int]:
+        return n.sum_counts(*({name: count} for name, count in self._new_counts.copy()))
 
-    def _waiting_spans(self) -> int:
+    def _count_waiting(self) -> int:
         return sum([spans for _, spans in self._waiting.copy()])
 
-    def _ended_here(self) -> int:
+    def _count_ended(self) -> int:
         """Spans that are written into this segment, or counted in it."""
-        return self._written_here + n.unstored(self._told_here)
+        return self._stored_in_segment + n.count_unstored(self._segment_counts)
 
     def position(self) -> tuple[int, int]:
         """Return the place of the next line: the number of the segment, and the offset."""
@@ -135,14 +139,14 @@ class Journal:
         """Write what waits in memory, however slow the disk is; whether nothing waits any more."""
         self._forget_if_forked()
         self._write_waiting(is_patient=True)
-        return self.layout is None or not (self._waiting or self._noted)
+        return self.layout is None or not (self._waiting or self._new_counts)
 
     def seal(self) -> None:
         """Close the segment cleanly, if no span is open; a later span opens a new one.
 
         With a span open the segment stays open too: were it sealed, the span would be taken for one
         of a dead process, and its end would come too late. So it does while the disk refuses spans:
-        if the process ends before it takes them, the segment's last word says how many are lost.
+        if the process ends before it takes them, the segment's first line says how many are lost.
         """
         is_flushed = self.flush()  # it is now or never
         with self._turns.alone() as is_alone:
@@ -150,17 +154,17 @@ class Journal:
                 return
             lost, segment = 0, self.segment
             if not is_flushed:
-                counts = n.added(self._untold_counts(), {n.DISK: self._waiting_spans()})
+                counts = n.sum_counts(self._sum_new_counts(), {n.DISK: self._count_waiting()})
                 lost = counts.get(n.DISK, 0)
                 if segment is not None:
-                    ended = self._ended_here() + n.unstored(counts)
-                    segment.write_last_word({**counts, n.ENDED: ended})
+                    ended = self._count_ended() + n.count_unstored(counts)
+                    segment.write_final_counts({**counts, n.ENDED: ended})
             elif segment is not None and not self._open_lines():
                 with contextlib.suppress(OSError):  # no room: the free lock says the same
                     self._seal_segment(segment, is_rotated=False)
-                self._go_on_in(None)
+                self._switch_segment(None)
                 segment.close()
-            lost, self._told_lost = lost - self._told_lost, lost
+            lost, self._reported_lost = lost - self._reported_lost, lost
         if lost > 0 and self.layout is not None:
             log.warning(
                 "%d spans are lost: %s refuses them to the end", lost, self.layout.catalogue
@@ -188,17 +192,17 @@ class Journal:
     def _append_line(self, line: bytes, spans: int) -> None:
         if self.layout is None:
             self.lines.append(line)
-            self._written += spans
+            self._stored += spans
             return
         size = len(line)
         self._waiting.append((line, spans))
-        # With no call in it, here and elsewhere: at any a signal handler may raise, and another
-        # thread go on.
+        # No call in this line, here and elsewhere: in any call a signal handler may raise, and
+        # another thread may run.
         self._waiting_bytes += size
         if not self._write_waiting() and self._waiting:
-            self._noted.append((n.SLOW_HELD, spans))
+            self._new_counts.append((n.SLOW_HELD, spans))
 
-    def _take_lines(self, lines: bytes, spans: int) -> None:
+    def _write_now(self, lines: bytes, spans: int) -> None:
         """Write lines that somebody else holds until they are here.
 
         Raises:
@@ -206,7 +210,7 @@ class Journal:
         """
         if self.layout is None:
             self.lines += lines.splitlines(keepends=True)
-            self._written += spans
+            self._stored += spans
             return
         with self._turns.alone() as is_alone:
             if not is_alone or self._writing_thread == get_ident():
@@ -229,7 +233,7 @@ class Journal:
             is_patient: Whether to ask the disk however slow it was.
         """
         refusal, pace = None, self._pace
-        while (self._waiting or self._noted) and refusal is None and self.layout is not None:
+        while (self._waiting or self._new_counts) and refusal is None and self.layout is not None:
             if not self._turns.take():
                 self._drop_newest()
                 return False
@@ -238,11 +242,11 @@ class Journal:
                     return True
                 self._writing_thread = get_ident()
                 try:
-                    while self._waiting or self._noted:
+                    while self._waiting or self._new_counts:
                         if pace.rest_until and self._may_rest(is_patient):
                             break
                         if not self._waiting:
-                            self._tell_counts()
+                            self._write_counts()
                         elif len(self._waiting) == 1:
                             self._write_lines(*self._waiting[0], 1)
                         else:
@@ -258,9 +262,9 @@ class Journal:
                     return False
             finally:
                 self._turns.release()
-        # Told without the lock: a log handler may wait for a thread that is about to end a span.
-        if refusal is not None and not self._is_refusal_told and self.layout is not None:
-            self._is_refusal_told = True
+        # Logged without the lock: a handler may wait for a thread that is about to end a span.
+        if refusal is not None and not self._is_refusal_logged and self.layout is not None:
+            self._is_refusal_logged = True
             log.warning(
                 "%s refuses spans (%s); up to 8 MiB are held in memory until it takes them",
                 self.layout.catalogue,
@@ -295,15 +299,17 @@ class Journal:
             line, spans = self._waiting.pop()
             size = len(line)
             self._waiting_bytes -= size
-            self._noted.append((n.DISK, spans))
+            self._new_counts.append((n.DISK, spans))
 
-    def _tell_counts(self) -> None:
-        count = len(self._noted)
-        untold = n.added(*({name: number} for name, number in self._noted[:count]))
-        if untold:
-            self._write_lines(control_line("count", counts=untold), 0)
-        told = n.added(self._told_here, untold)
-        self._told_here, self._noted[:count] = told, []
+    def _write_counts(self) -> None:
+        count = len(self._new_counts)
+        unwritten_counts = n.sum_counts(
+            *({name: number} for name, number in self._new_counts[:count])
+        )
+        if unwritten_counts:
+            self._write_lines(format_control_line("count", counts=unwritten_counts), 0)
+        total = n.sum_counts(self._segment_counts, unwritten_counts)
+        self._segment_counts, self._new_counts[:count] = total, []
 
     def _write_lines(self, text: bytes, spans: int, count: int = 0) -> None:
         """Write lines, of which so many wait."""
@@ -313,16 +319,16 @@ class Journal:
         former = segment = self.segment
         if segment is None or not segment.append(text, is_checked=spans > 0):
             segment = self._replace_segment(text)
-        self._written += spans
-        self._written_here += spans
+        self._stored += spans
+        self._stored_in_segment += spans
         if count:
             del self._waiting[:count]
             self._waiting_bytes -= size
         took_s = monotonic() - began
         if (took_s > LONG_S or pace.rest_until) and pace.is_slow(took_s, before):
-            self._noted.append((n.SLOW_WRITES, 1))
-        if former is not None and former.has_last_word:
-            former.write_last_word({})  # there is room again
+            self._new_counts.append((n.SLOW_WRITES, 1))
+        if former is not None and former.has_final_counts:
+            former.write_final_counts({})  # there is room again
         if segment.size_bytes >= ROTATE_BYTES or segment.is_asked_to_close:
             self._is_rotation_due = True
 
@@ -330,11 +336,14 @@ class Journal:
         """Write into a new segment, as there is none or the one there was is not ours any more."""
         gone, fresh = self.segment, self._new_segment(text)
         if gone is not None and gone.is_removed():
-            # What was told in it is told again, and its spans are lost.
-            self._written -= self._written_here
-            self._noted += [(n.REMOVED, self._written_here), *self._told_here.items()]
-            self._told_here = {}
-        self._go_on_in(fresh)
+            # Its counts are written again, and its spans are lost.
+            self._stored -= self._stored_in_segment
+            self._new_counts += [
+                (n.REMOVED, self._stored_in_segment),
+                *self._segment_counts.items(),
+            ]
+            self._segment_counts = {}
+        self._switch_segment(fresh)
         if not fresh.append(text):
             raise FileNotFoundError(fresh.path)
         return fresh
@@ -371,17 +380,17 @@ class Journal:
             if fresh is not None:
                 fresh.remove()
             return
-        self._go_on_in(fresh)
+        self._switch_segment(fresh)
         full.close()
 
     def _seal_segment(self, segment: Segment, *, is_rotated: bool) -> None:
-        counts = {n.ENDED: self._ended_here()}
-        segment.append(control_line("seal", rotated=is_rotated, counts=counts))
+        counts = {n.ENDED: self._count_ended()}
+        segment.append(format_control_line("seal", rotated=is_rotated, counts=counts))
 
-    def _go_on_in(self, segment: Segment | None) -> None:
-        self._told = n.added(self._told, self._told_here)
-        self._told_here = {}
-        self._written_here = 0
+    def _switch_segment(self, segment: Segment | None) -> None:
+        self._earlier_counts = n.sum_counts(self._earlier_counts, self._segment_counts)
+        self._segment_counts = {}
+        self._stored_in_segment = 0
         self.segment = segment
         if segment is not None:
             self.paths.append(segment.path)

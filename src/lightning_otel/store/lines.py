@@ -46,7 +46,7 @@ _Text = tuple[dict[str, Any], str, str, str]
 """Where a text stands, under which key, how the note on what was cut calls it, and the text."""
 
 
-def start_record(
+def build_start_record(
     span: "ReadableSpan",
     process: str,
     sequence: int,
@@ -63,7 +63,7 @@ def start_record(
         stamps: Attributes for the record alone, where the span has none of that name.
     """
     context, parent, scope, name = span.context, span.parent, span.instrumentation_scope, span.name
-    attributes = copied(span.attributes, stamps)
+    attributes = copy_attributes(span.attributes, stamps)
     texts = list(map(attributes.get, _START_TEXTS))
     if not _TEXTS.issuperset(map(type, texts)):
         texts = list(map(text_or_none, texts))
@@ -94,7 +94,7 @@ def start_record(
     }
 
 
-def end_record(
+def complete_record(
     record: Record,
     span: "ReadableSpan",
     stamps: Mapping[str, Any],
@@ -111,7 +111,7 @@ def end_record(
         end_sequence: Position of its end in the process.
     """
     name, status, events, links = span.name, span.status, span.events, span.links
-    attributes = record["attributes"] = copied(span.attributes, stamps)
+    attributes = record["attributes"] = copy_attributes(span.attributes, stamps)
     if body:
         attributes.update(body)
     if span.dropped_attributes or span.dropped_events or span.dropped_links:
@@ -128,7 +128,7 @@ def end_record(
             {
                 "name": name_text(event.name),
                 "time_ns": time_of(event.timestamp),
-                "attributes": copied(event.attributes),
+                "attributes": copy_attributes(event.attributes),
             }
             for event in events
         ]
@@ -136,14 +136,14 @@ def end_record(
         {
             "trace_id": f"{link.context.trace_id:032x}",
             "span_id": f"{link.context.span_id:016x}",
-            "attributes": copied(link.attributes),
+            "attributes": copy_attributes(link.attributes),
         }
         for link in links
     ]
     set_hot_columns(record, name, record["scope"], attributes, record["otel_resource"])
 
 
-def copied(attributes: Any, stamps: Mapping[str, Any] = NO_BODY) -> dict[str, Any]:
+def copy_attributes(attributes: Any, stamps: Mapping[str, Any] = NO_BODY) -> dict[str, Any]:
     """Return the attributes of a span, event or link as a dict of one's own.
 
     Args:
@@ -176,7 +176,7 @@ def _dropped_by_sdk(span: "ReadableSpan") -> dict[str, Any]:
     }
 
 
-def line_of(record: Record) -> bytes:
+def format_line(record: Record) -> bytes:
     """Return the record as one line of JSON of at most 8 MiB; the record is consumed.
 
     What is too large is cut, and the attribute ``lightning.cut`` says how much there was.
@@ -209,13 +209,13 @@ def _long_line_of(record: Record) -> bytes:
     for item in (*record.get("events", ()), *record.get("links", ())):
         size += make_attributes_plain(item["attributes"])
     if size <= MAX_RECORD_BYTES:
-        line = checked_line(write_json(record))
+        line = append_checksum(write_json(record))
         if len(line) <= MAX_RECORD_BYTES:
             return line
     return _cut_line(record)
 
 
-def parsed(line: bytes) -> Record:
+def parse_line(line: bytes) -> Record:
     """The record of a line; empty where it is torn or damaged, or no record at all."""
     line = line.rstrip()
     if is_corrupt(line):
@@ -236,10 +236,10 @@ def read_records(path: Path, wanted: Sequence[bytes] = (), offset: int = 0) -> I
         file.seek(offset)
         for line in file:
             if not wanted or any(text in line for text in wanted):
-                yield parsed(line)
+                yield parse_line(line)
 
 
-def checked_line(text: bytes) -> bytes:
+def append_checksum(text: bytes) -> bytes:
     """Return a JSON object as a line that ends with the CRC-32 of all before it."""
     body = text[:-1]
     return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
@@ -259,15 +259,15 @@ def is_corrupt(line: bytes) -> bool:
     return line[len(body) + len(_CHECK) :] != b'%08x"}' % zlib.crc32(body)
 
 
-def control_line(record: str, **fields: Any) -> bytes:
+def format_control_line(record: str, **fields: Any) -> bytes:
     """A line that is no span: a seal, or a count of spans lost."""
-    return checked_line(orjson.dumps({"record": record, **fields}))
+    return append_checksum(orjson.dumps({"record": record, **fields}))
 
 
-def reserved_line(counts: Mapping[str, int]) -> bytes:
+def format_reserved_line(counts: Mapping[str, int]) -> bytes:
     """Return a count's line that is as long as any other, so that one may replace another."""
     text = orjson.dumps({"record": "count", "counts": counts})
-    return checked_line(text[:-1].ljust(RESERVED_BYTES - _CHECK_BYTES - 1) + text[-1:])
+    return append_checksum(text[:-1].ljust(RESERVED_BYTES - _CHECK_BYTES - 1) + text[-1:])
 
 
 def _cut_line(record: Record) -> bytes:
@@ -279,7 +279,7 @@ def _cut_line(record: Record) -> bytes:
         if sum([min(length, limit) for length in lengths]) > MAX_RECORD_BYTES:
             continue
         _cut_texts(record, texts, limit)
-        line = checked_line(write_json(record))
+        line = append_checksum(write_json(record))
         if len(line) <= MAX_RECORD_BYTES:
             return line
     return _skeleton_line(repair_text(record))
@@ -337,4 +337,4 @@ def _skeleton_line(record: Record) -> bytes:
         "links": [],
         "otel_resource": orjson.Fragment(resource if len(resource) <= _MAX_RESOURCE else b"{}"),
     }
-    return checked_line(orjson.dumps(kept))
+    return append_checksum(orjson.dumps(kept))

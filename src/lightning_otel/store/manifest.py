@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from lightning_otel.store.counts import unstored
+from lightning_otel.store.counts import count_unstored
 
 SCHEMA_VERSION: Final = 1
 FURTHEST_AHEAD_US: Final = 10_000_000
@@ -70,7 +70,7 @@ class SettledSegment:
     @property
     def has_damage(self) -> bool:
         """Say whether something was damaged, rejected or lost."""
-        return bool(self.damaged or unstored(self.counts))
+        return bool(self.damaged or count_unstored(self.counts))
 
 
 E = TypeVar("E")

@@ -246,13 +246,13 @@ def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
     damaged, lost, refused = row["damaged"], row["lost"], row["refused"]
     notes = [found for note in row["notes"] or () if isinstance(found := orjson.loads(note), dict)]
     whole = [{k: v for k, v in note.items() if type(v) is int} for note in notes]
-    told = n.added({n.DISK: lost}, *whole)
-    known = row["ended"] + n.unstored(told)
+    told = n.sum_counts({n.DISK: lost}, *whole)
+    known = row["ended"] + n.count_unstored(told)
     # A sealed segment says how many ended; of one whose process was killed, each line counts. A
     # damaged line may have been a span's start: then nothing is missing.
     noted = told.pop(n.ENDED, None)
     ended = known + (max(damaged, gaps) if damaged else 0) if noted is None else noted + lost
-    counts = n.added(
+    counts = n.sum_counts(
         told,
         {
             n.ENDED: ended,
@@ -268,7 +268,9 @@ def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
 def accounting_of(layout: Layout) -> n.Accounting:
     """Return what became of every span of the store, as of one moment for each file."""
     manifest, segments = _read_segments(layout)
-    counts = n.added(manifest.counts, *(each.counts for each in (*manifest.segments, *segments)))
+    counts = n.sum_counts(
+        manifest.counts, *(each.counts for each in (*manifest.segments, *segments))
+    )
     # Of a file that was taken out the spans are missing, which is what is to be found.
     files = [layout.data / file.name for file in list_readable_files(layout, manifest)]
     stored = sum(each.counts.get(n.STORED, 0) for each in segments)
@@ -278,8 +280,10 @@ def accounting_of(layout: Layout) -> n.Accounting:
                 0
             ]
     writer = writers_by_catalogue.get(layout.catalogue)
-    untold = writer.untold() if writer is not None else {}
-    return n.account(n.added(counts, untold), stored=stored, pending=untold.get(n.PENDING, 0))
+    untold = writer.unwritten_counts() if writer is not None else {}
+    return n.make_accounting(
+        n.sum_counts(counts, untold), stored=stored, pending=untold.get(n.PENDING, 0)
+    )
 
 
 def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Accounting]:
@@ -287,12 +291,16 @@ def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Acco
     manifest, segments = _read_segments(layout)
     found: dict[str, dict[str, int]] = {}
     for each in (*manifest.segments, *segments):
-        found[each.process] = n.added(found.get(each.process, {}), each.counts)
+        found[each.process] = n.sum_counts(found.get(each.process, {}), each.counts)
     writer = writers_by_catalogue.get(layout.catalogue)
     if writer is not None:
-        found[writer.process] = n.added(found.get(writer.process, {}), writer.untold())
+        found[writer.process] = n.sum_counts(
+            found.get(writer.process, {}), writer.unwritten_counts()
+        )
     return {
-        process: n.account(counts, stored=counts.get(n.STORED, 0), pending=counts.get(n.PENDING, 0))
+        process: n.make_accounting(
+            counts, stored=counts.get(n.STORED, 0), pending=counts.get(n.PENDING, 0)
+        )
         for process, counts in sorted(found.items())
         if int(process.split("-")[1]) >= since_ns
     }

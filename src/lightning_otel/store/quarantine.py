@@ -17,12 +17,18 @@ from typing import BinaryIO, Final, Literal
 import orjson
 
 from lightning_otel.store.layout import Layout, now_us, total_bytes, write_private
-from lightning_otel.store.lines import MAX_RECORD_BYTES, control_line, is_corrupt, is_sound, parsed
+from lightning_otel.store.lines import (
+    MAX_RECORD_BYTES,
+    format_control_line,
+    is_corrupt,
+    is_sound,
+    parse_line,
+)
 from lightning_otel.store.manifest import DataFile, parse_entry
 from lightning_otel.types.wording import count_noun
 
 _DAMAGED: Final = "damaged"
-_MARKER: Final = control_line(_DAMAGED)
+_MARKER: Final = format_control_line(_DAMAGED)
 """The record that stands where a damaged line stood, so that it is counted."""
 _NOTE: Final = ".json"
 _SPAN: Final = b'{"record":"span"'
@@ -105,7 +111,7 @@ def _is_damaged(line: bytes, *, is_closed: bool) -> bool:
     line = line.strip()
     if not is_closed or not line or _CHECK in line[-18:]:
         return len(line) >= len(_MARKER) and is_corrupt(line)
-    record = parsed(line)
+    record = parse_line(line)
     ids = [type(record.get(name)) for name in ("trace_id", "span_id", "start_ns")]
     return record.get("record") not in ("seal", "count", _DAMAGED) and ids != [str, str, int]
 

@@ -25,12 +25,12 @@ from lightning_otel.store import settle
 from lightning_otel.store.compact import Progress
 from lightning_otel.store.damage import translate_errors
 from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock, now_us
-from lightning_otel.store.lines import parsed
+from lightning_otel.store.lines import parse_line
 from lightning_otel.store.parquet import SPILL, list_live_files, packing_connection
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.rewrite import Rewrite, TooWideError
-from lightning_otel.store.schema import COLUMNS, span_of
-from lightning_otel.store.segment import ask_to_close
+from lightning_otel.store.schema import COLUMNS, build_span
+from lightning_otel.store.segment import request_rotation
 from lightning_otel.store.settle import await_effect, sealed, settle_as_elected
 from lightning_otel.store.snapshot import IS_SPAN, SEGMENT_COLUMNS, Snapshot, ndjson_sql
 from lightning_otel.store.source import prepare
@@ -133,7 +133,7 @@ def redactions(layout: Layout) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     path = layout.root / RECORDS
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        record = parsed(line)
+        record = parse_line(line)
         if "redaction_id" in record:
             found.setdefault(record["redaction_id"], {}).update(record)
     return list(found.values())
@@ -212,7 +212,7 @@ class _Work:
             con.execute(f"SELECT {', '.join(COLUMNS)} FROM ({query}) WHERE {self._where}")
             while rows := con.fetchmany(_BATCH):
                 for row in rows:
-                    self._mask_span(span_of(dict(zip(COLUMNS, row, strict=True))))
+                    self._mask_span(build_span(dict(zip(COLUMNS, row, strict=True))))
                 self._step(len(rows))
 
     def _mask_span(self, span: Span) -> Span:
@@ -262,7 +262,7 @@ class _Work:
             writer.rotate()
         waiting = {path for path in _open_segments(self._layout) if self._count_open([path])}
         for path in waiting:
-            ask_to_close(path)
+            request_rotation(path)
         until = time.monotonic() + _CLOSING_S
         while waiting.intersection(_open_segments(self._layout)) and time.monotonic() < until:
             time.sleep(_CLOSING_STEP_S)

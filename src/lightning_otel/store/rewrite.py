@@ -29,7 +29,7 @@ from lightning_otel.store.parquet import (
     row_of,
     write_file,
 )
-from lightning_otel.store.schema import COLUMNS, record_of_span, span_of
+from lightning_otel.store.schema import COLUMNS, build_record, build_span
 from lightning_otel.store.settle import exchange
 from lightning_otel.store.snapshot import rows_sql
 from lightning_otel.store.sql import ROLLOUT, quote_paths, quote_text
@@ -240,7 +240,7 @@ class Rewrite:
                 "DELETE FROM spot USING twice "
                 "WHERE spot.file = twice.file AND spot.number = twice.number AND rank > 1"
             )
-        self.counts = n.added(
+        self.counts = n.sum_counts(
             dict(expired), {n.CONFLICT: int(conflicts), n.DUPLICATE: int(seconds - conflicts)}
         )
 
@@ -286,10 +286,10 @@ class Rewrite:
         ).fetchall()
         lines = []
         for position, *values in rows:
-            span = span_of(dict(zip(COLUMNS, values, strict=True)))
+            span = build_span(dict(zip(COLUMNS, values, strict=True)))
             changed = self._transform(span)
             if changed is not span:
-                lines.append(json_text({"number": int(position), **record_of_span(changed)}))
+                lines.append(json_text({"number": int(position), **build_record(changed)}))
         if not lines:
             return spans
         self._is_changed = True

@@ -125,7 +125,7 @@ def _read_number(value: Any) -> float | None:
         return None
 
 
-def span_of(record: Mapping[str, Any]) -> Span:
+def build_span(record: Mapping[str, Any]) -> Span:
     """The span a record (a parsed line, or a row of the view) stands for."""
     attributes = _read_object(record.get("attributes"))
     for column, key in BODY_COLUMNS.items():
@@ -159,8 +159,8 @@ def span_of(record: Mapping[str, Any]) -> Span:
     )
 
 
-def record_of_span(span: Span) -> Record:
-    """The record of a span of ours: the inverse of :func:`span_of`."""
+def build_record(span: Span) -> Record:
+    """The record of a span of ours: the inverse of :func:`build_span`."""
     name, scope, resource = name_text(span.name), name_text(span.scope), dict(span.otel_resource)
     attributes = dict(span.attributes)
     record: Record = {

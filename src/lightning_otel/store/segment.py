@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout
-from lightning_otel.store.lines import reserved_line
+from lightning_otel.store.lines import format_reserved_line
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _WORK_SHARE: Final = 0.1
 _LONGEST_REST_S: Final = 30.0
 
 
-def boot_id() -> str:
+def read_boot_id() -> str:
     """Eight characters that differ between machines, and on Linux between two boots of one."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -42,7 +42,7 @@ def boot_id() -> str:
     return text.strip().replace("-", "")[:8]
 
 
-def ask_to_close(path: Path) -> None:
+def request_rotation(path: Path) -> None:
     """Ask the process that writes a segment to close it and go on in another one.
 
     The owner's right to execute it says so, which means nothing else for such a file.
@@ -55,7 +55,7 @@ class Segment:
     """An append-only file of one process, locked while it is open.
 
     It is made under a temporary name, locked, then renamed into ``live/``: otherwise a settler
-    could take it between the opening and the locking. It begins with room for a last word, which
+    could take it between the opening and the locking. Its first line has room for counts, which
     can be written there when the disk is full.
     """
 
@@ -70,7 +70,7 @@ class Segment:
         made = layout.new / name
         self.size_bytes = 0
         self.is_asked_to_close = False
-        self.has_last_word = False
+        self.has_final_counts = False
         self._is_torn = False
         self._descriptor = _out_of_reach(os.open(made, _OPEN_FLAGS, 0o600))
         self._is_out_of_reach = self._descriptor >= _FAR
@@ -78,7 +78,7 @@ class Segment:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _check_locks(made)
-            self.append(reserved_line({}))
+            self.append(format_reserved_line({}))
             os.rename(made, self.path)
         except OSError:
             self.close()
@@ -135,7 +135,7 @@ class Segment:
             return False
         return found.st_ino == self._inode and found.st_nlink == 0
 
-    def write_last_word(self, counts: Mapping[str, int]) -> None:
+    def write_final_counts(self, counts: Mapping[str, int]) -> None:
         """Write counts into the room kept for them, if the file is there; empty ones take it back.
 
         On a full disk, too, as it takes no room.
@@ -144,8 +144,8 @@ class Segment:
             # Not the descriptor that appends: on Linux it does so wherever one asks it to write.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                os.pwrite(descriptor, reserved_line(counts), 0)
-                self.has_last_word = bool(counts)
+                os.pwrite(descriptor, format_reserved_line(counts), 0)
+                self.has_final_counts = bool(counts)
             finally:
                 os.close(descriptor)
 
@@ -161,7 +161,7 @@ class Segment:
         self.path.unlink(missing_ok=True)
 
 
-class Pace:
+class DiskPace:
     """The speed of a disk, and the rest of a slow one.
 
     Attributes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.store.counts import added
+from lightning_otel.store.counts import sum_counts
 from lightning_otel.store.damage import recover, release_missing_files, restore_manifest
 from lightning_otel.store.layout import (
     FURTHEST_AHEAD_US,
@@ -33,7 +33,7 @@ from lightning_otel.store.layout import (
 from lightning_otel.store.packing import make_parquet, sift_lines
 from lightning_otel.store.parquet import SPILL, packing_connection, sync
 from lightning_otel.store.quarantine import quarantine_lines, read_notes
-from lightning_otel.store.segment import boot_id
+from lightning_otel.store.segment import read_boot_id
 
 if TYPE_CHECKING:
     import duckdb
@@ -116,7 +116,7 @@ def settle_as_elected(layout: Layout, limit: int | None = None) -> Settled:
 
 def sealed(layout: Layout) -> list[Path]:
     """List segments nobody writes to any more: sealed, or of this boot and unlocked."""
-    boot = boot_id()
+    boot = read_boot_id()
     waiting = layout.list_unsettled(layout.read_manifest())
     return [path for path in waiting if _is_sealed(path, boot)]
 
@@ -226,7 +226,7 @@ def exchange(
             manifest,
             files=tuple(files),
             segments=(*segments, *(replace(each, settled_us=commit_us) for each in settled)),
-            counts=added(manifest.counts, counts),
+            counts=sum_counts(manifest.counts, counts),
         )
         is_written = layout.write_manifest(changed, before_us=commit_us - ahead_us // 2)
         ahead_us *= 2  # on a slow disk
@@ -288,7 +288,7 @@ def _settle_for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> 
             replace(segment, settled_us=0) if segment.settled_us < before_us else segment
             for segment in segments
         ),
-        counts=added(manifest.counts, *(segment.counts for segment in gone)),
+        counts=sum_counts(manifest.counts, *(segment.counts for segment in gone)),
     )
 
 

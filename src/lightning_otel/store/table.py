@@ -24,7 +24,7 @@ from lightning_otel.errors import (
 )
 from lightning_otel.store.layout import private_file
 from lightning_otel.store.reader import Reader
-from lightning_otel.store.schema import span_of
+from lightning_otel.store.schema import build_span
 from lightning_otel.store.sql import quote_text
 from lightning_otel.types import Report, Span, Transition, markup
 from lightning_otel.types.wording import step_row
@@ -255,7 +255,10 @@ class Spans(Table[Span]):
     def __init__(self, query: Callable[[], Query], *, is_one: bool) -> None:
         """Describe a result; ``is_one`` says that it is of one rollout or trace."""
         super().__init__(
-            query, lambda: map(span_of, query().dicts()), "spans", counts=lambda: [query().count()]
+            query,
+            lambda: map(build_span, query().dicts()),
+            "spans",
+            counts=lambda: [query().count()],
         )
         self._is_one = is_one
 
@@ -270,7 +273,7 @@ class Spans(Table[Span]):
         return picture(outline(found), limit=_DRAWN)
 
     def _first(self, count: int) -> Iterable[Span]:
-        return map(span_of, self._query().head(count))
+        return map(build_span, self._query().head(count))
 
     def _as_columns(self, row: Span) -> Mapping[str, object]:
         lasted = None if row.end_ns is None else f"{(row.end_ns - row.start_ns) / 1e6:,.1f}"

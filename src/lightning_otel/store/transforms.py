@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from lightning_otel.errors import ConfigError, warn_once
-from lightning_otel.store.schema import BODY_COLUMNS, Record, record_of_span, span_of
+from lightning_otel.store.schema import BODY_COLUMNS, Record, build_record, build_span
 from lightning_otel.types import Event, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import make_attributes_plain
@@ -47,7 +47,7 @@ _OUR_NAMES: Final = frozenset(
     }
 )  # fmt: skip
 
-everywhere: list[Transform] = []
+global_transforms: list[Transform] = []
 """Those that apply to every span this process writes, wherever it does."""
 _named: set[str] = set()
 _within = threading.local()
@@ -70,10 +70,10 @@ def load_transform(name: str) -> Transform:
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(folder)
-    return checked([found])[0]
+    return check_transforms([found])[0]
 
 
-def named_transform(name: str) -> Transform:
+def load_transform_lazily(name: str) -> Transform:
     """Return a transform that is imported when it is used: the program may not be loaded before."""
     load = functools.cache(load_transform)
 
@@ -97,18 +97,18 @@ def add_transform(function: Transform) -> Transform:
     Raises:
         ConfigError: It cannot be called.
     """
-    checked([function])
-    everywhere.append(function)
+    check_transforms([function])
+    global_transforms.append(function)
     return function
 
 
 def remove_transform(function: Transform) -> None:
     """Take a function back that :func:`add_transform` was given; harmless if it was not."""
     with contextlib.suppress(ValueError):
-        everywhere.remove(function)
+        global_transforms.remove(function)
 
 
-def checked(functions: Sequence[Transform]) -> tuple[Transform, ...]:
+def check_transforms(functions: Sequence[Transform]) -> tuple[Transform, ...]:
     """Return the functions, if each can be called."""
     for function in functions:
         if not callable(function):
@@ -116,21 +116,21 @@ def checked(functions: Sequence[Transform]) -> tuple[Transform, ...]:
     return tuple(functions)
 
 
-def add_named(names: Sequence[str]) -> None:
+def add_named_transforms(names: Sequence[str]) -> None:
     """Add transforms by name, each once."""
     for name in names:
         if name not in _named:
             _named.add(name)
-            everywhere.append(named_transform(name))
+            global_transforms.append(load_transform_lazily(name))
 
 
-def name_of(function: Transform) -> str:
+def name_transform(function: Transform) -> str:
     """The name under which another process may find a function; it fails there if it cannot."""
     where = getattr(function, "__module__", None)
     return f"{where}:{getattr(function, '__qualname__', repr(function))}"
 
 
-def transformed(record: Record, transforms: Sequence[Transform]) -> tuple[Record | None, bool]:
+def apply_transforms(record: Record, transforms: Sequence[Transform]) -> tuple[Record | None, bool]:
     """Apply transforms to a record, after those that apply everywhere; it is consumed.
 
     Its ids and its place in its process stay as they are.
@@ -143,14 +143,14 @@ def transformed(record: Record, transforms: Sequence[Transform]) -> tuple[Record
         make_attributes_plain(item["attributes"])
     # The resource of a process is kept as ready JSON.
     record["otel_resource"] = orjson.loads(orjson.dumps(record["otel_resource"]))
-    before = span_of({"status_message": "", **dict.fromkeys(BODY_COLUMNS), **record})
+    before = build_span({"status_message": "", **dict.fromkeys(BODY_COLUMNS), **record})
     made = None
     # What a transform itself records is not let out.
     if not getattr(_within, "is_entered", False):
         _within.is_entered = True
         try:
             after = before
-            for transform in (*everywhere, *transforms):
+            for transform in (*global_transforms, *transforms):
                 found = transform(after)
                 if found is None:
                     return None, False
@@ -183,7 +183,7 @@ def _make_record(before: Span, after: Span, record: Record) -> Record:
         end_sequence=before.end_sequence,
         end_ns=None if before.end_ns is None else after.end_ns or before.end_ns,
     )
-    return {**record_of_span(kept), "record": record["record"]}
+    return {**build_record(kept), "record": record["record"]}
 
 
 def _empty_span(span: Span) -> Span:
@@ -204,7 +204,7 @@ def _empty_span(span: Span) -> Span:
     )
 
 
-def drop_record(record: Record) -> Record:
+def build_drop_record(record: Record) -> Record:
     """Make the record that takes a dropped span's start back: its ids and place only."""
     columns = ("trace_id", "span_id", "start_ns", "rollout_id", "process", "sequence")
     return {
@@ -214,7 +214,7 @@ def drop_record(record: Record) -> Record:
     }
 
 
-def without_dropped(records: list[Record]) -> list[Record]:
+def remove_dropped(records: list[Record]) -> list[Record]:
     """The records without those that take a start back, and without these starts."""
     gone = {(each["trace_id"], each["span_id"]) for each in records if each["record"] == DROPPED}
     return [

@@ -24,20 +24,20 @@ from lightning_otel.store import counts as n
 from lightning_otel.store.journal import CHUNK_BYTES, Journal
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import (
-    control_line,
-    end_record,
-    line_of,
-    parsed,
+    build_start_record,
+    complete_record,
+    format_control_line,
+    format_line,
+    parse_line,
     read_records,
-    start_record,
 )
-from lightning_otel.store.schema import Record, record_of_span, span_of
+from lightning_otel.store.schema import Record, build_record, build_span
 from lightning_otel.store.transforms import (
     Transform,
-    add_named,
-    drop_record,
-    everywhere,
-    transformed,
+    add_named_transforms,
+    apply_transforms,
+    build_drop_record,
+    global_transforms,
 )
 from lightning_otel.types import Span
 from lightning_otel.types.values import json_fragment
@@ -111,13 +111,13 @@ class SpanWriter(Journal):
         # Before all else: whatever comes, the end is ours, and passes through its transforms.
         self._open[ids] = begun
         record: Record | None
-        begun.record = record = start_record(
+        begun.record = record = build_start_record(
             span, self.process, sequence, self._resource_of(span), stamps
         )
-        if transforms or everywhere:
-            record, _ = transformed({**record}, transforms)
+        if transforms or global_transforms:
+            record, _ = apply_transforms({**record}, transforms)
         if record:
-            begun.line = line_of(record)
+            begun.line = format_line(record)
             self._append_line(begun.line, 0)
 
     def has_open(self, trace_id: int, span_id: int) -> bool:
@@ -131,7 +131,7 @@ class SpanWriter(Journal):
         ids = span.context[:2]
         begun = self._open.pop(ids, None)
         if begun is None:
-            self.refused(n.INVALID_ID if 0 in ids else n.FOREIGN)
+            self.count_unstored(n.INVALID_ID if 0 in ids else n.FOREIGN)
         else:
             self._keep_record(span, body, begun)
 
@@ -139,7 +139,7 @@ class SpanWriter(Journal):
         """Keep an ended span whose start we did not see, as an exporter gets it."""
         self._forget_if_forked()
         if not span.context.is_valid:
-            self.refused(n.INVALID_ID)
+            self.count_unstored(n.INVALID_ID)
             return
         begun = _OpenSpan()
         begun.sequence = self._next()
@@ -149,22 +149,22 @@ class SpanWriter(Journal):
         """Keep a span that is complete already, such as one received or made by hand."""
         self._forget_if_forked()
         if not (_is_id(span.trace_id) and _is_id(span.span_id)):
-            self.refused(n.INVALID_ID)
+            self.count_unstored(n.INVALID_ID)
             return
         spans = 0 if span.end_ns is None else 1
         try:
-            record = record_of_span(span)
-            if everywhere and not self._transform_record(record, ()):
+            record = build_record(span)
+            if global_transforms and not self._transform_record(record, ()):
                 return
-            line = line_of(record)
+            line = format_line(record)
         except BaseException:
-            self.refused(n.FAULT, spans)
+            self.count_unstored(n.FAULT, spans)
             raise
         self._append_line(line, spans)
         if span.events:
             self._keep_evaluations(span)
 
-    def take(self, spans: Iterable[Span]) -> None:
+    def add_all(self, spans: Iterable[Span]) -> None:
         """Keep spans that somebody else holds until we have them: with few writes, or not at all.
 
         Raises:
@@ -174,25 +174,25 @@ class SpanWriter(Journal):
         lines: list[bytes] = []
         size, ended, dropped = 0, 0, 0
         for span in with_evaluations(spans):
-            record = record_of_span(span)
-            if everywhere:
-                kept, is_failed = transformed(record, ())
+            record = build_record(span)
+            if global_transforms:
+                kept, is_failed = apply_transforms(record, ())
                 if kept is None:
                     dropped += span.end_ns is not None
                     continue
                 record = kept
                 if is_failed:
-                    self.note(n.TRANSFORM_FAILED)
-            lines.append(line_of(record))
+                    self.count_kept(n.TRANSFORM_FAILED)
+            lines.append(format_line(record))
             size += len(lines[-1])
             ended += span.end_ns is not None
             if size >= CHUNK_BYTES:
-                self._take_lines(b"".join(lines), ended)
+                self._write_now(b"".join(lines), ended)
                 lines, size, ended = [], 0, 0
         if lines:
-            self._take_lines(b"".join(lines), ended)
+            self._write_now(b"".join(lines), ended)
         if dropped:  # not before: where the disk refused the others, all of them come again
-            self.refused(n.TRANSFORM, dropped)
+            self.count_unstored(n.TRANSFORM, dropped)
 
     def records(self, since: tuple[int, int], *mentions: str) -> list[Record] | None:
         """This process's records since a position, starts without their end among them.
@@ -208,7 +208,7 @@ class SpanWriter(Journal):
         index, offset = since
         wanted = [mention.encode("utf-8", "replace") for mention in mentions]
         lines = self.lines[offset:] if self.layout is None else []
-        found = [parsed(line) for line in lines if any(text in line for text in wanted)]
+        found = [parse_line(line) for line in lines if any(text in line for text in wanted)]
         try:
             for number, path in enumerate(self.paths[index:]):
                 found += read_records(path, wanted, 0 if number else offset)
@@ -220,25 +220,25 @@ class SpanWriter(Journal):
         try:
             stamps = begun.stamps
             otel_resource = self._resource_of(span)
-            record = begun.record or start_record(
+            record = begun.record or build_start_record(
                 span, self.process, begun.sequence, otel_resource, stamps
             )
             record["otel_resource"] = otel_resource  # a processor's copy may have another one
-            end_record(record, span, stamps, body, self._next())
+            complete_record(record, span, stamps, body, self._next())
             if begun.began_ns is not None and record["end_ns"] < record["start_ns"]:
                 # The wall clock was set back meanwhile.
                 record["end_ns"] = record["start_ns"] + time.monotonic_ns() - begun.began_ns
-            if (begun.transforms or everywhere) and not self._transform_record(
+            if (begun.transforms or global_transforms) and not self._transform_record(
                 record, begun.transforms
             ):
                 return
-            line = line_of(record)
+            line = format_line(record)
         except BaseException:  # a fault of ours, or Ctrl-C
-            self.refused(n.FAULT)
+            self.count_unstored(n.FAULT)
             raise
         self._append_line(line, spans=1)
         if record["events"]:
-            self._keep_evaluations(span_of(parsed(line)))
+            self._keep_evaluations(build_span(parse_line(line)))
 
     def _keep_evaluations(self, span: Span) -> None:
         """Keep what others noted of a span's worth as rewards, which have no events themselves."""
@@ -247,14 +247,14 @@ class SpanWriter(Journal):
 
     def _transform_record(self, record: Record, transforms: Sequence[Transform]) -> bool:
         """Let an ended span pass through transforms; False if one dropped it."""
-        drop = drop_record(record)
-        kept, is_failed = transformed(record, transforms)
+        drop = build_drop_record(record)
+        kept, is_failed = apply_transforms(record, transforms)
         if kept is None:
-            self.refused(n.TRANSFORM)
-            self._append_line(control_line(**drop), spans=0)
+            self.count_unstored(n.TRANSFORM)
+            self._append_line(format_control_line(**drop), spans=0)
             return False
         if is_failed:
-            self.note(n.TRANSFORM_FAILED)
+            self.count_kept(n.TRANSFORM_FAILED)
         record.clear()
         record.update(kept)
         return True
@@ -289,7 +289,7 @@ def writer_for(layout: Layout) -> SpanWriter:
         writer = writers_by_catalogue.get(layout.catalogue)
         if writer is None:
             layout.create()
-            add_named(config.TRANSFORMS.read())
+            add_named_transforms(config.TRANSFORMS.read())
             writer = writers_by_catalogue.setdefault(layout.catalogue, SpanWriter(layout))
         return writer
 

@@ -17,8 +17,8 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import parse_messages
 from lightning_otel.messages.chat import messages_of
-from lightning_otel.store.schema import span_of
-from lightning_otel.store.transforms import without_dropped
+from lightning_otel.store.schema import build_span
+from lightning_otel.store.transforms import remove_dropped
 from lightning_otel.tracing import Options, Recording, auto_trace
 from lightning_otel.types import Report, Reward, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
@@ -105,8 +105,8 @@ class Captured:
             return self.store.spans().rows()
         found: dict[tuple[str, str], Span] = {}
         # An end comes after its start, and counts more.
-        for record in without_dropped(self.store.writer().records((0, 0), "") or []):
-            span = span_of(record)
+        for record in remove_dropped(self.store.writer().records((0, 0), "") or []):
+            span = build_span(record)
             found[span.trace_id, span.span_id] = span
         return sorted(found.values(), key=lambda span: (span.start_ns, span.sequence))
 

@@ -10,7 +10,7 @@ from lightning_otel import config
 from lightning_otel.adapter.tracking import checked_patterns, resources_text
 from lightning_otel.errors import warn_once
 from lightning_otel.instrumentors.doors import Begin
-from lightning_otel.store.transforms import checked
+from lightning_otel.store.transforms import check_transforms
 from lightning_otel.tracing.blocks import Block, is_function, operation
 from lightning_otel.tracing.carrying import carried
 from lightning_otel.tracing.recording import Recording
@@ -42,7 +42,7 @@ class Traced(Block[Recording]):
             options["track_only"] = checked_patterns(tracked)  # an iterator lasts for one entering
         transforms = options.get("transforms")
         if transforms is not None:
-            options["transforms"] = checked(list(transforms))
+            options["transforms"] = check_transforms(list(transforms))
         if resources is not None:
             resources_text(resources)  # refused here, and never in the program's midst
             options["resources"] = copy.deepcopy(resources)

@@ -20,7 +20,7 @@ from lightning_otel.capture import operations
 from lightning_otel.dataset import Store
 from lightning_otel.errors import warn_once
 from lightning_otel.instrumentors.doors import Within
-from lightning_otel.store.transforms import name_of, named_transform
+from lightning_otel.store.transforms import load_transform_lazily, name_transform
 from lightning_otel.tracing.blocks import each_call
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -96,7 +96,7 @@ def _pack_context(context: Context) -> dict[str, Any]:
         "parent": parent,
         "place": str(layout.catalogue) if layout is not None else Store(":memory:").name,
         "stamps": dict(frame.stamps),
-        "transforms": tuple(map(name_of, frame.transforms)),
+        "transforms": tuple(map(name_transform, frame.transforms)),
         "asks_for_ids": frame.asks_for_ids,
         "applies": frame.applied is not None,
         "standings": getattr(frame.applied, "standings", None),
@@ -142,6 +142,6 @@ def _unpack_context(
     applied = watch.held(standings) if watch is not None else None
     frame = capture.Frame(
         store.writer(), stamps, above, asks_for_ids=asks_for_ids, applied=applied,
-        transforms=tuple(map(named_transform, transforms)),
+        transforms=tuple(map(load_transform_lazily, transforms)),
     )  # fmt: skip
     return capture.in_frame(frame, context)

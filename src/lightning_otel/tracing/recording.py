@@ -11,8 +11,8 @@ from lightning_otel.adapter.attempts import AttemptKey, group
 from lightning_otel.adapter.attributes import read_links
 from lightning_otel.dataset import Store
 from lightning_otel.store.live import read_others_records
-from lightning_otel.store.schema import span_of
-from lightning_otel.store.transforms import without_dropped
+from lightning_otel.store.schema import build_span
+from lightning_otel.store.transforms import remove_dropped
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -137,9 +137,9 @@ class Recording:
             if others is None:
                 return None
             records += others
-        records = without_dropped(records)
+        records = remove_dropped(records)
         found: dict[tuple[str, str], Span] = {}
-        for span in map(span_of, records):
+        for span in map(build_span, records):
             known = found.get((span.trace_id, span.span_id))
             if known is None or known.is_incomplete:  # an end counts more than a start, and once
                 found[span.trace_id, span.span_id] = span

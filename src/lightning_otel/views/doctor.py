@@ -24,7 +24,7 @@ from lightning_otel.exporters.forwarding.sending import Verdict, sender_for
 from lightning_otel.provider import NO_SDK
 from lightning_otel.store import damage, quarantine
 from lightning_otel.store.catalogue import find_catalogue_fault
-from lightning_otel.store.counts import MEANT
+from lightning_otel.store.counts import INTENDED
 from lightning_otel.store.layout import Layout
 from lightning_otel.types.wording import count_noun
 
@@ -350,7 +350,7 @@ def _check_accounts(store: Store, *, is_whole: bool) -> Iterator[Finding]:
     except LightningOtelError:
         return  # as was said of what cannot be read
     for reason, count in found.reasons():
-        level: Literal["ok", "note"] = "ok" if reason in MEANT else "note"
+        level: Literal["ok", "note"] = "ok" if reason in INTENDED else "note"
         yield Finding("not-stored", level, f"not stored: {count_noun(count, 'span')}: {reason}")
     if found.pending:
         text = f"waiting in memory for the disk: {count_noun(found.pending, 'span')}"

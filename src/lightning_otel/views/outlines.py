@@ -8,7 +8,7 @@ from lightning_otel.adapter.differing import MOST_LINES, Difference, differ
 from lightning_otel.adapter.outline import Outline, outline
 from lightning_otel.dataset.batches import incomplete, whole
 from lightning_otel.store.lookup import find_rollout
-from lightning_otel.store.schema import span_of
+from lightning_otel.store.schema import build_span
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Span
@@ -44,7 +44,7 @@ def compare_ids(
 def _trace_outline(source: SpanSource, trace_id: str) -> Outline:
     """A trace, within the rollout that it is part of."""
     selection = Selection(trace_ids=(trace_id,), is_ordered=True)
-    own = list(map(span_of, source.fetch(selection).dicts()))
+    own = list(map(build_span, source.fetch(selection).dicts()))
     rollout_ids = {span.rollout_id for span in readers.read(own)}
     if len(rollout_ids) > 1:
         return _make_outline(source, own)
@@ -58,7 +58,7 @@ def _trace_outline(source: SpanSource, trace_id: str) -> Outline:
 
 def _rollout_spans(source: SpanSource, rollout_id: str) -> list[Span]:
     selection = Selection(rollout_ids=(rollout_id,), is_ordered=True)
-    return list(map(span_of, whole(source, selection).dicts()))
+    return list(map(build_span, whole(source, selection).dicts()))
 
 
 def _rollout_of(source: SpanSource, noun: str, whole_id: str) -> str:

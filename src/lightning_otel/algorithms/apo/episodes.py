@@ -16,7 +16,7 @@ from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.algorithms.apo.texts import PATIENCE, Candidate, Records, Texts, Writer
 from lightning_otel.algorithms.base import Batch, StepResult
 from lightning_otel.errors import TrainingError
-from lightning_otel.store.schema import span_of
+from lightning_otel.store.schema import build_span
 from lightning_otel.store.source import Selection
 from lightning_otel.store.sql import attribute_sql
 from lightning_otel.types import Resource, Reward, Rollout, Span, Trajectory
@@ -106,7 +106,7 @@ def read_spans(store: "Store", attempts: Mapping[str, str]) -> dict[str, list[Sp
     """Read the recorded spans of rollouts, each in one attempt, in order."""
     found: dict[str, list[Span]] = {rollout_id: [] for rollout_id in attempts}
     selection = Selection(rollout_ids=tuple(attempts), is_ordered=True)
-    for span in map(span_of, store.source.fetch(selection).dicts()):
+    for span in map(build_span, store.source.fetch(selection).dicts()):
         own = span.rollout_id
         # What was given from elsewhere names no attempt.
         if own in found and span.attributes.get(c.ATTEMPT_ID) in (None, attempts[own]):

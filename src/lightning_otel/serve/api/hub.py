@@ -23,7 +23,7 @@ from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.api.rooms import Rooms
 from lightning_otel.serve.streaming import HeldAnswer
 from lightning_otel.store.follow import Follower
-from lightning_otel.store.schema import Record, record_of_span
+from lightning_otel.store.schema import Record, build_record
 from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Hub:
     ) -> list[tuple[str, Mapping[str, Any]]]:
         found: list[tuple[str, Mapping[str, Any]]] = []
         if follower is not None:
-            found += _events_of([record_of_span(span) for span in follower.batch()])
+            found += _events_of([build_record(span) for span in follower.batch()])
         for run_id, run in self._read_runs().items() if has_runs else ():
             before = known.get(run_id)
             if before is None or (before.status, before.step) != (run.status, run.step):

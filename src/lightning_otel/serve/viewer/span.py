@@ -17,7 +17,7 @@ from lightning_otel.serve.viewer.chat import (
     show_value,
     value_text,
 )
-from lightning_otel.store.schema import COLUMNS, span_of
+from lightning_otel.store.schema import COLUMNS, build_span
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Message, Span, Transition
 from lightning_otel.types import conventions as c
@@ -53,7 +53,7 @@ def read_span(store: Store, trace_id: str, span_id: str) -> Span:
         NotFoundError: There is none.
     """
     selection = Selection(trace_ids=(trace_id,), only=((trace_id, span_id),))
-    found = [span_of(row) for row in store.source.fetch(selection).dicts()]
+    found = [build_span(row) for row in store.source.fetch(selection).dicts()]
     for span in readers.read(found):
         return span
     raise NotFoundError(f"there is no span {span_id!r} in trace {trace_id!r}; see the trace")
@@ -79,7 +79,7 @@ def read_spans(
         until_ns=max(times),
         columns=(*SPAN_COLUMNS, *bodies),
     )
-    found = map(span_of, store.source.fetch(selection).dicts())
+    found = map(build_span, store.source.fetch(selection).dicts())
     return {span.span_id: span for span in readers.read(found)}
 
 

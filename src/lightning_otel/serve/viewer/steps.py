@@ -29,7 +29,7 @@ from lightning_otel.serve.viewer.chat import (
 )
 from lightning_otel.serve.viewer.span import SPAN_COLUMNS, messages_of, read_spans
 from lightning_otel.serve.viewer.weighing import light
-from lightning_otel.store.schema import span_of
+from lightning_otel.store.schema import build_span
 from lightning_otel.store.source import Selection
 from lightning_otel.types import BranchCause, Message, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
@@ -322,7 +322,7 @@ def read_credits(store: Store, trace: Trace) -> list[dict[str, Any]]:
         return held[1]
     labels = {each.step.span_id: each.label for each in list_steps(trace)}
     selection = Selection(rollout_ids=trace.rollout_ids, is_ordered=True, columns=SPAN_COLUMNS)
-    spans = list(map(span_of, whole(store.source, selection).dicts()))
+    spans = list(map(build_span, whole(store.source, selection).dicts()))
     # To say which attempts broke off costs a look at the whole store.
     broken = incomplete(store.source) if any(span.is_incomplete for span in spans) else ()
     adapted = TripletAdapter().explain(
