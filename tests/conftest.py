@@ -138,22 +138,22 @@ def _serve(store: Store, token: str, key: str) -> tuple[str, Callable[[], None]]
     from hypercorn.asyncio import serve
     from hypercorn.config import Config
 
-    from lightning_otel.serve.api.hub import Hub
-    from lightning_otel.serve.api.rooms import Rooms
+    from lightning_otel.serve.api.events import EventBroker
+    from lightning_otel.serve.api.repositories import Repositories
     from lightning_otel.serve.app import make_app
-    from lightning_otel.serve.intake import Intake
-    from lightning_otel.serve.server import access_for, open_door
+    from lightning_otel.serve.ingest import Ingester
+    from lightning_otel.serve.server import make_access, open_listener
 
-    door = open_door("127.0.0.1", 0)
+    listener = open_listener("127.0.0.1", 0)
     settings = Config()
-    settings.bind = [f"fd://{door.socket.detach()}"]
+    settings.bind = [f"fd://{listener.socket.detach()}"]
     settings.graceful_timeout = 1
     settings.accesslog = settings.errorlog = None
-    intake = Intake(store)
-    rooms = Rooms(store)
-    hub = Hub(store, rooms)
-    access = replace(access_for("127.0.0.1", token), key=key)
-    app = make_app(store, intake, access, rooms, hub)
+    ingester = Ingester(store)
+    repositories = Repositories(store)
+    broker = EventBroker(store, repositories)
+    access = replace(make_access("127.0.0.1", token), key=key)
+    app = make_app(store, ingester, access, repositories, broker)
     loop = asyncio.new_event_loop()
     told = asyncio.Event()
 
@@ -166,12 +166,12 @@ def _serve(store: Store, token: str, key: str) -> tuple[str, Callable[[], None]]
     thread.start()
 
     def end() -> None:
-        loop.call_soon_threadsafe(hub.close)
+        loop.call_soon_threadsafe(broker.close)
         loop.call_soon_threadsafe(told.set)
         thread.join(10)
-        intake.close()
+        ingester.close()
 
-    return door.url, end
+    return listener.url, end
 
 
 @pytest.fixture

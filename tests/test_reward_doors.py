@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.viewer.asking import Asking
-from tests.viewer.visiting import KEY
+from tests.viewer.browsing import KEY
+from tests.viewer.client import Asking
 
 import lightning_otel as lo
 from lightning_otel import Store

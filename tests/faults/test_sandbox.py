@@ -24,7 +24,7 @@ import pytest
 from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.errors import QueryError, StoreMissingError
 from lightning_otel.store.layout import Layout, now_us
-from lightning_otel.views.sandbox import Limits, _Process, ask, statement
+from lightning_otel.views.sandbox import Limits, _Process, run_statement, statement
 
 CANARY = "sk-canary-in-a-file-outside"
 SHORT = Limits(wall_s=20.0, memory_bytes=512 << 20)
@@ -108,7 +108,7 @@ def fingerprint(layout: Layout) -> dict[str, tuple[str, int]]:
 
 def asked(layout: Layout, text: str, limits: Limits = SHORT) -> list[tuple[Any, ...]]:
     """Every row of an answer."""
-    with ask(layout, text, limits) as answer:
+    with run_statement(layout, text, limits) as answer:
         return list(answer)
 
 
@@ -319,11 +319,11 @@ def test_rows_and_bytes_are_cut_and_said_to_be(kept: Layout) -> None:
     """An answer of too many rows or bytes ends early and says by which limit."""
     text = "SELECT i, repeat('x', 1000) FROM range(100000) t(i)"
 
-    with ask(kept, text, replace(SHORT, rows=700)) as by_rows:
+    with run_statement(kept, text, replace(SHORT, rows=700)) as by_rows:
         rows = list(by_rows)
-    with ask(kept, text, replace(SHORT, size_bytes=50_000)) as by_bytes:
+    with run_statement(kept, text, replace(SHORT, size_bytes=50_000)) as by_bytes:
         some = list(by_bytes)
-    with ask(kept, "SELECT i FROM range(700) t(i)", replace(SHORT, rows=700)) as whole:
+    with run_statement(kept, "SELECT i FROM range(700) t(i)", replace(SHORT, rows=700)) as whole:
         every = list(whole)
 
     assert (len(rows), by_rows.cut) == (700, "rows")
@@ -362,7 +362,7 @@ def test_a_path_beyond_ascii_is_found(tmp_path: Path) -> None:
 def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     """Asking makes no store."""
     with pytest.raises(StoreMissingError):
-        ask(Layout(tmp_path / "none"), "SELECT 1")
+        run_statement(Layout(tmp_path / "none"), "SELECT 1")
 
     assert list(tmp_path.iterdir()) == []
 
@@ -389,7 +389,7 @@ def test_nobody_who_asked_is_left(kept: Layout) -> None:
     """The process is gone when its time is over, though its rows are not read."""
     text = "SELECT i, repeat('x', 1000) FROM range(10000000) t(i)"
     limits = replace(SHORT, wall_s=1.5, rows=10**9, size_bytes=1 << 40)
-    answer = ask(kept, text, limits)
+    answer = run_statement(kept, text, limits)
     child = answer._process._child
     begun = time.monotonic()
 
@@ -407,7 +407,7 @@ def test_a_child_ends_with_its_parent(kept: Layout) -> None:
     script = (
         "import sys\n"
         "from lightning_otel.store.layout import Layout\n"
-        "from lightning_otel.views.sandbox import Limits, ask, _Process\n"
+        "from lightning_otel.views.sandbox import Limits, run_statement, _Process\n"
         "text = 'SELECT sum(hash(i)) FROM range(1000000000000) t(i)'\n"
         "asked = _Process(Layout(sys.argv[1]), text, Limits(wall_s=50), lambda: True)\n"
         "print(asked._child.pid, flush=True)\n"
@@ -462,7 +462,7 @@ def test_the_asker_is_left_as_it_was(kept: Layout) -> None:
     asked(kept, "SELECT count(*) FROM spans")
     with pytest.raises(QueryError):
         asked(kept, "SELECT repeat('x', 4000000000)")
-    ask(kept, "SELECT * FROM range(100000)").close()
+    run_statement(kept, "SELECT * FROM range(100000)").close()
 
     assert state() == before
 

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from lightning_otel.serve import bodies as limits
-from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.bodies import Bodies
+from lightning_otel.serve.responses import RefusalError
 
 
 async def read(bodies: Bodies, receive: Callable[[], Awaitable[Message]]) -> bytes | int:

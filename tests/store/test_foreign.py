@@ -8,7 +8,7 @@ import requests
 from opentelemetry import trace
 from tests.adapter.fixtures import recorded
 from tests.adapter.forest import call_attributes
-from tests.viewer.visiting import KEY
+from tests.viewer.browsing import KEY
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.adapter.outward import to_conventions

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.viewer.asking import Answer, Asking
-from tests.viewer.visiting import CHROMIUM, FLAGS, KEY, Visit, Visits, prefix
+from tests.viewer.browsing import CHROMIUM, FLAGS, KEY, Visit, Visits, prefix
+from tests.viewer.client import Answer, Asking
 
 from lightning_otel import Store
 

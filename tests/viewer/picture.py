@@ -8,7 +8,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 from tests.pages import DOCS
 from tests.serve.serving import Serving
-from tests.viewer.visiting import CHROMIUM, FLAGS
+from tests.viewer.browsing import CHROMIUM, FLAGS
 
 SIZE = {"width": 1120, "height": 720}
 

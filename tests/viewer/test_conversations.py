@@ -5,12 +5,12 @@ import re
 from collections.abc import Callable
 
 import pytest
-from tests.viewer.asking import Asking
+from tests.viewer.browsing import Visits, prefix, violations
+from tests.viewer.client import Asking
 from tests.viewer.spans import call, said, span
-from tests.viewer.visiting import Visits, prefix, violations
 
 from lightning_otel import Store
-from lightning_otel.serve.viewer import weighing
+from lightning_otel.serve.viewer import size_limit
 from lightning_otel.types import conventions as c
 
 HOSTILE = "<script>alert(1)</script> ![x](http://evil.example/x.png)"
@@ -95,7 +95,7 @@ def test_huge_rollouts_are_told_of_without_their_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Memory is bounded: what is too large for a page is linked to, on every page alike."""
-    monkeypatch.setattr(weighing, "MOST_BYTES", 4000)
+    monkeypatch.setattr(size_limit, "MOST_BYTES", 4000)
     talk(store, "x" * 5000, rollout_id="huge", reward=1.0)
     talk(store, "small", rollout_id="small")
     asked = asking(store)
@@ -110,10 +110,10 @@ def test_huge_rollouts_are_told_of_without_their_messages(
         )
     )
 
-    assert f"This rollout is {weighing.HEAVY}" in huge
+    assert f"This rollout is {size_limit.TOO_LARGE}" in huge
     assert "user small assistant" in small
-    assert f"#0 {weighing.HEAVY} 1 – done" in one
-    assert re.search(rf"#0 small .* #0 {weighing.HEAVY} 1 ", listed)
+    assert f"#0 {size_limit.TOO_LARGE} 1 – done" in one
+    assert re.search(rf"#0 small .* #0 {size_limit.TOO_LARGE} 1 ", listed)
     assert "xxxxx" not in huge + one + listed
 
 

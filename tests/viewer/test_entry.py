@@ -15,8 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from tests.viewer.asking import Asking
-from tests.viewer.visiting import KEY, prefix
+from tests.viewer.browsing import KEY, prefix
+from tests.viewer.client import Asking
 
 from lightning_otel import Span, Store
 

@@ -6,8 +6,8 @@ from html import unescape
 from typing import Any
 
 import pytest
+from tests.viewer.browsing import Visits, prefix, violations
 from tests.viewer.corpus import FOUND, fill
-from tests.viewer.visiting import Visits, prefix, violations
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.resources import Resources

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.viewer.visiting import KEY, Visits, violations
+from tests.viewer.browsing import KEY, Visits, violations
 
 from lightning_otel import Store
 

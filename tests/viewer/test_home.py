@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.viewer.browsing import KEY, Visits
 from tests.viewer.spans import call, said, span
-from tests.viewer.visiting import KEY, Visits
 
 from lightning_otel import Store, emit_reward
 from lightning_otel.serve.viewer.home import share_of

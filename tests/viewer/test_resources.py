@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.viewer.asking import Asking
-from tests.viewer.visiting import Visits, violations
+from tests.viewer.browsing import Visits, violations
+from tests.viewer.client import Asking
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.resources import Resources

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tests.viewer.asking import Asking
-from tests.viewer.visiting import Visits, violations
+from tests.viewer.browsing import Visits, violations
+from tests.viewer.client import Asking
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
 from lightning_otel.state import State

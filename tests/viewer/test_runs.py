@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.viewer.asking import Asking
-from tests.viewer.visiting import Visits, violations
+from tests.viewer.browsing import Visits, violations
+from tests.viewer.client import Asking
 
 from lightning_otel import Store
 from lightning_otel.resources import Resources

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 from tests.cli.conftest import FORMULAS
-from tests.viewer.visiting import Visits, violations
+from tests.viewer.browsing import Visits, violations
 
 from lightning_otel import Store
 from lightning_otel.serve import streaming

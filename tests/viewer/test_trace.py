@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import orjson
 import pytest
-from tests.viewer.asking import Asking
+from tests.viewer.client import Asking
 from tests.viewer.spans import TRACE, call, said, span
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation

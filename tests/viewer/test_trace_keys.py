@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from tests.viewer.browsing import Visits, violations
 from tests.viewer.spans import TRACE, call, said, span
-from tests.viewer.visiting import Visits, violations
 
 from lightning_otel import Store
 from lightning_otel.types import conventions as c

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.viewer.asking import Answer
+from tests.viewer.browsing import Visits, violations
+from tests.viewer.client import Answer
 from tests.viewer.spans import call, said, span
-from tests.viewer.visiting import Visits, violations
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.types import Span

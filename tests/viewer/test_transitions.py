@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.viewer.asking import Asking
-from tests.viewer.visiting import KEY, Visits, violations
+from tests.viewer.browsing import KEY, Visits, violations
+from tests.viewer.client import Asking
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
 from lightning_otel.cli.export import export

@@ -200,13 +200,13 @@ def run_query(
     if opened.layout is None:
         table = opened.sql(query)
         return table.columns, list(table), ""
-    from lightning_otel.views.sandbox import Limits, ask
+    from lightning_otel.views.sandbox import Limits, run_statement
 
     # Much, but not the whole machine for ever.
     limits = limits or Limits(
         wall_s=300.0, memory_bytes=4 << 30, rows=1_000_000, size_bytes=256 << 20
     )
-    with ask(opened.layout, query, limits) as answer:
+    with run_statement(opened.layout, query, limits) as answer:
         rows = [dict(zip(answer.columns, row, strict=True)) for row in answer]
         return answer.columns, rows, answer.cut
 

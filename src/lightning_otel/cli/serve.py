@@ -14,7 +14,7 @@ from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.types.markup import safe
 
 if TYPE_CHECKING:
-    from lightning_otel.serve.intake import Counts
+    from lightning_otel.serve.ingest import Counts
 
 _OPENER = "open.html"
 
@@ -91,41 +91,42 @@ def _run_server(
             f"serve needs {missing}; run: pip install 'lightning-otel[serve]'"
         ) from exc
     from lightning_otel.dataset import Store
-    from lightning_otel.serve.tokens import key_in, token_in
+    from lightning_otel.serve.keys import read_key, read_token
 
     opened = Store(store)
     layout = opened.layout
     if layout is None:
         raise ConfigError("serve needs a store on disk; name one with --store")
     os.umask(0o077)
-    token, is_new = token_in(token_file) if token_file else ("", False)
+    token, is_new = read_token(token_file) if token_file else ("", False)
     if is_new:
         talk(f"made {token_file}; senders need: Authorization: Bearer TOKEN")
-    access = server.access_for(host, token, names)
+    access = server.make_access(host, token, names)
     opened.writer()
     if open_loopback and (token or access.is_open):
         raise ConfigError(
             "--open-loopback asks for no key, and --token-file or another machine wants one; "
             "leave one of them out"
         )
-    access = replace(access, key=key_in(layout), is_keyless=open_loopback)
-    door = server.open_door(host, port)
-    link = f"{door.url}/?{urlencode({'key': access.reading_key})}"
+    access = replace(access, key=read_key(layout), is_keyless=open_loopback)
+    listener = server.open_listener(host, port)
+    link = f"{listener.url}/?{urlencode({'key': access.reading_key})}"
     opener = layout.root / _OPENER
 
     def tell_address() -> None:
-        click.echo(link if is_viewer else door.url)
-        if port is None and door.port != server.PORT:
-            talk(f"port {server.PORT} is in use: listening at {door.port} instead")
+        click.echo(link if is_viewer else listener.url)
+        if port is None and listener.port != server.PORT:
+            talk(f"port {server.PORT} is in use: listening at {listener.port} instead")
         talk(f"⚡ taking spans → {layout.catalogue}")
-        talk(f"→ OTEL_EXPORTER_OTLP_ENDPOINT={door.url} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
+        address = f"OTEL_EXPORTER_OTLP_ENDPOINT={listener.url}"
+        talk(f"→ {address} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
         if not is_viewer:  # nothing prints a token
-            talk(f"→ look: {f'{door.url}/?key=TOKEN' if token else link}")
+            talk(f"→ look: {f'{listener.url}/?key=TOKEN' if token else link}")
         if is_opened:
             _open_browser(link, opener)
 
     try:
-        counts = server.run(opened, door, access, tell_address)
+        counts = server.run(opened, listener, access, tell_address)
     finally:
         if is_opened:
             opener.unlink(missing_ok=True)
@@ -134,7 +135,7 @@ def _run_server(
 
 
 def _tell_counts(counts: "Counts", store: str) -> None:
-    from lightning_otel.serve.answers import said
+    from lightning_otel.serve.responses import said
 
     talk(f"⚡ {count_noun(counts.stored, 'span')} taken → {store}")
     if counts.rejected:

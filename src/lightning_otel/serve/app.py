@@ -15,19 +15,19 @@ from starlette.types import ASGIApp
 
 from lightning_otel.dataset import Store
 from lightning_otel.rewarding.totals import Standing
-from lightning_otel.serve import answers, otlp
-from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve import otlp, responses
 from lightning_otel.serve.api import ROUTES as API
-from lightning_otel.serve.api.fresh import Fresh
-from lightning_otel.serve.api.hub import Hub
-from lightning_otel.serve.api.rooms import Rooms
+from lightning_otel.serve.api.cache import CachedRead
+from lightning_otel.serve.api.events import EventBroker
+from lightning_otel.serve.api.repositories import Repositories
 from lightning_otel.serve.bodies import Bodies
 from lightning_otel.serve.guard import Access, Guard
-from lightning_otel.serve.intake import Intake
+from lightning_otel.serve.ingest import Ingester
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.streaming import Streams
 from lightning_otel.serve.viewer import ROUTES as PAGES
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.home import Looks
+from lightning_otel.serve.viewer.home import HomeCache
 
 _REASONS: Final = {
     404: "there is nothing at this address; see the pages above, or GET /openapi.json",
@@ -37,23 +37,29 @@ _MOST_STREAMS: Final = 8
 """Long answers of the API under way: each has a DuckDB."""
 
 
-def make_app(store: Store, intake: Intake, access: Access, rooms: Rooms, hub: Hub) -> ASGIApp:
+def make_app(
+    store: Store,
+    ingester: Ingester,
+    access: Access,
+    repositories: Repositories,
+    broker: EventBroker,
+) -> ASGIApp:
     """Make the app that serves a store, behind the guard."""
     app = Starlette(
         routes=[*PAGES, *otlp.ROUTES, *API],
         exception_handlers={RefusalError: refuse, HTTPException: refuse, 500: fail},
     )
     state = app.state
-    state.store, state.intake, state.access = store, intake, access
+    state.store, state.ingester, state.access = store, ingester, access
     state.bodies = Bodies()
     state.readers, state.long_readers = page.Readers(), page.Readers(page.LONG_AT_ONCE)
-    state.looks = Looks()
+    state.home_cache = HomeCache()
     # Anybody here may give feedback: however much that is, who has the key is not kept waiting.
-    state.givers = page.Readers()
-    state.rooms, state.hub = rooms, hub
+    state.feedback_readers = page.Readers()
+    state.repositories, state.events = repositories, broker
     state.streams = Streams(_MOST_STREAMS)
-    state.earnings, state.answers = {}, {}
-    state.standing, state.by_status = Fresh[Standing](), Fresh[dict[str, int]]()
+    state.version_rewards, state.rollout_by_span = {}, {}
+    state.totals, state.by_status = CachedRead[Standing](), CachedRead[dict[str, int]]()
     return Guard(app, access, refused)
 
 
@@ -63,7 +69,7 @@ async def refuse(request: Request, found: Exception) -> Response:
         reason = _REASONS.get(found.status_code, found.detail)
         found = RefusalError(found.status_code, reason, found.headers)
     assert isinstance(found, RefusalError)
-    request.app.state.intake.counts.refused[found.status] += 1
+    request.app.state.ingester.counts.refused[found.status] += 1
     return refused(request, found)
 
 
@@ -78,4 +84,4 @@ def refused(request: Request, refusal: RefusalError) -> Response:
         return otlp.refuse_call(refusal)
     if page.is_for_people(request):
         return page.refused(request, refusal)
-    return answers.refused(answers.base_type(request.headers.get("content-type")), refusal)
+    return responses.refused(responses.base_type(request.headers.get("content-type")), refusal)

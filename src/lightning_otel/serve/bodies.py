@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 
 from lightning_otel.receivers import DEFAULT_LIMITS
-from lightning_otel.serve.answers import FORM, RefusalError, base_type, busy
+from lightning_otel.serve.responses import FORM, RefusalError, base_type, busy
 
 BODY_S: Final = 30.0
 """How long a sender may take for its body."""

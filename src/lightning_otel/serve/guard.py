@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lightning_otel.serve.answers import CONTENT_TYPES, FORM, RefusalError, base_type
 from lightning_otel.serve.otlp import is_call
+from lightning_otel.serve.responses import CONTENT_TYPES, FORM, RefusalError, base_type
 from lightning_otel.serve.session import Session, prefix_of
 from lightning_otel.types.markup import safe
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from lightning_otel.serve.answers import (
+from lightning_otel.serve.responses import (
     CODES,
     INVALID_ARGUMENT,
     JSON,
@@ -71,7 +71,7 @@ async def _take_spans(
     """Return how many spans were rejected, why, and OTLP's answer that says so."""
     state, peer = request.app.state, request.client.host if request.client else ""
     came = f"{'otlp+token' if state.access.token else 'otlp'}:{peer}"
-    rejected = await state.intake.take(body, kind, is_compressed=is_compressed, came=came)
+    rejected = await state.ingester.take(body, kind, is_compressed=is_compressed, came=came)
     answer = ExportTraceServiceResponse()
     count, message = sum(rejected.values()), said(rejected)
     if count:

@@ -23,13 +23,13 @@ from hypercorn.config import Config
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
-from lightning_otel.serve.api.hub import Hub
-from lightning_otel.serve.api.rooms import Rooms
+from lightning_otel.serve.api.events import EventBroker
+from lightning_otel.serve.api.repositories import Repositories
 from lightning_otel.serve.app import make_app
 from lightning_otel.serve.guard import Access
-from lightning_otel.serve.intake import Counts, Intake
-from lightning_otel.serve.memory import share_heaps
-from lightning_otel.serve.upkeep import keep_up
+from lightning_otel.serve.heap import limit_arenas
+from lightning_otel.serve.ingest import Counts, Ingester
+from lightning_otel.serve.maintenance import run_maintenance
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _TRIED_PORTS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Listener:
     """A listening socket, and how senders call it."""
 
     socket: socket.socket
@@ -60,7 +60,7 @@ class Door:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
-def address_of(host: str) -> str:
+def resolve_host(host: str) -> str:
     """The IP address a host name stands for on this machine.
 
     Raises:
@@ -73,13 +73,13 @@ def address_of(host: str) -> str:
     return str(found[0][4][0])
 
 
-def access_for(host: str, token: str, names: Iterable[str] = ()) -> Access:
+def make_access(host: str, token: str, names: Iterable[str] = ()) -> Access:
     """Make the rules of access of a host; without a token, clients may send and not read.
 
     Raises:
         ConfigError: Other machines could, without a token.
     """
-    address = ipaddress.ip_address(address_of(host).partition("%")[0])
+    address = ipaddress.ip_address(resolve_host(host).partition("%")[0])
     if not address.is_loopback and not token:
         raise ConfigError(
             f"{host} can be reached from other machines, where anybody could write and read spans; "
@@ -92,13 +92,13 @@ def access_for(host: str, token: str, names: Iterable[str] = ()) -> Access:
     return Access(frozenset(hosts), token, is_open=not address.is_loopback)
 
 
-def open_door(host: str, port: int | None) -> Door:
+def open_listener(host: str, port: int | None) -> Listener:
     """Listen at a port; without one at OTLP's own, or the next one that is free.
 
     Raises:
         ConfigError: It cannot be had.
     """
-    address = address_of(host)
+    address = resolve_host(host)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     ports = range(PORT, PORT + _TRIED_PORTS) if port is None else [port]
     reason = ""
@@ -110,14 +110,14 @@ def open_door(host: str, port: int | None) -> Door:
             if exc.errno == errno.EADDRINUSE:
                 continue
             raise ConfigError(f"cannot listen at {host}: {reason}; try 127.0.0.1") from exc
-        return Door(found, host, found.getsockname()[1])
+        return Listener(found, host, found.getsockname()[1])
     raise ConfigError(
         f"cannot listen at {host}, port {ports[0]}: {reason}; "
         "leave --port out for the next free one"
     )
 
 
-def run(store: Store, door: Door, access: Access, ready: Callable[[], None]) -> Counts:
+def run(store: Store, listener: Listener, access: Access, ready: Callable[[], None]) -> Counts:
     """Serve until SIGTERM or SIGINT, and then close the segment.
 
     ``ready`` is called when both signals are heard and the store is there.
@@ -126,20 +126,20 @@ def run(store: Store, door: Door, access: Access, ready: Callable[[], None]) -> 
         StoreError: The store cannot be made.
     """
     _allow_many_files()
-    share_heaps()
-    intake = Intake(store)
+    limit_arenas()
+    ingester = Ingester(store)
     try:
-        asyncio.run(_serve_door(store, door, access, intake, ready))
+        asyncio.run(_serve_listener(store, listener, access, ingester, ready))
     finally:
-        intake.close()
-    return intake.counts
+        ingester.close()
+    return ingester.counts
 
 
-async def _serve_door(
-    store: Store, door: Door, access: Access, intake: Intake, ready: Callable[[], None]
+async def _serve_listener(
+    store: Store, listener: Listener, access: Access, ingester: Ingester, ready: Callable[[], None]
 ) -> None:
     config = Config()
-    config.bind = [f"fd://{door.socket.detach()}"]
+    config.bind = [f"fd://{listener.socket.detach()}"]
     config.backlog = _BACKLOG
     config.keep_alive_timeout = HEADER_S
     # It would end an answer that takes longer, too; the guard gives bodies and answers their time.
@@ -148,8 +148,8 @@ async def _serve_door(
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = log
-    rooms = Rooms(store)
-    hub = Hub(store, rooms)
+    repositories = Repositories(store)
+    broker = EventBroker(store, repositories)
     end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end.set)
@@ -160,16 +160,16 @@ async def _serve_door(
         last = threading.Timer(END_S, os._exit, [0])
         last.daemon = True
         last.start()
-        hub.close()  # or who listens would keep the server for as long as it waits
+        broker.close()  # or who listens would keep the server for as long as it waits
 
-    upkeep = asyncio.create_task(keep_up(store, rooms, intake))
+    maintenance = asyncio.create_task(run_maintenance(store, repositories, ingester))
     ready()
-    app: Any = make_app(store, intake, access, rooms, hub)
+    app: Any = make_app(store, ingester, access, repositories, broker)
     try:
         await hypercorn_serve(app, config, shutdown_trigger=wait_for_end, mode="asgi")
     finally:
-        upkeep.cancel()
-        await asyncio.gather(upkeep, return_exceptions=True)
+        maintenance.cancel()
+        await asyncio.gather(maintenance, return_exceptions=True)
 
 
 def _allow_many_files() -> None:

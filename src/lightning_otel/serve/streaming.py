@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from lightning_otel.errors import ConfigError, LightningOtelError, QueryError
-from lightning_otel.serve.answers import RefusalError, busy
+from lightning_otel.serve.responses import RefusalError, busy
 
 PARQUET: Final = "application/vnd.apache.parquet"
 PART_BYTES: Final = 1 << 16
@@ -80,7 +80,7 @@ class Streams:
             if isinstance(exc, LightningOtelError):
                 raise RefusalError(500, f"the store cannot be read: {exc.what}") from exc
             raise
-        return HeldAnswer(
+        return StreamedResponse(
             _send_parts(first, parts), lambda: self._leave_stream(parts), media_type, headers
         )
 
@@ -90,7 +90,7 @@ class Streams:
             parts.close()  # takes away the file that it reads
 
 
-class HeldAnswer(StreamingResponse):
+class StreamedResponse(StreamingResponse):
     """An answer that holds a place until it ends, however it does.
 
     What streams it cannot give the place back: of a reader that is gone at once, none of it is run.

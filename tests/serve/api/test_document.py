@@ -24,12 +24,12 @@ from starlette.routing import Match
 from lightning_otel import Store
 from lightning_otel.serve import otlp
 from lightning_otel.serve.api import MEMBERS, ROUTES, Member, operations
-from lightning_otel.serve.api.hub import Hub
+from lightning_otel.serve.api.events import EventBroker
 from lightning_otel.serve.api.operation import document
-from lightning_otel.serve.api.rooms import Rooms
+from lightning_otel.serve.api.repositories import Repositories
 from lightning_otel.serve.app import make_app
-from lightning_otel.serve.intake import Intake
-from lightning_otel.serve.server import access_for
+from lightning_otel.serve.ingest import Ingester
+from lightning_otel.serve.server import make_access
 from lightning_otel.serve.viewer import ROUTES as PAGES
 
 DOCUMENT = document(operations())
@@ -63,10 +63,16 @@ def test_document_is_valid() -> None:
 
 def test_document_tells_of_every_route_and_of_no_other(store: Store) -> None:
     """What the app serves beside pages for people, method by method, each by one member alone."""
-    intake = Intake(store)
-    rooms = Rooms(store)
-    guard: Any = make_app(store, intake, access_for("127.0.0.1", ""), rooms, Hub(store, rooms))
-    intake.close()
+    ingester = Ingester(store)
+    repositories = Repositories(store)
+    guard: Any = make_app(
+        store,
+        ingester,
+        make_access("127.0.0.1", ""),
+        repositories,
+        EventBroker(store, repositories),
+    )
+    ingester.close()
     app: Starlette = guard._app
 
     assert [route for route in app.routes if route not in PAGES] == [*otlp.ROUTES, *ROUTES]

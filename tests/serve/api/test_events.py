@@ -14,9 +14,9 @@ from tests.serve.api.conftest import Client
 from tests.serve.serving import Serving
 
 from lightning_otel import Store
-from lightning_otel.serve.api import hub as module
-from lightning_otel.serve.api.hub import Hub
-from lightning_otel.serve.api.rooms import Rooms
+from lightning_otel.serve.api import events as module
+from lightning_otel.serve.api.events import EventBroker
+from lightning_otel.serve.api.repositories import Repositories
 
 
 class Heard(NamedTuple):
@@ -131,12 +131,12 @@ def test_a_slow_listener_is_told_that_it_missed_some(store: Store, is_slow: bool
     store.writer()
 
     async def hear() -> tuple[int, int]:
-        hub = Hub(store, Rooms(store))
-        heard = (await hub.answer()).body_iterator
+        broker = EventBroker(store, Repositories(store))
+        heard = (await broker.answer()).body_iterator
         await anext(heard)
-        hub._put_events([("trace", {}) for _ in range(module._HELD + is_slow)])
+        broker._put_events([("trace", {}) for _ in range(module._HELD + is_slow)])
         part = bytes(await anext(heard))
-        hub.close()
+        broker.close()
         return part.count(b"event: trace"), part.count(b"event: reset")
 
     assert asyncio.run(hear()) == ((0, 1) if is_slow else (module._HELD, 0))

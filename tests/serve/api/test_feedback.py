@@ -127,7 +127,7 @@ def test_an_id_stands_for_one_feedback(client: Client) -> None:
 def test_feedback_is_given_before_transitions_are_handed_out(
     store: Store, served: Callable[..., str], address: str
 ) -> None:
-    """By no upkeep, which this server has none of: whoever asks gets the reward, once."""
+    """By no maintenance, which this server has none of: whoever asks gets the reward, once."""
     key = "k" * 32
     url = served(store, "", key=key)
     kept = Feedback("rollout", "r1", 0.5, time.time_ns(), {}, "f1")

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.serve.api.conftest import Client
 
-from lightning_otel.serve.api.reading import ARROW, LINES, PARQUET
+from lightning_otel.serve.api.data import ARROW, LINES, PARQUET
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

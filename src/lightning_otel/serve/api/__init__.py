@@ -1,8 +1,8 @@
 """The HTTP API: members with operations, each of which is a route and its documentation.
 
-A member reads and writes by the rooms below, as everybody does; it checks what comes in, and says
-what it does in the OpenAPI document. Nothing in here trains. A member is imported when one of its
-addresses is first asked for: all of them take 30 MB, and who looks at pages needs one.
+A member checks what comes in, and describes itself in the OpenAPI document. Nothing in here
+trains. A member is imported with the first request for one of its addresses: together they take
+30 MB, and the pages need one of them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "status": ("/healthz", "/v1/status", "/v1/summary", "/metrics", "/v1/events", "/openapi.json"),
     "feedback": ("/v1/feedback", "/feedback"),
-    "reading": ("/v1/transitions", "/v1/rollouts", "/v1/fetch"),
+    "data": ("/v1/transitions", "/v1/rollouts", "/v1/fetch"),
     "resources": ("/v1/resources",),
     "training": ("/training", "/optimize"),
 }

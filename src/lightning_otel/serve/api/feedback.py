@@ -18,8 +18,8 @@ from lightning_otel.rewarding.feedback import (
     reward_from_feedback,
     said_attributes,
 )
-from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.api.operation import Asked, Told, operation, write_json
+from lightning_otel.serve.api.operation import RequestModel, ResponseModel, operation, write_json
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.types import conventions as c
 
 _MOST_METADATA: Final = 16_384
@@ -31,7 +31,7 @@ SpanId = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{16}$", to_lower
 Key = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
 
 
-class FeedbackBody(Asked):
+class FeedbackBody(RequestModel):
     """Feedback on a rollout, span or response."""
 
     response_id: Id | None = None
@@ -63,7 +63,7 @@ class FeedbackBody(Asked):
     """Kept with it; `quality_score`, `rating`, `satisfied` and `used_result` may stand here."""
 
 
-class FeedbackTold(Told):
+class FeedbackResponse(ResponseModel):
     """The reward that feedback became, or its wait for its target."""
 
     status: Literal["kept", "pending"]
@@ -90,15 +90,15 @@ class FeedbackTold(Told):
     },
     is_open=True,
 )
-def feedback(request: Request, asked: FeedbackBody) -> tuple[FeedbackTold, int]:
+def feedback(request: Request, params: FeedbackBody) -> tuple[FeedbackResponse, int]:
     """Give the reward that feedback comes to."""
     state = request.app.state
-    given = _parse_feedback(asked, _name_sender(request))
-    known = state.answers if asked.feedback_id is None else {}
-    answer = state.rooms.pending.give(state.store, given, state.intake.keep, known)
+    given = _parse_feedback(params, _name_sender(request))
+    known = state.rollout_by_span if params.feedback_id is None else {}
+    answer = state.repositories.pending.give(state.store, given, state.ingester.keep, known)
     if isinstance(answer, Clash):
         raise RefusalError(409, f"{answer.reason}; give an id of its own to what was said later")
-    found = FeedbackTold(
+    found = FeedbackResponse(
         status="kept" if answer is not None else "pending",
         feedback_id=given.feedback_id,
         reward=given.value,
@@ -114,14 +114,14 @@ same_feedback: Final = replace(
 )
 
 
-class RetractionBody(Asked):
+class RetractionBody(RequestModel):
     """A reward that shall not count any more."""
 
     span_id: SpanId
     """Its span, as the answer to `/v1/feedback` told it."""
 
 
-class RetractionTold(Told):
+class RetractionResponse(ResponseModel):
     """The reward that was retracted."""
 
     span_id: str
@@ -131,11 +131,11 @@ class RetractionTold(Told):
 
 
 @operation("POST", "/v1/feedback/retract", {404: "No reward that counts has this span."})
-def retract_reward(request: Request, asked: RetractionBody) -> RetractionTold:
+def retract_reward(request: Request, params: RetractionBody) -> RetractionResponse:
     """Retract a reward; it stays stored, and counts no more."""
-    store, keep = request.app.state.store, request.app.state.intake.keep
-    row = rewarding.retract(store, asked.span_id, keep, received=_name_sender(request))
-    return RetractionTold(**row)
+    store, keep = request.app.state.store, request.app.state.ingester.keep
+    row = rewarding.retract(store, params.span_id, keep, received=_name_sender(request))
+    return RetractionResponse(**row)
 
 
 def _name_sender(request: Request) -> str:
@@ -143,49 +143,49 @@ def _name_sender(request: Request) -> str:
     return f"{'http+token' if request.app.state.access.admits(request) else 'http'}:{peer}"
 
 
-def _parse_feedback(asked: FeedbackBody, came: str) -> Feedback:
+def _parse_feedback(params: FeedbackBody, came: str) -> Feedback:
     targets: dict[Noun, str | None] = {
-        noun: getattr(asked, f"{noun}_id") for noun in get_args(Noun)
+        noun: getattr(params, f"{noun}_id") for noun in get_args(Noun)
     }
     named = [(noun, target) for noun, target in targets.items() if target is not None]
     if len(named) > 1:
         nouns = " and ".join(f"{noun}_id" for noun, _ in named)
         raise RefusalError(400, f"feedback judges one thing, and {nouns} are named; name one")
-    if not named and asked.task_id is None:
+    if not named and params.task_id is None:
         raise RefusalError(
             400,
             "feedback names nothing that it judges; give response_id, rollout_id, "
             "conversation_id, trace_id or span_id",
         )
-    noun, target = named[0] if named else ("rollout", str(asked.task_id))
-    said = {name: _read_field(asked, name) for name in _PARTS}
-    text = asked.text if asked.text is not None else asked.feedback_text
+    noun, target = named[0] if named else ("rollout", str(params.task_id))
+    said = {name: _read_field(params, name) for name in _PARTS}
+    text = params.text if params.text is not None else params.feedback_text
     try:
         # They are kept beside a reward, too, so they must be what they say they are.
-        is_said = asked.reward is None or any(each is not None for each in said.values())
+        is_said = params.reward is None or any(each is not None for each in said.values())
         made = reward_from_feedback(**said) if is_said else 0.0
     except ConfigError as exc:
         raise RefusalError(
             400, str(exc).replace("give quality_score", "give reward, quality_score")
         ) from exc
     attributes: dict[str, AttributeValue] = said_attributes(**said, text=text)
-    if asked.metadata:
-        attributes[c.FEEDBACK_METADATA] = write_json(asked.metadata, "metadata", _MOST_METADATA)
-    if asked.task_id is not None:
-        attributes[c.TASK_ID] = asked.task_id
+    if params.metadata:
+        attributes[c.FEEDBACK_METADATA] = write_json(params.metadata, "metadata", _MOST_METADATA)
+    if params.task_id is not None:
+        attributes[c.TASK_ID] = params.task_id
     return Feedback(
         noun=noun,
         target=target,
-        value=float(made if asked.reward is None else asked.reward),
+        value=float(made if params.reward is None else params.reward),
         given_ns=time.time_ns(),
         attributes={**attributes, c.RECEIVED: came},
-        feedback_id=asked.feedback_id or f"feedback-{secrets.token_hex(12)}",
+        feedback_id=params.feedback_id or f"feedback-{secrets.token_hex(12)}",
     )
 
 
-def _read_field(asked: FeedbackBody, name: str) -> Any:
+def _read_field(params: FeedbackBody, name: str) -> Any:
     """Return a part of it, which stands by itself or in the metadata."""
-    own, within = getattr(asked, name), asked.metadata.get(name)
+    own, within = getattr(params, name), params.metadata.get(name)
     if own is not None and within is not None and own != within:
         raise RefusalError(400, f"{name} and metadata.{name} differ; send one")
     return own if own is not None else within

@@ -1,6 +1,6 @@
 """One operation of the HTTP API: a function, whose types are its checks and documentation.
 
-It takes the request and, as ``asked``, a model of the query (GET) or of the JSON body (POST), and
+It takes the request and, as ``params``, a model of the query (GET) or of the JSON body (POST), and
 returns a model, with a status where that is not 200, or a response of its own. One that is no
 coroutine function runs in a reader's thread and may read the store.
 
@@ -31,7 +31,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lightning_otel.serve.answers import JSON, RefusalError, base_type
+from lightning_otel.serve.responses import JSON, RefusalError, base_type
 from lightning_otel.serve.viewer.page import run
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -58,13 +58,13 @@ key of the store (`Authorization: Bearer KEY`); sending spans and feedback does 
 Times are Unix nanoseconds. A refusal is JSON, too, and says why."""
 
 
-class Asked(BaseModel):
+class RequestModel(BaseModel):
     """A request model: unknown fields and numbers that are not finite are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class Told(BaseModel):
+class ResponseModel(BaseModel):
     """A response model, made of an object with attributes or of keywords."""
 
     model_config = ConfigDict(
@@ -85,7 +85,7 @@ class Parts(NamedTuple):
     headers: Mapping[str, str] | None = None
 
 
-class Refusal(Told):
+class Refusal(ResponseModel):
     """The reason for a refusal."""
 
     code: int
@@ -101,11 +101,11 @@ class Operation:
     Attributes:
         work: The function that serves it.
         says: Its summary; more of it after an empty line.
-        asked: The model of its query or body.
+        params: The model of its query or body.
         told: The type of its answer, where that is JSON.
         answers: Its answers by status, beside the refusals that all have.
         content: Forms of an answer that is not ``told``.
-        bodies: Forms of a body that is not ``asked``.
+        bodies: Forms of a body that is not ``params``.
         headers: Headers of its answer.
         is_open: Whether everybody on this machine may ask for it, without the key.
         most_bytes: The most that a JSON body may have.
@@ -115,7 +115,7 @@ class Operation:
     path: str
     work: Callable[..., Any]
     says: str
-    asked: type[Asked] | None
+    params: type[RequestModel] | None
     told: Any
     answers: Mapping[int, str]
     content: Schemas
@@ -136,14 +136,14 @@ class Operation:
             RefusalError: It is not what is asked for, or cannot be served.
         """
         given = [request]
-        if self.asked is not None:
+        if self.params is not None:
             read = _read_query if self.method == "GET" else self._read_body
-            given.append(await read(request, self.asked))
+            given.append(await read(request, self.params))
         if inspect.iscoroutinefunction(self.work):
             found = await self.work(*given)
         else:
             # Anybody here may give feedback: who has the key does not wait for that.
-            readers = request.app.state.givers if self.is_open else None
+            readers = request.app.state.feedback_readers if self.is_open else None
             found = await run(request, lambda _: self.work(*given), readers=readers)
         if isinstance(found, Response):
             return found
@@ -153,7 +153,7 @@ class Operation:
         told, status = found if isinstance(found, tuple) else (found, 200)
         return Response(told.model_dump_json(), status, media_type=JSON)
 
-    async def _read_body(self, request: Request, model: type[Asked]) -> Any:
+    async def _read_body(self, request: Request, model: type[RequestModel]) -> Any:
         """Return a JSON body; an empty one is an empty object."""
         body = await request.app.state.bodies.read(request)
         if len(body) > self.most_bytes:
@@ -181,11 +181,11 @@ class Operation:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in _PARAMETER.findall(self.path)
         ]
-        model = {} if self.asked is None else models[self.asked.__name__]
+        model = {} if self.params is None else models[self.params.__name__]
         if self.method == "GET":
             parameters += map(_describe_parameter, model.get("properties", {}).items())
         else:
-            content = self.bodies or {JSON: schemas[self.asked, "validation"]}
+            content = self.bodies or {JSON: schemas[self.params, "validation"]}
             found["requestBody"] = {
                 "required": self.is_open or "required" in model,
                 "content": {kind: {"schema": schema} for kind, schema in content.items()},
@@ -234,18 +234,18 @@ def operation(
         says, told = inspect.getdoc(work) or "", types["return"]
         if get_origin(told) is tuple:
             told = get_args(told)[0]
-        is_model = isinstance(told, type) and issubclass(told, Told)
+        is_model = isinstance(told, type) and issubclass(told, ResponseModel)
         served = {200: (is_model and inspect.getdoc(told)) or "The answer."}
         served = {} if any(status < 300 for status in answers or {}) else served
         return Operation(
-            method, path, work, says, types.get("asked"), told, {**served, **(answers or {})},
+            method, path, work, says, types.get("params"), told, {**served, **(answers or {})},
             content or {}, bodies or {}, headers or {}, is_open, most_bytes,
         )  # fmt: skip
 
     return make
 
 
-async def _read_query(request: Request, model: type[Asked]) -> Any:
+async def _read_query(request: Request, model: type[RequestModel]) -> Any:
     """Return the query; a name that is no list stands in it once."""
     found: dict[str, Any] = {}
     for name in request.query_params:
@@ -291,12 +291,12 @@ def _word_errors(found: ValidationError) -> str:
 def document(operations: Iterable[Operation]) -> dict[str, Any]:
     """Return the OpenAPI document of some operations."""
     known = list(operations)
-    asked: set[tuple[Any, JsonSchemaMode]] = {(each.asked, "validation") for each in known}
+    params: set[tuple[Any, JsonSchemaMode]] = {(each.params, "validation") for each in known}
     told: set[tuple[Any, JsonSchemaMode]] = {
         (Refusal if each.content else each.told, "serialization") for each in known
     }
     schemas, found = TypeAdapter.json_schemas(
-        [(*each, TypeAdapter(each[0])) for each in sorted({*asked, *told}, key=str) if each[0]],
+        [(*each, TypeAdapter(each[0])) for each in sorted({*params, *told}, key=str) if each[0]],
         ref_template=_REF,
     )
     models = found["$defs"]

@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 from starlette.requests import Request
 
 from lightning_otel.resources import Resources
-from lightning_otel.serve.api.operation import Asked, Told, operation
+from lightning_otel.serve.api.operation import RequestModel, ResponseModel, operation
 from lightning_otel.types import ResourceKind
 from lightning_otel.views.nouns import describe_resource
 
@@ -20,7 +20,7 @@ Version = Annotated[int, Field(ge=1, le=_INT32)]
 Weight = Annotated[float, Field(ge=0, le=1)]
 
 
-class VersionTold(Told):
+class VersionResponse(ResponseModel):
     """One version of a resource."""
 
     name: str
@@ -35,7 +35,7 @@ class VersionTold(Told):
     created_ns: int
 
 
-class StandingTold(Told):
+class StandingResponse(ResponseModel):
     """A resource and where it stands."""
 
     name: str
@@ -47,13 +47,13 @@ class StandingTold(Told):
     """The share of rollouts that is given the canary."""
 
 
-class ResourcesTold(Told):
+class ResourcesResponse(ResponseModel):
     """Every resource."""
 
-    resources: list[StandingTold]
+    resources: list[StandingResponse]
 
 
-class WithdrawalTold(Told):
+class WithdrawalResponse(ResponseModel):
     """A canary that was taken back."""
 
     version: int
@@ -61,21 +61,21 @@ class WithdrawalTold(Told):
     withdrawn_ns: int
 
 
-class ResourceTold(StandingTold):
+class ResourceResponse(StandingResponse):
     """A resource with its versions, the oldest first."""
 
-    versions: list[VersionTold]
-    withdrawals: list[WithdrawalTold]
+    versions: list[VersionResponse]
+    withdrawals: list[WithdrawalResponse]
 
 
-class VersionQuery(Asked):
+class VersionQuery(RequestModel):
     """A version of a resource."""
 
     version: Word | None = None
     """A number or an alias; without, all versions."""
 
 
-class NameBody(Asked):
+class NameBody(RequestModel):
     """The name of a resource."""
 
     name: Name
@@ -108,61 +108,61 @@ class AliasBody(NameBody):
 
 
 @operation("GET", "/v1/resources")
-def resources(request: Request) -> ResourcesTold:
+def resources(request: Request) -> ResourcesResponse:
     """List every resource with its newest version and its aliases."""
     held = _resources(request)
-    return ResourcesTold(resources=[_tell_standing(held, name) for name in held.names()])
+    return ResourcesResponse(resources=[_tell_standing(held, name) for name in held.names()])
 
 
 @operation("POST", "/v1/resources", {201: "The version.", **_UNKNOWN}, most_bytes=4 << 20)
-def publish(request: Request, asked: PublishBody) -> tuple[VersionTold, int]:
+def publish(request: Request, params: PublishBody) -> tuple[VersionResponse, int]:
     """Keep a version; what the newest one says already stays that version."""
-    given = asked.model_dump()
+    given = params.model_dump()
     made = _resources(request).publish(given.pop("name"), given.pop("body"), **given)
-    return VersionTold.of(made), 201
+    return VersionResponse.of(made), 201
 
 
 @operation("POST", "/v1/resources/alias", _UNKNOWN)
-def alias(request: Request, asked: AliasBody) -> StandingTold:
+def alias(request: Request, params: AliasBody) -> StandingResponse:
     """Let an alias mean a version from now on, for every process that asks."""
     held = _resources(request)
-    held.set_alias(asked.name, asked.alias, asked.version, weight=asked.weight)
-    return _tell_standing(held, asked.name)
+    held.set_alias(params.name, params.alias, params.version, weight=params.weight)
+    return _tell_standing(held, params.name)
 
 
 @operation("POST", "/v1/resources/promote", _UNKNOWN)
-def promote(request: Request, asked: NameBody) -> StandingTold:
+def promote(request: Request, params: NameBody) -> StandingResponse:
     """Make the canary live for all."""
     held = _resources(request)
-    held.promote(asked.name)
-    return _tell_standing(held, asked.name)
+    held.promote(params.name)
+    return _tell_standing(held, params.name)
 
 
 @operation("POST", "/v1/resources/rollback", _UNKNOWN)
-def rollback(request: Request, asked: NameBody) -> StandingTold:
+def rollback(request: Request, params: NameBody) -> StandingResponse:
     """Make live what was live before; once more goes back further."""
     held = _resources(request)
-    held.rollback(asked.name)
-    return _tell_standing(held, asked.name)
+    held.rollback(params.name)
+    return _tell_standing(held, params.name)
 
 
 @operation("GET", "/v1/resources/{name:path}", _UNKNOWN)
-def resource(request: Request, asked: VersionQuery) -> ResourceTold | VersionTold:
+def resource(request: Request, params: VersionQuery) -> ResourceResponse | VersionResponse:
     """Read one resource with its versions and aliases; with `version`, that one alone."""
     held, name = _resources(request), request.path_params["name"]
-    if (given := asked.version) is not None:
+    if (given := params.version) is not None:
         is_number = given.isascii() and given.isdecimal() and int(given) <= _INT32
-        return VersionTold.of(held.get(name, int(given) if is_number else given))
-    versions = [VersionTold.of(each) for each in held.versions(name)]
-    taken = [WithdrawalTold.of(each) for each in held.withdrawals(name)]
+        return VersionResponse.of(held.get(name, int(given) if is_number else given))
+    versions = [VersionResponse.of(each) for each in held.versions(name)]
+    taken = [WithdrawalResponse.of(each) for each in held.withdrawals(name)]
     standing = describe_resource(held, name)
-    return ResourceTold(**standing, versions=versions, withdrawals=taken)
+    return ResourceResponse(**standing, versions=versions, withdrawals=taken)
 
 
 def _resources(request: Request) -> Resources:
-    found: Resources = request.app.state.rooms.resources
+    found: Resources = request.app.state.repositories.resources
     return found
 
 
-def _tell_standing(held: Resources, name: str) -> StandingTold:
-    return StandingTold(**describe_resource(held, name))
+def _tell_standing(held: Resources, name: str) -> StandingResponse:
+    return StandingResponse(**describe_resource(held, name))

@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lightning_otel.dataset import Store
-from lightning_otel.serve import answers, otlp
+from lightning_otel.serve import otlp, responses
 from lightning_otel.serve.api import operations
-from lightning_otel.serve.api.hub import EVENTS
-from lightning_otel.serve.api.operation import Asked, Told, document, operation
+from lightning_otel.serve.api.events import EVENTS
+from lightning_otel.serve.api.operation import RequestModel, ResponseModel, document, operation
 from lightning_otel.store.layout import total_bytes
 from lightning_otel.store.settle import sealed
 from lightning_otel.store.source import read_overview
@@ -26,10 +26,10 @@ _EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
 _STATUSES: Final = ("running", "succeeded", "failed", "incomplete")
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _TEXT: Final = {"type": "string"}
-_OTLP: Final = {answers.PROTOBUF: _TEXT, answers.JSON: {"type": "object"}}
+_OTLP: Final = {responses.PROTOBUF: _TEXT, responses.JSON: {"type": "object"}}
 
 
-class PendingTold(Told):
+class PendingResponse(ResponseModel):
     """Feedback that waits for what it judges."""
 
     count: int
@@ -37,7 +37,7 @@ class PendingTold(Told):
     """For how long the oldest has waited; null if none does."""
 
 
-class ServerTold(Told):
+class ServerResponse(ResponseModel):
     """The server, its store and its counters."""
 
     name: str
@@ -49,7 +49,7 @@ class ServerTold(Told):
     """Spans that were not kept, by reason."""
     refused: dict[str, int]
     """Requests not served, by status."""
-    pending_feedback: PendingTold
+    pending_feedback: PendingResponse
     rollouts: dict[str, int]
     """Recorded rollouts by status."""
     queued: dict[str, int]
@@ -59,13 +59,13 @@ class ServerTold(Told):
     settle_lag_s: float
 
 
-class HealthTold(Told):
+class HealthResponse(ResponseModel):
     """The server's health."""
 
     status: str
 
 
-class EventsQuery(Asked):
+class EventsQuery(RequestModel):
     """From where on."""
 
     last_event_id: Annotated[str, Field(max_length=64)] = ""
@@ -74,17 +74,17 @@ class EventsQuery(Asked):
 
 
 @operation("GET", "/healthz", {200: "It serves."}, is_open=True)
-async def health(request: Request) -> HealthTold:
+async def health(request: Request) -> HealthResponse:
     """Tell that it serves."""
-    return HealthTold(status="ok")
+    return HealthResponse(status="ok")
 
 
 @operation("GET", "/v1/status")
-def status(request: Request) -> ServerTold:
+def status(request: Request) -> ServerResponse:
     """Tell what this server is, and what became of what it was sent."""
     found = _read_status(request)
-    pending = PendingTold(count=found.pop("pending"), oldest_s=found.pop("oldest_s"))
-    return ServerTold(
+    pending = PendingResponse(count=found.pop("pending"), oldest_s=found.pop("oldest_s"))
+    return ServerResponse(
         **found,
         name="lightning-otel",
         version=version("lightning-otel"),
@@ -93,13 +93,13 @@ def status(request: Request) -> ServerTold:
     )
 
 
-class SummaryQuery(Asked):
+class SummaryQuery(RequestModel):
     """The period."""
 
     period: Literal["1h", "24h", "7d", "30d"] = "24h"
 
 
-class PeriodTold(Told):
+class PeriodResponse(ResponseModel):
     """Numbers of the rollouts and model calls that started in a period."""
 
     rollouts: int
@@ -118,18 +118,18 @@ class PeriodTold(Told):
     unpriced_models: list[str]
 
 
-class SummaryTold(Told):
+class SummaryResponse(ResponseModel):
     """A period up to now, and the one before."""
 
-    now: PeriodTold
-    before: PeriodTold
+    now: PeriodResponse
+    before: PeriodResponse
 
 
 @operation("GET", "/v1/summary")
-def summary(request: Request, asked: SummaryQuery) -> SummaryTold:
+def summary(request: Request, params: SummaryQuery) -> SummaryResponse:
     """Return rollouts, reward, errors, latency, tokens and cost of a period."""
-    now, before = read_summaries(request.app.state.store, asked.period)
-    return SummaryTold(now=PeriodTold.of(now), before=PeriodTold.of(before))
+    now, before = read_summaries(request.app.state.store, params.period)
+    return SummaryResponse(now=PeriodResponse.of(now), before=PeriodResponse.of(before))
 
 
 @operation("GET", "/metrics", content={"text/plain": _TEXT})
@@ -144,15 +144,15 @@ def metrics(request: Request) -> Response:
     {200: "The events, until either side ends.", 503: "Too many listen."},
     content={EVENTS: _TEXT},
 )
-async def events(request: Request, asked: EventsQuery) -> Response:
+async def events(request: Request, params: EventsQuery) -> Response:
     """Send what happens as Server-Sent Events, resumed by `Last-Event-ID`.
 
     `trace`: spans of a trace ended. `rollout`: one ended. `reward`: one was given. `run`: a
     training run began, went on or ended. `ready` comes first; `reset` says that something was
     missed, so that what is shown is to be read anew.
     """
-    last = request.headers.get("last-event-id", asked.last_event_id)[:64]
-    answer: Response = await request.app.state.hub.answer(last)
+    last = request.headers.get("last-event-id", params.last_event_id)[:64]
+    answer: Response = await request.app.state.events.answer(last)
     return answer
 
 
@@ -170,11 +170,11 @@ async def traces(request: Request) -> Response:
 
 
 @operation(
-    "GET", "/openapi.json", {200: "OpenAPI 3.1."}, content={answers.JSON: {"type": "object"}}
+    "GET", "/openapi.json", {200: "OpenAPI 3.1."}, content={responses.JSON: {"type": "object"}}
 )
 async def openapi(request: Request) -> Response:
     """Return this document."""
-    return Response(await run_in_threadpool(_write_document), media_type=answers.JSON)
+    return Response(await run_in_threadpool(_write_document), media_type=responses.JSON)
 
 
 @cache
@@ -184,8 +184,8 @@ def _write_document() -> bytes:
 
 def _read_status(request: Request) -> dict[str, Any]:
     state = request.app.state
-    counts, rooms, store = state.intake.counts, state.rooms, state.store
-    waiting, layout = rooms.pending.waiting(), store.layout
+    counts, repositories, store = state.ingester.counts, state.repositories, state.store
+    waiting, layout = repositories.pending.waiting(), store.layout
     since_ns = waiting.oldest_ns
     found = {
         "stored": counts.stored,
@@ -194,8 +194,8 @@ def _read_status(request: Request) -> dict[str, Any]:
         "pending": waiting.count,
         "oldest_s": None if since_ns is None else max(0.0, (time.time_ns() - since_ns) / 1e9),
         "rollouts": state.by_status.of(store, _count_rollouts),
-        "queued": {str(name): count for name, count in rooms.queue.counts().items()},
-        "training_requests": {str(name): n for name, n in rooms.requests.counts().items()},
+        "queued": {str(name): count for name, count in repositories.queue.counts().items()},
+        "training_requests": {str(name): n for name, n in repositories.requests.counts().items()},
         "size_bytes": 0,
         "segments": 0,
         "settle_lag_s": 0.0,

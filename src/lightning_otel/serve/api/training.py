@@ -19,11 +19,11 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.rewarding.learned import learned, rewards_by_version
 from lightning_otel.rewarding.totals import standing
-from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.api.cache import CachedRead, read_store_fingerprint
 from lightning_otel.serve.api.feedback import Key
-from lightning_otel.serve.api.fresh import Fresh, mark_of_store
-from lightning_otel.serve.api.operation import Asked, Told, operation, write_json
-from lightning_otel.serve.api.resources import Name, VersionTold
+from lightning_otel.serve.api.operation import RequestModel, ResponseModel, operation, write_json
+from lightning_otel.serve.api.resources import Name, VersionResponse
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.state.requests import RequestStatus
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -45,7 +45,7 @@ Category = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x
 Word = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")]
 
 
-class TriggerBody(Asked):
+class TriggerBody(RequestModel):
     """Training to be asked for; all of it may be left to the worker."""
 
     algorithm: Word | None = None
@@ -63,7 +63,7 @@ class TriggerBody(Asked):
     """The algorithm's own."""
 
 
-class RequestTold(Told):
+class RequestResponse(ResponseModel):
     """Training that was asked for."""
 
     request_id: str
@@ -82,7 +82,7 @@ class RequestTold(Told):
     """Whether it was asked for just now."""
 
 
-class TotalsTold(Told):
+class TotalsResponse(ResponseModel):
     """Counts of a store, and the share that has rewards."""
 
     total_spans: Annotated[int, Field(validation_alias="spans")]
@@ -100,7 +100,7 @@ class TotalsTold(Told):
     """The mean over rollouts that have a reward; null without one, or where none has a step."""
 
 
-class RunTold(Told):
+class RunResponse(ResponseModel):
     """A training run."""
 
     run_id: str
@@ -113,7 +113,7 @@ class RunTold(Told):
     ended_ns: int | None
 
 
-class TrainingTold(TotalsTold):
+class TrainingResponse(TotalsResponse):
     """The state of training."""
 
     agent_lightning_available: bool
@@ -125,25 +125,25 @@ class TrainingTold(TotalsTold):
     average_reward: float
     """As for a category; 0 where nothing is rewarded."""
 
-    categories: dict[str, TotalsTold]
+    categories: dict[str, TotalsResponse]
     """The same of each kind of task; what has none counts above alone."""
     pending_feedback: int
-    runs: list[RunTold]
+    runs: list[RunResponse]
     """The newest ones; `run_count` is how many there are."""
     run_count: int
-    requests: list[RequestTold]
+    requests: list[RequestResponse]
     """The newest ones; `request_counts` says how many stand where."""
     request_counts: dict[str, int]
 
 
-class StatusQuery(Asked):
+class StatusQuery(RequestModel):
     """The parts of the state to return."""
 
     limit: Annotated[int, Field(ge=1, le=1_000)] = 20
     """Runs and requests, at most."""
 
 
-class OptimizeBody(Asked):
+class OptimizeBody(RequestModel):
     """A request for the best version of a category's resource."""
 
     category: Category = ""
@@ -164,7 +164,7 @@ class OptimizeBody(Asked):
     """The algorithm's own, where `train` is true."""
 
 
-class EarnedTold(Told):
+class EarnedResponse(ResponseModel):
     """The rewards of a version's rollouts."""
 
     version: int
@@ -174,11 +174,11 @@ class EarnedTold(Told):
     """The standard error of the mean."""
 
 
-class OptimizeTold(Told):
+class OptimizeResponse(ResponseModel):
     """The best version that is known, and the run that looks for a better one."""
 
     category: str
-    resource: VersionTold | None
+    resource: VersionResponse | None
     """null where nothing is known; `reason` says so."""
     optimized_prompt: str | None
     """Its text, filled in where `prompt` was given; `prompt` itself where nothing is known."""
@@ -189,14 +189,14 @@ class OptimizeTold(Told):
     """The rollout that a `prompt` and its answer were recorded as."""
     span_id: str | None = None
     """Its step, which `/feedback` judges."""
-    earned: EarnedTold | None
+    earned: EarnedResponse | None
     """null where too few rollouts were rewarded to judge by: it is the live version then."""
-    versions: list[EarnedTold]
+    versions: list[EarnedResponse]
     """What each version earned, the best first."""
     is_general: bool
     """Whether nothing is known of the category, and it is what all are given."""
     reason: str
-    request: RequestTold | None
+    request: RequestResponse | None
     """The training that was asked for."""
 
 
@@ -205,38 +205,38 @@ class OptimizeTold(Told):
     "/training/trigger",
     {202: "It was asked for.", 200: "It was asked for before, and stands so.", **_CLASH},
 )
-def trigger(request: Request, asked: TriggerBody) -> tuple[RequestTold, int]:
+def trigger(request: Request, params: TriggerBody) -> tuple[RequestResponse, int]:
     """Ask for training, which a worker does: `lightning-otel train --worker`."""
-    found = _put_request(request, asked, _read_key(request, asked.idempotency_key))
+    found = _put_request(request, params, _read_key(request, params.idempotency_key))
     return found, 202 if found.is_new else 200
 
 
 @operation("GET", "/training/requests/{request_id}", {404: "There is none."})
-def requested(request: Request) -> RequestTold:
+def requested(request: Request) -> RequestResponse:
     """Read one request for training as it stands."""
-    found = request.app.state.rooms.requests.get(request.path_params["request_id"])
-    return RequestTold.of(found)
+    found = request.app.state.repositories.requests.get(request.path_params["request_id"])
+    return RequestResponse.of(found)
 
 
 @operation("GET", "/training/status")
-def status(request: Request, asked: StatusQuery) -> TrainingTold:
+def status(request: Request, params: StatusQuery) -> TrainingResponse:
     """Tell totals, average reward and the rewarded share, by category; runs and requests."""
-    state, rooms = request.app.state, request.app.state.rooms
+    state, repositories = request.app.state, request.app.state.repositories
     store: Store = state.store
-    found = state.standing.of(store, standing)
-    runs = rooms.runs.all()
-    total = TotalsTold.of(found.total).model_dump()
-    return TrainingTold(
+    found = state.totals.of(store, standing)
+    runs = repositories.runs.all()
+    total = TotalsResponse.of(found.total).model_dump()
+    return TrainingResponse(
         **{**total, "average_reward": found.total.average_reward or 0.0},
         agent_lightning_available=True,
         store_available=store.layout is None or store.layout.exists(),
         trainer_available=config.TRAIN.read(),
-        categories={name: TotalsTold.of(each) for name, each in found.categories.items()},
-        pending_feedback=rooms.pending.waiting().count,
-        runs=[RunTold.of(each) for each in runs[: asked.limit]],
+        categories={name: TotalsResponse.of(each) for name, each in found.categories.items()},
+        pending_feedback=repositories.pending.waiting().count,
+        runs=[RunResponse.of(each) for each in runs[: params.limit]],
         run_count=len(runs),
-        requests=[RequestTold.of(each) for each in rooms.requests.all(asked.limit)],
-        request_counts={str(name): n for name, n in rooms.requests.counts().items()},
+        requests=[RequestResponse.of(each) for each in repositories.requests.all(params.limit)],
+        request_counts={str(name): n for name, n in repositories.requests.counts().items()},
     )
 
 
@@ -249,41 +249,41 @@ def status(request: Request, asked: StatusQuery) -> TrainingTold:
         **_CLASH,
     },
 )
-def optimize(request: Request, asked: OptimizeBody) -> tuple[OptimizeTold, int]:
+def optimize(request: Request, params: OptimizeBody) -> tuple[OptimizeResponse, int]:
     """Find the best version known for a kind of task; with `train`, ask for a search as well."""
-    key = _read_key(request, asked.idempotency_key)
-    found = _find_best(request, asked)
-    if asked.prompt is not None and found.optimized_prompt is not None:
-        _record_prompt(request, asked, found)
-    if asked.train:
-        found.request = _put_request(request, asked, key)
+    key = _read_key(request, params.idempotency_key)
+    found = _find_best(request, params)
+    if params.prompt is not None and found.optimized_prompt is not None:
+        _record_prompt(request, params, found)
+    if params.train:
+        found.request = _put_request(request, params, key)
     return found, 202 if found.request is not None and found.request.is_new else 200
 
 
 def _put_request(
-    request: Request, asked: TriggerBody | OptimizeBody, key: str | None
-) -> RequestTold:
+    request: Request, params: TriggerBody | OptimizeBody, key: str | None
+) -> RequestResponse:
     """Ask for training.
 
     Raises:
         RefusalError: It cannot be what it says, or the key asked for something else.
     """
-    algorithm = asked.algorithm or ""
+    algorithm = params.algorithm or ""
     if algorithm and algorithm not in algorithms.names():
         known = ", ".join(algorithms.names())
         raise RefusalError(400, f"there is no algorithm {algorithm!r}; there are {known}")
-    given = asked.model_dump(include=_SETTINGS, exclude_none=True)
+    given = params.model_dump(include=_SETTINGS, exclude_none=True)
     settings = {name: value for name, value in given.items() if value != {}}
     write_json(settings, "options", _MOST_SETTINGS)
-    if not all(map(str.isidentifier, asked.options)):
+    if not all(map(str.isidentifier, params.options)):
         raise RefusalError(400, "an option's name is a word, such as learning_rate")
     try:
-        made, is_new = request.app.state.rooms.requests.put(
-            algorithm, category=asked.category, settings=settings, idempotency_key=key
+        made, is_new = request.app.state.repositories.requests.put(
+            algorithm, category=params.category, settings=settings, idempotency_key=key
         )
     except ConfigError as exc:
         raise RefusalError(409, str(exc)) from exc
-    return RequestTold.of(made).model_copy(update={"is_new": is_new})
+    return RequestResponse.of(made).model_copy(update={"is_new": is_new})
 
 
 def _read_key(request: Request, given: str | None) -> str | None:
@@ -299,19 +299,19 @@ def _read_key(request: Request, given: str | None) -> str | None:
     return header
 
 
-def _record_prompt(request: Request, asked: OptimizeBody, found: OptimizeTold) -> None:
+def _record_prompt(request: Request, params: OptimizeBody, found: OptimizeResponse) -> None:
     """Keep a prompt and what it became as a rollout of one step, which feedback may judge."""
     state = request.app.state
     found.task_id = f"rollout-{secrets.token_hex(8)}"
-    task = {"prompt": asked.prompt, "category": asked.category, "model": asked.model}
+    task = {"prompt": params.prompt, "category": params.category, "model": params.model}
     stamps: dict[str, Any] = {
         c.ROLLOUT_ID: found.task_id,
         c.ATTEMPT_ID: "1",
         c.AGENT_NAME: _AGENT,
         c.RECEIVED: f"http:{request.client.host if request.client else ''}",
     }
-    if asked.model:
-        stamps[c.REQUEST_MODEL] = asked.model
+    if params.model:
+        stamps[c.REQUEST_MODEL] = params.model
     if found.resource is not None:
         used = {found.resource.name: str(found.resource.version)}
         stamps[c.RESOURCES] = resources_text({"*": used})
@@ -319,7 +319,7 @@ def _record_prompt(request: Request, asked: OptimizeBody, found: OptimizeTold) -
     seen_id, found.span_id = secrets.token_hex(8), secrets.token_hex(8)
     seen, made = (
         {c.OBJECT_TYPE: "str", c.OBJECT_LITERAL: str(text)}
-        for text in (asked.prompt, found.optimized_prompt)
+        for text in (params.prompt, found.optimized_prompt)
     )
     root = {c.OPERATION_NAME: _AGENT, c.TASK: json.dumps(task, ensure_ascii=False)}
     spans = [
@@ -330,58 +330,58 @@ def _record_prompt(request: Request, asked: OptimizeBody, found: OptimizeTold) -
             (root_id, None, c.SPAN_ROLLOUT, now_ns, now_ns + 3, root),
         )
     ]
-    before = mark_of_store(state.store)
-    state.intake.keep(spans)
-    after = mark_of_store(state.store)
-    if len(state.answers) >= _MOST_ANSWERS:
-        state.answers.clear()
-    state.answers[found.span_id] = found.task_id
-    for fresh in list(state.earnings.values()):
-        fresh.stay(before, after)  # a rollout without a reward says nothing of any version
+    before = read_store_fingerprint(state.store)
+    state.ingester.keep(spans)
+    after = read_store_fingerprint(state.store)
+    if len(state.rollout_by_span) >= _MOST_ANSWERS:
+        state.rollout_by_span.clear()
+    state.rollout_by_span[found.span_id] = found.task_id
+    for fresh in list(state.version_rewards.values()):
+        fresh.keep_valid(before, after)  # a rollout without a reward says nothing of any version
 
 
 def _read_rewards(request: Request, store: Store, name: str, model: str | None) -> Rewards:
     """Return rewards by version, cached for a moment."""
-    held: dict[tuple[str, str | None], Fresh[Rewards]] = request.app.state.earnings
+    held: dict[tuple[str, str | None], CachedRead[Rewards]] = request.app.state.version_rewards
     if len(held) > _MOST_HELD:
         held.clear()
-    fresh = held.setdefault((name, model), Fresh(_PATIENCE))
+    fresh = held.setdefault((name, model), CachedRead(_PATIENCE))
     return fresh.of(store, lambda each: rewards_by_version(each, name, model))
 
 
-def _find_best(request: Request, asked: OptimizeBody) -> OptimizeTold:
-    found = OptimizeTold(
-        category=asked.category, resource=None, optimized_prompt=asked.prompt, earned=None,
+def _find_best(request: Request, params: OptimizeBody) -> OptimizeResponse:
+    found = OptimizeResponse(
+        category=params.category, resource=None, optimized_prompt=params.prompt, earned=None,
         versions=[], is_general=False, reason="", request=None,
     )  # fmt: skip
     try:
         best = learned(
-            asked.category,
-            asked.name,
-            model=asked.model,
-            min_rollouts=asked.min_rollouts,
-            resources=request.app.state.rooms.resources,
+            params.category,
+            params.name,
+            model=params.model,
+            min_rollouts=params.min_rollouts,
+            resources=request.app.state.repositories.resources,
             store=request.app.state.store,
             rewards_of=partial(_read_rewards, request),
         )
     except NotFoundError as exc:
         found.reason = str(exc)
         return found
-    found.resource = VersionTold.of(best.resource)
-    found.earned = best.earned and EarnedTold.of(best.earned)
+    found.resource = VersionResponse.of(best.resource)
+    found.earned = best.earned and EarnedResponse.of(best.earned)
     if best.earned is not None:
         found.quality_score = 50 * (1 + max(-1.0, min(1.0, best.earned.mean)))
-    found.versions = [EarnedTold.of(each) for each in best.versions]
+    found.versions = [EarnedResponse.of(each) for each in best.versions]
     found.is_general = best.is_general
     if best.earned is None:
         found.reason = (
-            f"fewer than {asked.min_rollouts} rewarded rollouts of any version: the live one"
+            f"fewer than {params.min_rollouts} rewarded rollouts of any version: the live one"
         )
     if best.resource.kind == "prompt":
         prompt = best.resource.prompt
         names = prompt.placeholders
-        is_filled = asked.prompt is not None and len(names) == 1
+        is_filled = params.prompt is not None and len(names) == 1
         found.optimized_prompt = (
-            prompt.format(**{names[0]: asked.prompt}) if is_filled else prompt.template
+            prompt.format(**{names[0]: params.prompt}) if is_filled else prompt.template
         )
     return found

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from lightning_otel.serve.viewer import (
     conversations,
-    exporting,
+    export,
     home,
     resources,
     rollouts,
@@ -28,7 +28,7 @@ from lightning_otel.serve.viewer import (
 ROUTES: Final[list[Route]] = [
     *home.ROUTES,
     *conversations.ROUTES,
-    *exporting.ROUTES,
+    *export.ROUTES,
     *transitions.ROUTES,
     *rollouts.ROUTES,
     *resources.ROUTES,

@@ -11,14 +11,14 @@ from starlette.routing import Route
 from lightning_otel import config
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
-from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.bodies import form
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.addresses import Links, path_of
-from lightning_otel.serve.viewer.chat import Said, show_path
+from lightning_otel.serve.viewer.messages import ShownMessage, show_thread
+from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
 from lightning_otel.serve.viewer.spans import keep_feedback
 from lightning_otel.serve.viewer.transitions import cut
-from lightning_otel.serve.viewer.weighing import HEAVY, light
+from lightning_otel.serve.viewer.urls import Links, page_path
 from lightning_otel.types import Trajectory, Transition
 from lightning_otel.views.nouns import CONVERSATIONS, TALKS
 
@@ -54,7 +54,7 @@ def _read_conversation(store: Store, conversation_id: str, number: int) -> Mappi
             "all of them"
         )
     ids = [row["rollout_id"] for row in rows]
-    read_ids = light(store, ids)
+    read_ids = select_small(store, ids)
     paths: dict[str, list[Trajectory]] = {each: [] for each in ids}
     if read_ids:
         for made in store.adapt(rollout_id=read_ids, include_incomplete=True):
@@ -63,7 +63,7 @@ def _read_conversation(store: Store, conversation_id: str, number: int) -> Mappi
     before: Transition | None = None
     for row in rows:
         own = paths[row["rollout_id"]]
-        row |= {"talks": _show_paths(own, before), "is_heavy": row["rollout_id"] not in read_ids}
+        row |= {"talks": _show_threads(own, before), "is_heavy": row["rollout_id"] not in read_ids}
         before = own[-1].transitions[-1] if own else before
     answers = [
         (f"span:{said.span_id}", f"answer {said.label}: {_word_answer(said)}")
@@ -76,7 +76,7 @@ def _read_conversation(store: Store, conversation_id: str, number: int) -> Mappi
     rollouts = [(f"rollout:{each}", f"rollout {each}") for each in ids[::-1]]
     return {
         "title": f"Conversation {conversation_id}",
-        "heavy": HEAVY,
+        "heavy": TOO_LARGE,
         "id": conversation_id,
         "said": rows,
         "total": rows[0]["total"],
@@ -90,7 +90,7 @@ def _read_conversation(store: Store, conversation_id: str, number: int) -> Mappi
     }
 
 
-def _show_paths(paths: Sequence[Trajectory], before: Transition | None) -> list[dict[str, Any]]:
+def _show_threads(paths: Sequence[Trajectory], before: Transition | None) -> list[dict[str, Any]]:
     """The last messages on each branch, each with the addresses within its trace."""
     steps = [step for path in paths for step in path.transitions]
     labels = {step.span_id: f"#{step.step}" for step in steps}
@@ -98,7 +98,7 @@ def _show_paths(paths: Sequence[Trajectory], before: Transition | None) -> list[
     found: list[dict[str, Any]] = []
     seen: set[tuple[str, str]] = set()
     for path in paths:
-        talk = show_path(path, labels, before, seen)
+        talk = show_thread(path, labels, before, seen)
         before = None
         if talk.messages:
             hidden = max(0, len(talk.messages) - MESSAGES)
@@ -107,11 +107,11 @@ def _show_paths(paths: Sequence[Trajectory], before: Transition | None) -> list[
     return found
 
 
-def _word_answer(answer: Said) -> str:
+def _word_answer(answer: ShownMessage) -> str:
     return next((part.text[:40] for part in answer.parts if part.text), "…")
 
 
-@page.keep_form
+@page.with_form_faults
 async def conversations(request: Request) -> Response:
     """The list."""
     number = page.integer(request, "page", 1, 1, 10_000_000)
@@ -155,7 +155,7 @@ async def feedback(request: Request) -> Response:
     if not config.is_enabled():
         raise RefusalError(400, "recording is switched off; nothing was kept")
     await keep_feedback(request, "rollout" if noun == "rollout" else "span", target, fields)
-    return page.see(path_of("conversations", conversation_id) + "?said=1")
+    return page.see(page_path("conversations", conversation_id) + "?said=1")
 
 
 ROUTES: Final[list[Route]] = [

@@ -17,9 +17,9 @@ from starlette.routing import Route
 from lightning_otel.config import list_settings
 from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.serve.api.fresh import Fresh
+from lightning_otel.serve.api.cache import CachedRead
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.runs import list_live
+from lightning_otel.serve.viewer.runs import list_live_resources
 from lightning_otel.types import Report
 from lightning_otel.views.doctor import examine
 from lightning_otel.views.plot import PlotQuery, read_charts, svg
@@ -32,13 +32,13 @@ _AXES: Final = ("rollout", "time", "step", "version")
 _LOGGED: Final = "step"
 
 
-class Looks:
-    """Looks at the whole store, held as long as nothing is written; see :class:`Fresh`."""
+class HomeCache:
+    """Reads of the whole store, held as long as nothing is written; see :class:`CachedRead`."""
 
     def __init__(self) -> None:
         """Hold none yet."""
-        self.funnel = Fresh[Mapping[str, object]]()
-        self.curves = defaultdict[tuple[str, str], Fresh[Mapping[str, object]]](Fresh)
+        self.funnel = CachedRead[Mapping[str, object]]()
+        self.curves = defaultdict[tuple[str, str], CachedRead[Mapping[str, object]]](CachedRead)
 
 
 async def home(request: Request) -> Response:
@@ -52,7 +52,7 @@ async def home(request: Request) -> Response:
             "period": period,
             "periods": PERIODS,
             "newest": _read_newest(store),
-            "living": list_live(request),
+            "living": list_live_resources(request),
             "server": f"{request.url.scheme}://{request.url.netloc}",
         }
 
@@ -63,22 +63,22 @@ async def curve(request: Request) -> Response:
     """The curve, as a part of the page or a page of its own."""
     by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", tuple(METRICS))
 
-    looks: Looks = request.app.state.looks
+    home_cache: HomeCache = request.app.state.home_cache
 
     def read(store: Store) -> Mapping[str, object]:
         if by == _LOGGED:  # beside the store, whose files tell nothing of it
             return _draw_curve(store, by=by, metric=metric)
-        return looks.curves[by, metric].of(store, partial(_draw_curve, by=by, metric=metric))
+        return home_cache.curves[by, metric].of(store, partial(_draw_curve, by=by, metric=metric))
 
     return await page.answer(request, "home_curve.html", read, title="Reward curve", is_long=True)
 
 
 async def funnel(request: Request) -> Response:
     """Show the funnel, as a part of the page or a page of its own."""
-    looks: Looks = request.app.state.looks
+    home_cache: HomeCache = request.app.state.home_cache
 
     def read(store: Store) -> Mapping[str, object]:
-        return looks.funnel.of(store, _read_funnel)
+        return home_cache.funnel.of(store, _read_funnel)
 
     return await page.answer(request, "home_funnel.html", read, title="Data funnel", is_long=True)
 

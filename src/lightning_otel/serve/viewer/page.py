@@ -19,9 +19,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from lightning_otel import errors
 from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError, StoreMissingError
-from lightning_otel.serve.answers import RefusalError, busy
-from lightning_otel.serve.memory import give_back
-from lightning_otel.serve.viewer.selecting import CHOICES, FieldError, parse_number
+from lightning_otel.serve.heap import trim_heap
+from lightning_otel.serve.responses import RefusalError, busy
+from lightning_otel.serve.viewer.selection import CHOICES, FieldError, parse_number
 from lightning_otel.serve.viewer.templating import render
 from lightning_otel.types.instants import FORMS, instant_ns
 from lightning_otel.views.table import Filter, View
@@ -95,7 +95,7 @@ def _run_and_trim(work: Callable[[], T]) -> T:
     try:
         return work()
     finally:
-        give_back()
+        trim_heap()
 
 
 async def run(
@@ -120,7 +120,7 @@ async def run(
     state = request.app.state
     own = state.long_readers if is_long else state.readers
     try:
-        return await _unless_left(request, (readers or own).run(partial(work, state.store)))
+        return await _run_unless_left(request, (readers or own).run(partial(work, state.store)))
     except LightningOtelError as exc:
         raise refusal_of(exc) from exc
 
@@ -131,19 +131,19 @@ def refusal_of(error: LightningOtelError) -> RefusalError:
     return RefusalError(status, str(error))
 
 
-def open_rooms(request: Request, what: str) -> Any:
+def require_state(request: Request, what: str) -> Any:
     """Return the state beside the store that is looked at; to look never makes one.
 
     Raises:
         StoreMissingError: There is none, and so not what is looked for, such as ``rollout 'r1'``.
     """
-    rooms = request.app.state.rooms
-    if not rooms.is_made:
+    repositories = request.app.state.repositories
+    if not repositories.is_made:
         raise StoreMissingError(f"there is no {what}; nothing was queued, published or trained yet")
-    return rooms
+    return repositories
 
 
-async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def _run_unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Do some work, unless the reader leaves while it waits for its turn."""
     if request.method != "GET":
         return await work  # its body may be read yet
@@ -225,7 +225,7 @@ def see(address: str) -> Response:
     return RedirectResponse("/" + address.lstrip("/\\"), 303)
 
 
-def keep_form(show: Callable[[Request], Awaitable[Response]]) -> Any:
+def with_form_faults(show: Callable[[Request], Awaitable[Response]]) -> Any:
     """Make a page keep its form: a fault is shown beside its field, an empty field is left out."""
 
     @wraps(show)

@@ -14,10 +14,10 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.addresses import path_of
-from lightning_otel.serve.viewer.chat import show_value
-from lightning_otel.serve.viewer.differing import compare_lines, fold_lines
-from lightning_otel.serve.viewer.selecting import parse_number
+from lightning_otel.serve.viewer.messages import show_value
+from lightning_otel.serve.viewer.selection import parse_number
+from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
+from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.source import read_rollout_rewards
 from lightning_otel.types import Transition
 from lightning_otel.views.nouns import describe_resource
@@ -40,12 +40,12 @@ WHERE rollout_id IN (SELECT unnest(?)) GROUP BY 1
 async def resources(request: Request) -> Response:
     """The list."""
     number = page.integer(request, "page", 1, 1, 1_000_000)
-    rooms = request.app.state.rooms
+    repositories = request.app.state.repositories
 
     def read(_: Store) -> Mapping[str, object]:
-        every = rooms.resources.names() if rooms.is_made else []
+        every = repositories.resources.names() if repositories.is_made else []
         shown = every[(number - 1) * ROWS : number * ROWS]
-        rows = [describe_resource(rooms.resources, name) for name in shown]
+        rows = [describe_resource(repositories.resources, name) for name in shown]
         return {"rows": rows, "total": len(every), "size": ROWS, "number": number}
 
     return await page.answer(request, "resources.html", read, title="Resources")
@@ -242,7 +242,7 @@ async def change_aliases(request: Request) -> Response:
     name = request.path_params["name"]
     given = await form(request)
     await page.run(request, lambda _: _move_aliases(_open(request), name, given))
-    return page.see(path_of("resources", name))
+    return page.see(page_path("resources", name))
 
 
 def _move_aliases(opened: "Resources", name: str, given: Mapping[str, str]) -> None:
@@ -273,7 +273,7 @@ def _move_aliases(opened: "Resources", name: str, given: Mapping[str, str]) -> N
 
 def _open(request: Request) -> "Resources":
     name = request.path_params["name"]
-    opened: Resources = page.open_rooms(request, f"resource {name!r}").resources
+    opened: Resources = page.require_state(request, f"resource {name!r}").resources
     return opened
 
 

@@ -12,13 +12,13 @@ from starlette.routing import Route
 from lightning_otel.adapter import Adaptation
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.bodies import form
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.addresses import path_of
-from lightning_otel.serve.viewer.chat import show_value
-from lightning_otel.serve.viewer.transitions import HEAVY_TEXTS, credits_of, told
-from lightning_otel.serve.viewer.weighing import light
+from lightning_otel.serve.viewer.messages import show_value
+from lightning_otel.serve.viewer.size_limit import select_small
+from lightning_otel.serve.viewer.transitions import TOO_LARGE_TEXTS, credits_of, shorten_step
+from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Mode, Report, RolloutStatus, Trajectory, Transition
 from lightning_otel.views.nouns import ROLLOUTS
@@ -54,7 +54,7 @@ class Shown(NamedTuple):
 
     Attributes:
         path: The trajectory that it is the first on.
-        told: As :func:`transitions.told` gives it.
+        told: As :func:`transitions.shorten_step` gives it.
     """
 
     path: Trajectory
@@ -62,7 +62,7 @@ class Shown(NamedTuple):
     told: Mapping[str, object]
 
 
-@page.keep_form
+@page.with_form_faults
 async def rollouts(request: Request) -> Response:
     """The list of what was recorded, or of the queue, the newest first."""
     shown = page.choice(request, "of", ("recorded", "queue"))
@@ -86,17 +86,17 @@ async def rollouts(request: Request) -> Response:
 
 def _list_queue(request: Request, number: int, **wanted: Any) -> Mapping[str, object]:
     """A page of the queue, with what stands where and why attempts failed."""
-    rooms = request.app.state.rooms
-    if not rooms.is_made:
+    repositories = request.app.state.repositories
+    if not repositories.is_made:
         return {"rows": [], "total": 0, "queue": None}
     from lightning_otel.state.rollouts import paused_since_ns, read_page
 
     told = {
-        "counts": rooms.queue.counts(),  # which ends what runs longer than it may
-        "reasons": rooms.queue.reasons().most_common(_MANY),
-        "paused_ns": paused_since_ns(rooms.state),
+        "counts": repositories.queue.counts(),  # which ends what runs longer than it may
+        "reasons": repositories.queue.reasons().most_common(_MANY),
+        "paused_ns": paused_since_ns(repositories.state),
     }
-    found = read_page(rooms.state, ROWS, (number - 1) * ROWS, **wanted)
+    found = read_page(repositories.state, ROWS, (number - 1) * ROWS, **wanted)
     return {"rows": found.rollouts, "total": found.total, "queue": told}
 
 
@@ -118,16 +118,16 @@ async def rollout(request: Request) -> Response:
             found = await page.run(request, lambda store: store.rollout_of(noun, found))
         if found == given:
             raise
-        return RedirectResponse(path_of("rollouts", found))
+        return RedirectResponse(page_path("rollouts", found))
 
 
 def _read_queued(request: Request, rollout_id: str) -> dict[str, Any] | None:
     """The rollout as the queue has it, with its attempts; None if it has not."""
-    rooms = request.app.state.rooms
+    repositories = request.app.state.repositories
     try:
-        if not rooms.is_made:
+        if not repositories.is_made:
             return None
-        queue = rooms.queue
+        queue = repositories.queue
         found = queue.get(rollout_id)
     except (ConfigError, NotFoundError):  # without SQLAlchemy there is no queue
         return None
@@ -147,7 +147,7 @@ def _read_rollout(
     if not attempts and queued is None:
         raise NotFoundError(f"there is no rollout {rollout_id!r}; look for it among all of them")
     made: list[Adaptation] = []
-    if light(store, [rollout_id]):
+    if select_small(store, [rollout_id]):
         made = list(store.adapt(rollout_id=rollout_id, include_incomplete=True))
         steps, report = _list_steps(made), Report.total(each.report for each in made)
     else:
@@ -205,7 +205,7 @@ def _list_steps(made: Iterable[Adaptation]) -> list[Shown]:
             for step in path.transitions:
                 key = (step.trace_id, step.span_id)
                 if key not in found:
-                    found[key] = Shown(path, step, told(step, credits))
+                    found[key] = Shown(path, step, shorten_step(step, credits))
     return list(found.values())
 
 
@@ -216,7 +216,9 @@ def _list_without_bodies(store: Store, rollout_id: str) -> tuple[list[Shown], Re
     for step, branch in steps:
         paths.setdefault((step.attempt_id, step.agent, branch), []).append(step)
     trajectories = (Trajectory(rollout_id, *key, tuple(own)) for key, own in paths.items())
-    found = [Shown(path, step, HEAVY_TEXTS) for path in trajectories for step in path.transitions]
+    found = [
+        Shown(path, step, TOO_LARGE_TEXTS) for path in trajectories for step in path.transitions
+    ]
     return found, report
 
 
@@ -247,12 +249,12 @@ async def cancel(request: Request) -> Response:
     given = await form(request)
 
     def work(_: Store) -> object:
-        queue = page.open_rooms(request, f"rollout {rollout_id!r}").queue
+        queue = page.require_state(request, f"rollout {rollout_id!r}").queue
         return queue.cancel(rollout_id, given.get("reason", "").strip())
 
     if not await page.run(request, work):
         raise RefusalError(409, "the rollout was over already; nothing was changed")
-    return page.see(path_of("rollouts", rollout_id))
+    return page.see(page_path("rollouts", rollout_id))
 
 
 async def pause(request: Request) -> Response:
@@ -262,7 +264,7 @@ async def pause(request: Request) -> Response:
         raise RefusalError(400, "act is pause or resume")
 
     def work(_: Store) -> object:
-        queue = page.open_rooms(request, "queue").queue
+        queue = page.require_state(request, "queue").queue
         return queue.pause() if act == "pause" else queue.resume()
 
     await page.run(request, work)

@@ -24,10 +24,10 @@ _SILENT_S: Final = 300
 _FIRST: Final = ("reward", "loss", "val/reward", "val/live", "val/candidate")
 
 
-def list_live(request: Request) -> list[dict[str, Any]]:
+def list_live_resources(request: Request) -> list[dict[str, Any]]:
     """List the resources of which a version is given, or two at once, by name."""
-    rooms = request.app.state.rooms
-    standings = rooms.resources.standings() if rooms.is_made else {}
+    repositories = request.app.state.repositories
+    standings = repositories.resources.standings() if repositories.is_made else {}
     return [
         {"name": name, "live": each.live, "canary": each.canary, "share": each.weight or 0.0}
         for name, each in sorted(standings.items())
@@ -42,17 +42,17 @@ def _is_silent(run: Any) -> bool:
 async def runs(request: Request) -> Response:
     """The list, the newest first, and the versions that agents are given now."""
     number = page.integer(request, "page", 1, 1, 1_000_000)
-    rooms = request.app.state.rooms
+    repositories = request.app.state.repositories
 
     def read(_: Store) -> Mapping[str, object]:
-        every = rooms.runs.all() if rooms.is_made else []
+        every = repositories.runs.all() if repositories.is_made else []
         shown = every[(number - 1) * ROWS : number * ROWS]
         return {
             "rows": [(run, _is_silent(run)) for run in shown],
             "total": len(every),
             "size": ROWS,
             "number": number,
-            "living": list_live(request),
+            "living": list_live_resources(request),
         }
 
     return await page.answer(request, "runs.html", read, title="Training runs")
@@ -66,14 +66,14 @@ async def run(request: Request) -> Response:
     def read(_: Store) -> Mapping[str, object]:
         from lightning_otel.views.plot import runs as plotting
 
-        rooms = page.open_rooms(request, f"training run {run_id!r}")
-        run, resources = rooms.runs.get(run_id), rooms.resources
-        names = sorted(plotting.logged_metrics(rooms.state, (run.run_id,)), key=_rank_metric)
+        repositories = page.require_state(request, f"training run {run_id!r}")
+        run, resources = repositories.runs.get(run_id), repositories.resources
+        names = sorted(plotting.logged_metrics(repositories.state, (run.run_id,)), key=_rank_metric)
         if metric and metric not in names:
             raise NotFoundError(f"the run measured no {metric!r}; choose one of its metrics")
         drawn = [metric] if metric else names[:CURVES]
-        charts = plotting.read_charts(rooms.state, drawn, runs=(run.run_id,))
-        checkpoints = rooms.runs.checkpoints(run.run_id)
+        charts = plotting.read_charts(repositories.state, drawn, runs=(run.run_id,))
+        checkpoints = repositories.runs.checkpoints(run.run_id)
         made = [
             each
             for name in resources.names()
@@ -100,7 +100,7 @@ async def run(request: Request) -> Response:
             "aliases": aliases,
             "checkpoints": checkpoints[:ROWS],
             "checkpoints_total": len(checkpoints),
-            "living": [each for each in list_live(request) if each["name"] in aliases],
+            "living": [each for each in list_live_resources(request) if each["name"] in aliases],
         }
 
     return await page.answer(request, "run.html", read)

@@ -22,12 +22,11 @@ from lightning_otel.rewarding.feedback import (
     reward_from_feedback,
     said_attributes,
 )
-from lightning_otel.serve.answers import RefusalError
 from lightning_otel.serve.bodies import form
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.streaming import join_lines
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.addresses import Links, path_of
-from lightning_otel.serve.viewer.span import (
+from lightning_otel.serve.viewer.span_detail import (
     TOKENS,
     decode_row,
     detail,
@@ -35,7 +34,8 @@ from lightning_otel.serve.viewer.span import (
     show_tokens,
     text_of,
 )
-from lightning_otel.serve.viewer.trace import hold_trace, read_panel
+from lightning_otel.serve.viewer.trace import read_cached_trace, read_panel
+from lightning_otel.serve.viewer.urls import Links, page_path
 from lightning_otel.store.source import Selection
 
 _LONGEST: Final = 20_000
@@ -46,10 +46,10 @@ async def span(request: Request) -> Response:
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
 
     def read(store: Store) -> Mapping[str, object]:
-        trace = hold_trace(store, trace_id, is_part=True)
+        trace = read_cached_trace(store, trace_id, is_part=True)
         position = trace.find(span_id)
         if position is None:  # it may have begun since
-            trace = hold_trace(store, trace_id)
+            trace = read_cached_trace(store, trace_id)
             position = trace.find(span_id)
         if position is None:
             raise NotFoundError(
@@ -124,16 +124,16 @@ async def reward(request: Request) -> Response:
     tab = given.get("tab", "")
     if tab in ("waterfall", "attributes"):
         back["tab"] = tab
-    return page.see(f"{path_of('traces', trace_id)}?{urlencode(back)}")
+    return page.see(f"{page_path('traces', trace_id)}?{urlencode(back)}")
 
 
 async def retract_reward(request: Request) -> Response:
     """Retract a reward that a trace lists, and show what was shown."""
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
-    shown, keep = await form(request), request.app.state.intake.keep
+    shown, keep = await form(request), request.app.state.ingester.keep
     await page.run(request, lambda store: rewarding.retract(store, span_id, keep))
     back = urlencode({name: shown[name] for name in ("span", "tab") if name in shown})
-    return page.see(f"{path_of('traces', trace_id)}?{back}")
+    return page.see(f"{page_path('traces', trace_id)}?{back}")
 
 
 async def keep_feedback(
@@ -160,7 +160,7 @@ async def keep_feedback(
     # Of the page, and of what was pressed on it: to press twice gives once.
     feedback_id = f"{given.get('feedback_id', '')[:200] or secrets.token_hex(8)}{key}"
     feedback = Feedback(noun, target, value, time.time_ns(), attributes, feedback_id)
-    keep = request.app.state.intake.keep
+    keep = request.app.state.ingester.keep
     (found,) = await page.run(request, lambda store: give(store, [feedback], keep))
     if found is None:
         raise RefusalError(404, f"there is no {noun} {target!r} in the store; see the list")

@@ -18,12 +18,12 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError, QueryError, StoreError
-from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.streaming import join_lines
 from lightning_otel.serve.viewer import page
 from lightning_otel.types.markup import csv_cell
 from lightning_otel.types.values import make_plain, repair_text
-from lightning_otel.views.sandbox import Answer, Limits, ask
+from lightning_otel.views.sandbox import Limits, Result, run_statement
 
 LIMITS: Final = Limits(wall_s=30.0, memory_bytes=1 << 30, rows=200, size_bytes=8 << 20)
 """Of a page."""
@@ -96,10 +96,10 @@ def _read_statement(request: Request) -> str:
 
 def _run_statement(
     store: Store, text: str, limits: Limits, is_wanted: Callable[[], bool] = lambda: True
-) -> Answer:
+) -> Result:
     if store.layout is None:
         raise StoreError("the page queries local stores only; use: lightning-otel sql")
-    return ask(store.layout, text, limits, is_wanted)
+    return run_statement(store.layout, text, limits, is_wanted)
 
 
 def _show_answer(store: Store, text: str, is_wanted: Callable[[], bool]) -> Mapping[str, object]:
@@ -151,7 +151,7 @@ def _json_value(value: Any) -> Any:
     return str(value) if isinstance(value, timedelta) else repair_text(make_plain(value))
 
 
-def _write_csv(answer: Answer) -> Iterator[bytes]:
+def _write_csv(answer: Result) -> Iterator[bytes]:
     file = io.StringIO(newline="")
     writer = csv.writer(file)
     writer.writerow([csv_cell(name, name) for name in answer.columns])
@@ -169,21 +169,21 @@ def _take_text(file: io.StringIO) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _write_jsonl(answer: Answer) -> Iterator[bytes]:
+def _write_jsonl(answer: Result) -> Iterator[bytes]:
     for row in answer:
         named = dict(zip(answer.columns, map(_json_value, row), strict=True))
         yield orjson.dumps(repair_text(named), option=orjson.OPT_APPEND_NEWLINE)
     _check_whole(answer)
 
 
-def _check_whole(answer: Answer) -> None:
+def _check_whole(answer: Result) -> None:
     """Break a file off that would be taken for all there is."""
     if answer.cut:
         raise QueryError(f"the answer has more {answer.cut} than a file may have; add a LIMIT")
 
 
 def _write_parts(
-    store: Store, text: str, write: Callable[[Answer], Iterator[bytes]]
+    store: Store, text: str, write: Callable[[Result], Iterator[bytes]]
 ) -> Iterator[bytes]:
     """The lines of a file in parts.
 

@@ -17,18 +17,18 @@ from lightning_otel.adapter.exactness import notes_of, read_tokens
 from lightning_otel.adapter.outline import label_of
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.batches import incomplete, whole
-from lightning_otel.serve.viewer.chat import (
+from lightning_otel.serve.viewer.messages import (
     LONGEST,
     Limits,
-    Said,
-    Talk,
+    ShownMessage,
+    Thread,
     show_messages,
     show_part,
-    show_path,
+    show_thread,
     show_value,
 )
-from lightning_otel.serve.viewer.span import SPAN_COLUMNS, messages_of, read_spans
-from lightning_otel.serve.viewer.weighing import light
+from lightning_otel.serve.viewer.size_limit import select_small
+from lightning_otel.serve.viewer.span_detail import SPAN_COLUMNS, messages_of, read_spans
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.source import Selection
 from lightning_otel.types import BranchCause, Message, Span, Trajectory, Transition
@@ -115,7 +115,7 @@ def add_tokens(store: Store, found: Sequence[Step]) -> list[Step]:
     return told
 
 
-def read_talks(store: Store, trace: Trace, part: Range, until: int | None = None) -> list[Talk]:
+def read_threads(store: Store, trace: Trace, part: Range, until: int | None = None) -> list[Thread]:
     """Read the messages of some of a trace's steps, by agent and branch.
 
     Args:
@@ -145,7 +145,7 @@ def read_talks(store: Store, trace: Trace, part: Range, until: int | None = None
     count = max(1, part.end - part.first)
     labels = {each.step.span_id: each.label for each in every[part.places]}
 
-    def show(limits: Limits) -> list[Talk]:
+    def show(limits: Limits) -> list[Thread]:
         talks = []
         for (_, branch), own in shown.items():
             first, before = told[own[0]], previous.get(own[0])
@@ -153,7 +153,7 @@ def read_talks(store: Store, trace: Trace, part: Range, until: int | None = None
             steps = tuple(told[at] for at in own)
             path = Trajectory(*_agent_of(first), branch, steps, cause=cause)
             held = None if before is None else told[before]
-            talks.append(show_path(path, labels, held, limits=limits))
+            talks.append(show_thread(path, labels, held, limits=limits))
         return [talk for talk in talks if talk.messages]
 
     if len(trace.rows) <= SMALL:
@@ -164,7 +164,9 @@ def read_talks(store: Store, trace: Trace, part: Range, until: int | None = None
     return show(Limits(max(8, _MESSAGES // count), characters, until))
 
 
-def read_ends(store: Store, trace: Trace, rows: Sequence[Row]) -> tuple[list[Said], list[Said]]:
+def read_ends(
+    store: Store, trace: Trace, rows: Sequence[Row]
+) -> tuple[list[ShownMessage], list[ShownMessage]]:
     """Read what the first step of some rows was asked last, and what the last one answered."""
     steps = [row.step for row in rows if row.step is not None]
     if not steps:
@@ -211,8 +213,8 @@ def _find_seen(trace: Trace) -> dict[str, list[Row]]:
 def _read_causes(store: Store, trace: Trace) -> dict[str, BranchCause]:
     """The cause of each branch by its first own step, where the rollouts can be read whole."""
     found: dict[str, BranchCause] = {}
-    if light_ids := light(store, trace.rollout_ids):
-        for made in store.adapt(rollout_id=light_ids, include_incomplete=True):
+    if small_ids := select_small(store, trace.rollout_ids):
+        for made in store.adapt(rollout_id=small_ids, include_incomplete=True):
             for path in made.trajectories:
                 names = [step.span_id for step in path.transitions]
                 found |= {name: path.cause for name in names if name not in found}

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.session import placed
-from lightning_otel.serve.viewer.addresses import path_of, resource_page
+from lightning_otel.serve.viewer.urls import page_path, resource_path
 from lightning_otel.types import wording
 from lightning_otel.types.markup import visible
 
@@ -124,8 +124,8 @@ def _make_environment() -> Environment:
         "static": static_address,
         "places": PLACES,
         "count": wording.count_noun,
-        "path_of": path_of,
-        "resource_page": resource_page,
+        "page_path": page_path,
+        "resource_path": resource_path,
         "program_version": version("lightning-otel"),
     }
     return found

@@ -18,11 +18,10 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
-from lightning_otel.serve.api.fresh import Mark, mark_of
+from lightning_otel.serve.api.cache import Mark, read_fingerprint
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.addresses import MOST_CLOSED, Links
-from lightning_otel.serve.viewer.differing import compare_lines, fold_lines
-from lightning_otel.serve.viewer.span import detail, json_of, read_span, record_of
+from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
+from lightning_otel.serve.viewer.span_detail import detail, json_of, read_span, record_of
 from lightning_otel.serve.viewer.steps import (
     CALLS,
     SMALL,
@@ -31,10 +30,11 @@ from lightning_otel.serve.viewer.steps import (
     list_steps,
     read_credits,
     read_ends,
-    read_talks,
+    read_threads,
     read_tool_calls,
 )
-from lightning_otel.serve.viewer.weighing import HEAVY, light
+from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
+from lightning_otel.serve.viewer.urls import MOST_CLOSED, Links
 from lightning_otel.types.markup import one_line
 from lightning_otel.views.outlines import compare_ids
 from lightning_otel.views.previews import find_text, read_previews
@@ -69,7 +69,7 @@ class _Kept(NamedTuple):
 _LAST: "WeakKeyDictionary[Store, _Kept]" = WeakKeyDictionary()
 
 
-def hold_trace(store: Store, trace_id: str, *, is_part: bool = False) -> Trace:
+def read_cached_trace(store: Store, trace_id: str, *, is_part: bool = False) -> Trace:
     """Return a trace; the one read last, where nothing was written since.
 
     Args:
@@ -81,8 +81,8 @@ def hold_trace(store: Store, trace_id: str, *, is_part: bool = False) -> Trace:
         NotFoundError: There is none.
     """
     # Taken before it is read: what comes meanwhile makes it old.
-    mark = None if store.layout is None else mark_of(store.layout)
-    let_go()
+    mark = None if store.layout is None else read_fingerprint(store.layout)
+    drop_old_traces()
     kept = _LAST.get(store)
     if (
         kept is not None
@@ -97,7 +97,7 @@ def hold_trace(store: Store, trace_id: str, *, is_part: bool = False) -> Trace:
     return found
 
 
-def let_go() -> None:
+def drop_old_traces() -> None:
     """Let go of traces that were read too long ago for a page to ask for its parts."""
     now_s = time.monotonic()
     for store, kept in list(_LAST.items()):
@@ -112,7 +112,7 @@ async def show(request: Request) -> Response:
     span_id, first = page.text(request, "span"), page.integer(request, "first", 0, 0, 10**9)
 
     def read(store: Store) -> Mapping[str, object]:
-        trace = hold_trace(store, trace_id)
+        trace = read_cached_trace(store, trace_id)
         matches = _find_matches(request, store, trace)
         found = next((row.span_id for row in trace.rows if row.span_id in matches), "")
         at = trace.find(span_id or found)
@@ -257,7 +257,7 @@ def _read_chat(request: Request, store: Store, trace: Trace, first: int) -> Mapp
     part = Range.of(sum(row.step is not None for row in trace.rows), size, first, "step")
     return {
         "part": part,
-        "talks": read_talks(store, trace, part, until),
+        "talks": read_threads(store, trace, part, until),
         "left_out": [row for row in trace.rows if row.kind == "call" and row.step is None],
     }
 
@@ -318,7 +318,7 @@ async def rows(request: Request) -> Response:
     tab = page.choice(request, "tab", TABS)
 
     def read(store: Store) -> Mapping[str, object]:
-        trace = hold_trace(store, request.path_params["trace_id"], is_part=True)
+        trace = read_cached_trace(store, request.path_params["trace_id"], is_part=True)
         matches = _find_matches(request, store, trace)
         shown = _fold_rows(request, trace, matches).shown[first : first + CHUNK]
         return {
@@ -342,8 +342,8 @@ async def diff(request: Request) -> Response:
         shown = {"title": "Compare traces", "error": "", "is_whole": is_whole, "sides": ()}
         try:
             ids = {store.rollout_of(*store.find(each)) for each in (trace_id, other) if other}
-            if not other or len(light(store, list(ids))) < len(ids):
-                return {**shown, "error": HEAVY if other else ""}
+            if not other or len(select_small(store, list(ids))) < len(ids):
+                return {**shown, "error": TOO_LARGE if other else ""}
             a, b, found = compare_ids(store, trace_id, other)
         except NotFoundError as exc:
             return {**shown, "error": str(exc)}

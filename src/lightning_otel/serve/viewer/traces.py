@@ -10,9 +10,9 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
-from lightning_otel.serve.answers import RefusalError
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.addresses import Links, path_of
+from lightning_otel.serve.viewer.urls import Links, page_path
 from lightning_otel.views.traces import STATUSES, Cursor, TraceFilter, find_traces
 
 ROWS: Final = 50
@@ -26,7 +26,7 @@ _FILTERS: Final = (
 )  # fmt: skip
 
 
-@page.keep_form
+@page.with_form_faults
 async def show(request: Request) -> Response:
     """The list; or what an id that is searched for names."""
     text, after = page.text(request, "q"), _parse_cursor(request)
@@ -86,7 +86,7 @@ def _find_address(store: Store, prefix: str) -> str | None:
     query = f"SELECT trace_id, span_id FROM spans WHERE {column} = ? ORDER BY start_ns LIMIT 1"
     found = next(iter(store.sql(query, [whole])), None)
     if found is None:
-        return path_of("rollouts", whole)
+        return page_path("rollouts", whole)
     span_id = None if column == "trace_id" else found["span_id"]
     return Links.to(found["trace_id"])(span=span_id)
 

@@ -12,14 +12,14 @@ from starlette.routing import Route
 from lightning_otel.dataset import Store
 from lightning_otel.messages import plain_text
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.selecting import (
+from lightning_otel.serve.viewer.selection import (
     CHOICES,
-    Chosen,
     FieldError,
-    choose,
+    SelectionForm,
     list_formats,
+    parse_selection,
 )
-from lightning_otel.serve.viewer.weighing import HEAVY, light
+from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Credited, Dropped, Report, Transition
 
@@ -48,7 +48,7 @@ SELECT total, starts[?] AS until_ns, starts[?] AS since_ns FROM times
 """
 
 
-@page.keep_form
+@page.with_form_faults
 async def transitions(request: Request) -> Response:
     """The page."""
     number = page.integer(request, "page", 1, 1, 10_000_000)
@@ -59,7 +59,7 @@ async def transitions(request: Request) -> Response:
 
     def read(store: Store) -> Mapping[str, object]:
         try:
-            asked = choose(request.query_params, store)
+            asked = parse_selection(request.query_params, store)
         except FieldError as exc:
             return page.show_fault(request, exc)
         within = None if is_all or asked.values["rollout"] else _find_window(store, asked, first)
@@ -92,7 +92,7 @@ async def transitions(request: Request) -> Response:
     return await page.answer(request, "transitions.html", read, title="Transitions")
 
 
-def _find_window(store: Store, asked: Chosen, first: int) -> dict[str, Any] | None:
+def _find_window(store: Store, asked: SelectionForm, first: int) -> dict[str, Any] | None:
     """Find the newest rollouts of a selection after so many newer ones; None if that is all."""
     since_ns, until_ns = asked.keywords.get("since"), asked.keywords.get("until")
     bounds = [since_ns, since_ns, until_ns, until_ns]
@@ -119,11 +119,11 @@ def _count_reasons(report: Report, whole: str, part: int) -> Iterator[dict[str, 
 
 
 _UNTOLD: Final[Mapping[str, object]] = {"observation": "", "action": "", "credits": ()}
-HEAVY_TEXTS: Final[Mapping[str, object]] = {**_UNTOLD, "observation": HEAVY}
+TOO_LARGE_TEXTS: Final[Mapping[str, object]] = {**_UNTOLD, "observation": TOO_LARGE}
 
 
 def _make_rows(
-    store: Store, asked: Chosen, rows: Collection[Mapping[str, Any]]
+    store: Store, asked: SelectionForm, rows: Collection[Mapping[str, Any]]
 ) -> list[Mapping[str, object]]:
     told = _read_contents(store, asked, rows)
     return [
@@ -137,16 +137,16 @@ def _make_rows(
 
 
 def _read_contents(
-    store: Store, asked: Chosen, rows: Collection[Mapping[str, Any]]
+    store: Store, asked: SelectionForm, rows: Collection[Mapping[str, Any]]
 ) -> dict[tuple[str, str], Mapping[str, object]]:
     """Read the observation, action and rewards of a page's steps, shortened."""
     wanted = {(row["trace_id"], row["span_id"]) for row in rows}
     if not wanted:
         return {}
     every = list(dict.fromkeys(row["rollout_id"] for row in rows))
-    ids = light(store, every)
+    ids = select_small(store, every)
     found: dict[tuple[str, str], Mapping[str, object]] = {
-        (row["trace_id"], row["span_id"]): HEAVY_TEXTS
+        (row["trace_id"], row["span_id"]): TOO_LARGE_TEXTS
         for row in rows
         if row["rollout_id"] not in ids
     }
@@ -158,11 +158,13 @@ def _read_contents(
             for step in path.transitions:
                 key = (step.trace_id, step.span_id)
                 if key in wanted:
-                    found[key] = told(step, credits)
+                    found[key] = shorten_step(step, credits)
     return found
 
 
-def told(step: Transition, credits: Mapping[str, Sequence[Credited]]) -> Mapping[str, object]:
+def shorten_step(
+    step: Transition, credits: Mapping[str, Sequence[Credited]]
+) -> Mapping[str, object]:
     """Shorten the observation, action and rewards of a step."""
     return {
         "observation": cut(plain_text(step.observation[-1:])),

@@ -13,14 +13,14 @@ from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.markup import one_line
 from lightning_otel.types.wording import duration
-from lightning_otel.views.analysis.findings import Finding, find_all, is_counted
+from lightning_otel.views.analysis.findings import Finding, is_counted, list_findings
 
 if TYPE_CHECKING:
     from lightning_otel.adapter.advantages import Advantage
     from lightning_otel.dataset import Store
     from lightning_otel.types import Estimator
 
-__all__ = ["Analysis", "Finding", "Given", "Step", "Totals", "analyze", "analyze_episode"]
+__all__ = ["Analysis", "CreditedReward", "Finding", "Step", "Totals", "analyze", "analyze_episode"]
 _SHORT: Final = 200
 _COPIED: Final = (
     "attempt_id", "agent", "step", "reward", "model", "capture", "inexact", "finish_reason",
@@ -66,7 +66,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class CreditedReward:
     """A reward, and the steps it was credited to by a rule, or the reason why to none.
 
     Its name is empty for the usual one, its value as it was recorded.
@@ -124,7 +124,7 @@ class Analysis:
     rollout_id: str
     task: str
     steps: tuple[Step, ...]
-    rewards: tuple[Given, ...]
+    rewards: tuple[CreditedReward, ...]
     totals: Totals
     findings: tuple[Finding, ...]
 
@@ -240,7 +240,9 @@ def analyze(
         if node.kind == "reward":
             name = "" if name == c.PRIMARY_REWARD else name
             targets = tuple(labels[target] for target in node.credited)
-            rewards.append(Given(name, value, targets, node.by, node.left_out, node.span.span_id))
+            rewards.append(
+                CreditedReward(name, value, targets, node.by, node.left_out, node.span.span_id)
+            )
     steps: dict[SpanId, Step] = {}
     for path in found.trajectories:
         for each in path.transitions:
@@ -255,7 +257,7 @@ def analyze(
     rollout_id = found.nodes[0].span.rollout_id if found.nodes else ""
     tasks = (node.span.attributes.get(c.TASK) for node in found.nodes)
     task = one_line(str(next((each for each in tasks if each is not None), "")), 200)
-    findings = tuple(find_all(found, steps, rewards, totals))
+    findings = tuple(list_findings(found, steps, rewards, totals))
     return Analysis(rollout_id, task, tuple(steps.values()), tuple(rewards), totals, findings)
 
 

@@ -11,7 +11,7 @@ from lightning_otel.types.markup import one_line
 from lightning_otel.types.wording import count_noun
 
 if TYPE_CHECKING:
-    from lightning_otel.views.analysis import Given, Step, Totals
+    from lightning_otel.views.analysis import CreditedReward, Step, Totals
 
 Kind: TypeAlias = Literal[
     "error", "incomplete", "abandoned", "retried", "no_steps", "no_reward", "uncredited",
@@ -38,8 +38,11 @@ def is_counted(node: Node) -> bool:
     return node.kind == "call" and not node.left_out.startswith("duplicate")
 
 
-def find_all(
-    found: Outline, steps: "Mapping[SpanId, Step]", rewards: "Sequence[Given]", totals: "Totals"
+def list_findings(
+    found: Outline,
+    steps: "Mapping[SpanId, Step]",
+    rewards: "Sequence[CreditedReward]",
+    totals: "Totals",
 ) -> Iterator[Finding]:
     """Yield the findings, errors first."""
     every = list(steps.values())
@@ -49,7 +52,7 @@ def find_all(
 
 
 def _find_faults(
-    found: Outline, steps: "Sequence[Step]", rewards: "Sequence[Given]"
+    found: Outline, steps: "Sequence[Step]", rewards: "Sequence[CreditedReward]"
 ) -> Iterator[Finding]:
     nodes = found.nodes
     outer: set[int] = set()
@@ -180,5 +183,5 @@ def _join_labels(steps: "Sequence[Step]") -> str:
     return ", ".join(one_line(step.label, 40) for step in steps[:_NAMED]) + more
 
 
-def _ids_of(items: "Iterable[Node | Step | Given]") -> tuple[str, ...]:
+def _ids_of(items: "Iterable[Node | Step | CreditedReward]") -> tuple[str, ...]:
     return tuple(item.span.span_id if isinstance(item, Node) else item.span_id for item in items)

@@ -63,7 +63,7 @@ class Limits:
     threads: int = 2
 
 
-class Answer:
+class Result:
     """The rows of a statement as they come, each a tuple; to be closed, or used in ``with``.
 
     Attributes:
@@ -88,7 +88,7 @@ class Answer:
         """End the process, if it has not ended."""
         self._process.kill()
 
-    def __enter__(self) -> "Answer":
+    def __enter__(self) -> "Result":
         return self
 
     def __exit__(
@@ -100,12 +100,12 @@ class Answer:
         self.close()
 
 
-def ask(
+def run_statement(
     layout: Layout,
     text: str,
     limits: Limits | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
-) -> Answer:
+) -> Result:
     """The answer of a store to one read-only statement over its views.
 
     Args:
@@ -126,7 +126,7 @@ def ask(
     try:
         message = process.message()
         warn_of_missing_spans(layout, message["avoided"])
-        return Answer(process, message["columns"])
+        return Result(process, message["columns"])
     except BaseException:
         process.kill()
         raise

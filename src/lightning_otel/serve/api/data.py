@@ -18,8 +18,8 @@ from starlette.requests import Request
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.api.operation import Asked, Parts, Told, operation
+from lightning_otel.serve.api.operation import Parts, RequestModel, ResponseModel, operation
+from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.streaming import PARQUET, join_lines, parquet_parts
 from lightning_otel.serve.viewer.page import url
 from lightning_otel.store.schema import COLUMNS
@@ -32,7 +32,7 @@ from lightning_otel.types.values import parse_json
 from lightning_otel.views.nouns import ATTEMPTS
 from lightning_otel.views.table import View
 
-M = TypeVar("M", bound=Asked)
+M = TypeVar("M", bound=RequestModel)
 
 LINES: Final = "application/x-ndjson"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -125,7 +125,7 @@ def with_filters(view: View) -> Callable[[type[M]], type[M]]:
 
 
 @with_filters(ATTEMPTS)
-class RolloutsQuery(Asked):
+class RolloutsQuery(RequestModel):
     """Filters of the list of rollouts."""
 
     limit: Annotated[int, Field(ge=1, le=1_000)] = 100
@@ -133,7 +133,7 @@ class RolloutsQuery(Asked):
     """What the page before said as `next_cursor`."""
 
 
-class AttemptTold(Told):
+class AttemptResponse(ResponseModel):
     """An attempt as it was recorded."""
 
     rollout_id: str
@@ -153,27 +153,27 @@ class AttemptTold(Told):
     task: Annotated[Any, BeforeValidator(parse_json)]
 
 
-class RolloutsTold(Told):
+class RolloutsResponse(ResponseModel):
     """A page of attempts, the newest first."""
 
-    rollouts: list[AttemptTold]
+    rollouts: list[AttemptResponse]
     total: int
     """How many there are on all pages."""
     next_cursor: str | None
     """Where the next page begins; null on the last one."""
 
 
-class RolloutTold(Told):
+class RolloutResponse(ResponseModel):
     """One rollout."""
 
     rollout_id: str
-    attempts: list[AttemptTold]
+    attempts: list[AttemptResponse]
     """What was recorded of each; none if nothing is recorded yet."""
     queued: dict[str, Any] | None
     """Where it stands in the queue; null if it never was in it."""
 
 
-class TransitionsQuery(Asked):
+class TransitionsQuery(RequestModel):
     """Filters of the list of transitions."""
 
     agents: list[str] = Field(default_factory=list, max_length=100)
@@ -207,7 +207,7 @@ class TransitionsQuery(Asked):
     """`1` adds a last line with the funnel of what was looked at, and why steps are left out."""
 
 
-class SelectionBody(Asked):
+class SelectionBody(RequestModel):
     """Which spans to fetch; an empty list or none selects all."""
 
     rollout_ids: Ids = ()
@@ -225,36 +225,36 @@ class SelectionBody(Asked):
 
 
 @operation("GET", "/v1/rollouts")
-def rollouts(request: Request, asked: RolloutsQuery) -> RolloutsTold:
+def rollouts(request: Request, params: RolloutsQuery) -> RolloutsResponse:
     """List recorded rollouts, the newest first."""
-    wanted = asked.model_dump(include=set(ATTEMPTS.filters))
-    found = ATTEMPTS.read(request.app.state.store, wanted, limit=asked.limit, after=asked.cursor)
-    return RolloutsTold(
-        rollouts=[AttemptTold(**row) for row in found.rows],
+    wanted = params.model_dump(include=set(ATTEMPTS.filters))
+    found = ATTEMPTS.read(request.app.state.store, wanted, limit=params.limit, after=params.cursor)
+    return RolloutsResponse(
+        rollouts=[AttemptResponse(**row) for row in found.rows],
         total=found.total,
         next_cursor=_write_cursor(*found.following) if found.following else None,
     )
 
 
 @operation("GET", "/v1/rollouts/{rollout_id:path}", {404: "There is none."})
-def rollout(request: Request) -> RolloutTold:
+def rollout(request: Request) -> RolloutResponse:
     """Read one rollout: each attempt, and where it stands in the queue."""
     name, state = request.path_params["rollout_id"], request.app.state
     query = "SELECT * FROM rollouts WHERE rollout_id = ? ORDER BY start_ns, attempt_id"
-    attempts = [AttemptTold(**row) for row in state.store.sql(query, [name])]
-    found = state.rooms.queue.rollouts(ids=[name])
+    attempts = [AttemptResponse(**row) for row in state.store.sql(query, [name])]
+    found = state.repositories.queue.rollouts(ids=[name])
     queued = asdict(found[0]) if found else None
     if not attempts and queued is None:
         raise NotFoundError(
             f"no rollout {name!r} is recorded or queued; GET /v1/rollouts lists those there are"
         )
-    return RolloutTold(rollout_id=name, attempts=attempts, queued=queued)
+    return RolloutResponse(rollout_id=name, attempts=attempts, queued=queued)
 
 
 @operation("POST", "/v1/fetch", content={PARQUET: _BINARY}, most_bytes=20 << 20)
-async def fetch(request: Request, asked: SelectionBody) -> Parts:
+async def fetch(request: Request, params: SelectionBody) -> Parts:
     """Return selected spans as Parquet, for `Store("http://…")` elsewhere."""
-    selection, source = Selection(**asked.model_dump()), request.app.state.store.source
+    selection, source = Selection(**params.model_dump()), request.app.state.store.source
     return Parts(parquet_parts(lambda path: source.fetch(selection).to_parquet(path)), PARQUET)
 
 
@@ -271,19 +271,19 @@ async def fetch(request: Request, asked: SelectionBody) -> Parts:
         "Link": 'The address of the next page, with `rel="next"`.',
     },
 )
-def transitions(request: Request, asked: TransitionsQuery) -> Parts:
+def transitions(request: Request, params: TransitionsQuery) -> Parts:
     """Return transitions, one row each; one that several branches share appears once."""
     state, kind = request.app.state, _choose_kind(request.headers.get("accept", ""))
-    if asked.report == "1" and kind != LINES:
+    if params.report == "1" and kind != LINES:
         raise RefusalError(400, f"the report comes with {LINES}; ask for that")
-    keywords = asked.model_dump(exclude={"limit", "cursor", "report"})
+    keywords = params.model_dump(exclude={"limit", "cursor", "report"})
     keywords |= {name: keywords[name] or None for name in ("agents", "rollout_id")}
     store: Store = state.store
-    state.rooms.give_waiting(state.intake.keep)
-    limit = _PART_STEPS if kind == PARQUET and asked.limit is None else asked.limit
+    state.repositories.deliver_feedback(state.ingester.keep)
+    limit = _PART_STEPS if kind == PARQUET and params.limit is None else params.limit
     page, headers = None, {}
-    if limit is not None or asked.cursor is not None:
-        page = _find_page(store, keywords, asked.cursor, limit or _MOST_STEPS)
+    if limit is not None or params.cursor is not None:
+        page = _find_page(store, keywords, params.cursor, limit or _MOST_STEPS)
         link = f'<{url(request, cursor=page.cursor)}>; rel="next"'
         headers = {"Next-Cursor": page.cursor, "Link": link} if page.cursor else {}
     # Checked before anything is said; nothing is read yet.
@@ -295,7 +295,7 @@ def transitions(request: Request, asked: TransitionsQuery) -> Parts:
         made = parquet_parts(lambda path: store.transitions(**wanted).to_parquet(path))
     else:
         cursor = page.cursor or None if page else None
-        made = join_lines(_write_lines(store, wanted, cursor, is_reported=asked.report == "1"))
+        made = join_lines(_write_lines(store, wanted, cursor, is_reported=params.report == "1"))
     return Parts(made, kind, headers)
 
 

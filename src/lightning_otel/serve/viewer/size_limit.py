@@ -9,7 +9,7 @@ from lightning_otel.store.sql import ROLLOUT
 MOST_SPANS: Final = 5_000
 MOST_BYTES: Final = 64 << 20
 """What is read at once for a page, bodies and all."""
-HEAVY: Final = "too long to read here; its trace has it"
+TOO_LARGE: Final = "too long to read here; its trace has it"
 """What is said in place of messages that were not read."""
 _WEIGHTS: Final = f"""
 SELECT {ROLLOUT} AS rollout_id, count(*) AS spans,
@@ -19,7 +19,7 @@ FROM spans WHERE {ROLLOUT} IN (SELECT unnest(?)) GROUP BY 1
 """
 
 
-def light(store: Store, rollout_ids: Sequence[str]) -> list[str]:
+def select_small(store: Store, rollout_ids: Sequence[str]) -> list[str]:
     """Return as many of the rollouts, in order, as fit into memory together.
 
     Args:

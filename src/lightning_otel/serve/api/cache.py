@@ -16,7 +16,7 @@ _MOST_S: Final = 30.0
 Mark = tuple[object, ...]
 
 
-def mark_of(layout: Layout) -> Mark:
+def read_fingerprint(layout: Layout) -> Mark:
     """Return a value that changes whenever the store is written: sizes and times of change."""
     found: list[object] = []
     for path in (layout.manifest_path, *layout.segments()):
@@ -28,7 +28,7 @@ def mark_of(layout: Layout) -> Mark:
     return tuple(found)
 
 
-class Fresh(Generic[T]):
+class CachedRead(Generic[T]):
     """A cached read of a store, valid until the store is written.
 
     Where something is written all the time it is asked anew at most half of the time: it is held
@@ -48,7 +48,7 @@ class Fresh(Generic[T]):
         """Return the cached answer, or read it anew if the store was written."""
         with self._lock:
             # Taken before it is read: what comes meanwhile makes it old.
-            mark = mark_of_store(store)
+            mark = read_store_fingerprint(store)
             began_s = time.monotonic()
             is_held = mark == self._read or (
                 mark == self._mark and began_s < self._until_s + _MOST_S
@@ -62,7 +62,7 @@ class Fresh(Generic[T]):
             self._until_s = time.monotonic() + max(_LEAST_S, rest_s)
             return self._held
 
-    def stay(self, before: Mark, after: Mark) -> None:
+    def keep_valid(self, before: Mark, after: Mark) -> None:
         """Count what was written meanwhile as changing nothing of the answer.
 
         What another process wrote at the very same time may be seen half a minute late.
@@ -72,6 +72,6 @@ class Fresh(Generic[T]):
                 self._mark = after
 
 
-def mark_of_store(store: Store) -> Mark:
-    """As :func:`mark_of`, of a store on this disk; empty of any other."""
-    return mark_of(store.layout) if store.layout is not None else ()
+def read_store_fingerprint(store: Store) -> Mark:
+    """As :func:`read_fingerprint`, of a store on this disk; empty of any other."""
+    return read_fingerprint(store.layout) if store.layout is not None else ()

@@ -43,7 +43,7 @@ class FieldError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SelectionForm:
     """The selection that a query asks for.
 
     Attributes:
@@ -72,7 +72,7 @@ class Chosen:
         return shlex.join([*words, "--store", store.name])
 
 
-def choose(query: Mapping[str, str], store: Store) -> Chosen:
+def parse_selection(query: Mapping[str, str], store: Store) -> SelectionForm:
     """Parse a query into a selection; what is no field of ours is left alone.
 
     Args:
@@ -106,7 +106,7 @@ def choose(query: Mapping[str, str], store: Store) -> Chosen:
     except ConfigError as exc:
         name = next((name for name in values if str(exc).startswith(name)), "")
         raise FieldError(name, values, exc) from exc
-    return Chosen(values, keywords, tuple(options))
+    return SelectionForm(values, keywords, tuple(options))
 
 
 def _parse_field(name: str, text: str) -> tuple[Any, list[str]]:

@@ -19,7 +19,7 @@ from lightning_otel.receivers import (
     otlp,
     protobuf,
 )
-from lightning_otel.serve.answers import JSON, RefusalError, busy
+from lightning_otel.serve.responses import JSON, RefusalError, busy
 from lightning_otel.store.counts import UNFIT
 from lightning_otel.types import Span
 
@@ -42,7 +42,7 @@ class Counts:
     """Requests not served, by status."""
 
 
-class Intake:
+class Ingester:
     """Takes bodies in turn: they share one interpreter and one segment, and memory for one."""
 
     def __init__(self, store: Store, limits: Limits = DEFAULT_LIMITS) -> None:

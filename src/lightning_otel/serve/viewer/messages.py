@@ -52,7 +52,7 @@ class Part(NamedTuple):
         return self.length > len(self.text)
 
 
-class Said(NamedTuple):
+class ShownMessage(NamedTuple):
     """A message, and where it stands.
 
     Attributes:
@@ -76,7 +76,7 @@ class Said(NamedTuple):
     hidden: int = 0
 
 
-class Talk(NamedTuple):
+class Thread(NamedTuple):
     """The messages of one agent on one branch, in the order in which the model got to see them.
 
     Attributes:
@@ -87,7 +87,7 @@ class Talk(NamedTuple):
     agent: str
     branch: int
     cause: str
-    messages: list[Said]
+    messages: list[ShownMessage]
 
 
 class Limits(NamedTuple):
@@ -109,10 +109,10 @@ ALL: Final = Limits()
 
 def show_messages(
     messages: Sequence[Message], span_id: str, side: Side, first: int = 0, longest: int = LONGEST
-) -> list[Said]:
+) -> list[ShownMessage]:
     """Messages of the conventions or of the chat API, from a position on, as they are shown."""
     return [
-        Said(
+        ShownMessage(
             plain(message.get("role")) or ("assistant" if side == "output" else "user"),
             plain(message.get("name")),
             [show_part(part, longest) for part in _message_parts(message)],
@@ -124,13 +124,13 @@ def show_messages(
     ]
 
 
-def show_path(
+def show_thread(
     path: Trajectory,
     labels: Mapping[str, str],
     before: Transition | None = None,
     seen: set[tuple[str, str]] | None = None,
     limits: Limits = ALL,
-) -> Talk:
+) -> Thread:
     """The messages of a trajectory that were not shown before.
 
     Args:
@@ -140,7 +140,7 @@ def show_path(
         seen: Trace and span ids of steps that were shown; these are added.
         limits: How much is shown of each step.
     """
-    shown: list[Said] = []
+    shown: list[ShownMessage] = []
     seen = set() if seen is None else seen
     for step in path.transitions:
         if (step.trace_id, step.span_id) not in seen:
@@ -156,10 +156,12 @@ def show_path(
                 )
         seen.add((step.trace_id, step.span_id))
         before = step
-    return Talk(path.agent, path.branch, path.cause, shown)
+    return Thread(path.agent, path.branch, path.cause, shown)
 
 
-def _input_messages(step: Transition, before: Transition | None, limits: Limits) -> Iterator[Said]:
+def _input_messages(
+    step: Transition, before: Transition | None, limits: Limits
+) -> Iterator[ShownMessage]:
     """Yield the messages of a call's input that are new."""
     held: Sequence[Message] = () if before is None else before.observation
     given, answers = step.observation, () if before is None else before.action

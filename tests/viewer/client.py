@@ -7,7 +7,7 @@ from html import unescape
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from tests.viewer.visiting import KEY
+from tests.viewer.browsing import KEY
 
 
 class Answer(NamedTuple):

@@ -11,7 +11,7 @@ from lightning_otel.adapter.exactness import read_tokens, sampling_of
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.messages import parse_messages
-from lightning_otel.serve.viewer.chat import (
+from lightning_otel.serve.viewer.messages import (
     read_text,
     show_messages,
     show_value,

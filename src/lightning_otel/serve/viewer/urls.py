@@ -12,18 +12,18 @@ MOST_CLOSED: Final = 200
 """Rows below which nothing is shown, in one address."""
 
 
-def path_of(noun: str, *parts: object) -> str:
+def page_path(noun: str, *parts: object) -> str:
     """The path of a page, such as ``/rollouts/r1``, whose parts after the noun are ids."""
     quoted = (quote(str(part).encode("utf-8", "replace"), safe="") for part in parts)
     return "/" + "/".join([noun, *quoted])
 
 
-def resource_page(name: str, page: str) -> str:
+def resource_path(name: str, page: str) -> str:
     """The path of a page about a resource: ``diff``, ``uses`` or ``change``.
 
     A name may be ``planner/diff``, but none holds an ``@``: what follows one is never its part.
     """
-    return f"{path_of('resources', name)}@{page}"
+    return f"{page_path('resources', name)}@{page}"
 
 
 class Links(NamedTuple):
@@ -37,12 +37,12 @@ class Links(NamedTuple):
         """Addresses within the trace that was asked for."""
         given = request.query_params
         state = {name: given[name] for name in STATE if given.get(name)}
-        return cls(path_of("traces", request.path_params["trace_id"]), state)
+        return cls(page_path("traces", request.path_params["trace_id"]), state)
 
     @classmethod
     def to(cls, trace_id: str) -> "Links":
         """Addresses within another trace."""
-        return cls(path_of("traces", trace_id), {})
+        return cls(page_path("traces", trace_id), {})
 
     def __call__(self, **changes: object) -> str:
         """The page with some values changed; None takes one out."""

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.dataset import Store
-from lightning_otel.serve.api.fresh import Mark, mark_of
+from lightning_otel.serve.api.cache import Mark, read_fingerprint
 from lightning_otel.store.layout import find_state
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _KINDS: Final = {
 }
 
 
-class Rooms:
+class Repositories:
     """The state beside a store, and what stands in it.
 
     Every one is for any number of threads. Two that ask first at once may each make one, which are
@@ -48,7 +48,7 @@ class Rooms:
         setattr(self, name, found)
         return found
 
-    def give_waiting(self, keep: "Keep") -> None:
+    def deliver_feedback(self, keep: "Keep") -> None:
         """Give feedback that waits to what it judges, unless nothing was written since the last.
 
         Raises:
@@ -60,7 +60,7 @@ class Rooms:
             return
         with self._lock:
             # Taken before it is looked for: what comes meanwhile is looked at the next time.
-            found = mark_of(layout)
+            found = read_fingerprint(layout)
             if found != self._mark:
                 self.pending.settle(self._store, keep)
                 self._mark = found

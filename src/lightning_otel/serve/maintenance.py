@@ -9,10 +9,10 @@ from typing import Final
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError
-from lightning_otel.serve.api.rooms import Rooms
-from lightning_otel.serve.intake import Intake
-from lightning_otel.serve.memory import give_back
-from lightning_otel.serve.viewer.trace import let_go
+from lightning_otel.serve.api.repositories import Repositories
+from lightning_otel.serve.heap import trim_heap
+from lightning_otel.serve.ingest import Ingester
+from lightning_otel.serve.viewer.trace import drop_old_traces
 from lightning_otel.store.upkeep import Keeper
 
 log = logging.getLogger(__name__)
@@ -25,11 +25,11 @@ IDLE_S: Final = 5.0
 """Without a span for so long, the segment is closed, so that it can be settled."""
 
 
-async def keep_up(store: Store, rooms: Rooms, intake: Intake) -> None:
+async def run_maintenance(store: Store, repositories: Repositories, ingester: Ingester) -> None:
     """Settle what is worth it, and give feedback that waits, again and again."""
     keeper = None if store.layout is None else Keeper(store.layout)
-    settle = partial(_settle_store, keeper, intake)
-    give = partial(rooms.give_waiting, intake.keep)
+    settle = partial(_settle_store, keeper, ingester)
+    give = partial(repositories.deliver_feedback, ingester.keep)
     await asyncio.gather(
         _repeat(settle, EVERY_S, EVERY_S, f"{store.name} could not be settled"),
         _repeat(give, GIVEN_S, _LATEST_S, f"feedback to {store.name} could not be given"),
@@ -49,9 +49,9 @@ async def _repeat(work: Callable[[], None], least_s: float, most_s: float, fault
         wait_s = min(max(least_s, 4 * (time.monotonic() - began_s)), most_s)
 
 
-def _settle_store(keeper: Keeper | None, intake: Intake) -> None:
-    intake.seal_if_idle(IDLE_S)
+def _settle_store(keeper: Keeper | None, ingester: Ingester) -> None:
+    ingester.seal_if_idle(IDLE_S)
     while keeper is not None and keeper.look().segments:
         pass  # a batch at a time, as long as there is a backlog
-    let_go()
-    give_back()
+    drop_old_traces()
+    trim_heap()

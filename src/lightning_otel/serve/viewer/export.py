@@ -13,13 +13,13 @@ from lightning_otel.dataset.formats.format import Format
 from lightning_otel.errors import ConfigError
 from lightning_otel.serve.streaming import PARQUET, Streams, join_lines, parquet_parts
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.selecting import (
+from lightning_otel.serve.viewer.selection import (
     CHOICES,
-    Chosen,
     FieldError,
-    choose,
+    SelectionForm,
     list_formats,
     parse_number,
+    parse_selection,
 )
 from lightning_otel.store.table import json_line
 
@@ -62,14 +62,14 @@ def _parse_option(name: str, text: str, default: object) -> object:
 
 
 def write_lines(
-    store: Store, asked: Chosen, name: str, options: Mapping[str, Any]
+    store: Store, asked: SelectionForm, name: str, options: Mapping[str, Any]
 ) -> Iterator[bytes]:
     """The rows as JSON lines, some at a time, as they are made."""
     return join_lines(map(json_line, store.rows(name, **asked.keywords, **options)))
 
 
 def write_parquet(
-    store: Store, asked: Chosen, name: str, options: Mapping[str, Any]
+    store: Store, asked: SelectionForm, name: str, options: Mapping[str, Any]
 ) -> Iterator[bytes]:
     """The rows as Parquet, which is whole before any of it is sent."""
     keywords = {**asked.keywords, **options}
@@ -88,9 +88,9 @@ def _choose_format(request: Request) -> str:
     return page.choice(request, "format", tuple(name for name, _ in list_formats()))
 
 
-def _give_waiting(request: Request) -> None:
+def _deliver_feedback(request: Request) -> None:
     state = request.app.state
-    state.rooms.give_waiting(state.intake.keep)
+    state.repositories.deliver_feedback(state.ingester.keep)
 
 
 async def export(request: Request) -> Response:
@@ -99,7 +99,7 @@ async def export(request: Request) -> Response:
     request.state.faults = {}
 
     def work(store: Store) -> Mapping[str, object]:
-        _give_waiting(request)
+        _deliver_feedback(request)
         made = formats.get(name)
         options = options_of(made, request.query_params)
         fields: dict[str, object] = {
@@ -110,7 +110,7 @@ async def export(request: Request) -> Response:
             "options": [(key, options.get(key, each)) for key, each in made.options().items()],
         }
         try:
-            asked = choose(request.query_params, store)
+            asked = parse_selection(request.query_params, store)
         except FieldError as exc:
             told = page.show_fault(request, exc)
             return {**fields, **told, "shared": told["query_of"]}
@@ -137,11 +137,11 @@ async def download(request: Request) -> Response:
     write, media_type = _KINDS[kind]
 
     def begin(store: Store) -> Iterator[bytes]:
-        _give_waiting(request)
+        _deliver_feedback(request)
         if store.layout is not None:
             store.layout.require()
         options = options_of(formats.get(name), request.query_params)
-        return write(store, choose(request.query_params, store), name, options)
+        return write(store, parse_selection(request.query_params, store), name, options)
 
     headers = {
         "Content-Disposition": f'attachment; filename="{name}.{kind}"',

@@ -14,13 +14,13 @@ _M_ARENA_MAX: Final = -8
 _HEAPS: Final = 2
 
 
-def share_heaps() -> None:
+def limit_arenas() -> None:
     """Have all threads take from few heaps; to be called before they are started."""
     if (libc := _load_glibc()) is not None:
         libc.mallopt(_M_ARENA_MAX, _HEAPS)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Give what is free back to the system: a millisecond where a hundred megabytes are."""
     if (libc := _load_glibc()) is not None:
         libc.malloc_trim(0)

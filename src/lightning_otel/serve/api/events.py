@@ -1,4 +1,4 @@
-"""The event hub: one producer of events for all listeners, with a replay buffer.
+"""The event broker: one producer of events for all listeners, with a replay buffer.
 
 One task looks at the store and at the training runs while anybody listens, and some time longer.
 What it saw lies in one ring; a listener is a place in it, so a slow one costs nothing.
@@ -19,9 +19,9 @@ import orjson
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError
-from lightning_otel.serve.answers import RefusalError
-from lightning_otel.serve.api.rooms import Rooms
-from lightning_otel.serve.streaming import HeldAnswer
+from lightning_otel.serve.api.repositories import Repositories
+from lightning_otel.serve.responses import RefusalError
+from lightning_otel.serve.streaming import StreamedResponse
 from lightning_otel.store.follow import Follower
 from lightning_otel.store.schema import Record, build_record
 from lightning_otel.types import conventions as c
@@ -42,13 +42,13 @@ LINGER_S: Final = 60.0
 _HELD: Final = 10_000
 
 
-class Hub:
+class EventBroker:
     """Makes events while somebody listens."""
 
-    def __init__(self, store: Store, rooms: Rooms) -> None:
+    def __init__(self, store: Store, repositories: Repositories) -> None:
         """Name what is looked at; nothing is until somebody listens."""
         self._store = store
-        self._rooms = rooms
+        self._repositories = repositories
         self._ring: deque[bytes] = deque(maxlen=_HELD)
         self._next = 1
         self._epoch = secrets.token_hex(4)
@@ -57,7 +57,7 @@ class Hub:
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    async def answer(self, last_event_id: str = "") -> HeldAnswer:
+    async def answer(self, last_event_id: str = "") -> StreamedResponse:
         """Return an answer of events: from now on, or from behind the last one that was heard.
 
         Where what came after that is not held any more, its first event is a ``reset``: the
@@ -82,7 +82,7 @@ class Hub:
         is_held = epoch == self._epoch and self._next - len(self._ring) <= number <= self._next
         greeting = "ready" if is_held or not last_event_id else "reset"
         parts = self._send_events(number if is_held else self._next, greeting)
-        return HeldAnswer(parts, self._leave, EVENTS, {"X-Accel-Buffering": "no"})
+        return StreamedResponse(parts, self._leave, EVENTS, {"X-Accel-Buffering": "no"})
 
     def close(self) -> None:
         """End what listens, and make no event any more."""
@@ -167,9 +167,9 @@ class Hub:
         return found
 
     def _read_runs(self) -> "dict[str, TrainingRun]":
-        if not self._rooms.is_made:
+        if not self._repositories.is_made:
             return {}
-        return {run.run_id: run for run in self._rooms.runs.all()}
+        return {run.run_id: run for run in self._repositories.runs.all()}
 
     def _put_events(self, made: list[tuple[str, Mapping[str, Any]]]) -> None:
         for kind, data in made:

@@ -9,16 +9,15 @@ import pytest
 from tests.serve.serving import Serving, body_of
 
 from lightning_otel import Store
-from lightning_otel.serve import intake as intakes
-from lightning_otel.serve import upkeep
-from lightning_otel.serve.answers import PROTOBUF, RefusalError
-from lightning_otel.serve.intake import Intake
+from lightning_otel.serve import ingest, maintenance
+from lightning_otel.serve.ingest import Ingester
+from lightning_otel.serve.responses import PROTOBUF, RefusalError
 from lightning_otel.store.upkeep import Keeper
 
 
-def take(intake: Intake, body: bytes) -> None:
+def take(ingester: Ingester, body: bytes) -> None:
     """Have one body taken."""
-    asyncio.run(intake.take(body, PROTOBUF, is_compressed=False, came="otlp:x"))
+    asyncio.run(ingester.take(body, PROTOBUF, is_compressed=False, came="otlp:x"))
 
 
 def test_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
@@ -44,14 +43,15 @@ def test_intake_sends_away_whom_it_has_no_room_for(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond so many bodies that wait, a sender is told when to come again; others are served."""
-    monkeypatch.setattr(intakes, "_MOST_WAITING", 3)
-    intake = Intake(store)
+    monkeypatch.setattr(ingest, "_MOST_WAITING", 3)
+    ingester = Ingester(store)
     gate = threading.Event()
-    intake._turn.submit(gate.wait)
+    ingester._turn.submit(gate.wait)
 
     async def send() -> list[object]:
         bodies = (
-            intake.take(body_of(1), PROTOBUF, is_compressed=False, came="otlp:x") for _ in range(5)
+            ingester.take(body_of(1), PROTOBUF, is_compressed=False, came="otlp:x")
+            for _ in range(5)
         )
         sent = [asyncio.create_task(body) for body in bodies]
         await asyncio.sleep(0.05)
@@ -59,7 +59,7 @@ def test_intake_sends_away_whom_it_has_no_room_for(
         return await asyncio.gather(*sent, return_exceptions=True)
 
     found = asyncio.run(send())
-    intake.close()
+    ingester.close()
 
     refused = [each for each in found if isinstance(each, RefusalError)]
     assert [(each.status, each.headers) for each in refused] == [(503, {"Retry-After": "1"})] * 2
@@ -72,15 +72,15 @@ def test_upkeep_seals_when_idle_and_settles_what_is_worth_it(
 ) -> None:
     """An idle server leaves no open segment, and many become a file; a busy one writes one."""
     if is_idle:
-        monkeypatch.setattr(upkeep, "IDLE_S", 0.0)
-    intake = Intake(store)
+        monkeypatch.setattr(maintenance, "IDLE_S", 0.0)
+    ingester = Ingester(store)
     assert store.layout is not None
     keeper = Keeper(store.layout)
 
     for _ in range(64):
-        take(intake, body_of(2))
-        upkeep._settle_store(keeper, intake)
-    intake.close()
+        take(ingester, body_of(2))
+        maintenance._settle_store(keeper, ingester)
+    ingester.close()
 
     assert bool(list(store.layout.data.glob("spans-*.parquet"))) == is_idle
     assert is_idle or len(store.layout.segments()) == 1

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_otel.serve.viewer.differing import Line, Piece, compare_lines, fold_lines
+from lightning_otel.serve.viewer.text_diff import Line, Piece, compare_lines, fold_lines
 
 TEXTS = st.lists(st.text("ab \n.", max_size=12).map(lambda text: text.replace("\n", "")))
 

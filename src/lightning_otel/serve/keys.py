@@ -17,7 +17,7 @@ KEY_FILE: Final = "viewer.key"
 _SHORTEST: Final = 16
 
 
-def key_in(layout: Layout) -> str:
+def read_key(layout: Layout) -> str:
     """The key that opens a store's pages: made once, so that links go on working.
 
     Raises:
@@ -28,10 +28,10 @@ def key_in(layout: Layout) -> str:
     with contextlib.suppress(FileExistsError):
         if not path.exists():
             write_private(path, _new_token())
-    return token_in(path)[0]
+    return read_token(path)[0]
 
 
-def token_in(path: Path) -> tuple[str, bool]:
+def read_token(path: Path) -> tuple[str, bool]:
     """The token in a file, and whether it was made just now because there was no file.
 
     Raises:
