@@ -8,7 +8,7 @@ from typing import Any
 from tests.adapter.forest import Forest, token_attributes
 
 from lightning_otel import Store
-from lightning_otel.dataset.tokenizing import TransformersTokenizer
+from lightning_otel.dataset.tokenizers import TransformersTokenizer
 from lightning_otel.types import conventions as c
 
 CHATML = (

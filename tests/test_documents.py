@@ -9,7 +9,7 @@ from tests.pages import DOCS, ROOT
 from tests.test_picture import parsed, texts
 
 from lightning_otel import config
-from lightning_otel.adapter.selection import Wanted
+from lightning_otel.adapter.selection import SelectionKeywords
 from lightning_otel.dataset import formats
 from lightning_otel.views import doctor
 
@@ -63,7 +63,7 @@ def test_every_format_and_keyword_of_a_selection_is_named() -> None:
     keywords = {name for row in rows["transitions.md"] for name in re.findall(r"`(\w+)`", row)}
 
     assert {row.strip("`") for row in rows["exports.md"]} == set(formats.names())
-    assert keywords >= set(Wanted.__annotations__)
+    assert keywords >= set(SelectionKeywords.__annotations__)
 
 
 def test_pictures_are_of_the_demo_and_small() -> None:

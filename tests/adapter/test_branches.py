@@ -12,7 +12,7 @@ import pytest
 from tests.adapter.forest import Forest, call_attributes, conversation, draw, paths, said, text_of
 
 from lightning_otel import Store, TripletAdapter
-from lightning_otel.dataset.query import without_bodies
+from lightning_otel.dataset.query import strip_bodies
 from lightning_otel.types import Trajectory
 from lightning_otel.types import conventions as c
 
@@ -220,7 +220,7 @@ def test_every_way_of_reading_a_store_says_the_same(tmp_path: Path) -> None:
     steps = store.transitions()
 
     thin = store.transitions(bodies=False)
-    assert sorted(map(repr, thin)) == sorted(repr(without_bodies(step)) for step in steps)
+    assert sorted(map(repr, thin)) == sorted(repr(strip_bodies(step)) for step in steps)
     assert sorted((row["span_id"], row["branch"]) for row in thin.dicts()) == sorted(
         (row["span_id"], row["branch"]) for row in steps.dicts()
     )

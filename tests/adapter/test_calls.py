@@ -9,7 +9,7 @@ from tests.adapter.forest import call_attributes, said, text_of, token_attribute
 
 from lightning_otel import TripletAdapter
 from lightning_otel.adapter import exactness
-from lightning_otel.adapter.calls import History
+from lightning_otel.adapter.calls import HistoryParser
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.messages import parse_messages
 from lightning_otel.types import Span, Transition
@@ -125,7 +125,7 @@ ONE, TWO, THREE = (json.dumps(said("user", text)) for text in ("one", "two", "th
 )
 def test_a_history_that_goes_on_is_as_one_that_is_parsed_whole(inputs: list[str | None]) -> None:
     """Whatever came before, and also where a text is damaged."""
-    history = History()
+    history = HistoryParser()
 
     assert list(map(history.read_messages, inputs)) == list(map(parse_messages, inputs))
 

@@ -7,8 +7,8 @@ from tests.adapter.forest import SECOND, draw
 from tests.adapter.forests import forests, odd_spans
 
 from lightning_otel.adapter import TripletAdapter, readers
-from lightning_otel.adapter.attempts import sort_out
-from lightning_otel.adapter.outline import Gap, Outline, children_of, outline, salient
+from lightning_otel.adapter.attempts import sort_attempts
+from lightning_otel.adapter.outline import Gap, Outline, children_of, outline, select_nodes
 from lightning_otel.types import Credit, Span
 from lightning_otel.types import conventions as c
 
@@ -26,7 +26,7 @@ def test_each_span_is_one_node(spans: list[Span], rule: Credit) -> None:
     """No span is lost or doubled, parents come first, and depths are those of the tree."""
     found = outline(spans, TripletAdapter(rule))
 
-    waiting = sort_out(readers.read(spans)).waiting  # in no tree yet
+    waiting = sort_attempts(readers.read(spans)).waiting  # in no tree yet
     shown = [*(node.span for node in found.nodes), *waiting]
     assert sorted(s.span_id for s in shown) == sorted(s.span_id for s in spans)
     for position, node in enumerate(found.nodes):
@@ -56,7 +56,7 @@ def test_odd_spans_are_drawn(spans: list[Span]) -> None:
     """Whatever a tracer left behind has an outline."""
     found = outline(spans)
 
-    waiting = sort_out(readers.read(spans)).waiting  # in no tree yet
+    waiting = sort_attempts(readers.read(spans)).waiting  # in no tree yet
     assert len(found.nodes) + len(waiting) == found.report.spans
 
 
@@ -65,7 +65,7 @@ def test_what_is_shown_is_a_tree_and_the_rest_is_counted(spans: list[Span], limi
     """Each shown node's parent is shown, no more are than may be, and none is forgotten."""
     nodes = outline(spans).nodes
 
-    is_shown = salient(nodes, limit)
+    is_shown = select_nodes(nodes, limit)
     below = children_of(nodes, is_shown)
 
     assert sum(is_shown) == min(limit, len(nodes))
@@ -114,7 +114,7 @@ def test_a_deep_chain_has_an_outline(count: int) -> None:
     found = outline(chain)
 
     assert found.nodes[-1].depth == count - 1
-    assert sum(salient(found.nodes, 50)) == min(count, 50)
+    assert sum(select_nodes(found.nodes, 50)) == min(count, 50)
 
 
 def test_incomplete_attempts_say_so_of_each_call() -> None:

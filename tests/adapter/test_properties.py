@@ -440,7 +440,7 @@ def executions(draw: st.DrawFn) -> list[tuple[Span, int, int]]:
 @given(executions())
 def test_causality_holds_on_clocks_that_disagree(told: list[tuple[Span, int, int]]) -> None:
     """On hosts minutes and hours apart parents come first, and each host's spans as it counted."""
-    built = tree.build([span for span, _, _ in told])
+    built = tree.build_tree([span for span, _, _ in told])
 
     place = {span.span_id: position for position, span in enumerate(built.spans)}
     assert all(parent < child for child, parent in enumerate(built.parents))
@@ -458,7 +458,7 @@ def test_clocks_that_agree_are_the_order(told: list[tuple[Span, int, int]]) -> N
     """Where all hosts have the same time the order is the true one."""
     true = {span.span_id: begun for span, begun, _ in told}
 
-    built = tree.build(
+    built = tree.build_tree(
         [replace(s, start_ns=begun * SECOND, end_ns=ended * SECOND) for s, begun, ended in told]
     )
 

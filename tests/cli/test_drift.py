@@ -13,7 +13,7 @@ pytest.importorskip("jinja2", reason="the extra drift is not installed")
 from tests.bytepairs import CHATML, PROMPT, built, record, spelled
 
 from lightning_otel import Store
-from lightning_otel.dataset.tokenizing import TransformersTokenizer, load_tokenizer
+from lightning_otel.dataset.tokenizers import TransformersTokenizer, load_tokenizer
 
 Cli = Callable[..., Any]
 

@@ -15,7 +15,7 @@ from tests.cli.conftest import EVIL, Cli
 from tests.test_picture import CHAIN, LOOPED
 
 from lightning_otel import Store
-from lightning_otel.adapter.outline import outline, salient
+from lightning_otel.adapter.outline import outline, select_nodes
 from lightning_otel.cli.output import styled
 from lightning_otel.cli.spans import tree_lines
 from lightning_otel.types import Span
@@ -27,7 +27,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 def told(spans: list[Span], limit: int | None = None, width: int | None = None) -> list[str]:
     """The tree of spans as lines of text."""
     found = outline(spans)
-    is_shown = None if limit is None else salient(found.nodes, limit)
+    is_shown = None if limit is None else select_nodes(found.nodes, limit)
     lines = tree_lines(found, width, is_shown)
     return [styled(line, width, is_coloured=False) for line in lines]
 

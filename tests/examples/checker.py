@@ -17,7 +17,7 @@ from tests import facts
 from tests.examples.programs import Program
 
 from lightning_otel import Store, TripletAdapter
-from lightning_otel.adapter.tree import build
+from lightning_otel.adapter.tree import build_tree
 from lightning_otel.demo.policy import ToyPolicy
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.types import Report, Span
@@ -97,7 +97,7 @@ class Recorded:
 
     def agents_of(self, spans: Iterable[Span]) -> list[str]:
         """The agent each span belongs to."""
-        tree = build(self.spans)
+        tree = build_tree(self.spans)
         names = {span.span_id: tree.agents[i] for i, span in enumerate(tree.spans)}
         return [names[span.span_id] for span in spans]
 

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.forwarding.collector import Endpoint
 
 from lightning_otel import Store, auto_trace, config, emit_reward, operation
-from lightning_otel.adapter.outward import SHOWN, to_conventions
+from lightning_otel.adapter.interop import SHOWN, to_conventions
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.exporters.forwarding import Forwarder
 from lightning_otel.exporters.forwarding.sending import HttpSender

@@ -11,7 +11,7 @@ from tests.adapter.forest import call_attributes
 from tests.viewer.browsing import KEY
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
-from lightning_otel.adapter.outward import to_conventions
+from lightning_otel.adapter.interop import to_conventions
 from lightning_otel.receivers import protobuf
 from lightning_otel.store.engines.otlp import request_of
 from lightning_otel.store.schema import build_record, build_span

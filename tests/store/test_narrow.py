@@ -18,11 +18,11 @@ from tests.adapter.forest import draw, reward_attributes, said
 from tests.adapter.forests import forests
 
 from lightning_otel import Store, TripletAdapter
-from lightning_otel.adapter.facts import Walk
+from lightning_otel.adapter.call_facts import Walk
 from lightning_otel.dataset import linear
 from lightning_otel.dataset.formats.format import distinct
 from lightning_otel.dataset.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
-from lightning_otel.dataset.query import Asked, without_bodies
+from lightning_otel.dataset.query import TransitionQuery, strip_bodies
 from lightning_otel.store import settle, snapshot
 from lightning_otel.store.digest import DIGEST
 from lightning_otel.store.parquet import describe_file
@@ -119,7 +119,7 @@ def _funnel(report: Report) -> Report:
 
 def assert_same(store: Store, **options: Any) -> None:
     """Compare what the walk makes with what the general adapter makes of whole rollouts."""
-    wanted = Asked.of(options).wanted
+    wanted = TransitionQuery.of(options).wanted
     found = list(store.adapt(**options))
     report = _funnel(Report.total(each.report for each in found))
     paths = [path for each in found for path in each.trajectories]
@@ -127,7 +127,7 @@ def assert_same(store: Store, **options: Any) -> None:
 
     for bodies in (True, False):
         table = store.transitions(**options, bodies=bodies)
-        told = [step if bodies else without_bodies(step) for step, _ in steps]
+        told = [step if bodies else strip_bodies(step) for step, _ in steps]
         columns = COLUMNS if bodies else NARROW_COLUMNS
         assert sorted(map(repr, table)) == sorted(map(repr, told))
         assert _funnel(table.report()) == report

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # has no stubs
 import pytest
 
 from lightning_otel import Store
-from lightning_otel.dataset.tables import query_of
+from lightning_otel.dataset.tables import query_rows
 from lightning_otel.errors import ConfigError, QueryError
 from lightning_otel.store.sql import new_connection
 from lightning_otel.store.table import (
@@ -157,9 +157,9 @@ def test_query_of_takes_what_a_model_may_say() -> None:
     """Python rows, typed; integers beyond 64 bits and half surrogate pairs cost no row."""
     rows = [{"n": 1, "said": {"n": 2**80, "text": "\ud83d"}}, {"n": 2, "said": [{"text": "fine"}]}]
     columns = {"n": "BIGINT", "said": "JSON"}
-    nothing = query_of([], columns)
+    nothing = query_rows([], columns)
 
-    assert [tuple(row.values()) for row in query_of(rows, columns).dicts()] == [
+    assert [tuple(row.values()) for row in query_rows(rows, columns).dicts()] == [
         (1, '{"n":1208925819614629174706176,"text":"?"}'),
         (2, '[{"text":"fine"}]'),
     ]
@@ -170,7 +170,7 @@ def test_query_of_takes_what_a_model_may_say() -> None:
 def test_rows_of_any_length_are_written_to_parquet(tmp_path: Path) -> None:
     """Where 2,048 of them are more than the memory that DuckDB is first given."""
     rows = [{"body": os.urandom(25_000).hex()} for _ in range(4_100)]
-    table = Table(lambda: query_of(rows, {"body": "VARCHAR"}), lambda: rows, "rows")
+    table = Table(lambda: query_rows(rows, {"body": "VARCHAR"}), lambda: rows, "rows")
 
     table.to_parquet(tmp_path / "t.parquet")
 

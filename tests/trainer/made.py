@@ -10,7 +10,7 @@ from typing import Any
 from tests.adapter.forest import call_attributes, token_attributes
 
 from lightning_otel import Store
-from lightning_otel.adapter.tracking import resources_text
+from lightning_otel.adapter.agent_patterns import resources_text
 from lightning_otel.algorithms import BaseAlgorithm, Batch, StepResult
 from lightning_otel.tracing.emitters import reward_span
 from lightning_otel.types import Span

@@ -17,7 +17,7 @@ from tests.viewer.client import Asking
 from tests.viewer.spans import TRACE, call, said, span
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation
-from lightning_otel.adapter.differing import differ
+from lightning_otel.adapter.differences import compare_outlines
 from lightning_otel.adapter.outline import outline
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.cli.spans import tree_lines
@@ -136,7 +136,9 @@ def test_a_fault_is_told_once_where_it_arose(
     assert (rows.count("failed"), rows.count("failed no answer")) == (2, 1)
     told = "".join(text for line in tree_lines(found) for text, _ in line)
     assert (told.count("ERROR"), told.count("no answer")) == (2, 1)
-    (errors,) = (each.b for each in differ(outline([]), found).figures if each.name == "errors")
+    (errors,) = (
+        each.b for each in compare_outlines(outline([]), found).figures if each.name == "errors"
+    )
     assert errors == 2
 
 

@@ -8,9 +8,9 @@ from lightning_otel.adapter import (
     advantages,
     branches,
     composition,
-    conversations,
     credit,
     duplicates,
+    histories,
     marks,
     trajectories,
 )
@@ -23,17 +23,17 @@ from lightning_otel.adapter.calls import (
     NOT_TRACKED,
     UNKNOWN,
     UNREADABLE,
-    History,
+    HistoryParser,
     is_call,
     is_failure,
     read_call,
     seems_call,
 )
-from lightning_otel.adapter.conversations import Conversation, Said
 from lightning_otel.adapter.credit import Placement
+from lightning_otel.adapter.histories import History, KnownHistory
 from lightning_otel.adapter.linear import Adaptation, count_steps
 from lightning_otel.adapter.rewards import read_reward
-from lightning_otel.adapter.tree import REPEATED, Tree, reordered
+from lightning_otel.adapter.tree import REPEATED, Tree, rebuild_tree
 from lightning_otel.types import (
     Call,
     Credited,
@@ -56,7 +56,7 @@ class Assembly:
     Attributes:
         _recorded: How many calls and actions were recorded, whatever became of them.
         _steps: Those that can be read, by position, in order.
-        _talks: The conversation of each step.
+        _histories: The history of each step.
         _others: For each further record of a call the one that stands for all.
         _failed: Positions of calls that failed, were abandoned or never ended.
         _lost: Positions of calls that made no step although a reward may judge them.
@@ -78,7 +78,7 @@ class Assembly:
         self._adapter = adapter
         self._dropped: list[Dropped] = []
         self._steps: dict[int, Call] = {}
-        self._talks: dict[int, Conversation] = {}
+        self._histories: dict[int, History] = {}
         self._others: dict[int, int] = {}
         self._failed: list[int] = []
         self._lost: list[int] = []
@@ -106,7 +106,7 @@ class Assembly:
             self._drop_span(span, "mark", reason)
         self._recorded += len(calls) + len(actions)
         self._steps = dict(sorted({**self._steps, **actions}.items()))
-        self._read_conversations()
+        self._hash_histories()
         self._follow_messages()
         rewards, adapter = self._find_rewards(), self._adapter
         placement = credit.place_rewards(
@@ -115,11 +115,11 @@ class Assembly:
         for reward, reason in placement.unplaced:
             self._drop_span(reward.span, "reward", reason)
         outcome = self._make_outcome(placement)
-        found = trajectories.assemble_trajectories(
+        found = trajectories.make_trajectories(
             self._key,
             self._tree,
             self._steps,
-            self._talks,
+            self._histories,
             self._failed,
             rewards=placement.rewards,
             values=self._compose_rewards(placement),
@@ -164,11 +164,11 @@ class Assembly:
         tree = self._tree
         requests = duplicates.find_requests(tree, calls)
         repeated = {i for records in requests for i in records}
-        histories: defaultdict[str, History] = defaultdict(History)
+        parsers: defaultdict[str, HistoryParser] = defaultdict(HistoryParser)
         for position in calls:
             if position not in repeated:
                 span, agent = tree.spans[position], tree.agents[position]
-                self._add_call(position, read_call(span, agent, histories[agent]), span)
+                self._add_call(position, read_call(span, agent, parsers[agent]), span)
         for records in requests:
             place = duplicates.place_of(tree, records)
             agent = next((name for i in records if (name := tree.agents[i])), "")
@@ -208,22 +208,26 @@ class Assembly:
     ) -> None:
         self._dropped.append(Dropped(span.span_id, span.trace_id, noun, reason))
 
-    def _read_conversations(self) -> None:
-        latest: dict[str, Said] = {}
+    def _hash_histories(self) -> None:
+        latest: dict[str, KnownHistory] = {}
         for position, call in self._steps.items():
-            earlier = latest.get(call.agent, conversations.NOTHING)
-            talk = conversations.read_conversation(call.observation, call.action, earlier)
-            latest[call.agent] = call.observation, talk.prefixes
-            self._talks[position] = talk
+            earlier = latest.get(call.agent, histories.NO_HISTORY)
+            history = histories.hash_history(call.observation, call.action, earlier)
+            latest[call.agent] = call.observation, history.prefixes
+            self._histories[position] = history
 
     def _follow_messages(self) -> None:
         """Build the tree anew where messages tell another order than the clock."""
         tree = self._tree
-        told = [] if tree.is_counted else branches.told_by_messages(tree, self._steps, self._talks)
+        told = (
+            []
+            if tree.is_counted
+            else branches.order_by_messages(tree, self._steps, self._histories)
+        )
         if told:
-            self._tree, moved = reordered(tree, told)
+            self._tree, moved = rebuild_tree(tree, told)
             self._steps = dict(sorted((moved[i], call) for i, call in self._steps.items()))
-            self._talks = {moved[i]: talk for i, talk in self._talks.items()}
+            self._histories = {moved[i]: history for i, history in self._histories.items()}
             self._others = {moved[i]: moved[kept] for i, kept in self._others.items()}
             self._failed = [moved[i] for i in self._failed]
             self._lost = [moved[i] for i in self._lost]

@@ -46,12 +46,12 @@ class Attempts(NamedTuple):
     waiting: list[Span]
 
 
-def group(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
+def group_attempts(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
     """Return the spans of each attempt, each span once, attempts in order of their start."""
-    return sort_out(spans).members
+    return sort_attempts(spans).members
 
 
-def sort_out(spans: Iterable[Span]) -> Attempts:
+def sort_attempts(spans: Iterable[Span]) -> Attempts:
     """Sort spans into attempts, and set those apart that have the ids of others."""
     kept, others = _drop_repeated(spans)
     members: dict[AttemptKey, list[Span]] = {}

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from lightning_otel.adapter import conversations, order
+from lightning_otel.adapter import histories, ordering
 from lightning_otel.adapter.attributes import integer
-from lightning_otel.adapter.conversations import Conversation
-from lightning_otel.adapter.tree import NO_PARENT, Tree
+from lightning_otel.adapter.histories import History
+from lightning_otel.adapter.ordering import NO_PARENT
+from lightning_otel.adapter.tree import Tree
 from lightning_otel.types import Call
 from lightning_otel.types import conventions as c
 
@@ -31,7 +32,7 @@ class Links:
     Attributes:
         positions: Their positions in the tree.
         calls: The calls.
-        talks: Their conversations.
+        hashes: Their conversations.
         before: The earlier call that each one follows.
         is_continued: Whether it continues that one's conversation, and not only its time.
         is_beside: Whether it began beside another branch of its agent.
@@ -44,7 +45,7 @@ class Links:
         tree: Tree,
         positions: Sequence[int],
         calls: Sequence[Call],
-        talks: Sequence[Conversation],
+        hashes: Sequence[History],
         tool_of: Sequence[int],
     ) -> None:
         """Link the calls.
@@ -53,26 +54,26 @@ class Links:
             tree: The attempt's spans.
             positions: The calls' positions in the tree, in order.
             calls: The calls.
-            talks: Their conversations.
+            hashes: Their conversations.
             tool_of: For each call the innermost tool of its agent that holds it, or -1.
         """
         count = len(calls)
-        self.positions, self.calls, self.talks = positions, calls, talks
+        self.positions, self.calls, self.hashes = positions, calls, hashes
         self.before, self.repeats = [NONE] * count, [NONE] * count
         self.is_continued, self.is_compacted = bytearray(count), bytearray(count)
         latest, self.is_beside = _follow_time(tree, positions, tool_of)
         self._root = list(range(count))  # where the conversation of each call began
         self._left: dict[int, int] = {}  # what calls left behind, and what they were given
         self._given: dict[int, int] = {}
-        left = {each for talk in talks for each in talk.left}
-        self._may_continue = [not left.isdisjoint(talk.prefixes) for talk in talks]
+        left = {each for hashed in hashes for each in hashed.left}
+        self._may_continue = [not left.isdisjoint(hashed.prefixes) for hashed in hashes]
         continued = {
-            talk.prefixes[conversations.longest(talk.prefixes, left) - 1]
-            for talk, may_continue in zip(talks, self._may_continue, strict=True)
+            hashed.prefixes[histories.longest_prefix(hashed.prefixes, left) - 1]
+            for hashed, may_continue in zip(hashes, self._may_continue, strict=True)
             if may_continue
         }
         self._gone_on_with = {
-            talk.given for talk in talks if continued and not continued.isdisjoint(talk.left)
+            hashed.given for hashed in hashes if continued and not continued.isdisjoint(hashed.left)
         }
         by_end = sorted(range(count), key=lambda call: (tree.ends[positions[call]], call))
         finished = 0
@@ -81,9 +82,9 @@ class Links:
                 tree.ends[positions[by_end[finished]]] <= tree.starts[position]
             ):
                 ended = by_end[finished]
-                self._left.update(dict.fromkeys(talks[ended].left, ended))
-                if talks[ended].prefixes:
-                    self._given[talks[ended].given] = ended
+                self._left.update(dict.fromkeys(hashes[ended].left, ended))
+                if hashes[ended].prefixes:
+                    self._given[hashes[ended].given] = ended
                 finished += 1
             self._link_call(tree, call, latest[call])
         self._set_apart(tool_of)
@@ -130,11 +131,11 @@ class Links:
         Where several left the same conversation behind, it is the one by time if that is among
         them, else the latest. And whether it is by conversation.
         """
-        prefixes = self.talks[call].prefixes
-        length = conversations.longest(prefixes, self._left) if self._may_continue[call] else 0
+        prefixes = self.hashes[call].prefixes
+        length = histories.longest_prefix(prefixes, self._left) if self._may_continue[call] else 0
         if not length:
             return latest, False
-        is_latest = latest != NONE and prefixes[length - 1] in self.talks[latest].left
+        is_latest = latest != NONE and prefixes[length - 1] in self.hashes[latest].left
         return latest if is_latest else self._left[prefixes[length - 1]], True
 
     def _find_repeated(self, call: int) -> int:
@@ -143,7 +144,7 @@ class Links:
         It was so if the call failed, or if what was asked was ever gone on with by repeating it and
         its answer: such an agent repeats what was said, and here it did not repeat that answer.
         """
-        given = self.talks[call].given
+        given = self.hashes[call].given
         earlier = self._given.get(given, NONE)
         has_failed = earlier != NONE and self.calls[earlier].span.status == "ERROR"
         return earlier if has_failed or given in self._gone_on_with else NONE
@@ -155,22 +156,22 @@ class Links:
         an answer or tool's result of later than its beginning, or its whole beginning and more.
         The one that it would follow else, `continued`, may be one that it begins with.
         """
-        root, talks = self._root[latest], self.talks
+        root, hashes = self._root[latest], self.hashes
         if root == latest or not self._is_smaller(call, latest):
             return False
-        talk, beginning = talks[call], talks[root]
+        hashed, beginning = hashes[call], hashes[root]
         size, heard = len(beginning.prefixes), 0
         if continued != latest:
-            size = heard = len(talks[continued].prefixes) + 1
-        elif len(talk.prefixes) > size and talk.prefixes[size - 1] == beginning.given:
+            size = heard = len(hashes[continued].prefixes) + 1
+        elif len(hashed.prefixes) > size and hashed.prefixes[size - 1] == beginning.given:
             return True
         held = self.calls[latest]
-        words = conversations.own_words((*held.observation[size:], *held.action))
-        said = conversations.own_words(self.calls[call].observation[heard:])
+        words = histories.agent_messages((*held.observation[size:], *held.action))
+        said = histories.agent_messages(self.calls[call].observation[heard:])
         return not words.isdisjoint(said)
 
     def _is_smaller(self, call: int, previous: int) -> bool:
-        if 0 < len(self.talks[call].prefixes) < len(self.talks[previous].prefixes):
+        if 0 < len(self.hashes[call].prefixes) < len(self.hashes[previous].prefixes):
             return True
         size, other = (
             integer(self.calls[i].span.attributes, c.INPUT_TOKENS) for i in (call, previous)
@@ -316,23 +317,23 @@ def is_after(tree: Tree, earlier: int, later: int) -> bool:
     return tree.ends[tree.below(meeting, earlier)] <= tree.starts[tree.below(meeting, later)]
 
 
-def told_by_messages(
-    tree: Tree, calls: Mapping[int, Call], talks: Mapping[int, Conversation]
+def order_by_messages(
+    tree: Tree, calls: Mapping[int, Call], hashes: Mapping[int, History]
 ) -> list[tuple[int, int]]:
     """Positions of calls and of those that continue them, if the tree has some of them in disorder.
 
     Only where one call alone left behind what another repeats, and no count speaks against it.
     """
-    every = {left for talk in talks.values() for left in talk.left}
-    later = [i for i, talk in talks.items() if not every.isdisjoint(talk.prefixes)]
+    every = {left for hashed in hashes.values() for left in hashed.left}
+    later = [i for i, hashed in hashes.items() if not every.isdisjoint(hashed.prefixes)]
     holders: dict[tuple[str, int], list[int]] = {}
-    for position, talk in talks.items() if later else ():
-        for left in set(talk.left):
+    for position, hashed in hashes.items() if later else ():
+        for left in set(hashed.left):
             holders.setdefault((calls[position].agent, left), []).append(position)
     found = []
     for position in later:
         agent = calls[position].agent
-        prefixes = (holders.get((agent, each)) for each in reversed(talks[position].prefixes))
+        prefixes = (holders.get((agent, each)) for each in reversed(hashes[position].prefixes))
         held = next(filter(None, prefixes), ())
         if len(held) == 1 and not _is_counted_otherwise(tree, held[0], position):
             found.append((held[0], position))
@@ -355,18 +356,18 @@ def is_known(tree: Tree, earlier: int, later: int) -> bool:
     call's part waited for it.
     """
     spans = tree.spans
-    if tree.is_counted or order.is_told(spans[earlier], spans[later]):
+    if tree.is_counted or ordering.is_counted_before(spans[earlier], spans[later]):
         return True
     meeting = tree.meet(earlier, later)
     if meeting in (earlier, later):
         return False
     top, node = tree.below(meeting, earlier), earlier
-    if not order.is_told(spans[top], spans[tree.below(meeting, later)]):
+    if not ordering.is_counted_before(spans[top], spans[tree.below(meeting, later)]):
         return False
     for _ in range(_MOST_ABOVE):
         if node == top:
             return True
-        if not order.is_awaited(spans[node], spans[tree.parents[node]]):
+        if not ordering.is_enclosed(spans[node], spans[tree.parents[node]]):
             return False
         node = tree.parents[node]
     return False

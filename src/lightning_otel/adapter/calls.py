@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
+from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
 from lightning_otel.adapter.attributes import finish_reason, integer, shown, text
 from lightning_otel.adapter.exactness import NO_IDS, NO_RESPONSE_IDS, read_tokens, sampling_of
-from lightning_otel.adapter.tracking import is_tracked, one_version, resources_of
 from lightning_otel.messages import message, parse_messages
 from lightning_otel.types import Call, Message, Span, Transition
 from lightning_otel.types import conventions as c
@@ -52,7 +52,7 @@ def seems_call(span: Span) -> bool:
     )
 
 
-class History:
+class HistoryParser:
     """The latest input of an agent: a call that goes on from it has only the rest parsed.
 
     Of a conversation of n turns n messages are parsed, and not the square of that.
@@ -89,7 +89,7 @@ class History:
         return self._instructions
 
 
-def read_call(span: Span, agent: str, history: History | None = None) -> Call | str:
+def read_call(span: Span, agent: str, history: HistoryParser | None = None) -> Call | str:
     """Return the call a span stands for, or the reason why it makes no transition.
 
     Args:
@@ -102,7 +102,7 @@ def read_call(span: Span, agent: str, history: History | None = None) -> Call | 
         return reason
     get = span.attributes.get
     prompt_ids, response_ids, logprobs, inexact = read_tokens(span.attributes)
-    history = history or History()
+    history = history or HistoryParser()
     given = history.read_messages(get(c.INPUT_MESSAGES))
     answered = _read_messages(get(c.OUTPUT_MESSAGES))
     if answered is None and not len(response_ids) and get(c.OUTPUT_MESSAGES) is not None:
@@ -153,7 +153,7 @@ def make_transition(
     if c.RESOURCES in attributes:
         resources = resources_of(call.agent, attributes[c.RESOURCES])
     version = text(attributes, c.RESOURCE_VERSION) or (
-        one_version(resources) if resources else None
+        join_versions(resources) if resources else None
     )
     is_exact = len(call.prompt_ids) and len(call.response_ids)
     # By position, in the order of the fields: names would cost half as much again.
@@ -180,7 +180,7 @@ def is_failure(reason: str) -> bool:
 def observation_of(span: Span) -> tuple[Message, ...]:
     """Return a call's input, instructions first; empty if it cannot be read."""
     given = _read_messages(span.attributes.get(c.INPUT_MESSAGES))
-    instructions = History().read_instructions(span.attributes.get(c.SYSTEM_INSTRUCTIONS))
+    instructions = HistoryParser().read_instructions(span.attributes.get(c.SYSTEM_INSTRUCTIONS))
     return instructions + given if given else ()
 
 

@@ -1,130 +1,110 @@
-"""Conversations by the hashes of their messages: which call continues which, or asks it again.
+"""Trajectories as conversations of chat messages: what supervised training and prompt search read.
 
-Belongs here: what messages alone say. Neither time nor the tree is known here.
+A conversation grows while each step was given all that was said before, so that every message
+stands once; where the history was cut, compacted or begun anew, another one begins.
 """
 
-from array import array
-from collections.abc import Container, Iterable, Mapping, Sequence
-from operator import is_
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from lightning_otel.types import Call, Message
-
-_MAX_DEPTH: Final = 20
-
-Said: TypeAlias = tuple[Sequence[Message], "array[int]"]
-"""Messages and their running hashes."""
-NOTHING: Final[Said] = (), array("q")
+from lightning_otel.adapter.histories import is_same
+from lightning_otel.messages import chat
+from lightning_otel.types import Conversation, Message, Trajectory, Transition
 
 
-class Conversation(NamedTuple):
-    """One call's part of a conversation.
+class _Run(NamedTuple):
+    """Steps that are one conversation.
 
     Attributes:
-        prefixes: Running hash of the observation up to and with each message, [M].
-        left: Running hash of the observation with each choice after it: what the call leaves
-            behind. Empty where it was given no messages.
+        messages: All of them but for the answer of the last step.
+        steps: The steps.
+        places: Position in ``messages`` of the answer of each step.
+        chosen: Which of its choices each step but the last went on with.
     """
 
-    prefixes: "array[int]"  # an array, since the garbage collector does not look into it
-    left: "array[int]"
-
-    @property
-    def given(self) -> int:
-        """Running hash of the whole observation; 0 where there is none."""
-        return self.prefixes[-1] if self.prefixes else 0
+    messages: list[Message]
+    steps: list[Transition]
+    places: list[int]
+    chosen: list[int]
 
 
-def read_conversation(
-    observation: Sequence[Message],
-    action: Iterable[Message] = (),
-    earlier: Said = NOTHING,
-) -> Conversation:
-    """Return the conversation of a call, one step a message.
+def make_conversations(trajectories: Iterable[Trajectory]) -> Iterator[Conversation]:
+    """Yield the conversations of trajectories, in order.
+
+    A step that several trajectories share is an answer in the first of its conversations, and a
+    message of the others. A step of which only token ids were kept said nothing, and is in none.
 
     Args:
-        observation: The messages it was given.
-        action: Its choices.
-        earlier: Messages that it may go on from, the very same objects, and their running hashes.
+        trajectories: Those of one attempt together, so that what they share is known.
     """
-    told, prefixes = earlier
-    found = array("q")
-    if len(told) <= len(observation) and all(map(is_, told, observation)):
-        found.extend(prefixes)
-    given = found[-1] if found else 0
-    for message in observation[len(found) :]:
-        given = hash((given, message_key(message)))
-        found.append(given)
-    left = [hash((given, message_key(each))) for each in action] if found else []
-    return Conversation(found, array("q", left))
+    shared: set[tuple[str, str]] = set()
+    for trajectory in trajectories:
+        for run in _split_steps(step for step in trajectory.transitions if step.action):
+            own = [i for i, each in enumerate(run.steps) if _step_id(each) not in shared]
+            shared.update(_step_id(step) for step in run.steps if step.is_shared)
+            if own:
+                yield _make_conversation(trajectory, run, own)
 
 
-def read_spoken(call: Call) -> Conversation:
-    """Return a call's conversation without instructions: those differ between agents."""
-    spoken = [each for each in call.observation if each.get("role") not in ("system", "developer")]
-    return read_conversation(spoken, call.action)
+def _split_steps(steps: Iterable[Transition]) -> list[_Run]:
+    """Split steps where one was not given all that was said, with a choice of the step before."""
+    runs: list[_Run] = []
+    for step in steps:
+        given = step.observation
+        if runs:
+            messages, held, places, chosen = runs[-1]
+            end, choices = len(messages), enumerate(held[-1].action)
+            answer = given[end : end + 1]
+            choice = next((i for i, each in choices if answer and is_same(each, answer[0])), None)
+            if choice is not None and all(map(is_same, messages, given)):
+                chosen.append(choice)
+                # As it was answered, for in a request its reasoning is often left out.
+                messages += [_as_answer(held[-1].action[choice]), *given[end + 1 :]]
+                held.append(step)
+                places.append(len(messages))
+                continue
+        runs.append(_Run(list(given), [step], [len(given)], []))
+    return runs
 
 
-def own_words(messages: Iterable[Message]) -> set[int]:
-    """Return hashes of the messages that agents and their tools said."""
-    return {message_key(message) for message in messages if is_own(message)}
+def _make_conversation(trajectory: Trajectory, run: _Run, own: Sequence[int]) -> Conversation:
+    """Make the conversation of a run; `own` are its steps that are answers of no earlier one."""
+    steps, last = run.steps, run.steps[-1]
+    turns = chat.turns_of([*run.messages, _as_answer(last.action[0])])
+    starts = [0]
+    for turn in turns:
+        starts.append(starts[-1] + len(turn))
+    rewards = [step.reward for step in steps]
+    chosen = [*run.chosen, 0]
+    alternatives = [
+        (starts[run.places[index]], spoken)
+        for index in own
+        for choice, answer in enumerate(steps[index].action)
+        if choice != chosen[index]
+        for spoken in chat.messages_of([_as_answer(answer)])[:1]
+    ]
+    return Conversation(
+        rollout_id=trajectory.rollout_id,
+        attempt_id=trajectory.attempt_id,
+        agent=trajectory.agent,
+        branch=trajectory.branch,
+        step=steps[0].step,
+        messages=tuple(spoken for turn in turns for spoken in turn),
+        tools=tuple(chat.tools_of(tool for step in steps for tool in step.tools)),
+        answers=tuple(starts[run.places[index]] for index in own),
+        rewards=tuple(rewards[index] for index in own),
+        reward=next((value for value in reversed(rewards) if value is not None), None),
+        alternatives=tuple(alternatives),
+        span_ids=tuple(steps[index].span_id for index in own),
+        model=last.model,
+        resource_version=last.resource_version,
+    )
 
 
-def is_own(message: Message) -> bool:
-    """Return whether the agent or one of its tools said a message."""
-    return message.get("role") in ("assistant", "tool")
+def _step_id(step: Transition) -> tuple[str, str]:
+    return step.trace_id, step.span_id
 
 
-def is_same(one: Message, other: Message) -> bool:
-    """Return whether two messages are one, but for what an answer's repetition leaves out."""
-    if one is other:
-        return True
-    return one.get("role") == other.get("role") and message_key(one) == message_key(other)
-
-
-def longest(prefixes: Sequence[int], known: Container[int]) -> int:
-    """Return the length of the longest known prefix; 0 if none is known."""
-    for length in range(len(prefixes), 0, -1):
-        if prefixes[length - 1] in known:
-            return length
-    return 0
-
-
-def message_key(message: Mapping[str, Any]) -> int:
-    """Return a hash of a message but for what an answer has and its repetition lacks."""
-    kept: list[Any] = []
-    try:
-        for part in message["parts"]:  # flat parts, as most are, are hashed in C
-            kind = part.get("type")
-            if kind != "text":
-                if kind != "reasoning":
-                    kept.append(frozenset(part.items()))
-            elif part["content"]:
-                kept.append(part["content"])
-        return hash((message.get("role"), *kept))
-    except (AttributeError, KeyError, TypeError):
-        parts = message.get("parts")
-        if isinstance(parts, list):
-            parts = [
-                part
-                for part in parts
-                if not isinstance(part, dict)
-                or not (
-                    (kind := part.get("type")) == "reasoning"
-                    or (kind == "text" and not part.get("content"))
-                )
-            ]
-        return _hash_value([message.get("role"), parts], 0)
-
-
-def _hash_value(value: object, depth: int) -> int:
-    """A hash of a JSON value; dumping it to text would cost several times as much."""
-    if type(value) is str:
-        return hash(value)
-    if depth >= _MAX_DEPTH:
-        return 0
-    if isinstance(value, dict):
-        return hash(frozenset([(key, _hash_value(item, depth + 1)) for key, item in value.items()]))
-    if isinstance(value, list):
-        return hash(tuple([_hash_value(item, depth + 1) for item in value]))
-    return hash((type(value).__name__, value))
+def _as_answer(item: Message) -> Message:
+    """Return a choice, which is the assistant's whatever its tracer left out."""
+    return item if item.get("role") else {**item, "role": "assistant"}

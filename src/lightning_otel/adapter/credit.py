@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 
 from lightning_otel.adapter.attributes import matched_text
 from lightning_otel.adapter.calls import is_call
+from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.rewards import ALREADY_REWARDED, NO_CALL_BEFORE
-from lightning_otel.adapter.tree import NO_PARENT, Tree
+from lightning_otel.adapter.tree import Tree
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Call, Credit, CreditRule, Reward, Span
 from lightning_otel.types import conventions as c

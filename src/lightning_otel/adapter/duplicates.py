@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lightning_otel.adapter.attributes import text
-from lightning_otel.adapter.tree import NO_PARENT, Tree
+from lightning_otel.adapter.ordering import NO_PARENT
+from lightning_otel.adapter.tree import Tree
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import Message, Span
 from lightning_otel.types import conventions as c

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from lightning_otel.adapter.advantages import Advantage, Outcome, group_of
 from lightning_otel.adapter.attempts import AttemptKey, order_by_time
 from lightning_otel.adapter.attributes import has_id
-from lightning_otel.adapter.calls import History, make_transition, read_call, seems_call
-from lightning_otel.adapter.conversations import is_same, message_key
+from lightning_otel.adapter.calls import HistoryParser, make_transition, read_call, seems_call
 from lightning_otel.adapter.exactness import NO_IDS, notes_of
+from lightning_otel.adapter.histories import is_same, message_key
 from lightning_otel.adapter.rewards import ALREADY_REWARDED, NO_CALL_BEFORE, read_reward
 from lightning_otel.types import (
     Call,
@@ -171,7 +171,7 @@ def adapt_linear(
     if rows is None:
         return None
     calls: dict[int, Call] = {}
-    histories: dict[str, History] = {}
+    parsers: dict[str, HistoryParser] = {}
     responses: set[str] = set()
 
     def take_call(position: int, agent: str) -> bool:
@@ -182,9 +182,9 @@ def adapt_linear(
             if response_id in responses:
                 return False
             responses.add(response_id)
-        if agent not in histories:
-            histories[agent] = History()
-        call = read_call(span, agent, histories[agent])
+        if agent not in parsers:
+            parsers[agent] = HistoryParser()
+        call = read_call(span, agent, parsers[agent])
         if isinstance(call, Call):
             calls[position] = call
         return position in calls

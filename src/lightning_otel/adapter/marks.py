@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_otel.adapter import exactness
+from lightning_otel.adapter.agent_patterns import is_tracked
 from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.calls import NOT_TRACKED
-from lightning_otel.adapter.tracking import is_tracked
 from lightning_otel.adapter.tree import Tree
 from lightning_otel.messages import message, text_part
 from lightning_otel.types import Call, Message, Span

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from lightning_otel.adapter import TripletAdapter, marks, readers
-from lightning_otel.adapter.attempts import group
+from lightning_otel.adapter.attempts import group_attempts
 from lightning_otel.adapter.calls import is_call
-from lightning_otel.adapter.tree import NO_PARENT, build
+from lightning_otel.adapter.ordering import NO_PARENT
+from lightning_otel.adapter.tree import build_tree
 from lightning_otel.adapter.triplet import ReadableSpan, span_of
 from lightning_otel.types import BranchCause, Report, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
@@ -143,7 +144,7 @@ def outline(
     repairs = {(each.trace_id, each.span_id): each.rule for each in report.repairs}
     nodes: list[Node] = []
     places: dict[str, list[int]] = {}
-    for tree in map(build, group(read).values()):
+    for tree in map(build_tree, group_attempts(read).values()):
         base = len(nodes)
         for position in sorted(range(len(tree.spans)), key=tree.first.__getitem__):
             span, parent = tree.spans[position], tree.parents[position]
@@ -271,7 +272,7 @@ def children_of(
     return found
 
 
-def salient(nodes: Sequence[Node], limit: int) -> list[bool]:
+def select_nodes(nodes: Sequence[Node], limit: int) -> list[bool]:
     """Choose the nodes to show where too many would not fit; they are a tree of their own.
 
     Those near a root come first, and of many siblings the first and the last ones.

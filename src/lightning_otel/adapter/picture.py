@@ -6,7 +6,7 @@ Whatever is drawn is escaped: there is no script, link, style or handler in it b
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from lightning_otel.adapter.outline import Gap, Node, Outline, children_of, salient
+from lightning_otel.adapter.outline import Gap, Node, Outline, children_of, select_nodes
 from lightning_otel.adapter.rewards import reward_words
 from lightning_otel.types import conventions as c
 from lightning_otel.types.markup import safe, svg_text
@@ -70,7 +70,7 @@ class _Picture:
         self._labels, self._causes = found.labels(), found.causes()
         paths = [(each.attempt_id, each.agent, each.branch) for each in found.trajectories]
         self._colours = {path: rank % _COLOURS for rank, path in enumerate(paths)}
-        is_shown = salient(nodes, limit)
+        is_shown = select_nodes(nodes, limit)
         self._shown = sum(is_shown)
         times = [(n.span.start_ns, n.span.end_ns or 0) for n in nodes if n.kind != "reward"]
         times = times or [(n.span.start_ns, n.span.end_ns or 0) for n in nodes]

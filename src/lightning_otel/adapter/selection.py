@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias, TypedDict, get_args
 
-from lightning_otel.adapter.tracking import REGEX, checked_patterns, matches
+from lightning_otel.adapter.agent_patterns import REGEX, check_patterns, matches
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
@@ -23,7 +23,7 @@ NOT: Final = "!"
 """What comes before a pattern of agents that are not wanted."""
 
 
-class Wanted(TypedDict, total=False):
+class SelectionKeywords(TypedDict, total=False):
     """The keywords that select transitions; :class:`Selection` says what they mean."""
 
     agents: str | Iterable[str] | None
@@ -75,15 +75,15 @@ class Selection:
     received: bool = True
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "Selection":
+    def of(cls, wanted: SelectionKeywords) -> "Selection":
         """The selection that keywords describe.
 
         Raises:
             ConfigError: One of them is unknown, or cannot be understood.
         """
-        unknown = sorted(wanted.keys() - Wanted.__annotations__.keys())
+        unknown = sorted(wanted.keys() - SelectionKeywords.__annotations__.keys())
         if unknown:
-            known = ", ".join(Wanted.__annotations__)
+            known = ", ".join(SelectionKeywords.__annotations__)
             raise ConfigError(f"transitions cannot be selected by {', '.join(unknown)}; by {known}")
         given: dict[str, Any] = dict(wanted)
         agents, rollouts = given.pop("agents", None), given.pop("rollout_id", None)
@@ -154,14 +154,14 @@ _WHOLE: Final = ("rollout_ids", "since_ns", "until_ns", "received")
 
 
 def _parse_agents(given: str | Iterable[str]) -> tuple[str, ...]:
-    patterns = tuple(checked_patterns(given, "agents"))
-    checked_patterns([pattern.removeprefix(NOT) for pattern in patterns], "agents")
+    patterns = tuple(check_patterns(given, "agents"))
+    check_patterns([pattern.removeprefix(NOT) for pattern in patterns], "agents")
     if any(pattern.removeprefix(NOT) in ("", REGEX) for pattern in patterns):
         raise ConfigError(f"agents names {patterns!r}; an empty pattern means nobody")
     return patterns
 
 
-def matched(
+def apply_matchers(
     spans: Iterable[Span], is_call: Matcher | None, is_reward: Matcher | None
 ) -> Iterable[Span]:
     """Return the spans, those changed that matchers say are, or are no, calls and rewards.

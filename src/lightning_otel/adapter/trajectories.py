@@ -10,22 +10,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from lightning_otel.adapter import branches, conversations, credit
+from lightning_otel.adapter import branches, credit, histories
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.branches import NONE, Links
 from lightning_otel.adapter.calls import is_call, make_transition, observation_of
-from lightning_otel.adapter.conversations import Conversation
-from lightning_otel.adapter.tree import NO_PARENT, Tree
+from lightning_otel.adapter.histories import History
+from lightning_otel.adapter.ordering import NO_PARENT
+from lightning_otel.adapter.tree import Tree
 from lightning_otel.types import BranchCause, Call, Trajectory, Transition
 from lightning_otel.types import conventions as c
 
 
-def assemble_trajectories(
+def make_trajectories(
     key: AttemptKey,
     tree: Tree,
     calls: Mapping[int, Call],
-    talks: Mapping[int, Conversation],
+    hashes: Mapping[int, History],
     failed: Sequence[int],
     *,
     rewards: Mapping[int, Mapping[str, float]],
@@ -39,7 +40,7 @@ def assemble_trajectories(
         key: The attempt.
         tree: Its spans.
         calls: What makes transitions, by position, in order.
-        talks: Their conversations.
+        hashes: Their conversations.
         failed: Positions of calls that failed, were abandoned or never ended.
         rewards: Named rewards of the calls that have some, the primary one first.
         values: The reward of each call that has one.
@@ -57,7 +58,7 @@ def assemble_trajectories(
         own = [calls[position] for position in positions]
         has_calls = is_call(own[0].span)  # marks made inside tools are one episode
         tool_of = [tools[position] if has_calls else NONE for position in positions]
-        links = Links(tree, positions, own, [talks[position] for position in positions], tool_of)
+        links = Links(tree, positions, own, [hashes[position] for position in positions], tool_of)
         worth = [values.get(position) for position in positions]
         if gamma is not None:
             worth = credit.discount_rewards(worth, links.before, gamma)
@@ -143,7 +144,7 @@ class Causes:
         self._failed: dict[tuple[str, int], list[int]] = {}
         for position in sorted(failed):
             if observation := observation_of(tree.spans[position]):
-                given = conversations.read_conversation(observation).given
+                given = histories.hash_history(observation).given
                 self._failed.setdefault((tree.agents[position], given), []).append(position)
         self._is_alone = len({*tree.agents, ""}) < 3
         self._has_caller = bytearray(len(tree.spans))  # another agent stands above its own
@@ -169,14 +170,14 @@ class Causes:
         continued: Counter[int] = Counter()
         for call, previous in enumerate(own.before if len(paths) > 1 else ()):
             if previous != NONE:
-                asked[previous, own.talks[call].given] += 1
+                asked[previous, own.hashes[call].given] += 1
                 continued[previous] += own.is_continued[call]
         seen: set[int] = set()
         found: list[BranchCause] = []
         for path in paths:
             first = next(step for step in path if step not in seen)
             seen.update(path)
-            previous, talk = own.before[first], own.talks[first]
+            previous, hashed = own.before[first], own.hashes[first]
             if own.repeats[first] != NONE or self._asks_again(own, first):
                 found.append("retry")
             elif previous == NONE:
@@ -185,7 +186,7 @@ class Causes:
                 found.append("compaction")
             elif own.is_beside[first]:
                 found.append("parallel")
-            elif talk.prefixes and asked[previous, talk.given] > 1:
+            elif hashed.prefixes and asked[previous, hashed.given] > 1:
                 found.append("retry")
             elif own.is_continued[first] and continued[previous] > 1:
                 found.append("rewind")
@@ -209,8 +210,8 @@ class Causes:
     def _asks_again(self, own: Links, call: int) -> bool:
         """Return whether a call repeats a failed one, with a remark at most."""
         observation, position = own.calls[call].observation, own.positions[call]
-        for length, given in enumerate(own.talks[call].prefixes if self._failed else (), 1):
-            if length < len(observation) and conversations.is_own(observation[length]):
+        for length, given in enumerate(own.hashes[call].prefixes if self._failed else (), 1):
+            if length < len(observation) and histories.is_from_agent(observation[length]):
                 continue
             for earlier in self._failed.get((own.calls[call].agent, given), ()):
                 if earlier < position and self._is_over(earlier, position):
@@ -229,11 +230,11 @@ class Causes:
         if self._left is None:
             self._left = {}
             for at, call in self._calls.items():
-                for left in conversations.read_spoken(call).left:
+                for left in histories.hash_spoken(call).left:
                     self._left.setdefault(left, []).append(at)
         call, tree = self._calls[position], self._tree
         return any(
             self._calls[earlier].agent != call.agent and tree.ends[earlier] <= tree.starts[position]
-            for prefix in reversed(conversations.read_spoken(call).prefixes)
+            for prefix in reversed(histories.hash_spoken(call).prefixes)
             for earlier in self._left.get(prefix, ())[:_MOST_ALIKE]
         )

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
-from lightning_otel.adapter import order
+from lightning_otel.adapter import ordering
 from lightning_otel.adapter.attempts import Ordered, may_move, order_by_time
 from lightning_otel.adapter.attributes import has_id, text
 from lightning_otel.adapter.calls import is_call
 from lightning_otel.adapter.linear import HOSTS
-from lightning_otel.adapter.order import NO_PARENT
+from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.types import Repair, Span
 from lightning_otel.types import conventions as c
 
@@ -72,7 +72,7 @@ class Walk:
         return self.first[node] <= self.first[other] <= self.last[node]
 
 
-def mend(
+def repair_parents(
     spans: Sequence[Span], starts: Sequence[int], ends: Sequence[int]
 ) -> tuple[list[int], tuple[Repair, ...]]:
     """Return the position of each span's parent, or -1, and a repair for each span that moved.
@@ -219,9 +219,6 @@ def _find_host(
     return hosts[0] if hosts else None
 
 
-__all__ = ["NO_PARENT", "Tree", "build", "reordered"]
-
-
 class Tree(Walk):
     """Spans in causal order with their links, by position in ``spans``.
 
@@ -292,7 +289,7 @@ class Tree(Walk):
         return self.climb(inside, lambda above: self.depths[above] <= depth)
 
 
-def build(spans: Iterable[Span], after: Sequence[tuple[Span, Span]] = ()) -> Tree:
+def build_tree(spans: Iterable[Span], after: Sequence[tuple[Span, Span]] = ()) -> Tree:
     """Build the forest of one attempt's spans, each given once, in any order.
 
     Args:
@@ -300,15 +297,15 @@ def build(spans: Iterable[Span], after: Sequence[tuple[Span, Span]] = ()) -> Tre
         after: Two of them each, the first of which is known to have ended before the second began.
     """
     found = order_by_time(list(spans))
-    parents, repairs = mend(found.spans, found.starts, found.ends)
+    parents, repairs = repair_parents(found.spans, found.starts, found.ends)
     places = {id(span): i for i, span in enumerate(found.spans)} if after else {}
     known = [(places[id(one)], places[id(other)]) for one, other in after]
-    if known or order.needs_causes(found, parents):
-        found, parents = order.order_by_cause(found, parents, known)
+    if known or ordering.needs_causes(found, parents):
+        found, parents = ordering.order_by_cause(found, parents, known)
     return Tree(found, parents, repairs)
 
 
-def reordered(tree: Tree, told: Iterable[tuple[int, int]]) -> tuple[Tree, list[int]]:
+def rebuild_tree(tree: Tree, told: Iterable[tuple[int, int]]) -> tuple[Tree, list[int]]:
     """Build the tree anew; return it and the new position of each span.
 
     Args:
@@ -316,6 +313,6 @@ def reordered(tree: Tree, told: Iterable[tuple[int, int]]) -> tuple[Tree, list[i
         told: Positions of spans, the first of which is known to have ended before the second began.
     """
     spans = tree.spans
-    found = build(spans, [(spans[one], spans[other]) for one, other in told])
+    found = build_tree(spans, [(spans[one], spans[other]) for one, other in told])
     places = {id(span): position for position, span in enumerate(found.spans)}
     return found, [places[id(span)] for span in spans]

@@ -24,7 +24,7 @@ from lightning_otel.algorithms.groups import (
     recorded,
 )
 from lightning_otel.algorithms.tasks import POLL_S, RunConfig, put_tasks, work
-from lightning_otel.dataset.query import Asked
+from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import TrainingError
 from lightning_otel.state.runs import Claimable, Claims
 from lightning_otel.types import Rollout, Trajectory
@@ -66,7 +66,7 @@ class Collector:
         self._algorithm = algorithm
         self._claims = claims
         self._versions = versions
-        self._query = Asked.of(config.select)  # type: ignore[arg-type]  # checked there
+        self._query = TransitionQuery.of(config.select)  # type: ignore[arg-type]  # checked there
         self._is_first = True
         self._known: Groups = {}
         self.counts: Counter[str] = Counter()
@@ -134,7 +134,7 @@ class Collector:
             for key, each in known.items()
             if each.reward is None and each.status not in ("failed", "cancelled")
         ]
-        wanted = Asked.of({"rollout_id": silent}).wanted
+        wanted = TransitionQuery.of({"rollout_id": silent}).wanted
         here = recorded(self._config.store, wanted) if silent else {}
         return group_rollouts(known, known, here, is_grouped=self._algorithm.group_size > 1)
 

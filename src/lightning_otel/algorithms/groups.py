@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter import Advantage, TripletAdapter
 from lightning_otel.adapter.exactness import NO_IDS, PENALISED, TRUNCATED, notes_of
-from lightning_otel.dataset.batches import batches
+from lightning_otel.dataset.batches import read_batches
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.store.source import INDEX_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute_sql
@@ -20,7 +20,7 @@ from lightning_otel.types import conventions as c
 if TYPE_CHECKING:
     from lightning_otel.adapter.selection import Selection
     from lightning_otel.dataset import Store
-    from lightning_otel.dataset.query import Asked
+    from lightning_otel.dataset.query import TransitionQuery
     from lightning_otel.state.queue import Queue
     from lightning_otel.types import Rollout
 
@@ -202,7 +202,7 @@ class Loaded(NamedTuple):
 
 def load(
     store: "Store",
-    query: "Asked",
+    query: "TransitionQuery",
     groups: Mapping[str, Collection[Member]],
     *,
     needs_reward: bool = False,
@@ -226,7 +226,7 @@ def load(
         how = adapter.comparison() or Advantage()
         adapter = replace(adapter, advantage=replace(how, group_by=group_by))
     # Advantages compare a whole group: all of them are adapted at once.
-    spans = chain.from_iterable(batches(store.source, wanted))
+    spans = chain.from_iterable(read_batches(store.source, wanted))
     explained = adapter.explain(query.wanted.spans(spans))
     paths: dict[str, list[Trajectory]] = {}
     for path in explained.trajectories:

@@ -17,7 +17,7 @@ from lightning_otel.algorithms.groups import recorded
 from lightning_otel.algorithms.promotion import Fit, promote
 from lightning_otel.algorithms.reporting import Reported, open_reports
 from lightning_otel.algorithms.tasks import Ran, RunConfig, run_tasks
-from lightning_otel.dataset.query import Asked
+from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import (
     ConfigError,
     LightningOtelError,
@@ -168,7 +168,7 @@ class Run:
         trained = {} if self.train else self._claims.trained()
         if not trained:
             return 0
-        here = recorded(self.store, Asked.of({"rollout_id": list(trained)}).wanted)
+        here = recorded(self.store, TransitionQuery.of({"rollout_id": list(trained)}).wanted)
         return sum(
             here[key].reward not in (None, reward)
             for key, reward in trained.items()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.algorithms.groups import load, queued
-from lightning_otel.dataset.query import Asked
+from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import ConfigError, LightningOtelError
 from lightning_otel.state.queue import FINAL
 from lightning_otel.types import Mode, Rollout, Trajectory
@@ -117,7 +117,7 @@ def run_tasks(
     if any(each.status not in FINAL for each in done):
         cancel(STOPPED)
         done = queue.rollouts(ids=ids)
-    query = Asked.of({**config.select, "mode": None})  # type: ignore[typeddict-item]  # as given
+    query = TransitionQuery.of({**config.select, "mode": None})  # type: ignore[typeddict-item]  # as given
     loaded = load(config.store, query, {each.rollout_id: [queued(each)] for each in done})
     return [
         Ran(

@@ -239,7 +239,7 @@ def drift(source: str, rollout: str | None, form: Form | None, store: str | None
     """
     from lightning_otel.adapter.drift import measure
     from lightning_otel.dataset import Store
-    from lightning_otel.dataset.tokenizing import load_tokenizer
+    from lightning_otel.dataset.tokenizers import load_tokenizer
 
     opened = Store(store)
     opened.connect()  # a store that cannot be read is refused before a tokenizer is fetched

@@ -104,13 +104,13 @@ def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
 
 def _print_tree(found: "Outline", *, every: bool, with_attributes: bool) -> None:
     """Print the tree; of a span also what is written on it."""
-    from lightning_otel.adapter.outline import salient
+    from lightning_otel.adapter.outline import select_nodes
     from lightning_otel.cli.spans import tree_lines
 
     width, print_line = terminal_width(), line_printer()
     is_shown = None
     if width is not None and not every and len(found.nodes) > _MANY:
-        is_shown = salient(found.nodes, _MANY)
+        is_shown = select_nodes(found.nodes, _MANY)
     for line in tree_lines(found, width, is_shown):
         print_line(line)
     if with_attributes:
@@ -327,7 +327,7 @@ def diff_document(store: str | None, a: str, b: str, *, every: bool = False) -> 
     """Return the differences of two rollouts, traces or versions, for programs."""
     if "@" in a[1:] or "@" in b[1:]:
         return _diff_versions(a, b, store)
-    from lightning_otel.adapter.differing import MOST_LINES
+    from lightning_otel.adapter.differences import MOST_LINES
     from lightning_otel.dataset import Store
     from lightning_otel.views.outlines import compare_ids
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from lightning_otel.adapter import readers
-from lightning_otel.adapter.differing import heard
+from lightning_otel.adapter.differences import new_input
 from lightning_otel.adapter.outline import Gap, Kind, Node, Outline, children_of, kind_of
 from lightning_otel.adapter.rewards import read_reward, reward_words
 from lightning_otel.cli.output import cut, seconds, shown
@@ -280,7 +280,7 @@ class Chat:
     def _describe_input(self, span: Span) -> list[Line]:
         """Return the new lines of a model's input: those after its own last answer."""
         lines: list[Line] = []
-        for message in heard(span):
+        for message in new_input(span):
             role = shown(message.get("role"))
             for part in _message_parts(message):
                 if part.get("type") == "tool_call_response":

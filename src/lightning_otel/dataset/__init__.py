@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
     from lightning_otel.dataset.export import Exported, FileKind, Place
     from lightning_otel.dataset.formats.format import LeftOut, Row
-    from lightning_otel.dataset.query import Asked, Keywords, Part
+    from lightning_otel.dataset.query import QueryKeywords, StepBatch, TransitionQuery
     from lightning_otel.store.table import Table, Transitions
     from lightning_otel.types import Conversation, Report, Span, Trajectory, Transition
 
@@ -49,7 +49,7 @@ class Store(SpanStore):
                 without those given here to another.
             trace_id: Only this trace's.
         """
-        from lightning_otel.dataset.batches import whole
+        from lightning_otel.dataset.batches import read_rollouts
         from lightning_otel.store.source import Selection
         from lightning_otel.store.table import Query, Spans
 
@@ -59,12 +59,18 @@ class Store(SpanStore):
             is_ordered=True,
         )
 
-        def query() -> Query:
-            return whole(self.source, selection) if rollout_id else self.source.fetch(selection)
+        def open_query() -> Query:
+            return (
+                read_rollouts(self.source, selection)
+                if rollout_id
+                else self.source.fetch(selection)
+            )
 
-        return Spans(query, is_one=rollout_id is not None or trace_id is not None)
+        return Spans(open_query, is_one=rollout_id is not None or trace_id is not None)
 
-    def transitions(self, *, bodies: bool = True, **keywords: "Unpack[Keywords]") -> "Transitions":
+    def transitions(
+        self, *, bodies: bool = True, **keywords: "Unpack[QueryKeywords]"
+    ) -> "Transitions":
         """Transitions, one row each; one that several branches share appears once.
 
         Its ``report()`` is the funnel behind the rows, without adapting the spans once more.
@@ -93,49 +99,49 @@ class Store(SpanStore):
             AdapterError: The other adapter cannot be loaded.
         """
         from lightning_otel.dataset.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
-        from lightning_otel.dataset.query import Asked
-        from lightning_otel.dataset.tables import query_of
+        from lightning_otel.dataset.query import TransitionQuery
+        from lightning_otel.dataset.tables import query_rows
         from lightning_otel.store.table import Query, Transitions
         from lightning_otel.types import Report
 
-        asked = Asked.of(keywords)
+        query = TransitionQuery.of(keywords)
         columns = COLUMNS if bodies else NARROW_COLUMNS
-        is_all = asked.wanted.wants_all
+        is_all = query.wanted.wants_all
 
         def is_wanted(step: "tuple[Transition, int]") -> bool:
-            return asked.wanted.wants(step[0])
+            return query.wanted.wants(step[0])
 
         def steps() -> "Iterator[tuple[Transition, int]]":
             report = Report()
 
-            def told(part: "Part") -> "Iterable[tuple[Transition, int]]":
+            def keep_report(part: "StepBatch") -> "Iterable[tuple[Transition, int]]":
                 nonlocal report
                 report = Report.total([report, part.report])
                 return part.steps if is_all else filter(is_wanted, part.steps)
 
             # No part has a name here: it would be held while the next one is read.
-            yield from chain.from_iterable(map(told, self._read_parts(asked, bodies=bodies)))
+            yield from chain.from_iterable(map(keep_report, self._read_parts(query, bodies=bodies)))
             table.keep(report)
 
-        def query() -> Query:
-            if not bodies and self._linear_layout(asked) is not None:
+        def open_query() -> Query:
+            if not bodies and self._linear_layout(query) is not None:
                 from lightning_otel.dataset import linear
 
-                rest = partial(self._adapt_named, asked)
-                return linear.query(self.source, asked.wanted, rest, table.keep)
-            return query_of(records(), columns)
+                rest = partial(self._adapt_named, query)
+                return linear.query(self.source, query.wanted, rest, table.keep)
+            return query_rows(records(), columns)
 
         def records() -> Iterator[dict[str, Any]]:
             return (row(step, branch, columns) for step, branch in steps())
 
         def counts() -> Iterator[int]:
-            for part in self._read_parts(asked, bodies=False):
+            for part in self._read_parts(query, bodies=False):
                 yield sum(1 for step in part.steps if is_all or is_wanted(step))
 
-        table = Transitions(query, lambda: map(itemgetter(0), steps()), records, counts=counts)
+        table = Transitions(open_query, lambda: map(itemgetter(0), steps()), records, counts=counts)
         return table
 
-    def trajectories(self, **keywords: "Unpack[Keywords]") -> "Iterator[Trajectory]":
+    def trajectories(self, **keywords: "Unpack[QueryKeywords]") -> "Iterator[Trajectory]":
         """Trajectories, read and adapted a group of rollouts at a time.
 
         Those of rollouts that broke off, as their process died, are not among them unless asked
@@ -144,15 +150,15 @@ class Store(SpanStore):
         Args:
             **keywords: As :meth:`transitions` takes them.
         """
-        from lightning_otel.dataset.query import Asked
+        from lightning_otel.dataset.query import TransitionQuery
 
-        asked = Asked.of(keywords)
-        for found in self._adapt(asked):
+        query = TransitionQuery.of(keywords)
+        for found in self._adapt(query):
             for trajectory in found.trajectories:
-                if any(map(asked.wanted.wants, trajectory.transitions)):
+                if any(map(query.wanted.wants, trajectory.transitions)):
                     yield trajectory
 
-    def messages(self, **keywords: "Unpack[Keywords]") -> "Table[Conversation]":
+    def messages(self, **keywords: "Unpack[QueryKeywords]") -> "Table[Conversation]":
         """Conversations of chat messages with their tools and rewards, one row each.
 
         For supervised training and the search for prompts: a trajectory is one row, and every
@@ -162,19 +168,19 @@ class Store(SpanStore):
             **keywords: As :meth:`transitions` takes them; a conversation is whole, and given if
                 one of its steps is wanted.
         """
-        from lightning_otel.adapter.conversation_rows import conversations
-        from lightning_otel.dataset.tables import MESSAGE_COLUMNS, message_row, query_of
+        from lightning_otel.adapter.conversations import make_conversations
+        from lightning_otel.dataset.tables import MESSAGE_COLUMNS, message_row, query_rows
         from lightning_otel.store.table import Query, Table
 
         def rows() -> "Iterator[Conversation]":
-            return conversations(self.trajectories(**keywords))
+            return make_conversations(self.trajectories(**keywords))
 
-        def query() -> Query:
-            return query_of(map(message_row, rows()), MESSAGE_COLUMNS)
+        def open_query() -> Query:
+            return query_rows(map(message_row, rows()), MESSAGE_COLUMNS)
 
-        return Table(query, rows, "conversations")
+        return Table(open_query, rows, "conversations")
 
-    def report(self, **keywords: "Unpack[Keywords]") -> "Report":
+    def report(self, **keywords: "Unpack[QueryKeywords]") -> "Report":
         """The funnel from spans to transitions, with every reason for a loss.
 
         It is that of the rollouts that had to be looked at, of all their agents; no bodies are read
@@ -183,10 +189,10 @@ class Store(SpanStore):
         Args:
             **keywords: As :meth:`transitions` takes them.
         """
-        from lightning_otel.dataset.query import Asked
+        from lightning_otel.dataset.query import TransitionQuery
         from lightning_otel.types import Report
 
-        found = self._read_parts(Asked.of(keywords), bodies=False)
+        found = self._read_parts(TransitionQuery.of(keywords), bodies=False)
         return Report.total(part.report for part in found)
 
     def step_counts(self) -> Iterator[StepCount]:
@@ -231,13 +237,13 @@ class Store(SpanStore):
         """
         from lightning_otel.dataset.export import export
 
-        asked, rest = _split_options(options, format)
+        query, rest = _split_options(options, format)
         return export(
-            lambda: self._adapt(asked),
+            lambda: self._adapt(query),
             format,
             place,
             kind=kind,
-            wanted=asked.wanted,
+            wanted=query.wanted,
             left_out=left_out,
             progress=progress,
             options=rest,
@@ -256,64 +262,66 @@ class Store(SpanStore):
         """
         from lightning_otel.dataset.export import rows
 
-        asked, rest = _split_options(options, format)
-        return rows(lambda: self._adapt(asked), format, wanted=asked.wanted, options=rest)
+        query, rest = _split_options(options, format)
+        return rows(lambda: self._adapt(query), format, wanted=query.wanted, options=rest)
 
-    def adapt(self, **keywords: "Unpack[Keywords]") -> "Iterator[Adaptation]":
+    def adapt(self, **keywords: "Unpack[QueryKeywords]") -> "Iterator[Adaptation]":
         """Adapt a group of rollouts at a time, and yield the credit with the result.
 
         Args:
             **keywords: As :meth:`transitions` takes them; of what is wanted, rollouts, times and
                 agents choose the rollouts, and all of their steps are there.
         """
-        from lightning_otel.dataset.query import Asked
+        from lightning_otel.dataset.query import TransitionQuery
 
-        return self._adapt(Asked.of(keywords))
+        return self._adapt(TransitionQuery.of(keywords))
 
-    def _adapt(self, asked: "Asked") -> "Iterator[Adaptation]":
+    def _adapt(self, query: "TransitionQuery") -> "Iterator[Adaptation]":
         from lightning_otel.adapter import TripletAdapter
-        from lightning_otel.dataset.batches import batches, incomplete, with_moved
+        from lightning_otel.dataset.batches import connect_with_moved, list_incomplete, read_batches
 
         self._settle_if_worthwhile()
-        adapter, wanted, include_incomplete = asked
-        con = with_moved(self.source)
-        out = frozenset() if include_incomplete else incomplete(self.source, con)
+        adapter, wanted, include_incomplete = query
+        con = connect_with_moved(self.source)
+        out = frozenset() if include_incomplete else list_incomplete(self.source, con)
         told: dict[str, Any] = {}
         if isinstance(adapter, TripletAdapter) and adapter.advantage is not None:
             # A rollout is compared with those that are not asked for, too.
             every = (
                 adapter.outcomes(wanted.spans(spans), incomplete=out)
-                for spans in batches(self.source)
+                for spans in read_batches(self.source)
             )
             told["estimates"] = adapter.estimate(outcome for each in every for outcome in each)
         return (
             adapter.explain(wanted.spans(spans), incomplete=out, **told)
-            for spans in batches(self.source, wanted, con)
+            for spans in read_batches(self.source, wanted, con)
         )
 
-    def _read_parts(self, asked: "Asked", *, bodies: bool) -> "Iterator[Part]":
+    def _read_parts(self, query: "TransitionQuery", *, bodies: bool) -> "Iterator[StepBatch]":
         """Each transition once with its branch, and the report, of some rollouts at a time."""
-        from lightning_otel.dataset.query import part_of
+        from lightning_otel.dataset.query import make_batch
         from lightning_otel.store.snapshot import Snapshot
 
-        layout = self._linear_layout(asked)
+        layout = self._linear_layout(query)
         # To plan a walk over a small store costs more than it saves.
         if layout is not None and not Snapshot.take(layout).is_small:
             from lightning_otel.dataset import linear
 
-            rest = partial(self._adapt_named, asked)
-            return linear.parts(self.source, asked.wanted, rest, bodies=bodies)
-        return map(partial(part_of, bodies=bodies), self._adapt(asked))
+            rest = partial(self._adapt_named, query)
+            return linear.parts(self.source, query.wanted, rest, bodies=bodies)
+        return map(partial(make_batch, bodies=bodies), self._adapt(query))
 
-    def _adapt_named(self, asked: "Asked", names: Sequence[str]) -> "Iterator[Adaptation]":
+    def _adapt_named(
+        self, query: "TransitionQuery", names: Sequence[str]
+    ) -> "Iterator[Adaptation]":
         """Adapt the rollouts of these names alone."""
-        return self._adapt(asked._replace(wanted=replace(asked.wanted, rollout_ids=tuple(names))))
+        return self._adapt(query._replace(wanted=replace(query.wanted, rollout_ids=tuple(names))))
 
-    def _linear_layout(self, asked: "Asked") -> Layout | None:
-        """The store's paths, if the linear walk serves what is asked for; it is settled then."""
-        from lightning_otel.dataset.query import supports
+    def _linear_layout(self, query: "TransitionQuery") -> Layout | None:
+        """The store's paths, if the linear walk serves the query; it is settled then."""
+        from lightning_otel.dataset.query import allows_linear_walk
 
-        if self.layout is None or not supports(asked.adapter):
+        if self.layout is None or not allows_linear_walk(query.adapter):
             return None
         self.layout.require()
         self._settle_if_worthwhile()
@@ -333,16 +341,18 @@ class Store(SpanStore):
                 settle_for_reader(self.layout)
 
 
-def _split_options(options: Mapping[str, Any], name: str) -> "tuple[Asked, dict[str, Any]]":
+def _split_options(
+    options: Mapping[str, Any], name: str
+) -> "tuple[TransitionQuery, dict[str, Any]]":
     """Split the options into the store's and the format's."""
     from lightning_otel.adapter import Advantage, TripletAdapter
     from lightning_otel.dataset import formats
-    from lightning_otel.dataset.query import Asked, Keywords
+    from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
 
-    known = Keywords.__annotations__
-    asked = {name: value for name, value in options.items() if name in known}
+    known = QueryKeywords.__annotations__
+    own = {name: value for name, value in options.items() if name in known}
     rest = {name: value for name, value in options.items() if name not in known}
-    found = Asked.of(cast("Keywords", asked))
+    found = TransitionQuery.of(cast("QueryKeywords", own))
     if formats.get(name).is_by_task and isinstance(found.adapter, TripletAdapter):
         how = found.adapter.advantage or Advantage()
         found = found._replace(adapter=replace(found.adapter, advantage=how))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lightning_otel.adapter.selection import Selection as Wanted
+from lightning_otel.adapter.selection import Selection as StepSelection
 from lightning_otel.store.live import list_live_processes
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
@@ -25,26 +25,31 @@ _WEIGHT: Final = (
     f"count(*) + coalesce(sum(greatest(input_tokens, 0)), 0) // {TOKENS_A_SPAN}"
     f" + coalesce(sum(greatest(output_tokens, 0)), 0) // {TOKENS_A_SPAN}"
 )
-_ALL: Final = Wanted()
+_ALL: Final = StepSelection()
 _NONE_MOVED: Final = """
 CREATE OR REPLACE TEMP TABLE moved (trace_id VARCHAR, span_id VARCHAR, own_rollout VARCHAR,
   given_ns BIGINT, home_rollout VARCHAR, home_attempt VARCHAR)"""
 
 
-def batches(
-    source: SpanSource, wanted: Wanted = _ALL, con: "duckdb.DuckDBPyConnection | None" = None
+def read_batches(
+    source: SpanSource, wanted: StepSelection = _ALL, con: "duckdb.DuckDBPyConnection | None" = None
 ) -> Iterator[Iterator[Span]]:
     """Spans of whole rollouts, gathered until they are enough.
 
     A reward recorded elsewhere comes with the rollout it judges, and not with its own. Of what is
-    wanted, only rollouts, agents and times are looked at; ``con`` is one of :func:`with_moved`.
+    wanted, only rollouts, agents and times are looked at.
+
+    Args:
+        source: The spans.
+        wanted: Which transitions.
+        con: One of :func:`connect_with_moved`.
     """
-    con = con or with_moved(source)
+    con = con or connect_with_moved(source)
     if source.layout is not None:
         con.execute("SET enable_external_file_cache = false")
         con.execute(f"SET threads = {_THREADS}")  # each reads a row group at once
     for selection in _make_selections(source, con, wanted):
-        yield map(build_span, source.fetch(complete(con, selection), con).dicts())
+        yield map(build_span, source.fetch(adjust_selection(con, selection), con).dicts())
 
 
 class Clauses(NamedTuple):
@@ -55,7 +60,7 @@ class Clauses(NamedTuple):
     values: list[Any]
 
 
-def clauses(con: "duckdb.DuckDBPyConnection", wanted: Wanted) -> Clauses:
+def make_clauses(con: "duckdb.DuckDBPyConnection", wanted: StepSelection) -> Clauses:
     """The part of a selection that tells of whole rollouts, as SQL."""
     where, having, values = ["true"], ["true"], list[Any]()
     if wanted.rollout_ids is not None:
@@ -74,7 +79,7 @@ def clauses(con: "duckdb.DuckDBPyConnection", wanted: Wanted) -> Clauses:
     return Clauses(" AND ".join(where), " AND ".join(having), values)
 
 
-def incomplete(
+def list_incomplete(
     source: SpanSource, con: "duckdb.DuckDBPyConnection | None" = None
 ) -> frozenset[tuple[str, str]]:
     """Return rollout and attempt ids of what broke off, as its process died."""
@@ -87,7 +92,7 @@ def incomplete(
     return frozenset((rollout, attempt) for rollout, attempt, status in rows if status != "running")
 
 
-def unfinished(source: SpanSource) -> list[tuple[str, str, str]]:
+def list_unfinished(source: SpanSource) -> list[tuple[str, str, str]]:
     """Return rollout and attempt ids of what did not end, with ``running`` or ``incomplete``."""
     return _list_unfinished(source) if _find_open_processes(source) else []
 
@@ -108,21 +113,21 @@ def _list_unfinished(source: SpanSource) -> list[tuple[str, str, str]]:
     return con.execute(f"SELECT {columns} FROM rollouts WHERE {where}").fetchall()
 
 
-def whole(source: SpanSource, selection: Selection) -> Query:
+def read_rollouts(source: SpanSource, selection: Selection) -> Query:
     """The spans of whole rollouts, each reward with the rollout it judges."""
-    con = with_moved(source)
-    return source.fetch(complete(con, selection), con)
+    con = connect_with_moved(source)
+    return source.fetch(adjust_selection(con, selection), con)
 
 
-def with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
+def connect_with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
     """A connection whose table ``moved`` holds the rewards that go to another rollout."""
     con = source.connect(("spans",), INDEX_COLUMNS)
     look = f"SELECT 1 FROM spans WHERE {MAY_MOVE} LIMIT 1"
-    hold_moved(con, is_likely=bool(con.execute(look).fetchall()))
+    create_moved_table(con, is_likely=bool(con.execute(look).fetchall()))
     return con
 
 
-def hold_moved(con: "duckdb.DuckDBPyConnection", *, is_likely: bool) -> None:
+def create_moved_table(con: "duckdb.DuckDBPyConnection", *, is_likely: bool) -> None:
     """Make the table ``moved``, empty where no reward is likely to go elsewhere.
 
     Few stores have one, and to look where they all belong takes four times as long.
@@ -135,7 +140,7 @@ def hold_moved(con: "duckdb.DuckDBPyConnection", *, is_likely: bool) -> None:
     )
 
 
-def complete(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Selection:
+def adjust_selection(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Selection:
     """The selection without rewards that left its rollouts, and with those that arrived."""
 
     def find_moved(column: str) -> list[Any]:
@@ -158,10 +163,10 @@ def complete(con: "duckdb.DuckDBPyConnection", selection: Selection) -> Selectio
 
 
 def _make_selections(
-    source: SpanSource, con: "duckdb.DuckDBPyConnection", wanted: Wanted
+    source: SpanSource, con: "duckdb.DuckDBPyConnection", wanted: StepSelection
 ) -> Iterator[Selection]:
     """Whole rollouts until they hold enough spans, with the time they lie in."""
-    where, having, values = clauses(con, wanted)
+    where, having, values = make_clauses(con, wanted)
     rows = con.execute(
         f"SELECT {ROLLOUT}, {_WEIGHT}, min(start_ns), max(start_ns) FROM spans "
         f"ANTI JOIN moved USING (trace_id, span_id) WHERE {where} "

@@ -19,14 +19,19 @@ from typing import Any, Final
 import orjson
 
 from lightning_otel.adapter import Adaptation
-from lightning_otel.adapter.calls import History, read_call
-from lightning_otel.adapter.facts import Step, TokenFacts, Walk, check_tokens
+from lightning_otel.adapter.call_facts import Step, TokenFacts, Walk, check_tokens
+from lightning_otel.adapter.calls import HistoryParser, read_call
 from lightning_otel.adapter.linear import CALL, OTHER, TOOL
 from lightning_otel.adapter.selection import Selection
-from lightning_otel.adapter.triplet import unswept
-from lightning_otel.dataset.batches import BATCH_SPANS, TOKENS_A_SPAN, clauses, hold_moved
+from lightning_otel.adapter.triplet import gc_paused
+from lightning_otel.dataset.batches import (
+    BATCH_SPANS,
+    TOKENS_A_SPAN,
+    create_moved_table,
+    make_clauses,
+)
 from lightning_otel.dataset.formats.transition_rows import NARROW_COLUMNS, row
-from lightning_otel.dataset.query import Part, part_of
+from lightning_otel.dataset.query import StepBatch, make_batch
 from lightning_otel.dataset.tables import write_rows
 from lightning_otel.store.digest import DIGEST, IRREGULAR, KIND, RECEIVED, REWARD, TOKENS
 from lightning_otel.store.reader import Reader
@@ -163,7 +168,9 @@ def query(
     return found
 
 
-def parts(source: SpanSource, wanted: Selection, adapt: Adapt, *, bodies: bool) -> Iterator[Part]:
+def parts(
+    source: SpanSource, wanted: Selection, adapt: Adapt, *, bodies: bool
+) -> Iterator[StepBatch]:
     """Yield transitions a group of rollouts at a time; arguments as :func:`query` takes them."""
     work = _Pass(source, wanted, bodies=bodies)
     try:
@@ -189,7 +196,7 @@ class _Pass:
         con.execute(f"SET threads = {min(THREADS, os.cpu_count() or 1)}")
         try:
             look = f"SELECT 1 FROM narrow WHERE {_MAY_MOVE} LIMIT 1"
-            hold_moved(con, is_likely=bool(con.execute(look).fetchall()))
+            create_moved_table(con, is_likely=bool(con.execute(look).fetchall()))
             con.answered(self._plan_batches)
         except BaseException:
             self.close()
@@ -202,14 +209,14 @@ class _Pass:
 
     def _plan_batches(self) -> None:
         con = self.con
-        where, having, values = clauses(con, self._wanted)
+        where, having, values = make_clauses(con, self._wanted)
         is_moved = con.execute("FROM moved LIMIT 1").fetchall()
         moved = "ANTI JOIN moved USING (trace_id, span_id)" if is_moved else ""
         rows = ROWS_WITH_BODIES if self._bodies else ROWS
         con.execute(_PLAN.format(rows=rows, moved=moved, where=where, having=having), values)
         con.execute(_APART)
 
-    def parts(self, adapt: Adapt) -> Iterator[Part]:
+    def parts(self, adapt: Adapt) -> Iterator[StepBatch]:
         """The parts, each as soon as it is known; what is not linear at last."""
         con, bodies = self.con, self._bodies
         left: list[str] = []
@@ -228,11 +235,11 @@ class _Pass:
                     left += walk.rollouts
                     continue
                 put = None if bodies else partial(_append_rows, con, walk)
-                yield Part(zip(walk.transitions(calls), repeat(0)), walk.report(), put)
+                yield StepBatch(zip(walk.transitions(calls), repeat(0)), walk.report(), put)
         for found in adapt(left) if left else ():
-            yield part_of(found, bodies=bodies)
+            yield make_batch(found, bodies=bodies)
 
-    @unswept()
+    @gc_paused()
     def _walk_batch(self) -> tuple[list[Walk], list[str]]:
         """Walk over the batch, so many spans at a time; return the rollouts left over, too."""
         con, most = self.con, BATCH_SPANS if self._bodies else math.inf
@@ -263,7 +270,7 @@ def _read_calls(con: Reader, walk: Walk) -> list[Call] | None:
     rows = con.answered(lambda: list(_fetch_rows(con, _SAID, asked)))
     keys = tuple(BODY_COLUMNS.values())
     said = {row[:3]: dict(zip(keys, row[3:], strict=True)) for row in rows}
-    found, history = list[Call](), History()
+    found, history = list[Call](), HistoryParser()
     for trace_id, span_id, start_ns in names:
         attributes = said.get((trace_id, span_id, start_ns), {})
         span = Span(trace_id, span_id, None, "", 0, 0, attributes=attributes)

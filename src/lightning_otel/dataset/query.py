@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
-from lightning_otel.adapter.selection import Matcher, Selection, Wanted
+from lightning_otel.adapter.selection import Matcher, Selection, SelectionKeywords
 from lightning_otel.dataset.formats.format import distinct
 from lightning_otel.dataset.formats.transition_rows import BODIES
 from lightning_otel.errors import AdapterError, ConfigError
@@ -32,7 +32,7 @@ Incomplete: TypeAlias = Collection[tuple[str, str]]
 
 
 @runtime_checkable
-class Explaining(Protocol):
+class ReportingAdapter(Protocol):
     """An adapter that says what became of every span, as :class:`TripletAdapter` does."""
 
     def explain(self, spans: Iterable[Span], *, incomplete: Incomplete = ()) -> Adaptation:
@@ -40,18 +40,20 @@ class Explaining(Protocol):
 
 
 @runtime_checkable
-class Adapting(Protocol):
+class PlainAdapter(Protocol):
     """An adapter that only makes trajectories."""
 
     def adapt(self, spans: Iterable[Span]) -> Iterable[Trajectory]:
         """The trajectories of whole rollouts."""
 
 
-Adapter: TypeAlias = Explaining | Adapting | Callable[[Iterable[Span]], Iterable[Trajectory]]
+Adapter: TypeAlias = (
+    ReportingAdapter | PlainAdapter | Callable[[Iterable[Span]], Iterable[Trajectory]]
+)
 """What turns the spans of whole rollouts into trajectories."""
 
 
-def adapter_of(given: Adapter | str | None, ours: TripletAdapter) -> Explaining:
+def resolve_adapter(given: Adapter | str | None, ours: TripletAdapter) -> ReportingAdapter:
     """Return the adapter that an object, a function or a registered name stands for, else ours."""
     if given is None:
         return ours
@@ -69,12 +71,12 @@ def adapter_of(given: Adapter | str | None, ours: TripletAdapter) -> Explaining:
     if isinstance(found, type):
         with _naming_errors(name, "cannot be made"):
             found = found()
-    if not isinstance(found, (Explaining, Adapting)) and not callable(found):
+    if not isinstance(found, (ReportingAdapter, PlainAdapter)) and not callable(found):
         raise AdapterError(
             f"the adapter {name} is a {type(found).__name__}; it needs a method "
             "adapt(spans) -> trajectories, or to be a function that does that"
         )
-    return _Named(name, found)
+    return _ForeignAdapter(name, found)
 
 
 def _load_adapter(name: str) -> object:
@@ -105,7 +107,7 @@ def _naming_errors(name: str, fault: str) -> Iterator[None]:
         raise AdapterError(f"the adapter {name} {fault}: {type(exc).__name__}: {exc}") from exc
 
 
-class _Named:
+class _ForeignAdapter:
     """An adapter of one's own, whose errors name it."""
 
     def __init__(self, name: str, adapter: Any) -> None:
@@ -114,7 +116,7 @@ class _Named:
 
     def explain(self, spans: Iterable[Span], *, incomplete: Incomplete = ()) -> Adaptation:
         """Adapt the spans, with a report: the adapter's own, or what can be counted of the rest."""
-        if isinstance(self._adapter, Explaining):
+        if isinstance(self._adapter, ReportingAdapter):
             with _naming_errors(self._name, "failed"):
                 found: Any = self._adapter.explain(spans, incomplete=incomplete)
             if not isinstance(found, tuple) or not isinstance(found[-1], Report):
@@ -125,7 +127,7 @@ class _Named:
             return Adaptation(self._check_trajectories(found[0]), found[-1])
         every = list(spans)
         kept = [span for span in every if (span.rollout_id, span.attempt_id) not in incomplete]
-        adapt = self._adapter.adapt if isinstance(self._adapter, Adapting) else self._adapter
+        adapt = self._adapter.adapt if isinstance(self._adapter, PlainAdapter) else self._adapter
         with _naming_errors(self._name, "failed"):
             given = adapt(kept)
         paths = self._check_trajectories(given)
@@ -151,7 +153,7 @@ class _Named:
         return found
 
 
-class Keywords(Wanted, total=False):
+class QueryKeywords(SelectionKeywords, total=False):
     """The keywords of whatever adapts spans; ``Store.transitions`` says what they mean."""
 
     credit: Credit | CreditRule
@@ -167,7 +169,7 @@ class Keywords(Wanted, total=False):
 _OURS: Final = tuple(each.name for each in fields(TripletAdapter))
 
 
-class Asked(NamedTuple):
+class TransitionQuery(NamedTuple):
     """The same, understood.
 
     Attributes:
@@ -176,22 +178,22 @@ class Asked(NamedTuple):
         include_incomplete: Whether attempts that broke off count.
     """
 
-    adapter: Explaining
+    adapter: ReportingAdapter
     wanted: Selection
     include_incomplete: bool
 
     @classmethod
-    def of(cls, keywords: Keywords) -> "Asked":
+    def of(cls, keywords: QueryKeywords) -> "TransitionQuery":
         """Parse the keywords."""
         given: dict[str, Any] = dict(keywords)
         include_incomplete = given.pop("include_incomplete", False)
         other = given.pop("adapter", None)
         ours = TripletAdapter(**{name: given.pop(name) for name in _OURS if name in given})
-        wanted = Selection.of(cast(Wanted, given))
-        return cls(adapter_of(other, ours), wanted, include_incomplete)
+        wanted = Selection.of(cast(SelectionKeywords, given))
+        return cls(resolve_adapter(other, ours), wanted, include_incomplete)
 
 
-class Part(NamedTuple):
+class StepBatch(NamedTuple):
     """Some rollouts' transitions, and the funnel that led to them.
 
     Attributes:
@@ -206,20 +208,20 @@ class Part(NamedTuple):
     put: Callable[[str], None] | None = None
 
 
-def supports(adapter: object) -> bool:
+def allows_linear_walk(adapter: object) -> bool:
     """Return whether an adapter makes of a linear attempt what the walk does."""
     usual = TripletAdapter()
     return isinstance(adapter, TripletAdapter) and replace(adapter, gamma=usual.gamma) == usual
 
 
-def part_of(found: Adaptation, *, bodies: bool) -> Part:
+def make_batch(found: Adaptation, *, bodies: bool) -> StepBatch:
     """Each transition of an adaptation once, with its branch and with its bodies or without."""
-    told = (lambda step: step) if bodies else without_bodies
+    told = (lambda step: step) if bodies else strip_bodies
     steps = ((told(step), path.branch) for step, path in distinct(found.trajectories))
-    return Part(steps, found.report)  # who wants the report alone makes no step
+    return StepBatch(steps, found.report)  # who wants the report alone makes no step
 
 
-def without_bodies(step: Transition) -> Transition:
+def strip_bodies(step: Transition) -> Transition:
     """The transition as narrow columns tell it; there is still a next observation if there was."""
     bodies: dict[str, Any] = {name: None if getattr(step, name) is None else () for name in BODIES}
     return replace(step, **bodies)

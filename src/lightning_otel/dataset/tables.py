@@ -12,7 +12,7 @@ from lightning_otel.types import Conversation
 _LINE_BYTES: Final = 1 << 20
 
 
-def query_of(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Query:
+def query_rows(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Query:
     """Return Python rows as a query over a temporary file, which goes with it."""
     file = tempfile.NamedTemporaryFile(suffix=".ndjson")  # noqa: SIM115  # closed with the query
     try:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from lightning_otel.adapter.outward import from_conventions
+from lightning_otel.adapter.interop import from_conventions
 from lightning_otel.errors import ReceiveError
 from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected
 from lightning_otel.types import Event, Link, Span

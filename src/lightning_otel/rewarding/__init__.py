@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Unpack, get_args
 
 from lightning_otel.adapter.triplet import INCOMPLETE_ROLLOUT
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.query import Asked, Keywords
+from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
 from lightning_otel.errors import NotFoundError
 from lightning_otel.rewarding.feedback import Keep, add_surely, derived_id, identified
 from lightning_otel.rewarding.functions import Case, Failure, RewardFunction
@@ -118,7 +118,7 @@ def apply_rewards(
     is_dry_run: bool = False,
     told: Callable[[Judgement], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
-    **keywords: Unpack[Keywords],
+    **keywords: Unpack[QueryKeywords],
 ) -> Applied:
     """Have a function judge every ended attempt that it has not judged yet, and keep what it says.
 
@@ -151,7 +151,7 @@ def apply_rewards(
     """
     opened = store if isinstance(store, Store) else Store(store)
     judge = RewardFunction.of(function, version)
-    wanted = Asked.of(keywords).wanted
+    wanted = TransitionQuery.of(keywords).wanted
     rollouts, held = _read_known(opened, judge)
     left = {
         key

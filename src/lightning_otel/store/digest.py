@@ -8,7 +8,7 @@ a later version makes other ones, an attempt that lies in files of both is read 
 from collections.abc import Iterable
 from typing import Final
 
-from lightning_otel.adapter.facts import CALL_KEYS, REWARD_KEYS, REWARDS
+from lightning_otel.adapter.call_facts import CALL_KEYS, REWARD_KEYS, REWARDS
 from lightning_otel.store.sql import quote_text
 from lightning_otel.types import conventions as c
 

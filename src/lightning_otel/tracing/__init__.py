@@ -7,7 +7,7 @@ from inspect import Parameter
 from typing import Any, TypeVar, Unpack, overload
 
 from lightning_otel import config
-from lightning_otel.adapter.tracking import checked_patterns, resources_text
+from lightning_otel.adapter.agent_patterns import check_patterns, resources_text
 from lightning_otel.errors import warn_once
 from lightning_otel.instrumentors.doors import Begin
 from lightning_otel.store.transforms import check_transforms
@@ -39,7 +39,7 @@ class Traced(Block[Recording]):
             raise TypeError(f"{verb}() got an unexpected keyword argument {name!r}")
         tracked, resources = options.get("track_only"), options.get("resources")
         if tracked is not None:
-            options["track_only"] = checked_patterns(tracked)  # an iterator lasts for one entering
+            options["track_only"] = check_patterns(tracked)  # an iterator lasts for one entering
         transforms = options.get("transforms")
         if transforms is not None:
             options["transforms"] = check_transforms(list(transforms))

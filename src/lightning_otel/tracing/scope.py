@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config, debugging, provider
-from lightning_otel.adapter.tracking import Resources, resources_text
+from lightning_otel.adapter.agent_patterns import Resources, resources_text
 from lightning_otel.capture import operations
 from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError, warn_once

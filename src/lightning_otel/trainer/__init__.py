@@ -20,7 +20,7 @@ from lightning_otel.algorithms.reporting import reporter_names
 from lightning_otel.algorithms.tasks import RunConfig, require_agent, run_tasks
 from lightning_otel.config import TRAIN
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.query import Asked
+from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.resources import Resources
 from lightning_otel.rewarding.pending import settle_waiting
@@ -160,7 +160,7 @@ class Trainer:
         self.state = state if state is not None else State.beside(self.store)
         self.queue, self.runs = Queue(self.state), Runs(self.state)
         self.resources = Resources(self.state)
-        Asked.of({**select})  # type: ignore[typeddict-item]  # refused here, not later
+        TransitionQuery.of({**select})  # type: ignore[typeddict-item]  # refused here, not later
         _check_numbers(min_batch_size, max_iterations, samples, self.algorithm)
         layout = self.store.local.layout
         beside = Path(".lightning", "runs") if layout is None else layout.root / "runs"

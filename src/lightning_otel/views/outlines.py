@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning_otel.adapter import readers
-from lightning_otel.adapter.differing import MOST_LINES, Difference, differ
+from lightning_otel.adapter.differences import MOST_LINES, Difference, compare_outlines
 from lightning_otel.adapter.outline import Outline, outline
-from lightning_otel.dataset.batches import incomplete, whole
+from lightning_otel.dataset.batches import list_incomplete, read_rollouts
 from lightning_otel.store.lookup import find_rollout
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
@@ -38,7 +38,7 @@ def compare_ids(
     """Return what two ids name, each its noun and whole id, and how these differ."""
     one, other = store.find(a), store.find(b)
     a_outline, b_outline = (outline_of(store.source, *each) for each in (one, other))
-    return one, other, differ(a_outline, b_outline, most_lines)
+    return one, other, compare_outlines(a_outline, b_outline, most_lines)
 
 
 def _trace_outline(source: SpanSource, trace_id: str) -> Outline:
@@ -58,7 +58,7 @@ def _trace_outline(source: SpanSource, trace_id: str) -> Outline:
 
 def _rollout_spans(source: SpanSource, rollout_id: str) -> list[Span]:
     selection = Selection(rollout_ids=(rollout_id,), is_ordered=True)
-    return list(map(build_span, whole(source, selection).dicts()))
+    return list(map(build_span, read_rollouts(source, selection).dicts()))
 
 
 def _rollout_of(source: SpanSource, noun: str, whole_id: str) -> str:
@@ -85,7 +85,7 @@ def _outline_elsewhere(source: SpanSource, whole_id: str, column: str) -> Outlin
 
 def _make_outline(source: SpanSource, spans: Sequence[Span]) -> Outline:
     has_open = any(span.end_ns is None for span in spans)
-    return outline(spans, incomplete=incomplete(source) if has_open else frozenset())
+    return outline(spans, incomplete=list_incomplete(source) if has_open else frozenset())
 
 
 def _find_position(found: Outline, noun: str, whole_id: str) -> int | None:

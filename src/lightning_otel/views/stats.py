@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.batches import unfinished
+from lightning_otel.dataset.batches import list_unfinished
 from lightning_otel.store.damage import count_missing_spans
 from lightning_otel.store.layout import total_bytes
 from lightning_otel.store.quarantine import read_notes
@@ -19,7 +19,7 @@ def store_stats(store: Store) -> dict[str, Any]:
     found: dict[str, Any] = {"store": store.name, "funnel": funnel, "left_out": report.reasons()}
     if "://" in store.name:
         return found  # the rest is not counted here, and so not 0
-    attempts = {(rollout_id, status) for rollout_id, _, status in unfinished(store.source)}
+    attempts = {(rollout_id, status) for rollout_id, _, status in list_unfinished(store.source)}
     counts = Counter(status for _, status in attempts)
     accounting = store.accounting()
     found |= {name: counts[name] for name in ("running", "incomplete")}

@@ -10,9 +10,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
+from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.outline import find_propagated
 from lightning_otel.adapter.rewards import RETRACTED
-from lightning_otel.adapter.tree import NO_PARENT, build
+from lightning_otel.adapter.tree import build_tree
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.formats.transition_rows import transition
 from lightning_otel.errors import NotFoundError
@@ -269,7 +270,7 @@ def _place_rows(own: Sequence[Row], later: Sequence[Row]) -> list[Row]:
         if row.facts.get("link_key") == c.RESPONSE_ID:
             target = responses.get(target, "")
         given.setdefault(target if target in by_id else "", []).append(row)
-    tree = build(map(_make_span, own))
+    tree = build_tree(map(_make_span, own))
     found: list[Row] = []
     positions = [NO_PARENT] * len(tree.spans)
     for node in sorted(range(len(tree.spans)), key=tree.first.__getitem__):

@@ -72,7 +72,7 @@ def read(spans: Iterable[Span]) -> Iterable[Span]:
             if agentops.CALLED_TOOL in span.attributes:
                 parts[span.trace_id, span.span_id] = span  # once, though it may be given again
         read_so_far.append(span)
-    return agentops.joined(read_so_far, parts.values()) if parts else read_so_far
+    return agentops.join_tool_calls(read_so_far, parts.values()) if parts else read_so_far
 
 
 def _read_span(span: Span) -> Span:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import loaded
+from lightning_otel.adapter.readers.chat import parse_json
 from lightning_otel.adapter.tokens import token_content
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -30,7 +30,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     for key in _OUTPUTS:
         text = attributes.get(key)
         if isinstance(text, str) and '"reward"' in text:
-            told = loaded(text)
+            told = parse_json(text)
             if isinstance(told, Mapping) and told.get("type") == "reward":
                 value = told.get("value")
                 return {} if value is None else {c.REWARD_VALUE: value}
@@ -42,7 +42,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
 def content(span: Span) -> dict[str, Any]:
     """Token ids and logprobs of a call."""
     get = span.attributes.get
-    logprobs = chat.logprobs_of(loaded(get(_LOGPROBS)))
+    logprobs = chat.logprobs_of(parse_json(get(_LOGPROBS)))
     return dict(token_content(get(_PROMPT_IDS), [get(_RESPONSE_IDS)], [logprobs]))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import text
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import known, loaded
+from lightning_otel.adapter.readers.chat import drop_none, parse_json
 from lightning_otel.messages import message, objects, tool_call_part
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -51,9 +51,9 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "session":
         return {c.SESSION: True}
     if kind not in _OPERATIONS or _CALL_TYPE in attributes:
-        return known({c.AGENT_NAME: text(attributes, _CHAIN)})
+        return drop_none({c.AGENT_NAME: text(attributes, _CHAIN)})
     operation, key, theirs = _OPERATIONS[kind]
-    return known({c.OPERATION: operation, key: _first_of(attributes, theirs)})
+    return drop_none({c.OPERATION: operation, key: _first_of(attributes, theirs)})
 
 
 def _first_of(attributes: Mapping[str, Any], keys: Iterable[str]) -> str | None:
@@ -69,20 +69,20 @@ def content(span: Span) -> dict[str, Any]:
         return {CALLED_TOOL: part}
     if _first_of(attributes, _KINDS) != "tool":
         return {}
-    found = known({key: _first_of(attributes, theirs) for key, theirs in _TOLD.items()})
+    found = drop_none({key: _first_of(attributes, theirs) for key, theirs in _TOLD.items()})
     # Decorators tell {"args": …, "kwargs": …}, and what the function gave, as JSON.
-    arguments, result = loaded(_first_of(attributes, _INPUTS)), _first_of(attributes, _OUTPUTS)
+    arguments, result = parse_json(_first_of(attributes, _INPUTS)), _first_of(attributes, _OUTPUTS)
     if isinstance(arguments, Mapping):
         named = arguments.get("kwargs")
         is_plain = isinstance(named, Mapping) and not arguments.get("args")
         found[c.TOOL_ARGUMENTS] = chat.dump(named if is_plain else arguments)
     if result is not None:
-        told = loaded(result)
+        told = parse_json(result)
         found[c.TOOL_RESULT] = told if isinstance(told, str) else result
     return found
 
 
-def joined(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:
+def join_tool_calls(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:
     """Return the spans, with tool calls put into the answers that made them, in order of start.
 
     Args:
@@ -100,7 +100,7 @@ def _add_parts(span: Span, parts: list[Any] | None) -> Span:
     """Return a span with parts in its first answer, unless it has tool calls of its own."""
     if not parts:
         return span
-    answers = objects(loaded(span.attributes.get(c.OUTPUT_MESSAGES)))
+    answers = objects(parse_json(span.attributes.get(c.OUTPUT_MESSAGES)))
     first = dict(answers[0]) if answers else message("assistant", [])
     own = objects(first.get("parts"))
     if any(part.get("type") == "tool_call" for part in own):

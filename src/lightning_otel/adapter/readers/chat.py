@@ -16,7 +16,7 @@ _DEEPEST: Final = 64
 """How many levels a key tells of; what is below them is one name."""
 
 
-def rows(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
+def read_rows(attributes: Mapping[str, Any], prefix: str) -> list[dict[str, Any]]:
     """The objects under ``prefix.N.…``, in order of N; inner ones with only numbers are lists."""
     tree: dict[str, Any] = {}
     start = len(prefix) + 1
@@ -46,7 +46,7 @@ def _as_list(node: Any) -> Any:
     return inner
 
 
-def loaded(text: object) -> Any:
+def parse_json(text: object) -> Any:
     """Parse JSON; return None for anything else."""
     if not isinstance(text, str) or not text:
         return None
@@ -56,7 +56,7 @@ def loaded(text: object) -> Any:
         return None
 
 
-def known(found: Mapping[str, Any]) -> dict[str, Any]:
+def drop_none(found: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes without those that nothing is known of."""
     return {key: value for key, value in found.items() if value is not None}
 
@@ -69,7 +69,7 @@ def dump(value: object) -> str:
         return ""  # Python's literals may have tuples as keys, and JSON be as deep as the stack.
 
 
-def said(item: Mapping[str, Any], *, role: str = "", **extra: Any) -> dict[str, Any]:
+def to_message(item: Mapping[str, Any], *, role: str = "", **extra: Any) -> dict[str, Any]:
     """A message of the chat API as today's conventions write it.
 
     Args:
@@ -80,10 +80,10 @@ def said(item: Mapping[str, Any], *, role: str = "", **extra: Any) -> dict[str, 
     return read_message({**item, "role": shown(item.get("role") or role)}, **extra)
 
 
-def answered(choices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def read_choices(choices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages of an answer's choices."""
     return [
-        said(
+        to_message(
             object_of(choice.get("message")),
             role="assistant",
             finish_reason=choice.get("finish_reason"),
@@ -92,13 +92,13 @@ def answered(choices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def reasons(choices: Iterable[Mapping[str, Any]]) -> list[str] | None:
+def read_reasons(choices: Iterable[Mapping[str, Any]]) -> list[str] | None:
     """Return the finish reason of each choice that has one; None if none has."""
     found = [choice.get("finish_reason") for choice in choices]
     return [reason for reason in found if isinstance(reason, str)] or None
 
 
-def tools(definitions: Iterable[object]) -> str | None:
+def dump_tools(definitions: Iterable[object]) -> str | None:
     """Tool definitions, nested as in the chat API or flat, in the conventions' flat form."""
     flat = flat_tools(list(definitions))
     return dump(flat) if flat else None
@@ -125,6 +125,6 @@ def logprobs_of(content: object) -> list[Any]:
     return [token.get("logprob") for token in objects(content)]
 
 
-def texts(role: str, found: Iterable[object]) -> list[Message]:
+def make_texts(role: str, found: Iterable[object]) -> list[Message]:
     """Messages of plain text."""
     return [message(role, [text_part(text)]) for text in found if isinstance(text, str)]

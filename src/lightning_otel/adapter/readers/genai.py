@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import number, shown
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import loaded
+from lightning_otel.adapter.readers.chat import parse_json
 from lightning_otel.messages import read_call
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -27,7 +27,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
         found = {c.REWARD_VALUE: score, c.REWARD_NAME: attributes.get(c.EVALUATION_NAME)}
     reasons = attributes.get(c.FINISH_REASONS)
     if isinstance(reasons, str) and reasons.startswith("["):
-        reasons = loaded(reasons)
+        reasons = parse_json(reasons)
     if not isinstance(reasons, (list, tuple)):
         return found
     spelt = [_REASONS.get(reason, reason) for reason in reasons if isinstance(reason, str)]
@@ -40,7 +40,7 @@ def content(span: Span) -> dict[str, Any]:
     for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES):
         held = span.attributes.get(key)
         # Structured values may stand on events; some put them on spans.
-        messages = loaded(held) if isinstance(held, str) else held
+        messages = parse_json(held) if isinstance(held, str) else held
         if isinstance(messages, (list, tuple)) and all(
             isinstance(item, Mapping) for item in messages
         ):
@@ -57,10 +57,10 @@ def _normalize_message(item: Mapping[str, Any]) -> dict[str, Any]:
     parts = kept.get("parts")
     if not isinstance(parts, list):
         is_chat = parts is None and ("content" in kept or "tool_calls" in kept)
-        return chat.said(kept, finish_reason=kept.get("finish_reason")) if is_chat else kept
+        return chat.to_message(kept, finish_reason=kept.get("finish_reason")) if is_chat else kept
     if "tool_call_id" in kept:
         text = "".join(shown(p.get("content", "")) for p in parts if isinstance(p, Mapping))
-        return chat.said({"role": "tool", "content": text, "id": kept["tool_call_id"]})
+        return chat.to_message({"role": "tool", "content": text, "id": kept["tool_call_id"]})
     calls = kept.pop("tool_calls", None)
     if isinstance(calls, list):
         parts = [*parts, *(read_call(call) for call in calls if isinstance(call, Mapping))]

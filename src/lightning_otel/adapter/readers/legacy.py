@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import known, loaded, rows
+from lightning_otel.adapter.readers.chat import drop_none, parse_json, read_rows
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -64,7 +64,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     reason = get(f"{_COMPLETION}.0.finish_reason")
     if c.FINISH_REASONS not in attributes and isinstance(reason, str):
         found[c.FINISH_REASONS] = [reason]
-    return known(found)
+    return drop_none(found)
 
 
 def content(span: Span) -> dict[str, Any]:
@@ -72,39 +72,44 @@ def content(span: Span) -> dict[str, Any]:
     attributes = span.attributes
     found: dict[str, Any] = {}
     if c.INPUT_MESSAGES not in attributes and c.OUTPUT_MESSAGES not in attributes:
-        given = [chat.said(_parse_parts(row), role="user") for row in rows(attributes, _PROMPT)]
+        given = [
+            chat.to_message(_parse_parts(row), role="user")
+            for row in read_rows(attributes, _PROMPT)
+        ]
         answered = [
-            chat.said(_parse_parts(row), role="assistant", finish_reason=row.get("finish_reason"))
-            for row in rows(attributes, _COMPLETION)
+            chat.to_message(
+                _parse_parts(row), role="assistant", finish_reason=row.get("finish_reason")
+            )
+            for row in read_rows(attributes, _COMPLETION)
         ]
         for event in () if given or answered else tuple(span.events):
             # The body as JSON in one attribute, or its fields as attributes.
-            held = loaded(event.attributes.get(_EVENT_CONTENT))
+            held = parse_json(event.attributes.get(_EVENT_CONTENT))
             body = held if isinstance(held, Mapping) else event.attributes
             if event.name in _EVENTS:
-                given.append(chat.said(body, role=_EVENTS[event.name]))
+                given.append(chat.to_message(body, role=_EVENTS[event.name]))
             elif event.name == _CHOICE_EVENT:
-                answered += chat.answered([body])
+                answered += chat.read_choices([body])
         if given:
             found[c.INPUT_MESSAGES] = chat.dump(given)
         if answered:
             found[c.OUTPUT_MESSAGES] = chat.dump(answered)
             if c.FINISH_REASONS not in attributes:
-                found[c.FINISH_REASONS] = chat.reasons(answered)
+                found[c.FINISH_REASONS] = chat.read_reasons(answered)
     prefix = next((each for each in reversed(_FUNCTIONS) if f"{each}.0.name" in attributes), None)
     if c.TOOL_DEFINITIONS not in attributes and prefix is not None:
-        tools = rows(attributes, prefix)
+        tools = read_rows(attributes, prefix)
         for tool in tools:
-            if (parameters := loaded(tool.get("parameters"))) is not None:
+            if (parameters := parse_json(tool.get("parameters"))) is not None:
                 tool["parameters"] = parameters
-        found[c.TOOL_DEFINITIONS] = chat.tools(tools)
-    return known(found)
+        found[c.TOOL_DEFINITIONS] = chat.dump_tools(tools)
+    return drop_none(found)
 
 
 def _parse_parts(row: dict[str, Any]) -> dict[str, Any]:
     """Return a message; its list of parts may be JSON text."""
     text = row.get("content")
     if isinstance(text, str) and text.startswith('[{"type"'):
-        parts = loaded(text)
+        parts = parse_json(text)
         return {**row, "content": parts} if isinstance(parts, list) else row
     return row

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import known, loaded, rows
+from lightning_otel.adapter.readers.chat import drop_none, parse_json, read_rows
 from lightning_otel.messages import object_of, objects
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -37,10 +37,10 @@ def content(span: Span) -> dict[str, Any]:
     for provider in _PROVIDERS:
         if f"{_RAW}{provider}.choices" in attributes:
             return _read_raw(attributes, f"{_RAW}{provider}.")
-    held = objects(loaded(attributes.get(c.OUTPUT_MESSAGES)))
+    held = objects(parse_json(attributes.get(c.OUTPUT_MESSAGES)))
     if not held or held[0].get("parts"):
         return {}
-    calls = [chat.said(row) for row in rows(attributes, "gen_ai.completion")]
+    calls = [chat.to_message(row) for row in read_rows(attributes, "gen_ai.completion")]
     parts = [part for call in calls for part in call["parts"]]
     return {c.OUTPUT_MESSAGES: chat.dump([{**held[0], "parts": parts}, *held[1:]])} if parts else {}
 
@@ -55,17 +55,19 @@ def _read_raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     quoted = attributes.get(f"{prefix}choices")
     # What cannot be read is told as it is: the call is unreadable, and not without an answer.
     unread = quoted if body["choices"] is None and quoted != "None" else None
-    return known(
+    return drop_none(
         {
             c.OPERATION: c.CHAT,
             c.RESPONSE_ID: attributes.get(prefix + "id"),
             c.RESPONSE_MODEL: attributes.get(prefix + "model"),
             c.INPUT_TOKENS: usage.get("prompt_tokens"),
             c.OUTPUT_TOKENS: usage.get("completion_tokens"),
-            c.FINISH_REASONS: chat.reasons(choices),
-            c.INPUT_MESSAGES: chat.dump([chat.said(item) for item in given]) if given else None,
-            c.OUTPUT_MESSAGES: chat.dump(chat.answered(choices)) if choices else unread,
-            c.TOOL_DEFINITIONS: chat.tools(objects(body["tools"])),
+            c.FINISH_REASONS: chat.read_reasons(choices),
+            c.INPUT_MESSAGES: chat.dump([chat.to_message(item) for item in given])
+            if given
+            else None,
+            c.OUTPUT_MESSAGES: chat.dump(chat.read_choices(choices)) if choices else unread,
+            c.TOOL_DEFINITIONS: chat.dump_tools(objects(body["tools"])),
             **chat.choice_tokens(body),
         }
     )

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import known, loaded, rows
+from lightning_otel.adapter.readers.chat import drop_none, parse_json, read_rows
 from lightning_otel.messages import content_parts, object_of, objects
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -70,7 +70,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
         found[c.FINISH_REASONS] = [reason] if isinstance(reason, str) else None
     elif kind == "TOOL":
         found[c.TOOL_NAME] = found[c.TOOL_NAME] or name
-    return known(found)
+    return drop_none(found)
 
 
 def content(span: Span) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def content(span: Span) -> dict[str, Any]:
     attributes = span.attributes
     kind = attributes.get(_KIND)
     if kind == "TOOL":
-        return known(
+        return drop_none(
             {c.TOOL_ARGUMENTS: attributes.get(_INPUT), c.TOOL_RESULT: attributes.get(_OUTPUT)}
         )
     return _read_call(attributes) if kind == "LLM" else {}
@@ -86,20 +86,20 @@ def content(span: Span) -> dict[str, Any]:
 
 def _read_call(attributes: Mapping[str, Any]) -> dict[str, Any]:
     output = attributes.get(_OUTPUT)
-    told = loaded(output)
+    told = parse_json(output)
     body = object_of(told)
-    asked = object_of(loaded(attributes.get(_PARAMETERS)))
+    asked = object_of(parse_json(attributes.get(_PARAMETERS)))
     choices = objects(body.get("choices"))
     found: dict[str, Any] = dict(chat.choice_tokens(body))
     given: list[Any] = _read_messages(attributes, "llm.input_messages")
     given = given or _read_texts(attributes, "user", _PROMPTS, "prompt")
     is_whole = any("message" in each for each in choices)
-    answered: list[Any] = chat.answered(choices) if is_whole else []
+    answered: list[Any] = chat.read_choices(choices) if is_whole else []
     answered = answered or _read_answers(attributes, body)
     answered = answered or _read_texts(attributes, "assistant", "llm.choices", "completion")
     prompts = attributes.get(_PROMPTS)
     if not given and not answered and isinstance(prompts, (list, tuple)):  # as of LlamaIndex
-        given, answered = chat.texts("user", prompts), chat.texts("assistant", [output])
+        given, answered = chat.make_texts("user", prompts), chat.make_texts("assistant", [output])
     if given:
         found[c.INPUT_MESSAGES] = chat.dump(given)
     if answered:
@@ -110,11 +110,11 @@ def _read_call(attributes: Mapping[str, Any]) -> dict[str, Any]:
         (name for key in ("model", "model_name") if isinstance(name := asked.get(key), str)), None
     )
     found[c.RESPONSE_ID] = body["id"] if isinstance(body.get("id"), str) else None
-    found[c.FINISH_REASONS] = chat.reasons(choices)
-    offered = rows(attributes, "llm.tools")
-    schemas = [loaded(_read_mapping(row, "tool").get("json_schema")) for row in offered]
-    found[c.TOOL_DEFINITIONS] = chat.tools(schemas)
-    return known(found)
+    found[c.FINISH_REASONS] = chat.read_reasons(choices)
+    offered = read_rows(attributes, "llm.tools")
+    schemas = [parse_json(_read_mapping(row, "tool").get("json_schema")) for row in offered]
+    found[c.TOOL_DEFINITIONS] = chat.dump_tools(schemas)
+    return drop_none(found)
 
 
 def _read_mapping(row: object, key: str) -> Mapping[str, Any]:
@@ -134,13 +134,13 @@ def _read_answers(attributes: Mapping[str, Any], body: Mapping[str, Any]) -> lis
 
 def _read_messages(attributes: Mapping[str, Any], prefix: str, role: str = "user") -> list[Any]:
     found = []
-    for row in rows(attributes, prefix):
+    for row in read_rows(attributes, prefix):
         item = dict(_read_mapping(row, "message"))
         results = row.get("function")
         if item.get("role") == "function" and isinstance(results, list):  # as of AutoGen
-            told = [object_of(loaded(each)) for each in results]
+            told = [object_of(parse_json(each)) for each in results]
             found += [
-                chat.said({**each, "role": "tool", "tool_call_id": each.get("call_id")})
+                chat.to_message({**each, "role": "tool", "tool_call_id": each.get("call_id")})
                 for each in told
             ]
             continue
@@ -155,7 +155,7 @@ def _read_messages(attributes: Mapping[str, Any], prefix: str, role: str = "user
         parts = item.get("contents")
         if isinstance(parts, list) and not item.get("content"):
             item["content"] = [_read_part(_read_mapping(part, "message_content")) for part in parts]
-        found.append(chat.said(item, role=role))
+        found.append(chat.to_message(item, role=role))
     return found
 
 
@@ -168,6 +168,6 @@ def _read_part(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_texts(attributes: Mapping[str, Any], role: str, prefix: str, inner: str) -> list[Any]:
-    return chat.texts(
-        role, [_read_mapping(row, inner).get("text") for row in rows(attributes, prefix)]
+    return chat.make_texts(
+        role, [_read_mapping(row, inner).get("text") for row in read_rows(attributes, prefix)]
     )

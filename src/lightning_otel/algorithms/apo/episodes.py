@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.adapter.conversation_rows import conversations
+from lightning_otel.adapter.conversations import make_conversations
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.algorithms.apo.texts import PATIENCE, Candidate, Records, Texts, Writer
 from lightning_otel.algorithms.base import Batch, StepResult
@@ -78,7 +78,7 @@ class Episode:
         """Return it as GEPA's template shows it: inputs, outputs, feedback."""
         own = [each for each in self.trajectories if not agent or each.agent == agent]
         given, answered = [], []
-        for found in conversations(own):
+        for found in make_conversations(own):
             first, messages = found.answers[0], found.messages
             given += [_word_message(each) for each in messages[:first] if each["role"] != "system"]
             answered += [_word_message(each) for each in messages[first:]]
@@ -197,7 +197,7 @@ def publish_prompt(context: "Run", name: str, batch: Batch) -> Resource:
         str(found.messages[0]["content"])
         for path in batch
         if not agent or path.agent == agent
-        for found in conversations([path])
+        for found in make_conversations([path])
         if found.messages[0]["role"] == "system"
     )
     if not said:

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.adapter.conversation_rows import conversations
+from lightning_otel.adapter.conversations import make_conversations
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
 from lightning_otel.tracing import auto_trace
 from lightning_otel.tracing.emitters import emit_object
@@ -130,7 +130,7 @@ class Shots:
         state, known = self._state, self._state["known"]
         state["sum"] += reward
         state["taken"] += 1
-        for pair in filter(None, map(_find_pair, conversations(trajectories))):
+        for pair in filter(None, map(_find_pair, make_conversations(trajectories))):
             key = json.dumps(pair[0], sort_keys=True)
             if key not in known or known[key][0] < reward:
                 known[key] = (reward, pair)

@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple, Unpack, get_args
 
 from lightning_otel import config
 from lightning_otel.adapter import readers
-from lightning_otel.adapter.attempts import AttemptKey, group
-from lightning_otel.adapter.selection import Selection, Wanted
+from lightning_otel.adapter.attempts import AttemptKey, group_attempts
+from lightning_otel.adapter.selection import Selection, SelectionKeywords
 from lightning_otel.algorithms.exchange.calls import as_theirs
 from lightning_otel.algorithms.exchange.client import OUR_ATTEMPT, OUR_ROLLOUT, Client, Found
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.batches import batches
+from lightning_otel.dataset.batches import read_batches
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.receivers import Rejected
 from lightning_otel.receivers.documents import span_of
@@ -76,7 +76,7 @@ def hand_over(
     *,
     content: bool | None = None,
     timeout_s: float = 30.0,
-    **keywords: Unpack[Wanted],
+    **keywords: Unpack[SelectionKeywords],
 ) -> Handed:
     """Hand spans and rewards of ended attempts over to a running Agent Lightning 0.3 store.
 
@@ -113,8 +113,8 @@ def hand_over(
             ran_there.add(rollout["rollout_id"])
         else:
             known.setdefault(our_id, rollout["rollout_id"])
-    for spans in batches(opened.source, wanted):
-        for key, own in group(readers.read(wanted.spans(spans))).items():
+    for spans in read_batches(opened.source, wanted):
+        for key, own in group_attempts(readers.read(wanted.spans(spans))).items():
             done.attempts += 1
             ended = status.get(key, "running")
             if ended == "running":

@@ -13,7 +13,7 @@ from typing import Final
 
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 
-from lightning_otel.adapter.outward import to_conventions
+from lightning_otel.adapter.interop import to_conventions
 from lightning_otel.errors import LightningOtelError
 from lightning_otel.exporters.forwarding.sending import Answer, GrpcSender, HttpSender, Verdict
 from lightning_otel.store.engines.otlp import UnsendableError, request_of

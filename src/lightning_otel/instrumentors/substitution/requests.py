@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from opentelemetry import trace
 
 from lightning_otel import capture, config
-from lightning_otel.adapter.tracking import resources_of, resources_text
+from lightning_otel.adapter.agent_patterns import resources_of, resources_text
 from lightning_otel.capture import operations
 from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.instrumentors.substitution import ENDPOINT, SUBSTITUTED, SYSTEM_PROMPT

@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints
 from starlette.requests import Request
 
 from lightning_otel import algorithms, config
-from lightning_otel.adapter.tracking import resources_text
+from lightning_otel.adapter.agent_patterns import resources_text
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.rewarding.learned import learned, rewards_by_version

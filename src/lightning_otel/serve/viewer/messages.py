@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from lightning_otel.adapter.conversations import is_same
+from lightning_otel.adapter.histories import is_same
 from lightning_otel.messages import read_message
 from lightning_otel.messages.media import dumped, plain
 from lightning_otel.types import Message, Trajectory, Transition

@@ -8,7 +8,7 @@ from datetime import UTC
 from functools import cache
 from typing import Any, Final, cast, get_args
 
-from lightning_otel.adapter.selection import Selection, Wanted
+from lightning_otel.adapter.selection import Selection, SelectionKeywords
 from lightning_otel.dataset import Store, formats
 from lightning_otel.dataset.formats.format import Format
 from lightning_otel.errors import ConfigError
@@ -102,7 +102,7 @@ def parse_selection(query: Mapping[str, str], store: Store) -> SelectionForm:
     adapting = {*_ADAPTING, "advantage"} - {"received"}
     wanted = {name: value for name, value in keywords.items() if name not in adapting}
     try:
-        Selection.of(cast(Wanted, wanted))
+        Selection.of(cast(SelectionKeywords, wanted))
     except ConfigError as exc:
         name = next((name for name in values if str(exc).startswith(name)), "")
         raise FieldError(name, values, exc) from exc

@@ -16,7 +16,7 @@ from lightning_otel.adapter.calls import observation_of
 from lightning_otel.adapter.exactness import notes_of, read_tokens
 from lightning_otel.adapter.outline import label_of
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.batches import incomplete, whole
+from lightning_otel.dataset.batches import list_incomplete, read_rollouts
 from lightning_otel.serve.viewer.messages import (
     LONGEST,
     Limits,
@@ -324,9 +324,9 @@ def read_credits(store: Store, trace: Trace) -> list[dict[str, Any]]:
         return held[1]
     labels = {each.step.span_id: each.label for each in list_steps(trace)}
     selection = Selection(rollout_ids=trace.rollout_ids, is_ordered=True, columns=SPAN_COLUMNS)
-    spans = list(map(build_span, whole(store.source, selection).dicts()))
+    spans = list(map(build_span, read_rollouts(store.source, selection).dicts()))
     # To say which attempts broke off costs a look at the whole store.
-    broken = incomplete(store.source) if any(span.is_incomplete for span in spans) else ()
+    broken = list_incomplete(store.source) if any(span.is_incomplete for span in spans) else ()
     adapted = TripletAdapter().explain(
         (_add_answer(each, trace.step_ids) for each in spans), incomplete=broken
     )

@@ -185,14 +185,14 @@ def analyze_episode(
         StoreMissingError: There is no store.
     """
     from lightning_otel.dataset import Store
-    from lightning_otel.dataset.batches import incomplete
+    from lightning_otel.dataset.batches import list_incomplete
 
     _check_prices(prices)  # before anything is read
     opened = store if isinstance(store, Store) else Store(store)
     noun, whole = opened.find(episode_id)
     rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
     spans = opened.spans(rollout_id=rollout_id).rows()
-    found = outline(spans, incomplete=incomplete(opened.source))
+    found = outline(spans, incomplete=list_incomplete(opened.source))
     if advantage is None:
         return analyze(found, prices=prices)
     steps = opened.transitions(rollout_id=rollout_id, advantage=advantage, bodies=False)

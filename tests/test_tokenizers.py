@@ -13,7 +13,7 @@ from tests.bytepairs import CHATML, POLITE, PROMPT, REFUSING, built, record, spe
 
 from lightning_otel import Store
 from lightning_otel.adapter.drift import measure
-from lightning_otel.dataset.tokenizing import TransformersTokenizer, load_tokenizer
+from lightning_otel.dataset.tokenizers import TransformersTokenizer, load_tokenizer
 from lightning_otel.errors import ConfigError
 
 

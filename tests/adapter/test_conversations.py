@@ -11,14 +11,14 @@ from tests.adapter.forest import Forest, call_attributes, conversation, draw, sa
 from tests.adapter.forests import forests
 
 from lightning_otel.adapter import TripletAdapter
-from lightning_otel.adapter.conversation_rows import conversations
+from lightning_otel.adapter.conversations import make_conversations
 from lightning_otel.types import Conversation, Span
 from lightning_otel.types import conventions as c
 
 
 def found_in(forest: Forest) -> list[Conversation]:
     """The conversations of a forest."""
-    return list(conversations(TripletAdapter().adapt(forest.spans)))
+    return list(make_conversations(TripletAdapter().adapt(forest.spans)))
 
 
 def answer(forest: Forest, given: Any, *messages: Any, **attributes: Any) -> None:
@@ -111,7 +111,7 @@ def test_every_answer_is_named_once(spans: list[Span], is_discounted: bool) -> N
     """Each transition that said something is an answer of exactly one conversation, as it was."""
     found = TripletAdapter("discounted" if is_discounted else "next").adapt(spans)
 
-    rows = list(conversations(found))
+    rows = list(make_conversations(found))
 
     steps = {id(step): step for path in found for step in path.transitions}.values()
     named = Counter(name for row in rows for name in row.span_ids)

@@ -57,7 +57,7 @@ def is_tracked(agent: str, patterns: object) -> bool:
     return any(isinstance(pattern, str) and matches(agent, pattern) for pattern in patterns)
 
 
-def checked_patterns(given: str | Iterable[str], option: str = "track_only") -> list[str]:
+def check_patterns(given: str | Iterable[str], option: str = "track_only") -> list[str]:
     """The patterns of an option such as ``track_only``, in order.
 
     Raises:
@@ -154,6 +154,6 @@ def resources_of(agent: str, stamped: object) -> dict[str, str]:
     return dict(_resources_of(agent, stamped)) if isinstance(stamped, str) else {}
 
 
-def one_version(resources: Mapping[str, str]) -> str | None:
+def join_versions(resources: Mapping[str, str]) -> str | None:
     """One text for all of an agent's resources, such as ``model@m,prompt@v3``; None if none."""
     return ",".join(f"{name}@{version}" for name, version in sorted(resources.items())) or None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_otel.adapter import tracking
+from lightning_otel.adapter import agent_patterns
 from lightning_otel.errors import ConfigError
 
 
@@ -38,13 +38,13 @@ from lightning_otel.errors import ConfigError
 )
 def test_is_tracked_by_name_glob_or_expression(names: object, agent: str, is_tracked: bool) -> None:
     """Without a list all agents count; with one, those that a pattern of it means."""
-    assert tracking.is_tracked(agent, names) == is_tracked
+    assert agent_patterns.is_tracked(agent, names) == is_tracked
 
 
 @given(agent=st.text(), patterns=st.lists(st.text(), max_size=3))
 def test_an_exact_name_always_counts(agent: str, patterns: list[str]) -> None:
     """Whatever characters it has, and whatever stands beside it."""
-    assert tracking.is_tracked(agent, [*patterns, agent])
+    assert agent_patterns.is_tracked(agent, [*patterns, agent])
 
 
 @given(agent=st.text(), patterns=st.lists(st.text().map("re:{}".format), max_size=3))
@@ -53,24 +53,28 @@ def test_patterns_read_from_spans_never_raise(agent: str, patterns: list[str]) -
     valid = []
     for pattern in patterns:
         try:
-            valid += tracking.checked_patterns(pattern)
+            valid += agent_patterns.check_patterns(pattern)
         except ConfigError as exc:
             assert repr(pattern) in str(exc)  # noqa: PT017  # of some patterns it is raised
 
-    assert tracking.is_tracked(agent, patterns) == tracking.is_tracked(
+    assert agent_patterns.is_tracked(agent, patterns) == agent_patterns.is_tracked(
         agent, [*valid, *(pattern for pattern in patterns if pattern == agent)]
     )
 
 
 def test_resources_of_an_agent_are_the_first_named() -> None:
     """Of each resource, those named inside before those outside; others' are not its own."""
-    outer = tracking.resources_text({"*": {"model": "m", "prompt": "v1"}, "a": {"prompt": "v2"}})
-    inner = tracking.resources_text(
+    outer = agent_patterns.resources_text(
+        {"*": {"model": "m", "prompt": "v1"}, "a": {"prompt": "v2"}}
+    )
+    inner = agent_patterns.resources_text(
         {"re:^plan": {"prompt": "v3"}, "planner": {"prompt": "v4", "x": "y"}}, outer
     )
 
-    tracking.resources_of("planner", inner).clear()  # each caller's own
-    found = {name: tracking.resources_of(name, inner) for name in ("planner", "plan", "a", "b")}
+    agent_patterns.resources_of("planner", inner).clear()  # each caller's own
+    found = {
+        name: agent_patterns.resources_of(name, inner) for name in ("planner", "plan", "a", "b")
+    }
 
     assert json.loads(inner)["a"] == {"prompt": "v2"}
     assert found == {
@@ -84,7 +88,7 @@ def test_resources_of_an_agent_are_the_first_named() -> None:
 @pytest.mark.parametrize("stamped", [None, 3, "", "{", "[]", '{"a": 3}', '{"a": []}', "null"])
 def test_resources_that_cannot_be_read_are_none(stamped: object) -> None:
     """Spans are read whoever wrote them."""
-    assert tracking.resources_of("a", stamped) == {}
+    assert agent_patterns.resources_of("a", stamped) == {}
 
 
 @pytest.mark.parametrize(
@@ -93,4 +97,4 @@ def test_resources_that_cannot_be_read_are_none(stamped: object) -> None:
 )
 def test_one_version_names_them_all(resources: dict[str, str], version: str | None) -> None:
     """In order of their names."""
-    assert tracking.one_version(resources) == version
+    assert agent_patterns.join_versions(resources) == version

@@ -16,7 +16,7 @@ from lightning_otel.types import Span
 NO_PARENT: Final = -1
 
 
-def is_told(earlier: Span, later: Span) -> bool:
+def is_counted_before(earlier: Span, later: Span) -> bool:
     """Return whether one process counted both, one's end before the other's start."""
     return (
         earlier.process == later.process
@@ -25,7 +25,7 @@ def is_told(earlier: Span, later: Span) -> bool:
     )
 
 
-def is_awaited(inner: Span, outer: Span) -> bool:
+def is_enclosed(inner: Span, outer: Span) -> bool:
     """Return whether a span ended before its parent did, by more than a clock."""
     if inner.end_ns is None or outer.end_ns is None:
         return False
@@ -41,7 +41,7 @@ def needs_causes(found: Ordered, parents: Sequence[int]) -> bool:
         return False
     return any(span.sequence >= 0 or span.end_sequence >= 0 for span in spans) or any(
         starts[parent] > starts[child]
-        or (ends[child] > ends[parent] and is_awaited(spans[child], spans[parent]))
+        or (ends[child] > ends[parent] and is_enclosed(spans[child], spans[parent]))
         for child, parent in enumerate(parents)
         if parent != NO_PARENT
     )
@@ -123,7 +123,7 @@ class _Merge:
             is_remote = inner.process != outer.process
             if is_remote or inner.sequence < 0 or outer.sequence < 0:
                 self._need(2 * parent, 2 * child)
-            if is_remote and is_awaited(inner, outer):
+            if is_remote and is_enclosed(inner, outer):
                 self._expecting.setdefault(2 * child + 1, []).append(2 * parent + 1)
                 self._expects[2 * parent + 1] += 1
         for position, span in enumerate(spans):  # last: what lies in a span sets its clock first

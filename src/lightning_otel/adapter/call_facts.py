@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
 from lightning_otel.adapter.attributes import finish_reason, text
 from lightning_otel.adapter.exactness import (
     LENGTH,
@@ -24,7 +25,6 @@ from lightning_otel.adapter.exactness import (
 )
 from lightning_otel.adapter.linear import Linear, Row, walk
 from lightning_otel.adapter.rewards import read_reward
-from lightning_otel.adapter.tracking import is_tracked, one_version, resources_of
 from lightning_otel.types import Call, CaptureLevel, Dropped, Report, Reward, Span, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.steps import maker
@@ -144,7 +144,7 @@ def _read_call(agent: str, facts: str, tokens: TokenFacts | None) -> CallFacts |
     reason = finish_reason(attributes.get(c.FINISH_REASONS))
     return CallFacts(
         agent,
-        text(attributes, c.RESOURCE_VERSION) or one_version(resources),
+        text(attributes, c.RESOURCE_VERSION) or join_versions(resources),
         resources,
         text(attributes, c.MODE),
         text(attributes, c.RESPONSE_MODEL) or text(attributes, c.REQUEST_MODEL),

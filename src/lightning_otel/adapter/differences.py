@@ -37,7 +37,7 @@ class Figure(NamedTuple):
         return self.b - self.a if is_known else None
 
 
-class Said(NamedTuple):
+class DiffLine(NamedTuple):
     """A line of what was said, and on which side."""
 
     sign: Sign
@@ -55,12 +55,12 @@ class Difference(NamedTuple):
     """
 
     figures: list[Figure]
-    said: list[Said]
+    said: list[DiffLine]
     left_a: int
     left_b: int
 
 
-def differ(a: Outline, b: Outline, most_lines: int | None = MOST_LINES) -> Difference:
+def compare_outlines(a: Outline, b: Outline, most_lines: int | None = MOST_LINES) -> Difference:
     """Compare two outlines.
 
     Args:
@@ -74,13 +74,13 @@ def differ(a: Outline, b: Outline, most_lines: int | None = MOST_LINES) -> Diffe
     ]
     left, right = list(_read_lines(a)), list(_read_lines(b))
     first, second = left[:most_lines], right[:most_lines]
-    said: list[Said] = []
+    said: list[DiffLine] = []
     for kind, a0, a1, b0, b1 in SequenceMatcher(None, first, second, autojunk=False).get_opcodes():
         if kind == "equal":
-            said += (Said(" ", text) for text in first[a0:a1])
+            said += (DiffLine(" ", text) for text in first[a0:a1])
         else:
-            said += (Said("-", text) for text in first[a0:a1])
-            said += (Said("+", text) for text in second[b0:b1])
+            said += (DiffLine("-", text) for text in first[a0:a1])
+            said += (DiffLine("+", text) for text in second[b0:b1])
     return Difference(figures, said, len(left) - len(first), len(right) - len(second))
 
 
@@ -89,7 +89,7 @@ def _read_lines(found: Outline) -> Iterator[str]:
     for node in found.nodes:
         get = node.span.attributes.get
         if node.kind == "call":
-            for message in heard(node.span):
+            for message in new_input(node.span):
                 yield f"{message.get('role')}: {_words_of(message)}"
             for message in (parse_messages(get(c.OUTPUT_MESSAGES)) or ())[:1]:
                 yield f"{node.agent or 'assistant'}: {_words_of(message)}"
@@ -101,7 +101,7 @@ def _read_lines(found: Outline) -> Iterator[str]:
             yield f"error in {node.span.name}: {_one_line_of(node.span.status_message)}"
 
 
-def heard(span: Span) -> tuple[Message, ...]:
+def new_input(span: Span) -> tuple[Message, ...]:
     """Return a call's new input: the messages after its own last answer, without instructions."""
     found = parse_messages(span.attributes.get(c.INPUT_MESSAGES)) or ()
     answers = [at for at, each in enumerate(found) if each.get("role") == "assistant"]

@@ -1,0 +1,130 @@
+"""Conversations by the hashes of their messages: which call continues which, or asks it again.
+
+Belongs here: what messages alone say. Neither time nor the tree is known here.
+"""
+
+from array import array
+from collections.abc import Container, Iterable, Mapping, Sequence
+from operator import is_
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from lightning_otel.types import Call, Message
+
+_MAX_DEPTH: Final = 20
+
+KnownHistory: TypeAlias = tuple[Sequence[Message], "array[int]"]
+"""Messages and their running hashes."""
+NO_HISTORY: Final[KnownHistory] = (), array("q")
+
+
+class History(NamedTuple):
+    """One call's part of a conversation.
+
+    Attributes:
+        prefixes: Running hash of the observation up to and with each message, [M].
+        left: Running hash of the observation with each choice after it: what the call leaves
+            behind. Empty where it was given no messages.
+    """
+
+    prefixes: "array[int]"  # an array, since the garbage collector does not look into it
+    left: "array[int]"
+
+    @property
+    def given(self) -> int:
+        """Running hash of the whole observation; 0 where there is none."""
+        return self.prefixes[-1] if self.prefixes else 0
+
+
+def hash_history(
+    observation: Sequence[Message],
+    action: Iterable[Message] = (),
+    earlier: KnownHistory = NO_HISTORY,
+) -> History:
+    """Return the conversation of a call, one step a message.
+
+    Args:
+        observation: The messages it was given.
+        action: Its choices.
+        earlier: Messages that it may go on from, the very same objects, and their running hashes.
+    """
+    told, prefixes = earlier
+    found = array("q")
+    if len(told) <= len(observation) and all(map(is_, told, observation)):
+        found.extend(prefixes)
+    given = found[-1] if found else 0
+    for message in observation[len(found) :]:
+        given = hash((given, message_key(message)))
+        found.append(given)
+    left = [hash((given, message_key(each))) for each in action] if found else []
+    return History(found, array("q", left))
+
+
+def hash_spoken(call: Call) -> History:
+    """Return a call's conversation without instructions: those differ between agents."""
+    spoken = [each for each in call.observation if each.get("role") not in ("system", "developer")]
+    return hash_history(spoken, call.action)
+
+
+def agent_messages(messages: Iterable[Message]) -> set[int]:
+    """Return hashes of the messages that agents and their tools said."""
+    return {message_key(message) for message in messages if is_from_agent(message)}
+
+
+def is_from_agent(message: Message) -> bool:
+    """Return whether the agent or one of its tools said a message."""
+    return message.get("role") in ("assistant", "tool")
+
+
+def is_same(one: Message, other: Message) -> bool:
+    """Return whether two messages are one, but for what an answer's repetition leaves out."""
+    if one is other:
+        return True
+    return one.get("role") == other.get("role") and message_key(one) == message_key(other)
+
+
+def longest_prefix(prefixes: Sequence[int], known: Container[int]) -> int:
+    """Return the length of the longest known prefix; 0 if none is known."""
+    for length in range(len(prefixes), 0, -1):
+        if prefixes[length - 1] in known:
+            return length
+    return 0
+
+
+def message_key(message: Mapping[str, Any]) -> int:
+    """Return a hash of a message but for what an answer has and its repetition lacks."""
+    kept: list[Any] = []
+    try:
+        for part in message["parts"]:  # flat parts, as most are, are hashed in C
+            kind = part.get("type")
+            if kind != "text":
+                if kind != "reasoning":
+                    kept.append(frozenset(part.items()))
+            elif part["content"]:
+                kept.append(part["content"])
+        return hash((message.get("role"), *kept))
+    except (AttributeError, KeyError, TypeError):
+        parts = message.get("parts")
+        if isinstance(parts, list):
+            parts = [
+                part
+                for part in parts
+                if not isinstance(part, dict)
+                or not (
+                    (kind := part.get("type")) == "reasoning"
+                    or (kind == "text" and not part.get("content"))
+                )
+            ]
+        return _hash_value([message.get("role"), parts], 0)
+
+
+def _hash_value(value: object, depth: int) -> int:
+    """A hash of a JSON value; dumping it to text would cost several times as much."""
+    if type(value) is str:
+        return hash(value)
+    if depth >= _MAX_DEPTH:
+        return 0
+    if isinstance(value, dict):
+        return hash(frozenset([(key, _hash_value(item, depth + 1)) for key, item in value.items()]))
+    if isinstance(value, list):
+        return hash(tuple([_hash_value(item, depth + 1) for item in value]))
+    return hash((type(value).__name__, value))
