@@ -67,7 +67,7 @@ SHOWN: dict[str, tuple[Callable[[Store], Any], list[str], int | None]] = {
     "a long resource": (lambda _: LONG, ["the first 4,000 of 5,000 characters", "p@1"], None),
     "a run": (lambda _: RUN, [">2.0<"], None),
     "a fit": (
-        lambda _: FIT, [">p@2<", ">live<", "plot_training_metrics(runs=&#39;run-1&#39;)"], None,
+        lambda _: FIT, [">p@2<", ">live<", "plot_training_metrics(runs=&#x27;run-1&#x27;)"], None,
     ),
     "a comparison": (
         lambda _: UNSURE,

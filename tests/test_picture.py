@@ -12,7 +12,7 @@ from lightning_otel.adapter.outline import outline
 from lightning_otel.adapter.picture import picture
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-from lightning_otel.types.markup import safe, table
+from lightning_otel.types.html import escape, render_table
 
 SVG = "{http://www.w3.org/2000/svg}"
 # What attackers write into names and messages; each must stay text.
@@ -98,7 +98,7 @@ def test_nothing_in_a_name_acts(attack: str) -> None:
         forest.call("second")
 
     svg = picture(outline(forest.spans))
-    html = table([attack], [[attack], [None]], attack)
+    html = render_table([attack], [[attack], [None]], attack)
 
     parsed(svg)
     assert "<script" not in svg + html
@@ -195,10 +195,10 @@ def test_nothing_recorded_is_a_picture_too() -> None:
 
 def test_text_is_cut_by_its_width() -> None:
     """Wide characters take two cells, marks on others none; an ellipsis says that it was cut."""
-    assert safe("日本語", 5) == "日本…"
-    assert safe("abc", 3) == "abc"
-    assert safe("abcd", 3) == "ab…"
-    assert safe("e\u0301" * 3, 3) == "e\u0301" * 3
+    assert escape("日本語", 5) == "日本…"
+    assert escape("abc", 3) == "abc"
+    assert escape("abcd", 3) == "ab…"
+    assert escape("e\u0301" * 3, 3) == "e\u0301" * 3
 
 
 def test_notebooks_show_recordings_and_tables(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ SCRIPTS = {
     ),
     "types and adapter do not import what shows them": (
         "import sys, lightning_otel.types, lightning_otel.adapter\n"
-        "print('lightning_otel.types.markup' in sys.modules)",
+        "print('lightning_otel.types.html' in sys.modules)",
         "False",
     ),
     "without the extra, agents, bases of algorithms and Agent Lightning's stores are there": (

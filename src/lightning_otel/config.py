@@ -87,7 +87,7 @@ def _parse_content(text: str) -> Content | None:
     return Content(is_on, is_on) if is_on or text.lower() in _CONTENT_OFF else None
 
 
-def size_of(text: str) -> int | None:
+def parse_size(text: str) -> int | None:
     """Return the bytes that ``10GB``, ``500 MB`` or ``1.5GiB`` names; None if it names none."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
@@ -136,7 +136,7 @@ STATE: Final = _text(
     "LIGHTNING_OTEL_STATE", "", "where queue, resources and runs lie", others=(STORE.name,),
     show=lambda: state_place())
 MAX_SIZE: Final = Setting[int | None](
-    "LIGHTNING_OTEL_MAX_SIZE", None, lambda text: size_of(text) or None, "what a store may take",
+    "LIGHTNING_OTEL_MAX_SIZE", None, lambda text: parse_size(text) or None, "what a store may take",
     "a size such as 10GB")
 TOKEN: Final = _text(
     "LIGHTNING_OTEL_TOKEN", "", "token for a store behind lightning-otel serve", is_secret=True)
@@ -201,13 +201,13 @@ def _is_set(name: str) -> bool:
     return bool(os.environ.get(name, "").strip())
 
 
-def unknown_names() -> list[str]:
+def unknown_variables() -> list[str]:
     """Return variables that are set, begin nearly as ours do, and are read by nobody."""
     begins = (PREFIX, "LIGHTNINGOTEL", "LIGHTNING_OTLP", "LIGTHNING_OTEL", "LIGHTING_OTEL")
     return sorted(name for name in os.environ if name.startswith(begins) and name not in OURS)
 
 
-def misunderstood() -> Iterator[tuple[str, str]]:
+def invalid_values() -> Iterator[tuple[str, str]]:
     """Yield each variable whose value is not understood, and what it should be."""
     for each in (*SETTINGS, SDK_DISABLED):
         text = os.environ.get(each.name, "").strip()

@@ -151,7 +151,7 @@ def test_command_answers(
     case: Case, cli: Cli, kept: Path, names: Mapping[str, str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Data on stdout, talk on stderr, nothing that steers a terminal, and no file for looking."""
+    """Data on stdout, notes on stderr, nothing that steers a terminal, and no file for looking."""
     monkeypatch.chdir(tmp_path)
 
     done = run(cli, case.command, kept, names)

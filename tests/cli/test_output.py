@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from lightning_otel.cli.output import age, cut, json_text, plain, program, seconds, shown, size
+from lightning_otel.cli.output import (
+    format_age_since,
+    format_ns,
+    format_size,
+    json_text,
+    printable,
+    program_command,
+    to_json_value,
+    truncate,
+)
 
 UNSAFE = {
     *map(chr, range(32)), *map(chr, range(127, 160)), *map(chr, range(0x2028, 0x202F)),
@@ -26,15 +35,15 @@ PLAIN = st.none() | st.booleans() | st.integers() | TEXTS
 @given(st.text(), st.integers(2, 60))
 def test_shown_is_one_safe_line_that_can_be_cut(text: str, width: int) -> None:
     """No part of it steers the terminal; too wide, it ends in an ellipsis, wide signs as two."""
-    line = shown(text)
-    found = cut(line, width)
+    line = printable(text)
+    found = truncate(line, width)
 
     assert not UNSAFE & set(line)
     assert len(line) == len(text)
     assert line.encode() is not None
     assert cell_len(found) <= width
     assert found == line or found.endswith("…")
-    assert cut(line, None) == line
+    assert truncate(line, None) == line
 
 
 @settings(deadline=None)
@@ -48,22 +57,22 @@ def test_json_text_is_safe_and_loses_nothing(value: object) -> None:
 
 
 def _age_of(ago_s: int) -> str:
-    return age(time.time_ns() - ago_s * 1_000_000_000)
+    return format_age_since(time.time_ns() - ago_s * 1_000_000_000)
 
 
 @pytest.mark.parametrize(
     ("words", "value", "wanted"),
     [
-        (shown, None, ""),
-        (shown, 1.5, "1.5"),
-        (shown, {"a": [1]}, '{"a": [1]}'),
-        (shown, [1, "ä"], '[1, "ä"]'),
-        (shown, "tab\tline\n", "tab line "),
-        (shown, "\ud800", "�"),
-        (plain, {1: (b"ab", math.nan, 0.5), "x": 2j}, {"1": ["YWI=", None, 0.5], "x": "2j"}),
-        *((seconds, ns, text) for ns, text in (
+        (printable, None, ""),
+        (printable, 1.5, "1.5"),
+        (printable, {"a": [1]}, '{"a": [1]}'),
+        (printable, [1, "ä"], '[1, "ä"]'),
+        (printable, "tab\tline\n", "tab line "),
+        (printable, "\ud800", "�"),
+        (to_json_value, {1: (b"ab", math.nan), "x": 2j}, {"1": ["YWI=", None], "x": "2j"}),
+        *((format_ns, ns, text) for ns, text in (
             (0, "0 ms"), (8_400_000, "8 ms"), (1_240_000_000, "1.2 s"), (600 * 10**9, "10 min"))),
-        *((size, size_bytes, text) for size_bytes, text in (
+        *((format_size, size_bytes, text) for size_bytes, text in (
             (0, "0 kB"), (51_300, "51 kB"), (2_340_000, "2.3 MB"))),
         *((_age_of, ago, text) for ago, text in (
             (-5, "0 s"), (5, "5 s"), (600, "10 min"), (36_000, "10 h"), (864_000, "10 d"))),
@@ -80,9 +89,9 @@ def test_program_can_be_called_as_it_is_named(
     """On the PATH the program is its name; else where it lies, as short as that can be said."""
     beside = Path(sys.executable).with_name("lightning-otel")
 
-    assert program() == "lightning-otel"
+    assert program_command() == "lightning-otel"
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.chdir(beside.parent.parent)
-    assert program() == f"{beside.parent.name}/lightning-otel"
+    assert program_command() == f"{beside.parent.name}/lightning-otel"
     monkeypatch.setattr(sys, "executable", str(tmp_path / "a folder" / "python"))
-    assert program() == f"'{tmp_path}/a folder/python' -m lightning_otel"
+    assert program_command() == f"'{tmp_path}/a folder/python' -m lightning_otel"

@@ -94,7 +94,7 @@ def test_store_is_kept_in_order_beside_others(
 )
 def test_size_of_reads_what_people_write(text: str, size: int) -> None:
     """Decimal units and binary ones, with or without the B."""
-    assert config.size_of(text) == size
+    assert config.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "ten", "-1GB", "1 GBs", "1e9", "0"])

@@ -27,7 +27,7 @@ from lightning_otel.adapter.linear import Linear, Row, walk
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.types import Call, CaptureLevel, Dropped, Report, Reward, Span, Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.steps import maker
+from lightning_otel.types.transitions import fast_constructor
 
 _TOKENS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
 CALL_KEYS: Final = (
@@ -286,7 +286,7 @@ class Walk:
         Args:
             calls: The call of each step, for its bodies; without, the transitions have none.
         """
-        make = maker(Transition)
+        make = fast_constructor(Transition)
         bodies: Iterable[Call] = calls or repeat(_NO_BODIES)
         following: Iterable[Call] = chain(islice(calls, 1, None), repeat(_NO_BODIES))
         for (attempt, _, step, done, call, named, rest), own, after in zip(

@@ -12,7 +12,7 @@ from lightning_otel.adapter.exactness import NO_IDS, NO_RESPONSE_IDS, read_token
 from lightning_otel.messages import message, parse_messages
 from lightning_otel.types import Call, Message, Span, Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.steps import maker
+from lightning_otel.types.transitions import fast_constructor
 
 ABANDONED = "abandoned: the program left the stream before its end"
 INCOMPLETE = "incomplete: the call never ended"
@@ -118,7 +118,7 @@ def read_call(span: Span, agent: str, history: HistoryParser | None = None) -> C
     observation = history.read_instructions(get(c.SYSTEM_INSTRUCTIONS)) + (given or ())
     offered = _parse_repeated(tools) if isinstance(tools, str) else ()
     # By position, in the order of the fields, as calls are many.
-    made: Call = maker(Call)(
+    made: Call = fast_constructor(Call)(
         span, agent, observation, answered or (), offered, prompt_ids, response_ids, logprobs, None,
         inexact,
     )  # fmt: skip
@@ -157,7 +157,7 @@ def make_transition(
     )
     is_exact = len(call.prompt_ids) and len(call.response_ids)
     # By position, in the order of the fields: names would cost half as much again.
-    made: Transition = maker(Transition)(
+    made: Transition = fast_constructor(Transition)(
         *key, call.agent, step, call.observation, call.action, reward, following, is_last,
         rewards, is_shared, call.tools, call.prompt_ids, call.response_ids, call.logprobs,
         "exact" if is_exact else "text", version,

@@ -16,7 +16,7 @@ from lightning_otel.adapter.tree import Tree
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.types import Message, Span
 from lightning_otel.types import conventions as c
-from lightning_otel.types.wording import NESTED
+from lightning_otel.types.text import NESTED
 
 DUPLICATE: Final = "duplicate: the same request was recorded twice"
 DUPLICATE_OF: Final = "duplicate: {} recorded the same request"

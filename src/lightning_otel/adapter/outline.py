@@ -15,7 +15,7 @@ from lightning_otel.adapter.tree import build_tree
 from lightning_otel.adapter.triplet import ReadableSpan, span_of
 from lightning_otel.types import BranchCause, Report, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.wording import count_noun
+from lightning_otel.types.text import count_noun
 
 Kind: TypeAlias = Literal["rollout", "agent", "call", "tool", "reward", "mark", "work"]
 """What a span is to a person."""

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from lightning_otel.adapter.outline import Gap, Node, Outline, children_of, select_nodes
 from lightning_otel.adapter.rewards import reward_words
 from lightning_otel.types import conventions as c
-from lightning_otel.types.markup import safe, svg_text
-from lightning_otel.types.wording import count_noun
+from lightning_otel.types.html import escape, render_svg_text
+from lightning_otel.types.text import count_noun
 
 _WIDTH: Final = 960
 _NAMES: Final = 320
@@ -117,20 +117,20 @@ class _Picture:
             f'<svg xmlns="http://www.w3.org/2000/svg" class="lo" role="img" width="{_WIDTH}" '
             f'height="{height}" viewBox="0 0 {_WIDTH} {height}" '
             f'style="max-width:100%;height:auto"><style>{_STYLE}</style>'
-            f"<title>{safe(title, 200)}</title>"
+            f"<title>{escape(title, 200)}</title>"
             f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="6"/>'
         )
-        yield svg_text(14, 20, title, "big", 130)
+        yield render_svg_text(14, 20, title, "big", 130)
         length = self._end_ns - self._start_ns
         for quarter in range(5) if length > 0 else ():
             x = self._x_of(self._start_ns + length * quarter // 4)
             told = _duration_text(length * quarter // 4)
             yield f'<path class="line" d="M{x:.1f} {_TOP - 6}V{foot - 4}" stroke-dasharray="2 4"/>'
-            yield svg_text(x, _TOP - 12, told, "dim", 12, anchor="middle")
+            yield render_svg_text(x, _TOP - 12, told, "dim", 12, anchor="middle")
         for row, (item, depth) in enumerate(self._rows):
             y, x = _TOP + row * _ROW + _ROW / 2, 14 + min(depth, _DEEPEST) * _INDENT
             if isinstance(item, Gap):
-                yield svg_text(x, y + 4, item.told(), "dim", int((_NAMES - x) / _CELL) + 60)
+                yield render_svg_text(x, y + 4, item.told(), "dim", int((_NAMES - x) / _CELL) + 60)
             else:
                 yield from self._draw_node(item, depth, x, y)
         for item, bar in self._bars.items():
@@ -141,7 +141,7 @@ class _Picture:
             y = foot + 14 + 20 * line
             if style.startswith("b"):
                 yield f'<circle class="{style}" cx="20" cy="{y - 4}" r="6"/>'
-            yield svg_text(34 if style.startswith("b") else 14, y, words, "dim", 140)
+            yield render_svg_text(34 if style.startswith("b") else 14, y, words, "dim", 140)
         yield "</svg>"
 
     def _legend_items(self) -> list[tuple[str, str]]:
@@ -175,10 +175,10 @@ class _Picture:
             name = f"reward {reward_words(node.span)}"
         style = "dim" if node.kind == "work" else ""
         cells = int((_NAMES - x) / _CELL)
-        yield svg_text(x, y + 4, f"{'· ' * (depth > _DEEPEST)}{name}", style, cells)
+        yield render_svg_text(x, y + 4, f"{'· ' * (depth > _DEEPEST)}{name}", style, cells)
         lasted = "" if span.end_ns is None else _duration_text(span.end_ns - span.start_ns)
         told = (span.name, label, lasted, span.status_message, f"span {span.span_id}")
-        yield f"<g><title>{safe(' · '.join(filter(None, told)), 600)}</title>"
+        yield f"<g><title>{escape(' · '.join(filter(None, told)), 600)}</title>"
         yield from (
             self._draw_diamond(node, bar) if node.kind == "reward" else self._draw_bar(node, bar)
         )
@@ -206,7 +206,9 @@ class _Picture:
             half = _half_width(node)
             place = f'x="{bar.start - half:.1f}" y="{bar.middle - 9:.1f}" width="{2 * half:.1f}"'
             yield f'<rect class="{style}" {place} height="18" rx="9"/>'
-            yield svg_text(bar.start, bar.middle + 4, str(step.step), "on", 9, anchor="middle")
+            yield render_svg_text(
+                bar.start, bar.middle + 4, str(step.step), "on", 9, anchor="middle"
+            )
         words, style = self._outcome_text(node)
         if words:
             yield _draw_words(words, style, bar.start - half, max(bar.end, bar.start + half), bar)
@@ -245,7 +247,7 @@ class _Picture:
         if node.left_out:
             words += f" · left out: {node.left_out}"
         if node.credited:  # its arrow leaves to the left
-            yield svg_text(x + 10, y + 4, words, "good", int((_WIDTH - x - 20) / _CELL))
+            yield render_svg_text(x + 10, y + 4, words, "good", int((_WIDTH - x - 20) / _CELL))
         else:
             yield _draw_words(words, "dim", x - 6, x + 6, bar)
 
@@ -279,8 +281,8 @@ def _draw_words(words: str, style: str, left: float, right: float, bar: _Bar) ->
     """Words to the right of something, or to its left where they would not fit."""
     after, before = int((_WIDTH - right - 14) / _CELL), int((left - _NAMES - 28) / _CELL)
     if len(words) > after and before > after:
-        return svg_text(left - 6, bar.middle + 4, words, style, before, anchor="end")
-    return svg_text(right + 6, bar.middle + 4, words, style, after)
+        return render_svg_text(left - 6, bar.middle + 4, words, style, before, anchor="end")
+    return render_svg_text(right + 6, bar.middle + 4, words, style, after)
 
 
 def _duration_text(duration_ns: int) -> str:

@@ -14,7 +14,7 @@ from lightning_otel.algorithms.tasks import Ran, RunConfig, run_tasks
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources.evidence import tell, weigh
 from lightning_otel.state.runs import TrainingRun
-from lightning_otel.types import Resource, markup
+from lightning_otel.types import Resource, html
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.run import Run
@@ -76,7 +76,7 @@ class Fit:
         rows += [("left out", reason, f"{count:,}") for reason, count in self.left_out.items()]
         note = f"curves: lo.plot_training_metrics(runs={self.run.run_id!r})"
         note = f"{self.verdict.reason}; {note}" if self.verdict.reason else note
-        return self.run._repr_html_() + markup.table(("", "", ""), rows, note)
+        return self.run._repr_html_() + html.render_table(("", "", ""), rows, note)
 
     def place_of(self, name: str) -> str:
         """Return what became of a resource: ``live``, ``canary`` or ``withdrawn``."""

@@ -1,6 +1,6 @@
 """The command line: thin commands over the store, each imported when it is run.
 
-Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 3
+Data goes to stdout, notes to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 3
 nothing matched, 4 the store cannot be used; ``run`` gives back its program's own.
 """
 
@@ -84,7 +84,7 @@ _FAILURES: tuple[tuple[type[LightningOtelError], int, str], ...] = (
 )
 
 
-class Guessing(click.Group):
+class SuggestingGroup(click.Group):
     """A group that names the command a misspelt one may have meant."""
 
     def resolve_command(
@@ -101,7 +101,7 @@ class Guessing(click.Group):
         return super().resolve_command(ctx, args)
 
 
-class _Lazy(Guessing):
+class _Lazy(SuggestingGroup):
     """A group that knows its commands' names and help without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -150,7 +150,7 @@ def main() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         code = 0
-        hush(sys.stdout)
+        silence_stream(sys.stdout)
     sys.exit(code)
 
 
@@ -173,7 +173,7 @@ def _run_command() -> int:
             import traceback
 
             traceback.print_exc()
-        return explain(exc)
+        return report_error(exc)
     return code if isinstance(code, int) else 0
 
 
@@ -187,47 +187,47 @@ def _speak_utf8(stream: TextIO | None) -> None:
             reconfigure(encoding="utf-8", errors="replace")
 
 
-def hush(stream: TextIO) -> None:
+def silence_stream(stream: TextIO) -> None:
     """Let a stream whose reader has gone end in nothing, so that Python's own exit is silent."""
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, stream.fileno())
     os.close(silence)
 
 
-def explain(exc: Exception) -> int:
+def report_error(exc: Exception) -> int:
     """Say what failed, why, and what to do; gives the exit code."""
     if isinstance(exc, LightningOtelError):
         _, code, usual = next(each for each in _FAILURES if isinstance(exc, each[0]))
         # A query's own text may hold the mark that divides what failed from what to do.
         is_query = isinstance(exc, QueryError)
         what, remedy = (str(exc), "") if is_query else (exc.what, exc.remedy)
-        say_error(what, exc.why, remedy or usual)
+        print_error(what, exc.why, remedy or usual)
         return code
     if isinstance(exc, OSError):
         what = f"{exc.filename or 'a file'}: {exc.strerror or exc}"
-        say_error(what, remedy="check the path, its permissions and the disk")
+        print_error(what, remedy="check the path, its permissions and the disk")
         return 1
     given = sys.argv[1:] if sys.argv[1:2] == ["--debug"] else ["--debug", *sys.argv[1:]]
     again = shlex.join(["lightning-otel", *given])
-    say_error(f"{type(exc).__name__}: {exc}", "this is a bug in lightning-otel", again)
+    print_error(f"{type(exc).__name__}: {exc}", "this is a bug in lightning-otel", again)
     return 1
 
 
-def say_error(what: str, why: str = "", remedy: str = "", *, usage: str = "") -> None:
+def print_error(what: str, why: str = "", remedy: str = "", *, usage: str = "") -> None:
     """Print the failure, its reason where there is one to tell, and the remedy, on stderr."""
-    from lightning_otel.cli.output import talk
+    from lightning_otel.cli.output import print_note
 
     # DuckDB draws the place in the query on further lines.
-    talk(f"error: {' '.join(what.partition(chr(10) + 'LINE ')[0].split())}")
+    print_note(f"error: {' '.join(what.partition(chr(10) + 'LINE ')[0].split())}")
     if why:
-        talk(f"why:   {' '.join(why.split())}")
+        print_note(f"why:   {' '.join(why.split())}")
     if usage:
-        talk(f"usage: {usage}")
-    talk(f"try:   {remedy or 'lightning-otel --help'}")
+        print_note(f"usage: {usage}")
+    print_note(f"try:   {remedy or 'lightning-otel --help'}")
 
 
 def _explain_usage(exc: click.ClickException) -> None:
     context = getattr(exc, "ctx", None)
     path = context.command_path if context is not None else "lightning-otel"
     usage = " ".join(context.get_usage().split()[1:]) if context is not None else ""
-    say_error(exc.format_message(), remedy=f"{path} --help", usage=usage)
+    print_error(exc.format_message(), remedy=f"{path} --help", usage=usage)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lightning_otel.cli.output import count_noun, print_table, program, shown, suggest
+from lightning_otel.cli.output import count_noun, print_table, printable, program_command, suggest
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -58,7 +58,7 @@ def demo(store: str, rollouts: int, seed: int, shuffle: bool, picture: str | Non
     _show_transitions(opened, started_ns, lesson)
     _show_rewards(opened, started_ns, lesson, picture)
     click.echo(f"\n{(time.time_ns() - started_ns) / 1e9:.1f} s, no key, no network.\n")
-    click.echo(_OWN_AGENT.format(program()))
+    click.echo(_OWN_AGENT.format(program_command()))
     suggest("plot --by version", store)
 
 
@@ -119,7 +119,7 @@ def _show_rewards(opened: "Store", started_ns: int, lesson: "Lesson", picture: s
         share = sum(outcome.reward for outcome in part) / len(part)
         click.echo(f"   {label:<5} {len(part)}  {bar(share)} {share:.0%} right")
     if picture is not None:
-        click.echo(f"   curve → {shown(picture)}")
+        click.echo(f"   curve → {printable(picture)}")
     wrong = next((outcome for outcome in lesson.outcomes if not outcome.reward), None)
     if wrong is not None:
-        click.echo(f"   at first, e.g. {shown(wrong.question)} → {shown(wrong.answer)}")
+        click.echo(f"   at first, e.g. {printable(wrong.question)} → {printable(wrong.answer)}")

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
-from lightning_otel.cli import Guessing
-from lightning_otel.cli.maintain import give_waiting
-from lightning_otel.cli.options import AGENT, rollout_id_of, rollout_option, when_options
+from lightning_otel.cli import SuggestingGroup
+from lightning_otel.cli.maintain import settle_pending_feedback
+from lightning_otel.cli.options import AGENT, find_rollout_id, rollout_option, when_options
 from lightning_otel.cli.output import (
     count_noun,
+    format_size,
     json_text,
     print_json,
+    print_note,
     progress_bar,
-    size,
     store_option,
     suggest,
-    talk,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.types import CaptureLevel, Credit, Estimator
@@ -44,7 +44,7 @@ _NO_ROWS: Final = 3
 _SPANS: Final = "spans"
 
 
-class _Formats(Guessing):
+class _Formats(SuggestingGroup):
     """A group whose commands are ``spans`` and every format; ``--format X`` names one as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -154,7 +154,7 @@ def spans(
         _check_writable(place)
     if found == "parquet":
         table.to_parquet(place)
-        talk(f"spans → {place} ({size(Path(place).stat().st_size)})")
+        print_note(f"spans → {place} ({format_size(Path(place).stat().st_size)})")
         return
     count = 0
     with ExitStack() as stack:
@@ -165,7 +165,7 @@ def spans(
             file.write(json_text(sdk_json(span)) + "\n")
             count += 1
         file.flush()
-    talk(f"{count_noun(count, 'span')} → {_place_name(place)}")
+    print_note(f"{count_noun(count, 'span')} → {_place_name(place)}")
 
 
 def _make_command(name: str, made: "Format") -> click.Command:
@@ -202,7 +202,7 @@ def _run_export(
     opened = Store(store)
     rollout_id = _find_rollout(opened, rollout)
     if not is_dry_run:
-        give_waiting(opened)
+        settle_pending_feedback(opened)
     with (
         _show_progress(opened, is_quiet=is_rows) as progress,
         _open_left_out(left_path) as left_out,
@@ -223,7 +223,7 @@ def _run_export(
     if as_json:
         print_json(_describe(done, why_empty, is_dry_run=is_dry_run))
         return code
-    say = click.echo if is_dry_run else talk
+    say = click.echo if is_dry_run else print_note
     for line in _word_funnel(done, "nowhere (dry run)" if is_dry_run else _place_name(place)):
         say(line)
     if why_empty:
@@ -319,7 +319,7 @@ def _print_row(row: Mapping[str, Any]) -> None:
     sys.stdout.write(json_text(row) + "\n")
 
 
-def parsed(row: Mapping[str, Any]) -> dict[str, Any]:
+def parse_json_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row whose JSON columns are values, not texts."""
     return {
         name: json.loads(value) if name in _JSON_COLUMNS and isinstance(value, str) else value
@@ -329,7 +329,7 @@ def parsed(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _find_rollout(opened: "Store", target: str | None) -> str | None:
     opened.connect()  # a store that cannot be read is refused before any file is opened for writing
-    return rollout_id_of(opened, target)
+    return find_rollout_id(opened, target)
 
 
 def _choose_place(out: str | None, output: str | None) -> str:

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import click
 
 from lightning_otel import config
-from lightning_otel.cli.options import Stop, rollout_id_of, rollout_option
-from lightning_otel.cli.output import count_noun, store_option, talk
+from lightning_otel.cli.options import Stop, find_rollout_id, rollout_option
+from lightning_otel.cli.output import count_noun, print_note, store_option
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, LightningOtelError, NotFoundError
 from lightning_otel.exporters.forwarding import Forwarder
@@ -52,7 +52,7 @@ def forward(
     is_allowed = config.content().is_exported
     kept = "" if is_allowed else ", without what was said (LIGHTNING_OTEL_EXPORT_CONTENT=1 adds it)"
     with Stop() as stop:
-        talk(f"⚡ {opened.name} → {endpoint.url}{kept}")
+        print_note(f"⚡ {opened.name} → {endpoint.url}{kept}")
         forwarder = Forwarder(
             follower, sender, with_content=is_allowed, on_complaint=_tell_complaint
         )
@@ -75,7 +75,7 @@ def _open_follower(opened: Store, rollout: str | None, name: str | None, url: st
         return opened.follow(name or f"otlp-{host}-{hashlib.sha256(url.encode()).hexdigest()[:8]}")
     if name is not None:
         raise ConfigError("--name does not go with --rollout, whose position is its own")
-    rollout_id = rollout_id_of(opened, rollout)
+    rollout_id = find_rollout_id(opened, rollout)
     rows = list(
         opened.sql(
             "SELECT DISTINCT trace_id FROM spans WHERE rollout_id = ? AND name = ?",
@@ -89,7 +89,7 @@ def _open_follower(opened: Store, rollout: str | None, name: str | None, url: st
 
 
 def _tell_complaint(complaint: str) -> None:
-    talk(f"  waiting: {complaint}" if complaint else "  it takes spans again")
+    print_note(f"  waiting: {complaint}" if complaint else "  it takes spans again")
 
 
 def tell_forwarding(forwarder: Forwarder, waiting: int | None, *, is_quiet: bool = False) -> None:
@@ -101,7 +101,7 @@ def tell_forwarding(forwarder: Forwarder, waiting: int | None, *, is_quiet: bool
         text += f", {number} REJECTED: {reason}"
     if waiting or waiting is None:
         text += f", {waiting or 'some'} NOT delivered: {forwarder.why}"
-    talk(text)
+    print_note(text)
 
 
 def start_forwarding(
@@ -117,7 +117,7 @@ def start_forwarding(
         sender = sender_for(endpoint)
         follower = follower_of_run(layout, rollout_id, (trace_id,), since_ns)
     except LightningOtelError as exc:
-        talk(f"no span is sent by OTLP: {exc}")
+        print_note(f"no span is sent by OTLP: {exc}")
         return None
     forwarder = Forwarder(follower, sender, with_content=config.content().is_exported)
     forwarder.start()

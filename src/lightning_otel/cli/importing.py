@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from lightning_otel.cli.output import count_noun, progress_bar, store_option, suggest, talk
+from lightning_otel.cli.output import count_noun, print_note, progress_bar, store_option, suggest
 from lightning_otel.errors import ConfigError, ReceiveError, StoreError
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ def import_files(files: tuple[Path, ...], store: str | None) -> int:
     spans = sum(_keep_spans(opened, path, partial(refuse, path)) for path in files)
     opened.writer().seal()
     new = _count_spans(opened) - before
-    talk(f"⚡ {count_noun(spans, 'span')} read, {new} new → {opened.name}")
+    print_note(f"⚡ {count_noun(spans, 'span')} read, {new} new → {opened.name}")
     for line in named:
-        talk(line)
+        print_note(line)
     if rejected.total() > len(named):
         for reason, count in rejected.most_common():
-            talk(f"  in all {count} × {reason}")
+            print_note(f"  in all {count} × {reason}")
     if new:
         suggest("ls", store)
     return 1 if rejected else 0

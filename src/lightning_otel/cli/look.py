@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from lightning_otel.cli import say_error
-from lightning_otel.cli.options import Form, filter_options, rows_options, when_options
+from lightning_otel.cli import print_error
+from lightning_otel.cli.options import Form, filter_options, format_option, when_options
 from lightning_otel.cli.output import (
-    age,
     count_noun,
+    format_age_since,
+    format_ns,
+    format_size,
     print_data,
+    print_note,
     print_rows,
     print_table,
-    seconds,
-    shown,
-    size,
+    printable,
     store_option,
     suggest,
-    talk,
 )  # fmt: skip
 from lightning_otel.errors import QueryError
 from lightning_otel.views.nouns import ATTEMPTS, TRACES
@@ -51,7 +51,7 @@ _WIDTH = 80
 )  # fmt: skip
 @click.option("--all", "every", is_flag=True, help="Print every row.")
 @filter_options(ATTEMPTS.filters)
-@rows_options
+@format_option
 @store_option
 def ls(
     what: Literal["rollouts", "traces"], limit: int, every: bool, form: Form | None,
@@ -72,14 +72,14 @@ def ls(
         ids = _short_ids([row[f"{noun}_id"] for row in rows], _SHORTEST_ID[noun])
         for row in rows:
             row[noun] = ids[row[f"{noun}_id"]]
-            row["started"] = age(row["start_ns"])
+            row["started"] = format_age_since(row["start_ns"])
             row["tokens"] = f"{row['input_tokens'] or 0}→{row['output_tokens'] or 0}"
-            row["duration"] = seconds(row["end_ns"] - row["start_ns"])
+            row["duration"] = format_ns(row["end_ns"] - row["start_ns"])
             row["reward"] = None if row["reward"] is None else float(f"{row['reward']:.4g}")
         print_table(rows, _COLUMNS[what], _TEXT_COLUMNS)
     if not rows:
         is_of_time = named.keys() <= {"since", "until"}
-        talk(
+        print_note(
             f"no {what} {'of that time' if is_of_time else 'like that'}"
             if named
             else f"no {what} yet"
@@ -87,7 +87,7 @@ def ls(
         suggest("ls" if named else "run -- python your_agent.py", store)
         return
     if total > len(rows):
-        talk(f"{len(rows)} of {total} {what} · --all for the rest")
+        print_note(f"{len(rows)} of {total} {what} · --all for the rest")
     suggest("show @last" if what == "rollouts" else f"show {rows[0]['trace_id'][:8]}", store)
 
 
@@ -100,7 +100,7 @@ def _short_ids(ids: Sequence[str], shortest: int) -> dict[str, str]:
 
 
 @click.command()
-@rows_options
+@format_option
 @store_option
 def stats(form: Form | None, store: str | None) -> None:
     """Count spans, rewards and transitions, and what was lost or left out."""
@@ -112,9 +112,9 @@ def stats(form: Form | None, store: str | None) -> None:
     if print_data(form, rows, document=found):
         return
     for name, value in _stats_lines(found):
-        click.echo(f"{name:<12} {shown(value)}")
+        click.echo(f"{name:<12} {printable(value)}")
     if "accounting" not in found:
-        talk("what was lost is counted where the spans are recorded")
+        print_note("what was lost is counted where the spans are recorded")
     suggest("export triplets -o triplets.jsonl", store)
 
 
@@ -150,7 +150,7 @@ def _kept_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     from lightning_otel.store.counts import Accounting
 
     files = count_noun(found["files"], "file"), count_noun(found["segments"], "segment")
-    yield "on disk", ", ".join((*files, size(found["bytes"])))
+    yield "on disk", ", ".join((*files, format_size(found["bytes"])))
     counts = {name: value for name, value in found["accounting"].items() if name != "missing"}
     account = Accounting(**counts)
     yield "accounted", account.sentence()
@@ -167,7 +167,7 @@ def _kept_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 @click.command()
 @click.argument("query")
-@rows_options
+@format_option
 @store_option
 def sql(query: str, form: Form | None, store: str | None) -> int:
     """Run one read-only SQL query over spans, calls, rewards and rollouts.
@@ -180,14 +180,14 @@ def sql(query: str, form: Form | None, store: str | None) -> int:
     try:
         columns, rows, cut = run_query(Store(store), query)
     except QueryError as exc:
-        say_error(str(exc), exc.why, 'lightning-otel sql "DESCRIBE spans"')
+        print_error(str(exc), exc.why, 'lightning-otel sql "DESCRIBE spans"')
         return 1
     print_rows(rows, columns, form=form)
     if not rows:
-        talk("no rows")
+        print_note("no rows")
         suggest('sql "DESCRIBE spans"', store)
     if cut:
-        talk(
+        print_note(
             f"these are the first {count_noun(len(rows), 'row')}: more {cut} than fit; add a LIMIT"
         )
     return 0
@@ -226,7 +226,7 @@ def run_query(
               help="Least reward of a success.")  # fmt: skip
 @click.option("--window", type=click.IntRange(min=1), help="Number of values in the moving mean.")
 @click.option("--output", "-o", metavar="FILE", help="Write a picture: FILE.svg or .png.")
-@rows_options
+@format_option
 @store_option
 def plot(
     metrics: Sequence[str], output: str | None, form: Form | None, store: str | None, **asked: Any
@@ -253,7 +253,7 @@ def plot(
         return
     if output is not None:
         curves = f"{len(found)} curve{'' if len(found) == 1 else 's'}"
-        talk(f"{curves}, {len(points)} points → {output}")
+        print_note(f"{curves}, {len(points)} points → {output}")
         return
     print_charts(found)
     is_any = any(chart.series for chart in found)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lightning_otel import config
-from lightning_otel.cli.options import ID, Form, rollout_id_of, rows_options
+from lightning_otel.cli.options import ID, Form, find_rollout_id, format_option
 from lightning_otel.cli.output import (
     count_noun,
+    format_size,
     print_data,
     print_json,
+    print_note,
     print_rows,
     progress_bar,
-    size,
     store_option,
     suggest,
-    talk,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError, StateError, StoreDamagedError
 from lightning_otel.types.instants import age_s
@@ -44,7 +44,7 @@ _COLUMNS: Final = (
 _TIMES: Final = ("began_ns", "ended_ns")
 
 
-def give_waiting(opened: "Store") -> None:
+def settle_pending_feedback(opened: "Store") -> None:
     """Give feedback that came before what it judges, as a server does all the time.
 
     Where the state cannot be read that is said, and the command goes on: spans are no part of it.
@@ -57,10 +57,10 @@ def give_waiting(opened: "Store") -> None:
     try:
         done = settle_waiting(opened)
     except StateError as exc:
-        talk(f"feedback that waits was not given: {exc}")
+        print_note(f"feedback that waits was not given: {exc}")
         return
     if done.given:
-        talk(f"{done.given} × feedback given that had waited for what it judges")
+        print_note(f"{done.given} × feedback given that had waited for what it judges")
 
 
 @click.command()
@@ -82,17 +82,17 @@ def compact(
     from lightning_otel.dataset import Store
 
     older_than_s = _parse(older_than, age_s, "is no age; write it as 30d, 12h, 90min, 45s or 2w")
-    max_bytes = _parse(max_size, config.size_of, "is no size; write it as 10GB, 500MB or 1.5GiB")
+    max_bytes = _parse(max_size, config.parse_size, "is no size; write it as 10GB, 500MB or 1.5GiB")
     opened = Store(store)
     if opened.layout is None:
         raise ConfigError("compact needs a store on disk; name one with --store")
     if not is_dry_run:
-        give_waiting(opened)
+        settle_pending_feedback(opened)
     with progress_bar("merging", is_quiet=is_dry_run) as progress:
         done = opened.compact(
             older_than_s=older_than_s,
             max_bytes=max_bytes,
-            rollout_ids=[rollout_id_of(opened, each) for each in rollouts],
+            rollout_ids=[find_rollout_id(opened, each) for each in rollouts],
             is_dry_run=is_dry_run,
             progress=progress,
         )
@@ -102,7 +102,7 @@ def compact(
     for line in _word_compaction(done, is_dry_run=is_dry_run):
         click.echo(line)
     if is_dry_run and max_size is not None and done.segments:
-        talk("segments shrink when they are settled: less may go to make room than this says")
+        print_note("segments shrink when they are settled: less may go to make room than this says")
     suggest("stats", store)
 
 
@@ -134,8 +134,10 @@ def _word_compaction(done: "Compacted", *, is_dry_run: bool) -> Iterator[str]:
         yield f"left       {count_noun(done.left, 'file')}: too wide for the memory allowed"
     if not any((done.segments, done.dropped, done.unlinked, done.merged, done.left)):
         yield "nothing to do: the files are packed, and everything is kept"
-    after = "; nothing was changed" if is_dry_run else f" before, {size(done.bytes_after)} after"
-    yield f"on disk    {size(done.bytes_before)}{after}"
+    after = (
+        "; nothing was changed" if is_dry_run else f" before, {format_size(done.bytes_after)} after"
+    )
+    yield f"on disk    {format_size(done.bytes_before)}{after}"
 
 
 def _describe_compaction(done: "Compacted", *, is_dry_run: bool) -> Mapping[str, Any]:
@@ -169,13 +171,13 @@ def pack(out: str, store: str | None) -> None:
     from lightning_otel.dataset import Store
 
     opened = Store(store)
-    give_waiting(opened)
+    settle_pending_feedback(opened)
     count = opened.pack(out)
     if "://" in out:
-        talk(f"{count_noun(count, 'new span')} → {Store(out).name}")
+        print_note(f"{count_noun(count, 'new span')} → {Store(out).name}")
         return
-    talk(f"{count_noun(count, 'span')} → {out} ({size(Path(out).stat().st_size)})")
-    talk(f"→ duckdb {out} 'SELECT * FROM rollouts'")
+    print_note(f"{count_noun(count, 'span')} → {out} ({format_size(Path(out).stat().st_size)})")
+    print_note(f"→ duckdb {out} 'SELECT * FROM rollouts'")
 
 
 @click.command()
@@ -194,11 +196,11 @@ def publish(lake: str | None, is_rest_included: bool, store: str | None) -> None
 
     opened = Store(store)
     to = Store(lake) if lake is not None else opened
-    give_waiting(opened.local)
+    settle_pending_feedback(opened.local)
     done = opened.local.publish(to, is_rest_included=is_rest_included)
-    talk(f"{count_noun(done.spans, 'span')} in {count_noun(done.files, 'file')} → {to.name}")
+    print_note(f"{count_noun(done.spans, 'span')} in {count_noun(done.files, 'file')} → {to.name}")
     if done.waiting:
-        talk(f"{count_noun(done.waiting, 'span')} wait for more; --all publishes them now")
+        print_note(f"{count_noun(done.waiting, 'span')} wait for more; --all publishes them now")
     suggest("stats", lake if lake is not None else store)
 
 
@@ -216,7 +218,7 @@ def publish(lake: str | None, is_rest_included: bool, store: str | None) -> None
 @click.option("--no-wait", is_flag=True,
               help="Do not wait a minute for the old files to be deleted.")  # fmt: skip
 @click.option("--list", "is_list", is_flag=True, help="List past redactions.")
-@rows_options
+@format_option
 @store_option
 def redact(
     is_dry_run: bool, is_sure: bool, no_wait: bool, is_list: bool, form: Form | None,
@@ -241,7 +243,7 @@ def redact(
         with progress_bar("reading") as progress:
             foretold = opened.redact(**rules, is_dry_run=True, progress=progress)
         for line in _word_redaction(foretold, is_dry_run=True):
-            talk(line)
+            print_note(line)
         if not foretold.spans and not foretold.open_spans:
             return 0
         click.confirm("Mask it? It cannot be had back", err=True, abort=True)
@@ -320,7 +322,7 @@ def _list_redactions(opened: "Store", form: Form | None) -> None:
     if not print_data(form, found, names, times=_TIMES) and found:
         print_rows(rows, _COLUMNS, times=_TIMES)
     if not found:
-        talk("nothing was redacted here")
+        print_note("nothing was redacted here")
 
 
 @contextmanager
@@ -332,7 +334,7 @@ def _tell_wait(*, is_quiet: bool) -> Iterator[Callable[[float], None] | None]:
         nonlocal is_said
         if not is_said:
             is_said = True
-            talk(
+            print_note(
                 f"masked; the old files are unlinked in {left_s:.0f} s, when nobody reads them any "
                 "more (Ctrl-C leaves that to the next redact or compact)"
             )

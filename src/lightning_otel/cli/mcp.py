@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import click
 
-from lightning_otel.cli.output import json_text, plain, store_option
+from lightning_otel.cli.output import json_text, store_option, to_json_value
 from lightning_otel.errors import ConfigError, LightningOtelError, NotInstalledError
 
 _INSTRUCTIONS: Final = """\
@@ -163,7 +163,7 @@ def _answer(found: _Found, offset: int, max_bytes: int) -> str:
     most, offset = min(max(max_bytes, _LEAST), _MOST), max(0, offset)
     rows = list(found.rows)[0 if found.total is not None else offset :]
     total = offset + len(rows) if found.total is None else found.total
-    beside, rows = plain(found.beside), plain(rows)
+    beside, rows = to_json_value(found.beside), to_json_value(rows)
     budget = most - 400  # for the words around them
     for longest in (budget // 4, budget // 20, budget // 100, _SHORTEST):
         head = _shorten(beside, longest)

@@ -28,7 +28,7 @@ _STEP_S: Final = 0.02
 _WORD: Final = re.compile(r"[\w@.:~+/-]+", re.ASCII)
 
 
-def rows_options(function: F) -> F:
+def format_option(function: F) -> F:
     """Add ``--format`` as ``form``, and its older spellings ``--json``, ``--jsonl``, ``--csv``."""
 
     def read(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -59,7 +59,7 @@ class When(click.ParamType):  # type: ignore[type-arg]  # older versions of Clic
 _KINDS: Final[dict[type, Any]] = {int: When(), str: str}
 
 
-class _Stored(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
+class _StoredName(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
     """A name that may stand in the store on this disk, whose own names complete it."""
 
     def __init__(self, name: str, query: str, *words: str) -> None:
@@ -87,9 +87,11 @@ class _Stored(click.ParamType):  # type: ignore[type-arg]  # older versions of C
         return [CompletionItem(each) for each in found[:_MOST_COMPLETED]]
 
 
-ID: Final = _Stored("ID", "SELECT rollout_id AS v FROM rollouts ORDER BY start_ns DESC", "@last")
+ID: Final = _StoredName(
+    "ID", "SELECT rollout_id AS v FROM rollouts ORDER BY start_ns DESC", "@last"
+)
 """The beginning of an id, ``@last``, ``@last~2``."""
-AGENT: Final = _Stored(
+AGENT: Final = _StoredName(
     "PATTERN", "SELECT DISTINCT agent AS v FROM spans WHERE agent IS NOT NULL ORDER BY 1"
 )
 """An agent's name, or a pattern of names."""
@@ -155,10 +157,10 @@ rollout_option = click.option(
 
 
 @overload
-def rollout_id_of(opened: "Store", target: str) -> str: ...
+def find_rollout_id(opened: "Store", target: str) -> str: ...
 @overload
-def rollout_id_of(opened: "Store", target: str | None) -> str | None: ...
-def rollout_id_of(opened: "Store", target: str | None) -> str | None:
+def find_rollout_id(opened: "Store", target: str | None) -> str | None: ...
+def find_rollout_id(opened: "Store", target: str | None) -> str | None:
     """The rollout that an id, the beginning of one or ``@last`` stands for; None if none is named.
 
     Raises:

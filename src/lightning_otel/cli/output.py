@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.types import wording
 from lightning_otel.types.instants import utc_text
-from lightning_otel.types.markup import UNSAFE, csv_cell, one_line
-from lightning_otel.types.wording import count_noun as count_noun
-from lightning_otel.types.wording import duration
-from lightning_otel.types.wording import size as size
+from lightning_otel.types.text import UNSAFE, csv_cell, format_age, format_duration, one_line
+from lightning_otel.types.text import count_noun as count_noun
+from lightning_otel.types.text import format_size as format_size
 
 if TYPE_CHECKING:
     from lightning_otel.cli.options import Form
@@ -36,15 +34,15 @@ store_option = click.option(
 )
 
 
-def shown(value: object) -> str:
+def printable(value: object) -> str:
     """A value as one line of text that cannot move the cursor or colour the screen."""
     if isinstance(value, (Mapping, list, tuple)):
-        value = json.dumps(plain(value), ensure_ascii=False)
+        value = json.dumps(to_json_value(value), ensure_ascii=False)
     text = "" if value is None else value if isinstance(value, str) else str(value)
     return one_line(text)
 
 
-def cut(text: str, width: int | None) -> str:
+def truncate(text: str, width: int | None) -> str:
     """The text, or what of it fits into that many cells of a terminal; None never cuts."""
     if width is None or len(text) * 2 <= width:
         return text
@@ -72,7 +70,7 @@ def styled(pieces: Iterable[tuple[str, str]], width: int | None, *, is_coloured:
         is_coloured: Without, only the text is left.
     """
     whole = list(pieces)
-    fitting = cut("".join(text for text, _ in whole), width)
+    fitting = truncate("".join(text for text, _ in whole), width)
     if not is_coloured:
         return fitting
     line, start = "", 0
@@ -93,7 +91,7 @@ def terminal_width() -> int | None:
     return get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A value as JSON can hold it."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -102,15 +100,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return base64.b64encode(value).decode("ascii")
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, Iterable):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     return str(value)
 
 
 def json_text(value: object, indent: int | None = None) -> str:
     """A value as JSON in which nothing but the indentation is beyond the printable characters."""
-    text = json.dumps(plain(value), ensure_ascii=False, indent=indent)
+    text = json.dumps(to_json_value(value), ensure_ascii=False, indent=indent)
     return UNSAFE.sub(
         lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text
     )
@@ -162,7 +160,7 @@ def print_rows(
     elif not sys.stdout.isatty():
         click.echo("\t".join(columns))
         for row in rows:
-            click.echo("\t".join(shown(row.get(name)) for name in columns))
+            click.echo("\t".join(printable(row.get(name)) for name in columns))
     elif _fits_terminal(rows, columns):
         print_table(rows, columns)
     else:
@@ -177,7 +175,7 @@ def print_aged(
 ) -> None:
     """Print rows with ``created_ns``: on a terminal their age, else the time and more columns."""
     if form is None and sys.stdout.isatty():
-        rows = [{**row, "age": age(row["created_ns"])} for row in rows]
+        rows = [{**row, "age": format_age_since(row["created_ns"])} for row in rows]
         print_rows(rows, ["age" if name == "created_ns" else name for name in columns])
     else:
         print_rows(rows, (*columns, *more), form=form, times=("created_ns",))
@@ -226,7 +224,7 @@ def _print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Non
 def _format_cell(value: object) -> str:
     if isinstance(value, (Mapping, list, tuple)):
         return json_text(value)
-    text = "" if value is None else str(plain(value))
+    text = "" if value is None else str(to_json_value(value))
     return UNSAFE.sub(lambda found: found[0] if found[0] in "\n\t" else "�", text)
 
 
@@ -256,7 +254,7 @@ def print_table(
             min_width=min(_NARROWEST, _widest_cell(rows, name)) if is_text else None,
         )
     for row in rows:
-        cells = [shown(row.get(name)) for name in columns]
+        cells = [printable(row.get(name)) for name in columns]
         table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
     Console().print(table)
 
@@ -270,7 +268,7 @@ def _is_number(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 def _widest_cell(rows: Sequence[Mapping[str, Any]], name: str) -> int:
-    return max([len(name), *(len(shown(row.get(name))) for row in rows)])
+    return max([len(name), *(len(printable(row.get(name))) for row in rows)])
 
 
 def _fits_terminal(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bool:
@@ -284,12 +282,12 @@ def _print_records(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) ->
     for number, row in enumerate(rows, 1):
         click.echo(f"── {number} of {len(rows)}")
         for name in columns:
-            click.echo(f"{name:<{indent}}  {shown(row.get(name))}")
+            click.echo(f"{name:<{indent}}  {printable(row.get(name))}")
 
 
-def talk(text: str) -> None:
+def print_note(text: str) -> None:
     """A line for the person, on stderr."""
-    click.echo(shown(text), err=True)
+    click.echo(printable(text), err=True)
 
 
 @contextmanager
@@ -319,10 +317,10 @@ def suggest(command: str, store: str | None) -> None:
 
     named = "" if store in (None, config.STORE.read()) else f" --store {shlex.quote(str(store))}"
     # A password or token in a URL is not repeated: terminals are logged and pasted.
-    talk(re.sub(r"(://)[^/@\s']*@", r"\1…@", f"→ {program()} {command}{named}"))
+    print_note(re.sub(r"(://)[^/@\s']*@", r"\1…@", f"→ {program_command()} {command}{named}"))
 
 
-def program() -> str:
+def program_command() -> str:
     """Return the command that calls us at this terminal: an environment may not be activated."""
     if which("lightning-otel"):
         return "lightning-otel"
@@ -333,11 +331,11 @@ def program() -> str:
     return shlex.quote(near if len(near) < len(str(beside)) else str(beside))
 
 
-def seconds(duration_ns: int) -> str:
+def format_ns(duration_ns: int) -> str:
     """A duration in the unit people would say it in."""
-    return duration(duration_ns / 1e9)
+    return format_duration(duration_ns / 1e9)
 
 
-def age(start_ns: int) -> str:
+def format_age_since(start_ns: int) -> str:
     """Word the time since then, in one unit."""
-    return wording.age(start_ns, time.time_ns())
+    return format_age(start_ns, time.time_ns())

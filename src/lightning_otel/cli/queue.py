@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
-from lightning_otel.cli import Guessing
-from lightning_otel.cli.options import Form, rows_options
+from lightning_otel.cli import SuggestingGroup
+from lightning_otel.cli.options import Form, format_option
 from lightning_otel.cli.output import (
     count_noun,
     print_aged,
     print_json,
+    print_note,
     print_rows,
     store_option,
     suggest,
-    talk,
 )  # fmt: skip
 from lightning_otel.errors import NotFoundError, StoreMissingError
 from lightning_otel.types import Mode, RolloutStatus
@@ -31,8 +31,8 @@ _COLUMNS: Final = (
 _MORE: Final = ("task", "group_id")
 
 
-@click.group(cls=Guessing, invoke_without_command=True)
-@rows_options
+@click.group(cls=SuggestingGroup, invoke_without_command=True)
+@format_option
 @store_option
 @click.pass_context
 def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
@@ -57,9 +57,9 @@ def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
     print_rows(rows, columns, form=form)
     for each in reasons:
         attempts = count_noun(int(str(each["attempts"])), "attempt")
-        talk(f"{attempts} {each['status']}: {each['reason']}")
+        print_note(f"{attempts} {each['status']}: {each['reason']}")
     if opened.is_paused:
-        talk("paused: nobody takes anything")
+        print_note("paused: nobody takes anything")
     suggest("queue resume" if opened.is_paused else "queue ls", store)
 
 
@@ -67,7 +67,7 @@ def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
 @click.option("--status", type=_STATUSES, help="Only rollouts with this status.")
 @click.option("--mode", type=_MODES, help="Only rollouts of this mode.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
-@rows_options
+@format_option
 @click.pass_obj
 def list_rollouts(
     store: str | None,
@@ -81,7 +81,7 @@ def list_rollouts(
     rows = [{name: getattr(each, name) for name in (*_COLUMNS, *_MORE)} for each in found[:limit]]
     print_aged(rows, _COLUMNS, form, more=_MORE if form is not None else ())
     if len(found) > limit:
-        talk(f"{len(found) - limit} more; --limit {len(found)} lists all")
+        print_note(f"{len(found) - limit} more; --limit {len(found)} lists all")
 
 
 @queue.command()
@@ -91,7 +91,7 @@ def pause(store: str | None) -> None:
     opened = _open_queue(store)
     opened.pause()
     counts = opened.counts()
-    talk(f"paused: {counts['queuing']} wait, {counts['running']} still run")
+    print_note(f"paused: {counts['queuing']} wait, {counts['running']} still run")
     suggest("queue resume", store)
 
 
@@ -101,7 +101,7 @@ def resume(store: str | None) -> None:
     """End a pause."""
     opened = _open_queue(store)
     opened.resume()
-    talk(f"resumed: {opened.counts()['queuing']} wait")
+    print_note(f"resumed: {opened.counts()['queuing']} wait")
 
 
 @queue.command()
@@ -114,7 +114,7 @@ def cancel(store: str | None, rollout_ids: Sequence[str], reason: str) -> None:
     known = [each.rollout_id for each in opened.rollouts()]
     for each in [_find_rollout_id(known, given) for given in rollout_ids]:
         done = opened.cancel(each, reason)
-        talk(f"{each} cancelled" if done else f"{each} was over: {opened.get(each).status}")
+        print_note(f"{each} cancelled" if done else f"{each} was over: {opened.get(each).status}")
 
 
 def _find_rollout_id(known: Sequence[str], given: str) -> str:

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.cli import Guessing
-from lightning_otel.cli.options import Form, rows_options
+from lightning_otel.cli import SuggestingGroup
+from lightning_otel.cli.options import Form, format_option
 from lightning_otel.cli.output import (
     count_noun,
     print_aged,
     print_data,
     print_json,
-    shown,
+    print_note,
+    printable,
     store_option,
     suggest,
-    talk,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError
 
@@ -33,12 +33,12 @@ _WEIGHT = click.option(
 _KINDS = click.Choice(["prompt", "endpoint", "weights"])
 
 
-@click.group(cls=Guessing)
+@click.group(cls=SuggestingGroup)
 def resources() -> None:
     """Publish prompts, models and weights; promote a version or roll back."""
 
 
-def opened_resources(store: str | None, *, is_reading: bool = False) -> "Resources":
+def open_resources(store: str | None, *, is_reading: bool = False) -> "Resources":
     """The resources beside a store, or where ``LIGHTNING_OTEL_STATE`` says."""
     from lightning_otel import config
     from lightning_otel.resources import Resources
@@ -51,41 +51,41 @@ def opened_resources(store: str | None, *, is_reading: bool = False) -> "Resourc
     return Resources(State(place))
 
 
-def version_of(text: str) -> int | str:
+def parse_version(text: str) -> int | str:
     """A version's number, or an alias."""
     return int(text) if text.isdecimal() else text
 
 
 @resources.command("list")
-@rows_options
+@format_option
 @store_option
 def list_resources(form: Form | None, store: str | None) -> None:
     """List the resources: live version, canary and its share, last withdrawn version."""
     from lightning_otel.views.nouns import describe_resource
 
-    opened = opened_resources(store, is_reading=True)
+    opened = open_resources(store, is_reading=True)
     rows = [describe_resource(opened, name) for name in opened.names()]
     for row in rows:
         row["share"] = f"{row['canary_weight']:.0%}" if row["canary"] else None
     columns = ("name", "kind", "newest", "live", "canary", "share", "withdrawn", "created_ns")
     print_aged(rows, columns, form)
     if not rows:
-        talk("no resource was published yet")
+        print_note("no resource was published yet")
         suggest("resources publish system_prompt 'Be brief.'", store)
     else:
-        suggest(f"resources show {shown(rows[0]['name'])}", store)
+        suggest(f"resources show {printable(rows[0]['name'])}", store)
 
 
 @resources.command()
 @click.argument("target", metavar="NAME[@VERSION]")
-@rows_options
+@format_option
 @store_option
 def show(target: str, form: Form | None, store: str | None) -> None:
     """Show one version; given a name alone, the history of all its versions."""
-    opened = opened_resources(store, is_reading=True)
+    opened = open_resources(store, is_reading=True)
     if "@" in target:
         name, _, version = target.partition("@")
-        found = opened.get(name, version_of(version or "live"))
+        found = opened.get(name, parse_version(version or "live"))
         row = _describe_resource(found)
         if not print_data(form, [row], document=row, times=("created_ns",)):
             _print_body(found)
@@ -115,9 +115,9 @@ def _print_body(resource: "Resource") -> None:
         print_json(resource.body)
         return
     for line in str(resource.body["template"]).splitlines():
-        click.echo(shown(line))
+        click.echo(printable(line))
     for example in resource.prompt.examples:
-        click.echo(f"── {shown(example.get('role'))}: {shown(example.get('content'))}")
+        click.echo(f"── {printable(example.get('role'))}: {printable(example.get('content'))}")
 
 
 @resources.command()
@@ -141,7 +141,7 @@ def publish(
         raise ConfigError("publish takes a BODY or a --file, one of the two")
     text = body if path is None else path.read_text(encoding="utf-8")
     assert text is not None
-    opened = opened_resources(store)
+    opened = open_resources(store)
     click.echo(str(opened.publish(name, _parse_body(text), **given)))
     _tell_aliases(opened, name)
 
@@ -167,8 +167,8 @@ def alias(name: str, alias: str, version: str, weight: float | None, store: str 
 
     The version none removes the alias.
     """
-    opened = opened_resources(store, is_reading=True)
-    number = None if version == "none" else opened.get(name, version_of(version)).version
+    opened = open_resources(store, is_reading=True)
+    number = None if version == "none" else opened.get(name, parse_version(version)).version
     opened.set_alias(name, alias, number, weight=weight)
     _tell_aliases(opened, name)
 
@@ -180,12 +180,12 @@ def alias(name: str, alias: str, version: str, weight: float | None, store: str 
 @store_option
 def promote(name: str, if_better: bool, unpaired: bool, store: str | None) -> None:
     """Make the canary live; running agents follow within a second or two."""
-    opened = opened_resources(store, is_reading=True)
+    opened = open_resources(store, is_reading=True)
     last_move = opened.last_move(name)
     if if_better:
         found = _compare_canary(opened, name, unpaired=unpaired, store=store)
         if not found.is_better:
-            talk(f"{name}@{found.b} stays the canary: {found} is {found.verdict}")
+            print_note(f"{name}@{found.b} stays the canary: {found} is {found.verdict}")
             return
     click.echo(str(opened.promote(name, last_move=last_move)))
     _tell_aliases(opened, name)
@@ -203,12 +203,12 @@ def promote(name: str, if_better: bool, unpaired: bool, store: str | None) -> No
 @store_option
 def withdraw(name: str, reason: str, if_worse: bool, unpaired: bool, store: str | None) -> None:
     """Withdraw the canary and keep the reason; live does not change."""
-    opened = opened_resources(store, is_reading=True)
+    opened = open_resources(store, is_reading=True)
     version = opened.get(name, "canary").version
     if if_worse:
         found = _compare_canary(opened, name, unpaired=unpaired, store=store)
         if not found.is_worse:
-            talk(f"{name}@{version} stays: {found} is {found.verdict}")
+            print_note(f"{name}@{version} stays: {found} is {found.verdict}")
             return
         reason = reason or f"worse: {found}"
     click.echo(str(opened.withdraw(name, reason, version=version)))
@@ -220,7 +220,7 @@ def withdraw(name: str, reason: str, if_worse: bool, unpaired: bool, store: str 
 @store_option
 def rollback(name: str, store: str | None) -> None:
     """Make the previous live version live again; running agents follow within seconds."""
-    opened = opened_resources(store, is_reading=True)
+    opened = open_resources(store, is_reading=True)
     click.echo(str(opened.rollback(name)))
     _tell_aliases(opened, name)
 
@@ -235,19 +235,23 @@ def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
     """Compare two versions, live and canary by default: their texts and their rewards."""
     from lightning_otel.dataset import Store
 
-    opened = opened_resources(store, is_reading=True)
-    for line in opened.diff(name, version_of(a), version_of(b)).splitlines():
-        click.echo(shown(line))
+    opened = open_resources(store, is_reading=True)
+    for line in opened.diff(name, parse_version(a), parse_version(b)).splitlines():
+        click.echo(printable(line))
     try:
         found = opened.compare(
-            name, version_of(a), version_of(b), Store(store), is_paired=False if unpaired else None
+            name,
+            parse_version(a),
+            parse_version(b),
+            Store(store),
+            is_paired=False if unpaired else None,
         )
     except ConfigError as exc:
-        talk(exc.what)
+        print_note(exc.what)
         return
     click.echo(f"{found}: {found.verdict}")
     for reason, count in found.left_out.items():
-        talk(f"{count_noun(count, 'rollout')} left out: {reason}")
+        print_note(f"{count_noun(count, 'rollout')} left out: {reason}")
     if found.is_worse and opened.aliases(name).get("canary") == found.b:
         suggest(f"resources withdraw {name}", store)
 
@@ -266,4 +270,4 @@ def _tell_aliases(opened: "Resources", name: str) -> None:
     for word, version in sorted(opened.aliases(name).items()):
         share = f" for {opened.canary_weight(name):.0%}" if word == "canary" else ""
         said.append(f"{word} is {name}@{version}{share}")
-    talk("; ".join(said) or f"{name} has no alias: nobody is given it")
+    print_note("; ".join(said) or f"{name} has no alias: nobody is given it")

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel.cli.maintain import give_waiting
+from lightning_otel.cli.maintain import settle_pending_feedback
 from lightning_otel.cli.options import (
     ID,
     Form,
-    rollout_id_of,
+    find_rollout_id,
+    format_option,
     rollout_option,
-    rows_options,
     when_options,
 )  # fmt: skip
 from lightning_otel.cli.output import (
     count_noun,
     print_data,
     print_json,
+    print_note,
     print_rows,
     progress_bar,
     store_option,
     suggest,
-    talk,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError
 
@@ -70,7 +70,7 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
         )
     if value is None:
         found = rewarding.retract(Store(store), target)
-        talk(f"retracted {found['name']} = {found['value']:g}, span {found['span_id']}")
+        print_note(f"retracted {found['name']} = {found['value']:g}, span {found['span_id']}")
         suggest(f"show {found['rollout_id']} --transitions", store)
         return
     if not math.isfinite(value):
@@ -82,10 +82,10 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
     link = {links[noun]: whole} if noun in links else {}
     given = reward_span({name: value}, rollout_id=rollout_id, **link)
     add_surely(opened, [given])
-    talk(f"{name} = {value:g} on {noun} {whole}")
+    print_note(f"{name} = {value:g} on {noun} {whole}")
     for node in outline_of(opened.source, "rollout", rollout_id).nodes:
         if node.span.span_id == given.span_id and node.left_out:
-            talk(f"  it is kept and counts for no step: {node.left_out}")
+            print_note(f"  it is kept and counts for no step: {node.left_out}")
     suggest(f"show {rollout_id} --transitions", store)
 
 
@@ -97,7 +97,7 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
               help="Score all rollouts again, as FUNCTION@NAME.")  # fmt: skip
 @click.option("--dry-run", "is_dry_run", is_flag=True,
               help="Print the scores and store nothing.")  # fmt: skip
-@rows_options
+@format_option
 @store_option
 def apply_rewards(
     function: str, rollout: str | None, is_dry_run: bool, form: Form | None, store: str | None,
@@ -124,9 +124,9 @@ def apply_rewards(
 
     judge = _load_function(function)
     opened = Store(store)
-    rollout_id = rollout_id_of(opened, rollout)
+    rollout_id = find_rollout_id(opened, rollout)
     if not is_dry_run:
-        give_waiting(opened)
+        settle_pending_feedback(opened)
     with progress_bar("attempts") as progress:
         done = apply(
             opened, judge, is_dry_run=is_dry_run, told=take, progress=progress,
@@ -138,7 +138,7 @@ def apply_rewards(
     elif is_dry_run:
         print_rows(rows, _JUDGEMENT, form=form)
     for line in (*_word_results(done, is_dry_run=is_dry_run), *failures):
-        talk(line)
+        print_note(line)
     if done.rewards and not is_dry_run:
         suggest("export triplets", store)
     return 1 if done.failed else 0
@@ -228,7 +228,7 @@ def _load_module(place: str) -> Any:
 @click.option("--tokenizer", "source", required=True, metavar="PATH_OR_NAME",
               help="Folder of the engine's tokenizer, or a model's name.")  # fmt: skip
 @rollout_option
-@rows_options
+@format_option
 @store_option
 def drift(source: str, rollout: str | None, form: Form | None, store: str | None) -> None:
     """Compare a tokenizer's ids with the recorded ones, and explain each difference.
@@ -244,7 +244,7 @@ def drift(source: str, rollout: str | None, form: Form | None, store: str | None
     opened = Store(store)
     opened.connect()  # a store that cannot be read is refused before a tokenizer is fetched
     tokenizer = load_tokenizer(source)
-    rollout_id = rollout_id_of(opened, rollout)
+    rollout_id = find_rollout_id(opened, rollout)
     found = measure(opened.transitions(rollout_id=rollout_id), tokenizer)
     rows = [{name: getattr(each, name) for name in _DRIFT_KEYS} for each in found.parts]
     document = {"drift": rows, "skipped": found.skipped}
@@ -256,8 +256,8 @@ def drift(source: str, rollout: str | None, form: Form | None, store: str | None
             row["why"] = ", ".join(f"{count} × {cause}" for cause, count in row["causes"].items())
         print_rows(rows, _DRIFT_COLUMNS)
     if found.skipped:
-        talk(f"{count_noun(found.skipped, 'transition')} without token ids to compare with")
+        print_note(f"{count_noun(found.skipped, 'transition')} without token ids to compare with")
     if found.parts:
         suggest("stats", store)
     else:
-        talk("nothing was compared: → lightning-otel run --enable-retokenization-fix")
+        print_note("nothing was compared: → lightning-otel run --enable-retokenization-fix")

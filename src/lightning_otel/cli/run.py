@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.cli import hush, say_error
-from lightning_otel.cli.child import ProgramError, exit_code, find_program, name_of, run_child
-from lightning_otel.cli.output import count_noun, store_option, suggest, talk
+from lightning_otel.cli import print_error, silence_stream
+from lightning_otel.cli.output import count_noun, print_note, store_option, suggest
+from lightning_otel.cli.program import (
+    ProgramError,
+    find_program,
+    program_name,
+    run_child,
+    shell_exit_code,
+)
 from lightning_otel.errors import ConfigError, LightningOtelError, StoreError
 
 if TYPE_CHECKING:
@@ -97,16 +103,16 @@ def run(
         enable_retokenization_fix=enable_retokenization_fix or None, apply=apply or None,
         debug=debug or None,
     )  # fmt: skip
-    recorded = _Run(opened, options, name_of(command), transforms)
+    recorded = _Run(opened, options, program_name(command), transforms)
     try:
         code = recorded.run(find_program(command))
     except ProgramError as exc:
-        say_error(exc.what, exc.why, exc.remedy)
+        print_error(exc.what, exc.why, exc.remedy)
         return exc.code
     captured = _tell_captured(recorded, store, is_quiet=quiet)
     if require_spans and not captured and code == 0:
         return _NOTHING_CAPTURED
-    return exit_code(code)
+    return shell_exit_code(code)
 
 
 def _on_disk(store: str | None) -> "Store":
@@ -127,10 +133,10 @@ def _tell_captured(recorded: "_Run", store: str | None, *, is_quiet: bool) -> in
         return recorded.tell(store, is_quiet=is_quiet)
     except LightningOtelError as exc:
         # The program's exit code counts, whatever became of its store meanwhile.
-        say_error(exc.what, exc.why, exc.remedy or "lightning-otel doctor")
+        print_error(exc.what, exc.why, exc.remedy or "lightning-otel doctor")
         return 0
     except BrokenPipeError:
-        hush(sys.stderr)
+        silence_stream(sys.stderr)
         return 1
 
 
@@ -170,8 +176,8 @@ class _Run:
         if self._problem is None:
             return self._record_program(program)
         if not isinstance(self._problem, ConfigError):
-            say_error(self._problem.what, self._problem.why, self._problem.remedy)
-            talk("the program runs without recording")
+            print_error(self._problem.what, self._problem.why, self._problem.remedy)
+            print_note("the program runs without recording")
         return run_child(program, self._bare_environment())
 
     def _bare_environment(self) -> dict[str, str] | None:
@@ -221,7 +227,7 @@ class _Run:
         """Say what was kept and where; gives the number of spans the program itself made."""
         if self._recording is None:
             if self._problem is not None and not is_quiet:
-                talk(f"⚡ nothing was recorded: {self._problem.what}")
+                print_note(f"⚡ nothing was recorded: {self._problem.what}")
             return 0
         counts = self._count_spans(self._recording)
         captured = int(counts["spans"])
@@ -229,7 +235,7 @@ class _Run:
             self._tell_forwarding(int(counts["ended"]), store, is_quiet=True)
             return captured
         exact = f" ({counts['exact']} with token ids)" if counts["exact"] else ""
-        talk(
+        print_note(
             f"⚡ {count_noun(captured, 'span')}, {count_noun(counts['calls'], 'call')}{exact}, "
             f"{count_noun(counts['rewards'], 'reward')} → {self._opened.name}"
         )
@@ -237,11 +243,11 @@ class _Run:
         self._tell_forwarding(int(counts["ended"]), store)
         if not captured:
             if counts["has_root"]:
-                talk(f"  warning: {_FAILED_FIRST if self._code else _NO_SPAN}")
+                print_note(f"  warning: {_FAILED_FIRST if self._code else _NO_SPAN}")
             suggest("doctor", store)
             return 0
         if not counts["rewards"]:
-            talk("  no reward yet: emit_reward(1.0) in the program, or")
+            print_note("  no reward yet: emit_reward(1.0) in the program, or")
             suggest(f"reward {self._recording.rollout_id} 1.0", store)
         suggest(f"show {self._recording.rollout_id}", store)
         return captured
@@ -302,9 +308,9 @@ class _Run:
 
         self._tell_accounting()
         if not has_root:
-            talk("  the store refused the last spans; is its disk full?")
+            print_note("  the store refused the last spans; is its disk full?")
         if not config.content().is_kept:
-            talk(f"  messages are not kept, as {config.CONTENT.name} asks")
+            print_note(f"  messages are not kept, as {config.CONTENT.name} asks")
 
     def _tell_accounting(self) -> None:
         """Say which spans of processes that began since the run did are lost, and why."""
@@ -315,11 +321,13 @@ class _Run:
         for each in self._opened.accounting_by_process(since_ns=self._started_ns).values():
             for reason, count in each.reasons():
                 if reason not in INTENDED:
-                    talk(f"  {count_noun(count, 'span')} not stored: {reason}")
+                    print_note(f"  {count_noun(count, 'span')} not stored: {reason}")
             if each.pending:
-                talk(f"  {count_noun(each.pending, 'span')} not stored: the disk did not take them")
+                print_note(
+                    f"  {count_noun(each.pending, 'span')} not stored: the disk did not take them"
+                )
             if each.missing:
-                talk(f"  a process's numbers do not add up: {each.sentence()}")
+                print_note(f"  a process's numbers do not add up: {each.sentence()}")
                 suggest("doctor", self._opened.name)
 
 

@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 
 import click
 
-from lightning_otel.cli.output import count_noun, store_option, talk
+from lightning_otel.cli.output import count_noun, print_note, store_option
 from lightning_otel.errors import ConfigError, NotInstalledError
-from lightning_otel.types.markup import safe
+from lightning_otel.types.html import escape
 
 if TYPE_CHECKING:
     from lightning_otel.serve.ingest import Counts
@@ -100,7 +100,7 @@ def _run_server(
     os.umask(0o077)
     token, is_new = read_token(token_file) if token_file else ("", False)
     if is_new:
-        talk(f"made {token_file}; senders need: Authorization: Bearer TOKEN")
+        print_note(f"made {token_file}; senders need: Authorization: Bearer TOKEN")
     access = server.make_access(host, token, names)
     opened.writer()
     if open_loopback and (token or access.is_open):
@@ -116,12 +116,12 @@ def _run_server(
     def tell_address() -> None:
         click.echo(link if is_viewer else listener.url)
         if port is None and listener.port != server.PORT:
-            talk(f"port {server.PORT} is in use: listening at {listener.port} instead")
-        talk(f"⚡ taking spans → {layout.catalogue}")
+            print_note(f"port {server.PORT} is in use: listening at {listener.port} instead")
+        print_note(f"⚡ taking spans → {layout.catalogue}")
         address = f"OTEL_EXPORTER_OTLP_ENDPOINT={listener.url}"
-        talk(f"→ {address} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
+        print_note(f"→ {address} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
         if not is_viewer:  # nothing prints a token
-            talk(f"→ look: {f'{listener.url}/?key=TOKEN' if token else link}")
+            print_note(f"→ look: {f'{listener.url}/?key=TOKEN' if token else link}")
         if is_opened:
             _open_browser(link, opener)
 
@@ -137,11 +137,11 @@ def _run_server(
 def _tell_counts(counts: "Counts", store: str) -> None:
     from lightning_otel.serve.responses import said
 
-    talk(f"⚡ {count_noun(counts.stored, 'span')} taken → {store}")
+    print_note(f"⚡ {count_noun(counts.stored, 'span')} taken → {store}")
     if counts.rejected:
-        talk(f"  rejected: {said(counts.rejected)}")
+        print_note(f"  rejected: {said(counts.rejected)}")
     if refused := counts.refused.total():
-        talk(f"  {count_noun(refused, 'request')} refused")
+        print_note(f"  {count_noun(refused, 'request')} refused")
 
 
 def _open_browser(link: str, opener: Path) -> None:
@@ -154,9 +154,9 @@ def _open_browser(link: str, opener: Path) -> None:
     opener.unlink(missing_ok=True)
     page = (
         '<!doctype html><meta charset="utf-8"><title>lightning-otel</title>'
-        f'<meta http-equiv="refresh" content="0;url={safe(link)}">'
-        f'<a href="{safe(link)}">lightning-otel</a>\n'
+        f'<meta http-equiv="refresh" content="0;url={escape(link)}">'
+        f'<a href="{escape(link)}">lightning-otel</a>\n'
     )
     write_private(opener, page.encode())
     if click.launch(str(opener)):
-        talk("no browser could be started; open the link above")
+        print_note("no browser could be started; open the link above")

@@ -8,17 +8,17 @@ from typing import Final
 import click
 
 from lightning_otel import config as read
-from lightning_otel.cli import Guessing
-from lightning_otel.cli.options import Form, rows_options
+from lightning_otel.cli import SuggestingGroup
+from lightning_otel.cli.options import Form, format_option
 from lightning_otel.cli.output import (
     count_noun,
     print_data,
+    print_note,
     print_rows,
     print_table,
-    shown,
+    printable,
     store_option,
     suggest,
-    talk,
 )  # fmt: skip
 
 _COLUMNS: Final = ("name", "value", "source", "meaning")
@@ -34,8 +34,8 @@ _SHELLS: Final = {
 }  # fmt: skip
 
 
-@click.group(cls=Guessing, invoke_without_command=True)
-@rows_options
+@click.group(cls=SuggestingGroup, invoke_without_command=True)
+@format_option
 @store_option
 @click.pass_context
 def config(ctx: click.Context, form: Form | None, store: str | None) -> None:
@@ -55,12 +55,12 @@ def config(ctx: click.Context, form: Form | None, store: str | None) -> None:
     else:
         print_rows(rows, _COLUMNS, form=form)
     if faults := list(find_faults()):
-        talk(f"{count_noun(len(faults), 'problem')} with what is set")
+        print_note(f"{count_noun(len(faults), 'problem')} with what is set")
     suggest("config check" if faults else "doctor", None)
 
 
 @config.command()
-@rows_options
+@format_option
 def check(form: Form | None) -> int:
     """Check the environment variables: misspelled names, invalid values.
 
@@ -78,22 +78,22 @@ def find_faults() -> Iterator[tuple[str, str, str]]:
     """Yield the variables that do not do what whoever set them may think, with text and remedy."""
     from difflib import get_close_matches
 
-    for name in read.unknown_names():
+    for name in read.unknown_variables():
         near = get_close_matches(name, read.OURS, n=1)
         guess = f"did you mean {near[0]}?" if near else "see: lightning-otel config"
         yield name, "nothing reads a variable of this name", guess
-    for name, wanted in read.misunderstood():
+    for name, wanted in read.invalid_values():
         yield name, f"its value is not {wanted}, so the default counts", f"unset {name}"
 
 
 def _print_finding(level: str, text: str, remedy: str) -> None:
-    click.echo(f"{_SIGNS[level]} {shown(text)}")
+    click.echo(f"{_SIGNS[level]} {printable(text)}")
     if remedy:
-        click.echo(f"    {shown(remedy)}")
+        click.echo(f"    {printable(remedy)}")
 
 
 @click.command()
-@rows_options
+@format_option
 @click.option("--repair", "is_repair", is_flag=True, help="First recover what can be recovered.")
 @store_option
 def doctor(form: Form | None, is_repair: bool, store: str | None) -> int:
@@ -106,7 +106,7 @@ def doctor(form: Form | None, is_repair: bool, store: str | None) -> int:
     for note in opened.repair() if is_repair else ():
         gone += note.gone
         there = note.rows - note.gone
-        talk(f"{note.name}: {there} of {note.rows} spans are there, {note.gone} are gone")
+        print_note(f"{note.name}: {there} of {note.rows} spans are there, {note.gone} are gone")
     findings = examine(opened)
     problems = sum(finding.level == "problem" for finding in findings)
     code = 1 if problems or gone else 0
@@ -119,7 +119,7 @@ def doctor(form: Form | None, is_repair: bool, store: str | None) -> int:
     if gone:
         click.echo(f"repaired, but {count_noun(gone, 'span')} could not be got back")
     if any(finding.level != "ok" for finding in findings):
-        talk("what each [code] means: docs/settings.md")
+        print_note("what each [code] means: docs/settings.md")
     return code
 
 
@@ -138,4 +138,4 @@ def completion(shell: str) -> None:
     assert kind is not None
     click.echo(kind(cli, {}, _PROGRAM, "_LIGHTNING_OTEL_COMPLETE").source())
     place, line = _SHELLS[shell]
-    talk(f"→ into {place}: {line}")
+    print_note(f"→ into {place}: {line}")

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel.cli.options import ID, Form, rows_options
+from lightning_otel.cli.options import ID, Form, format_option
 from lightning_otel.cli.output import (
     count_noun,
     line_printer,
     print_data,
+    print_note,
     print_rows,
     print_table,
-    shown,
+    printable,
     store_option,
     suggest,
-    talk,
     terminal_width,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError
@@ -53,7 +53,7 @@ _BROKEN: Final = frozenset({"error", "incomplete", "uncredited", "left_out", "no
 @click.option("--transitions", "view", flag_value="transitions", help="Show the transitions.")
 @click.option("--svg", metavar="FILE", help="Write a picture of the tree; - for stdout.")
 @click.option("--all", "every", is_flag=True, help="Print every line.")
-@rows_options
+@format_option
 @store_option
 def show(
     target: str, view: str | None, svg: str | None, every: bool, form: Form | None,
@@ -76,26 +76,28 @@ def show(
     if view == "transitions":
         rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
         _print_transitions(outline_of(opened.source, "rollout", rollout_id), every=every)
-        suggest(f"analyze {shown(rollout_id)}", store)
+        suggest(f"analyze {printable(rollout_id)}", store)
         return
     found = outline_of(opened.source, noun, whole)
     if svg is not None:
         _write_picture(found, svg)
     else:
         _print_tree(found, every=every, with_attributes=noun in ("span", "response"))
-        suggest(f"show {shown(target)} --transitions", store)
+        suggest(f"show {printable(target)} --transitions", store)
 
 
 def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
     """Return what an id names for programs: its ``tree``, its ``spans`` or its ``transitions``."""
-    from lightning_otel.cli.export import parsed
+    from lightning_otel.cli.export import parse_json_columns
     from lightning_otel.cli.spans import node_json, sdk_json
     from lightning_otel.views.outlines import outline_of
 
     noun, whole = opened.find(target)
     if view == "transitions":
         rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
-        return [parsed(row) for row in opened.transitions(rollout_id=rollout_id).dicts()]
+        return [
+            parse_json_columns(row) for row in opened.transitions(rollout_id=rollout_id).dicts()
+        ]
     found = outline_of(opened.source, noun, whole)
     if view == "tree":
         return list(node_json(found))
@@ -117,9 +119,9 @@ def _print_tree(found: "Outline", *, every: bool, with_attributes: bool) -> None
         attributes = found.nodes[0].span.attributes
         indent = max(map(len, attributes), default=0)
         for key, value in attributes.items():
-            click.echo(f"  {shown(key):<{indent}}  {shown(value)}")
+            click.echo(f"  {printable(key):<{indent}}  {printable(value)}")
     if is_shown is not None:
-        talk(
+        print_note(
             f"{_MANY} of {count_noun(len(found.nodes), 'span')} · --all for the rest, "
             "or show SPAN for what is below one"
         )
@@ -134,13 +136,15 @@ def _print_transitions(found: "Outline", *, every: bool) -> None:
         rows, kept, _STEP_COLUMNS, ("agent", "branch", "observation", "action"), alone=alone
     ):
         steps = count_noun(len(rows), "step")
-        talk(f"the first and last {_MANY // 2} of {steps} · --all for the rest")
+        print_note(f"the first and last {_MANY // 2} of {steps} · --all for the rest")
     if not rows:
-        talk("no transitions" + (f" in {found.nodes[0].span.rollout_id}" if found.nodes else ""))
+        print_note(
+            "no transitions" + (f" in {found.nodes[0].span.rollout_id}" if found.nodes else "")
+        )
     for reason, count in found.report.reasons().items():
-        talk(f"left out: {count} × {reason}")
+        print_note(f"left out: {count} × {reason}")
     for rule, count in Counter(each.rule for each in found.report.repairs).items():
-        talk(f"moved: {count_noun(count, 'span')}: {rule}")
+        print_note(f"moved: {count_noun(count, 'span')}: {rule}")
 
 
 def _print_steps(
@@ -202,7 +206,7 @@ def _write_picture(found: "Outline", path: str) -> None:
         return
     with private_file(path) as made:
         made.write_text(drawn, encoding="utf-8")
-    talk(f"{count_noun(len(found.nodes), 'span')} → {path}")
+    print_note(f"{count_noun(len(found.nodes), 'span')} → {path}")
 
 
 @click.command()
@@ -212,7 +216,7 @@ def _write_picture(found: "Outline", path: str) -> None:
 @click.option("--advantage", type=click.Choice(["grpo", "rloo", "dr_grpo"]),
               help="Compare it with the other rollouts of its task.")  # fmt: skip
 @click.option("--all", "every", is_flag=True, help="Print every step.")
-@rows_options
+@format_option
 @store_option
 def analyze(
     rollout: str, prices: Sequence[str], advantage: Any, every: bool, form: Form | None,
@@ -230,7 +234,7 @@ def analyze(
     document = found.as_json()
     if not print_data(form, document["steps"], document=document):
         _print_analysis(found, every=every)
-        suggest(f"show {shown(found.rollout_id)}", store)
+        suggest(f"show {printable(found.rollout_id)}", store)
 
 
 def _parse_price(text: str) -> tuple[str, tuple[float, float]]:
@@ -248,7 +252,7 @@ def _print_analysis(found: "Analysis", *, every: bool) -> None:
     print_line = line_printer()
 
     def say(text: str, style: str = "") -> None:
-        print_line([(shown(text), style)])
+        print_line([(printable(text), style)])
 
     say(found.headline(), "bold")
     if found.task:
@@ -270,7 +274,7 @@ def _print_analysis(found: "Analysis", *, every: bool) -> None:
 
 
 def _analysis_rows(found: "Analysis") -> Iterable[dict[str, Any]]:
-    from lightning_otel.types.wording import duration
+    from lightning_otel.types.text import format_duration
 
     def known(value: Any, word: Callable[[Any], str] = str, lacking: Any = "?") -> Any:
         return lacking if value is None else word(value)
@@ -284,7 +288,7 @@ def _analysis_rows(found: "Analysis") -> Iterable[dict[str, Any]]:
             "credit": ", ".join(step.credit),
             "advantage": known(step.advantage, "{:.3g}".format, None),
             "tokens": f"{known(step.input_tokens)}→{known(step.output_tokens)}",
-            "time": known(step.duration_s, duration),
+            "time": known(step.duration_s, format_duration),
             "cost": known(step.cost, "{:.3g}".format, None),
             "capture": step.capture,
         }
@@ -294,7 +298,7 @@ def _analysis_rows(found: "Analysis") -> Iterable[dict[str, Any]]:
 @click.argument("a", type=ID)
 @click.argument("b", type=ID)
 @click.option("--all", "every", is_flag=True, help="Print equal steps too.")
-@rows_options
+@format_option
 @store_option
 def diff(a: str, b: str, every: bool, form: Form | None, store: str | None) -> None:
     """Compare two rollouts, traces or prompt versions: calls, tokens, rewards, time, messages.
@@ -310,17 +314,17 @@ def diff(a: str, b: str, every: bool, form: Form | None, store: str | None) -> N
     if print_data(form, rows, _FIGURES, document=document):
         return
     for sign, each in zip("-+", sides, strict=True):
-        click.echo(f"{sign} {each['noun']} {shown(each['id'])}")
+        click.echo(f"{sign} {each['noun']} {printable(each['id'])}")
     for row in rows:
         row["change"] = f"{row['change']:+g}" if row["change"] else ""
     print_rows(rows, _FIGURES)
     _print_said(document["said"], every=every)
     if document["left_a"] or document["left_b"]:
-        talk(
+        print_note(
             f"{document['left_a']} and {document['left_b']} further lines were not laid beside "
             "each other · --all does"
         )
-    suggest(f"show {shown(sides[1]['id'])}", store)
+    suggest(f"show {printable(sides[1]['id'])}", store)
 
 
 def diff_document(store: str | None, a: str, b: str, *, every: bool = False) -> dict[str, Any]:
@@ -348,23 +352,23 @@ def _print_said(said: Sequence[Mapping[str, str]], *, every: bool) -> None:
     print_line = line_printer()
     shown_lines = [each for at, each in enumerate(said) if every or at in near]
     for each in shown_lines:
-        print_line([(f"{each['sign']} {shown(each['text'])}", _SIGNS[each["sign"]])])
+        print_line([(f"{each['sign']} {printable(each['text'])}", _SIGNS[each["sign"]])])
     if not changed:
-        talk("they say the same")
+        print_note("they say the same")
     if skipped := len(said) - len(shown_lines):
-        talk(f"{count_noun(skipped, 'line')} the same on both sides · --all shows them")
+        print_note(f"{count_noun(skipped, 'line')} the same on both sides · --all shows them")
 
 
 def _diff_versions(a: str, b: str, store: str | None) -> dict[str, Any]:
     """Diff two versions of one resource; ``resources diff`` tells what rewards say of them."""
-    from lightning_otel.cli.resources import opened_resources, version_of
+    from lightning_otel.cli.resources import open_resources, parse_version
 
     name, _, first = a.partition("@")
     other, mark, second = b.partition("@")
     if mark and other != name:
         raise ConfigError(f"{a} and {b} are of two resources; name two versions of one")
-    opened = opened_resources(store, is_reading=True)
-    one, two = (opened.get(name, version_of(each)).version for each in (first, second or b))
+    opened = open_resources(store, is_reading=True)
+    one, two = (opened.get(name, parse_version(each)).version for each in (first, second or b))
     return {"name": name, "a": one, "b": two, "diff": opened.diff(name, one, two).splitlines()}
 
 
@@ -373,7 +377,7 @@ def _print_versions(row: Mapping[str, Any], form: Form | None, store: str | None
         return
     print_line = line_printer(is_cut=False)
     for line in row["diff"]:
-        print_line([(shown(line), _SIGNS.get(line[:1], ""))])
+        print_line([(printable(line), _SIGNS.get(line[:1], ""))])
     if not row["diff"]:
-        talk("they are the same")
+        print_note("they are the same")
     suggest(f"resources diff {row['name']} {row['a']} {row['b']}", store)

@@ -9,7 +9,7 @@ from lightning_otel.adapter import readers
 from lightning_otel.adapter.differences import new_input
 from lightning_otel.adapter.outline import Gap, Kind, Node, Outline, children_of, kind_of
 from lightning_otel.adapter.rewards import read_reward, reward_words
-from lightning_otel.cli.output import cut, seconds, shown
+from lightning_otel.cli.output import format_ns, printable, truncate
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.receivers.documents import OURS
 from lightning_otel.types import Message, Span
@@ -142,7 +142,7 @@ class _Describer:
             *_describe_faults(node, self._text_width),
             (preview_of(span.attributes, self._text_width), "dim" if node.kind != "call" else ""),
         ]
-        told = [(shown(text), style) for text, style in pieces if text]
+        told = [(printable(text), style) for text, style in pieces if text]
         return [(text if not at else f"  {text}", style) for at, (text, style) in enumerate(told)]
 
     def _describe_credit(self, node: Node) -> str:
@@ -161,7 +161,7 @@ def _token_text(span: Span) -> str:
 
 
 def _duration_text(span: Span) -> str:
-    return "" if span.end_ns is None else seconds(span.end_ns - span.start_ns)
+    return "" if span.end_ns is None else format_ns(span.end_ns - span.start_ns)
 
 
 def _describe_faults(node: Node, text_width: int | None) -> Line:
@@ -170,7 +170,7 @@ def _describe_faults(node: Node, text_width: int | None) -> Line:
     found: Line = []
     if node.is_fault:
         found.append((f"ERROR {span.attributes.get(c.ERROR_TYPE, '')}".rstrip(), "bold red"))
-        found.append((cut(span.status_message, text_width), "red"))
+        found.append((truncate(span.status_message, text_width), "red"))
     reason = node.left_out
     if span.is_incomplete and not reason.startswith("incomplete"):
         found.append(("incomplete", "yellow"))
@@ -218,7 +218,7 @@ def _title_of(node: Node) -> str:
         return f"rollout {span.attributes.get(c.OPERATION_NAME, '')} ({span.rollout_id})"
     if span.name == c.SPAN_ANNOTATION and c.REWARD_VALUE in span.attributes:
         target = span.attributes.get(f"{c.LINK_PREFIX}.0.value_match")
-        return f"reward {shown(reward_words(span))}{f' for {target}' if target else ''}"
+        return f"reward {printable(reward_words(span))}{f' for {target}' if target else ''}"
     named = span.attributes.get(c.OPERATION_NAME) or span.attributes.get(c.MARK_NAME)
     if node.kind == "agent" and node.agent not in span.name:
         named = node.agent
@@ -246,11 +246,11 @@ class Chat:
         if span.status == "ERROR":
             self.counts["error"] += 1
             text = " ".join(
-                shown(each)
+                printable(each)
                 for each in (span.attributes.get(c.ERROR_TYPE), span.status_message)
                 if each
             )
-            found.append([(f"✗ {shown(span.name)}: {text}", "bold red")])
+            found.append([(f"✗ {printable(span.name)}: {text}", "bold red")])
         ended = datetime.fromtimestamp((span.end_ns or span.start_ns) / 1e9)
         head = (f"{ended:%H:%M:%S} ", "dim")
         return [[(_CONTINUED, "") if at else head, *line] for at, line in enumerate(found)]
@@ -270,9 +270,11 @@ class Chat:
         if kind == "mark":
             keys = (c.MESSAGE_BODY, c.OBJECT_JSON, c.OBJECT_LITERAL)
             body = next((span.attributes[key] for key in keys if key in span.attributes), "")
-            return [[(f"{shown(span.name)} ", "yellow"), (_one_line_of(body), "")]]
+            return [[(f"{printable(span.name)} ", "yellow"), (_one_line_of(body), "")]]
         if kind == "rollout":
-            return [[(f"— rollout {shown(span.rollout_id)} ended, {_duration_text(span)}", "bold")]]
+            return [
+                [(f"— rollout {printable(span.rollout_id)} ended, {_duration_text(span)}", "bold")]
+            ]
         if kind == "agent":
             return [[(f"— {_agent_of(span)} is done, {_duration_text(span)}", "cyan")]]
         return []
@@ -281,7 +283,7 @@ class Chat:
         """Return the new lines of a model's input: those after its own last answer."""
         lines: list[Line] = []
         for message in new_input(span):
-            role = shown(message.get("role"))
+            role = printable(message.get("role"))
             for part in _message_parts(message):
                 if part.get("type") == "tool_call_response":
                     if self._is_new(span.trace_id, str(part.get("id"))):
@@ -313,7 +315,7 @@ class Chat:
     def _describe_tool(self, span: Span) -> Line:
         get = span.attributes.get
         self._is_new(span.trace_id, str(get(c.TOOL_CALL_ID)))
-        name = shown(get(c.TOOL_NAME) or span.name)
+        name = printable(get(c.TOOL_NAME) or span.name)
         return [
             (f"{name} ", "magenta"),
             (f"{_one_line_of(get(c.TOOL_ARGUMENTS))} → {_one_line_of(get(c.TOOL_RESULT))}", ""),
@@ -324,8 +326,8 @@ class Chat:
         found = read_reward(span)
         if found is None or isinstance(found, str):
             return [(f"★ {found or 'a reward'}", "yellow")]
-        told = shown(reward_words(span))
-        return [(f"★ reward {told}", "green"), (f"  {shown(span.rollout_id)}", "dim")]
+        told = printable(reward_words(span))
+        return [(f"★ reward {told}", "green"), (f"  {printable(span.rollout_id)}", "dim")]
 
     def _is_new(self, trace_id: str, call_id: str) -> bool:
         """Return whether a tool's answer is new: its own span and the next call both have it."""
@@ -339,7 +341,7 @@ class Chat:
 
 def _agent_of(span: Span) -> str:
     get = span.attributes.get
-    return shown(get(c.AGENT_NAME) or get(c.RESPONSE_MODEL) or get(c.REQUEST_MODEL) or "model")
+    return printable(get(c.AGENT_NAME) or get(c.RESPONSE_MODEL) or get(c.REQUEST_MODEL) or "model")
 
 
 def _message_parts(message: Message) -> list[Mapping[str, Any]]:
@@ -349,4 +351,4 @@ def _message_parts(message: Message) -> list[Mapping[str, Any]]:
 
 
 def _one_line_of(value: object) -> str:
-    return " ".join(shown(value).split())
+    return " ".join(printable(value).split())

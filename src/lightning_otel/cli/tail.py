@@ -14,9 +14,9 @@ from lightning_otel.cli.output import (
     count_noun,
     json_text,
     line_printer,
+    print_note,
     store_option,
     suggest,
-    talk,
 )
 from lightning_otel.errors import ConfigError
 
@@ -57,7 +57,7 @@ def tail(since: int | None, once: bool, jsonl: bool, store: str | None, **wanted
     chat, is_wanted, print_line = Chat(), _make_filter(**wanted), line_printer()
     shown_spans = passed = 0
     with Stop() as stop, _open_follower(layout, stop, since, is_once=once) as follower:
-        talk(f"⚡ {layout.catalogue}{'' if once else ': Ctrl-C ends it'}")
+        print_note(f"⚡ {layout.catalogue}{'' if once else ': Ctrl-C ends it'}")
         for span in follower:
             lines = chat.lines(span) if is_wanted(span) else None
             if lines is None:
@@ -73,7 +73,7 @@ def tail(since: int | None, once: bool, jsonl: bool, store: str | None, **wanted
     counts = [count_noun(chat.counts.get(kind, 0), word) for kind, word in _WORDS]
     rest = f"; {count_noun(passed, 'span')} of others" if passed else ""
     whole = sum(number for kind, number in chat.counts.items() if kind != "error")
-    talk(f"⚡ {count_noun(whole, 'span')}, {shown_spans} shown: {', '.join(counts)}{rest}")
+    print_note(f"⚡ {count_noun(whole, 'span')}, {shown_spans} shown: {', '.join(counts)}{rest}")
     suggest("show @last", store)
 
 
@@ -81,7 +81,7 @@ def _wait_for_store(layout: "Layout", stop: Stop) -> bool:
     """Wait for a store that nothing was recorded into yet; whether it was waited for."""
     if layout.exists():
         return False
-    talk(f"nothing is recorded in {layout.catalogue} yet: waiting; Ctrl-C ends it")
+    print_note(f"nothing is recorded in {layout.catalogue} yet: waiting; Ctrl-C ends it")
     while not layout.exists():
         if stop.is_set():
             raise KeyboardInterrupt

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.cli.options import Form, Stop, rows_options
+from lightning_otel.cli.options import Form, Stop, format_option
 from lightning_otel.cli.output import (
     count_noun,
     print_data,
+    print_note,
     print_rows,
     store_option,
     suggest,
-    talk,
 )
 from lightning_otel.errors import ConfigError
 
@@ -55,7 +55,7 @@ _COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
 @click.option("--worker", "is_worker", is_flag=True,
               help="Run the training requested by HTTP, until stopped.")  # fmt: skip
 @click.option("--list", "is_list", is_flag=True, help="List past runs.")
-@rows_options
+@format_option
 @store_option
 def train(
     algorithm: str | None, agent: str | None, tasks: str | None, val: str | None,
@@ -137,17 +137,17 @@ def _work_until_signal(
         return Trainer(loaded, name, store=store, **asked, **given)
 
     def ended(request: "TrainingRequest", fit: "Fit | None", reason: str) -> None:
-        talk(f"{request.request_id}: {reason or 'done'}")
+        print_note(f"{request.request_id}: {reason or 'done'}")
         if fit is not None:
             _tell_fit(fit, store)
 
     worker = TrainingWorker(
         Requests(State.beside(Store(store))), make, algorithm=algorithm, train=tasks, val=val
     )
-    talk(f"⚡ {worker.worker_id} trains what is asked for: POST /training/trigger")
+    print_note(f"⚡ {worker.worker_id} trains what is asked for: POST /training/trigger")
     with Stop() as stop:
         done = worker.work(stop, ended)
-    talk(f"{count_noun(done, 'request')} done")
+    print_note(f"{count_noun(done, 'request')} done")
 
 
 def _load_agent(where: str) -> Any:
@@ -204,7 +204,7 @@ def _wait_for_fit(fitting: "Fitting") -> "Fit":
         while (fit := fitting.wait(0.2)) is None:
             if stop.is_set():
                 fitting.stop()
-                talk("stopping after this step; it is kept")
+                print_note("stopping after this step; it is kept")
                 stop.clear()
     return fit
 
@@ -225,10 +225,12 @@ def _describe_fit(fit: "Fit") -> dict[str, Any]:
 
 def _tell_fit(fit: "Fit", store: str | None) -> None:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(fit.metrics.items()))
-    talk(f"{fit.run.run_id} {fit.run.status} after {count_noun(fit.run.step, 'step')}: {metrics}")
+    print_note(
+        f"{fit.run.run_id} {fit.run.status} after {count_noun(fit.run.step, 'step')}: {metrics}"
+    )
     for name, made in fit.resources.items():
         where = fit.place_of(name)
-        talk(f"{name} version {made.version} is {where}: {fit.verdict.reason}")
+        print_note(f"{name} version {made.version} is {where}: {fit.verdict.reason}")
     suggest("train --list", store)
 
 
@@ -244,5 +246,5 @@ def _list_runs(store: str | None, form: Form | None) -> None:
     if rows:
         suggest("plot --run @last", store)
     else:
-        talk("no training run yet")
+        print_note("no training run yet")
         suggest("train baseline", store)

@@ -78,7 +78,7 @@ def _switch(*, is_asked: bool | None = None, more: int = 0) -> None:
 def tell(text: str) -> None:
     """Write a line, so many a second and each of them once, and say how many are left out."""
     global _left_out
-    from lightning_otel.types.markup import one_line
+    from lightning_otel.types.text import one_line
 
     line = one_line(text, 300)
     with _turns.alone():

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from lightning_otel.demo.wishes import example, message_text, wished_calls, wished_speaker
+from lightning_otel.demo.requests import example, message_text, requested_calls, requested_speaker
 
 _PIECE = re.compile(r"\s*\S+|\s+")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -191,12 +191,12 @@ class ToyPolicy:
 
     def reply(self, body: Mapping[str, Any], rng: random.Random) -> Reply:
         """Calls of the tools that are asked for, a report of what a tool said, or a polite echo."""
-        speaker = wished_speaker(body)
+        speaker = requested_speaker(body)
         if speaker is not None:
             return _certain_reply(Reply(text=speaker))
         calls = tuple(
             ToolCall(f"call_{rng.getrandbits(96):024x}", name, json.dumps(given))
-            for name, given in wished_calls(body)
+            for name, given in requested_calls(body)
         )
         if calls:
             return _certain_reply(Reply(text="", tool_calls=calls, finish_reason="tool_calls"))

@@ -18,7 +18,7 @@ from itertools import accumulate, chain, zip_longest
 from typing import Any
 
 from lightning_otel.demo.policy import Reply, Tokenizer, pieces, prompt_tokens
-from lightning_otel.demo.wishes import message_text
+from lightning_otel.demo.requests import message_text
 
 Json = dict[str, Any]
 

@@ -18,7 +18,7 @@ from lightning_otel.messages.media import is_object
 from lightning_otel.messages.media import part_of as part_of
 from lightning_otel.messages.media import text_part as text_part
 from lightning_otel.types import Message
-from lightning_otel.types.wording import plain_text as plain_text
+from lightning_otel.types.text import plain_text as plain_text
 
 Part: TypeAlias = dict[str, Any]
 

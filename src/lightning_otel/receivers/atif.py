@@ -26,7 +26,7 @@ from lightning_otel.messages import (
     tool_response_part,
 )  # fmt: skip
 from lightning_otel.messages.media import plain
-from lightning_otel.receivers.building import MOST_BYTES, Builder, parse_time
+from lightning_otel.receivers.builder import MOST_BYTES, Builder, parse_time
 from lightning_otel.receivers.otlp import TIMES, Object, UnfitError
 from lightning_otel.types import Span, Trajectory, Transition
 from lightning_otel.types import conventions as c

@@ -20,8 +20,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from lightning_otel.errors import ReceiveError
-from lightning_otel.receivers import Limits, Rejected, atif, exports, otlp
-from lightning_otel.receivers.building import IMPORTED
+from lightning_otel.receivers import Limits, Rejected, atif, otlp, platforms
+from lightning_otel.receivers.builder import IMPORTED
 from lightning_otel.receivers.otlp import (
     KINDS,
     SPAN_ID_BYTES,
@@ -87,7 +87,7 @@ def _unfold(document: object) -> list[object]:
     """Return the records of a page, or of a trace with that one; of anything else itself."""
     if not isinstance(document, dict):
         return [document]
-    document = exports.open_trace(document)
+    document = platforms.open_trace(document)
     held = [name for name in _LISTS if isinstance(document.get(name), list)]
     own = {name: value for name, value in document.items() if name not in held}
     alone = [own] if _is_known(own) or not held else []
@@ -99,7 +99,7 @@ def _is_known(document: object) -> bool:
         return False
     is_printed = "trace_id" in inner(document, "context") and "start_time" in document
     is_ours = is_printed or any(mark in document for mark in _MARKS) or _is_stored(document)
-    return is_ours or bool(exports.find_tool(document))
+    return is_ours or bool(platforms.find_tool(document))
 
 
 def _is_stored(document: Object) -> bool:
@@ -111,11 +111,11 @@ def _read_spans(document: object) -> Iterator[Span | Rejected]:
         yield Rejected(_UNKNOWN)
     elif "resourceSpans" in document:
         yield from otlp.spans_of(document, IMPORTED, FILE_LIMITS)
-    elif "schema_version" in document or (tool := exports.find_tool(document)):
+    elif "schema_version" in document or (tool := platforms.find_tool(document)):
         try:
             is_atif = "schema_version" in document
             yield from (
-                atif.read_trajectory(document) if is_atif else exports.read_record(document, tool)
+                atif.read_trajectory(document) if is_atif else platforms.read_record(document, tool)
             )
         except (UnfitError, RecursionError) as exc:
             yield Rejected(str(exc))

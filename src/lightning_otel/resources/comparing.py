@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.resources.evidence import tell, weigh
-from lightning_otel.types import Transition, markup
+from lightning_otel.types import Transition, html
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -106,7 +106,7 @@ class Comparison:
         ]
         rows += [("left out", f"{count:,}", reason) for reason, count in self.left_out.items()]
         note = f"{how}: {self.name}@{self.b} is {self.verdict} (95 %)"
-        return markup.table(("", "mean reward", "rollouts"), rows, note)
+        return html.render_table(("", "mean reward", "rollouts"), rows, note)
 
     def __str__(self) -> str:
         how = f"{self.tasks} tasks" if self.tasks else "whatever the task"

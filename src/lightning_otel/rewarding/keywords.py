@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.rewarding.totals import category_of_resources, category_of_task
-from lightning_otel.types.wording import plain_text
+from lightning_otel.types.text import plain_text
 
 MOST: Final = 10
 """Words and pairs that are given at most."""

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lightning_otel.serve.otlp import is_call
 from lightning_otel.serve.responses import CONTENT_TYPES, FORM, RefusalError, base_type
 from lightning_otel.serve.session import Session, prefix_of
-from lightning_otel.types.markup import safe
+from lightning_otel.types.html import escape
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ class Guard:
         before = self._session.prefix if is_right else prefix_of(request.scope)
         address = before + _address_without_key(request)
         if _is_link(request):
-            answer: Response = HTMLResponse(_LEADING_ON.format(safe(address)), headers=_ALONE)
+            answer: Response = HTMLResponse(_LEADING_ON.format(escape(address)), headers=_ALONE)
         elif request.method == "GET" and given:
             answer = RedirectResponse(address, 303)
         else:

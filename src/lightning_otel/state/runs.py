@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from lightning_otel.errors import NotFoundError
 from lightning_otel.state.leases import Claimable, Claims
 from lightning_otel.state.tables import CHECKPOINTS, CLAIMS, METRICS, RUNS
-from lightning_otel.types import markup
+from lightning_otel.types import html
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -55,7 +55,7 @@ class TrainingRun:
             ("seconds", f"{(end_ns - self.created_ns) / 1e9:.1f}"),
             *((name, value) for name, value in self.config.items() if value not in (None, {}, [])),
         ]
-        return markup.facts(f"{self.run_id}, {self.algorithm}", pairs)
+        return html.render_facts(f"{self.run_id}, {self.algorithm}", pairs)
 
 
 class Metric(NamedTuple):

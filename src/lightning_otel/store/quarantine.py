@@ -25,7 +25,7 @@ from lightning_otel.store.lines import (
     parse_line,
 )
 from lightning_otel.store.manifest import DataFile, parse_entry
-from lightning_otel.types.wording import count_noun
+from lightning_otel.types.text import count_noun
 
 _DAMAGED: Final = "damaged"
 _MARKER: Final = format_control_line(_DAMAGED)

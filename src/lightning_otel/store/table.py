@@ -26,8 +26,8 @@ from lightning_otel.store.layout import private_file
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.sql import quote_text
-from lightning_otel.types import Report, Span, Transition, markup
-from lightning_otel.types.wording import step_row
+from lightning_otel.types import Report, Span, Transition, html
+from lightning_otel.types.text import step_row
 
 if TYPE_CHECKING:
     import duckdb
@@ -182,7 +182,7 @@ class Table(Generic[T]):
         if len(rows) > _PAGE:
             count = f"the first {_PAGE} of {self._count_in_words()}"
         shown = [[row.get(name) for name in columns] for row in rows[:_PAGE]]
-        return markup.table(columns, shown, f"{count} {self._noun}")
+        return html.render_table(columns, shown, f"{count} {self._noun}")
 
     def _first(self, count: int) -> Iterable[T]:
         return itertools.islice(self, count)

@@ -22,7 +22,7 @@ from lightning_otel.store.transforms import remove_dropped
 from lightning_otel.tracing import Options, Recording, auto_trace
 from lightning_otel.types import Report, Reward, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.markup import one_line
+from lightning_otel.types.text import one_line
 
 _CELLS: Final = 60
 _TWICE: Final = DUPLICATE.partition(":")[0]

@@ -71,10 +71,10 @@ class Recording:
         """Its picture, for notebooks."""
         from lightning_otel.adapter.outline import outline
         from lightning_otel.adapter.picture import picture
-        from lightning_otel.types.markup import safe
+        from lightning_otel.types.html import escape
 
         if self._store is None:
-            return safe(repr(self))
+            return escape(repr(self))
         return picture(outline(self.spans()), limit=_DRAWN)
 
     @property

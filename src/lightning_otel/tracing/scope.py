@@ -25,7 +25,7 @@ from lightning_otel.tracing.blocks import Lifetime, is_clean
 from lightning_otel.tracing.emitters import emit_reward, hush, json_of
 from lightning_otel.tracing.recording import Recording
 from lightning_otel.types import conventions as c
-from lightning_otel.types.wording import count_noun
+from lightning_otel.types.text import count_noun
 
 log = logging.getLogger(__name__)
 

@@ -8,18 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from lightning_otel.types.prompts import Prompt
     from lightning_otel.types.report import Credited, Dropped, Repair, Report
     from lightning_otel.types.rollouts import (
         Endpoint,
         Mode,
+        Prompt,
         Resource,
         ResourceKind,
         Rollout,
         RolloutStatus,
     )
     from lightning_otel.types.spans import Event, Link, Message, Span
-    from lightning_otel.types.steps import (
+    from lightning_otel.types.transitions import (
         BranchCause,
         Call,
         CaptureLevel,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Transition,
     )
 
-_MODULES: Final = ("spans", "steps", "report", "rollouts", "prompts")
+_MODULES: Final = ("spans", "transitions", "report", "rollouts")
 
 __all__ = [
     "BranchCause",

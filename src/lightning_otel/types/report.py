@@ -95,7 +95,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """The funnel and its reasons, for notebooks."""
-        from lightning_otel.types import markup
+        from lightning_otel.types import html
 
         lost = self.calls - self.transitions
         rows: list[tuple[str, int, str]] = [
@@ -119,7 +119,7 @@ class Report:
                 number = sum(number for _, number in rest)
                 rows.append((what, number, f"for {len(rest):,} further reasons"))
         shown = [(what, f"{number:,}", reason) for what, number, reason in rows]
-        return markup.table(("", "", ""), shown, title="from spans to transitions", cells=200)
+        return html.render_table(("", "", ""), shown, title="from spans to transitions", cells=200)
 
     def reasons(self) -> dict[str, int]:
         """Count each reason for leaving something out, the most frequent first."""

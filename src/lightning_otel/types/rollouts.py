@@ -1,11 +1,11 @@
-"""Rollouts of an agent, and its resources."""
+"""Rollouts of an agent, and its resources: prompts, endpoints, weights."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from lightning_otel.errors import ConfigError
-from lightning_otel.types.prompts import Prompt
 
 Mode: TypeAlias = Literal["train", "val", "test"]
 """What a rollout is for: to learn from, to choose by, or to judge by in the end."""
@@ -16,6 +16,8 @@ RolloutStatus: TypeAlias = Literal["queuing", "running", "succeeded", "failed", 
 ResourceKind: TypeAlias = Literal["prompt", "endpoint", "weights"]
 """What a resource is: text with placeholders and few-shot examples; a model behind an address with
 its sampling; or files of a model."""
+
+_PLACEHOLDER: Final = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,56 @@ class Rollout:
     reason: str = ""
     created_ns: int = 0
     ended_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A template with few-shot examples.
+
+    ``{task}`` is a placeholder, ``{{task}}`` the text ``{task}``; braces around anything but one
+    name, such as those of JSON, are text.
+
+    Attributes:
+        template: The text.
+        examples: Chat messages that come after it and before what the agent is asked.
+        name: What errors call it.
+    """
+
+    template: str
+    examples: tuple[Mapping[str, Any], ...] = ()
+    name: str = "the prompt"
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """The names to be filled in, each once, in order."""
+        found = (match[2] for match in _PLACEHOLDER.finditer(self.template))
+        return tuple(dict.fromkeys(name for name in found if name is not None))
+
+    def format(self, /, **values: object) -> str:
+        """The text with every placeholder filled in; values that it does not ask for are not used.
+
+        Raises:
+            ConfigError: A placeholder has no value.
+        """
+        missing = [name for name in self.placeholders if name not in values]
+        if missing:
+            raise ConfigError(
+                f"{self.name} needs {', '.join(missing)}, and was given "
+                f"{', '.join(sorted(values)) or 'nothing'}; format({missing[0]}=…), or write "
+                f"{{{{{missing[0]}}}}} in it if that is meant as text"
+            )
+        return _PLACEHOLDER.sub(
+            lambda match: f"{{{match[1]}}}" if match[1] else str(values[match[2]]), self.template
+        )
+
+    def messages(self, /, **values: object) -> list[dict[str, Any]]:
+        """A system message with the text, then the examples, as the chat API takes them.
+
+        Raises:
+            ConfigError: A placeholder has no value.
+        """
+        system = {"role": "system", "content": self.format(**values)}
+        return [system, *(dict(example) for example in self.examples)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +176,7 @@ class Resource:
 
     def _repr_html_(self) -> str:
         """Show name, origin and text in notebooks."""
-        from lightning_otel.types import markup
+        from lightning_otel.types import html
 
         measured = ", ".join(f"{name} {value:g}" for name, value in self.metrics.items())
         pairs = [
@@ -136,8 +188,8 @@ class Resource:
         body = {name: value for name, value in self.body.items() if name != "template"}
         pairs += [(name, value) for name, value in body.items() if value not in ((), [], {}, "")]
         text = self.body.get("template")
-        told = markup.block(text) if isinstance(text, str) else ""
-        return markup.facts(str(self), pairs) + told
+        told = html.render_block(text) if isinstance(text, str) else ""
+        return html.render_facts(str(self), pairs) + told
 
     @property
     def prompt(self) -> Prompt:

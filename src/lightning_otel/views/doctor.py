@@ -26,7 +26,7 @@ from lightning_otel.store import damage, quarantine
 from lightning_otel.store.catalogue import find_catalogue_fault
 from lightning_otel.store.counts import INTENDED
 from lightning_otel.store.layout import Layout
-from lightning_otel.types.wording import count_noun
+from lightning_otel.types.text import count_noun
 
 Code = Literal[
     "versions", "no-openai", "httpx-pre-release", "instrumentors", "no-entry-points",

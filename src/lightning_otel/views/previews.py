@@ -12,7 +12,7 @@ from lightning_otel.messages.media import name_media, plain
 from lightning_otel.store.sql import attribute_sql, quote_text
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-from lightning_otel.types.markup import one_line
+from lightning_otel.types.text import one_line
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store

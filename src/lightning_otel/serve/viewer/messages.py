@@ -13,7 +13,7 @@ from lightning_otel.adapter.histories import is_same
 from lightning_otel.messages import read_message
 from lightning_otel.messages.media import dumped, plain
 from lightning_otel.types import Message, Trajectory, Transition
-from lightning_otel.types.wording import count_noun
+from lightning_otel.types.text import count_noun
 
 Side: TypeAlias = Literal["input", "output"]
 

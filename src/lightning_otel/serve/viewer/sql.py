@@ -21,7 +21,7 @@ from lightning_otel.errors import LightningOtelError, QueryError, StoreError
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.streaming import join_lines
 from lightning_otel.serve.viewer import page
-from lightning_otel.types.markup import csv_cell
+from lightning_otel.types.text import csv_cell
 from lightning_otel.types.values import make_plain, repair_text
 from lightning_otel.views.sandbox import Limits, Result, run_statement
 

@@ -21,8 +21,7 @@ from starlette.routing import Route
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.session import placed
 from lightning_otel.serve.viewer.urls import page_path, resource_path
-from lightning_otel.types import wording
-from lightning_otel.types.markup import visible
+from lightning_otel.types.text import count_noun, format_age, format_duration, format_size, visible
 
 PLACES: Final = [
     {"path": path, "name": name, "key": key}
@@ -60,7 +59,7 @@ def render(request: Request, template: str, shown: Mapping[str, object]) -> str:
 
 def ago(start_ns: int) -> str:
     """Word the time since then, in one unit."""
-    return f"{wording.age(start_ns, time.time_ns())} ago"
+    return f"{format_age(start_ns, time.time_ns())} ago"
 
 
 def moment(time_ns: int) -> str:
@@ -114,8 +113,8 @@ def _make_environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {
-        "ago": ago, "moment": moment, "number": number, "size": wording.size,
-        "duration": lambda length_ns: wording.duration(length_ns / 1e9),
+        "ago": ago, "moment": moment, "number": number, "size": format_size,
+        "duration": lambda length_ns: format_duration(length_ns / 1e9),
         "json": json_text, "mark": mark,
         "visible": visible,
     }  # fmt: skip
@@ -123,7 +122,7 @@ def _make_environment() -> Environment:
     found.globals |= {
         "static": static_address,
         "places": PLACES,
-        "count": wording.count_noun,
+        "count": count_noun,
         "page_path": page_path,
         "resource_path": resource_path,
         "program_version": version("lightning-otel"),

@@ -35,7 +35,7 @@ from lightning_otel.serve.viewer.steps import (
 )
 from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
 from lightning_otel.serve.viewer.urls import MOST_CLOSED, Links
-from lightning_otel.types.markup import one_line
+from lightning_otel.types.text import one_line
 from lightning_otel.views.outlines import compare_ids
 from lightning_otel.views.previews import find_text, read_previews
 from lightning_otel.views.trace_tree import Folded, Row, Trace, fold, read_trace

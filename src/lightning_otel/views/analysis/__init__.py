@@ -11,8 +11,7 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.messages import plain_text
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.markup import one_line
-from lightning_otel.types.wording import duration
+from lightning_otel.types.text import format_duration, one_line
 from lightning_otel.views.analysis.findings import Finding, is_counted, list_findings
 
 if TYPE_CHECKING:
@@ -158,7 +157,8 @@ class Analysis:
             f"{len(self.steps)} step{'' if len(self.steps) == 1 else 's'}",
             f"{totals.calls} call{'' if totals.calls == 1 else 's'}",
             f"{totals.input_tokens}→{totals.output_tokens} tokens",
-            f"{duration(totals.duration_s)}, {duration(totals.model_s)} of it in models",
+            f"{format_duration(totals.duration_s)}, "
+            f"{format_duration(totals.model_s)} of it in models",
         ]
         return " · ".join(words + ([] if totals.cost is None else [f"cost {totals.cost:.6g}"]))
 

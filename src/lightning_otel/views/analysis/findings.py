@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 from lightning_otel.adapter.outline import Node, Outline, SpanId
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.markup import one_line
-from lightning_otel.types.wording import count_noun
+from lightning_otel.types.text import count_noun, one_line
 
 if TYPE_CHECKING:
     from lightning_otel.views.analysis import CreditedReward, Step, Totals

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
-from lightning_otel.types.markup import one_line, width_of
-from lightning_otel.types.wording import count_noun
+from lightning_otel.types.text import count_noun, one_line, width_of
 from lightning_otel.views.plot.curves import (
     Chart,
     Series,

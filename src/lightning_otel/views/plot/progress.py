@@ -9,7 +9,7 @@ from math import isfinite
 from shutil import get_terminal_size
 from typing import Final, TextIO
 
-from lightning_otel.types.markup import one_line
+from lightning_otel.types.text import one_line
 from lightning_otel.views.plot.characters import bar, sparkline
 from lightning_otel.views.plot.curves import number, widened
 

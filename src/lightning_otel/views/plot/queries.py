@@ -18,7 +18,7 @@ from lightning_otel.store.lookup import LAST
 from lightning_otel.store.source import read_overview
 from lightning_otel.store.sql import ROLLOUT, quote_text
 from lightning_otel.types import conventions as c
-from lightning_otel.types.wording import count_noun
+from lightning_otel.types.text import count_noun
 from lightning_otel.views.plot.curves import (
     MOST_POINTS,
     Axis,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import sqlalchemy as sa
 
 from lightning_otel.state.tables import METRICS
-from lightning_otel.types.wording import count_noun
+from lightning_otel.types.text import count_noun
 from lightning_otel.views.plot.curves import MOST_POINTS, Chart, Value, make_series
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from lightning_otel.types.markup import safe, svg_text
-from lightning_otel.types.wording import count_noun
+from lightning_otel.types.html import escape, render_svg_text
+from lightning_otel.types.text import count_noun
 from lightning_otel.views.plot.curves import (
     Chart,
     Point,
@@ -66,11 +66,11 @@ def svg(charts: Sequence[Chart], *, is_styled: bool = True) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="curve" role="img" width="{_WIDTH}" '
         f'height="{height}" viewBox="0 0 {_WIDTH} {height}"{style[0]}>'
-        f"{style[1]}<title>{safe(_title_of(charts), 200)}</title>"
+        f"{style[1]}<title>{escape(_title_of(charts), 200)}</title>"
         f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="6"/>'
     ]
     if not charts:
-        parts.append(svg_text(14, 34, "nothing to draw", "dim"))
+        parts.append(render_svg_text(14, 34, "nothing to draw", "dim"))
     top = 0
     for chart, own in zip(charts, heights, strict=True):
         parts += [f'<g transform="translate(0 {top})">', *_draw_chart(chart), "</g>"]
@@ -103,10 +103,10 @@ class _Place(NamedTuple):
 
 
 def _draw_chart(chart: Chart) -> Iterator[str]:
-    yield svg_text(14, 24, chart.title, "big", 100)
+    yield render_svg_text(14, 24, chart.title, "big", 100)
     count = sum(series.count for series in chart.series)
     told = f"{count_noun(count, 'value')}{_word_meaning(chart)}" if count else "no values"
-    yield svg_text(14, 42, told, "dim", 110)
+    yield render_svg_text(14, 42, told, "dim", 110)
     foot = _TOP
     if chart.series:
         place = _Place(*chart.reach(), *chart.bounds())
@@ -119,10 +119,10 @@ def _draw_chart(chart: Chart) -> Iterator[str]:
         style = f"s{rank % COLOURS}"
         yield f'<path class="mean {style}" d="M{_LEFT} {foot + 4}h{_SAMPLE}"/>'
         yield f'<circle class="dot {style}" cx="{_LEFT + _SAMPLE / 2}" cy="{foot + 4}" r="4"/>'
-        yield svg_text(_LEFT + _SAMPLE + 8, foot + 8, words, "", 84)
+        yield render_svg_text(_LEFT + _SAMPLE + 8, foot + 8, words, "", 84)
         foot += _LINE
     for note in chart.notes:
-        yield svg_text(_LEFT, foot + 8, note, "dim", 92)
+        yield render_svg_text(_LEFT, foot + 8, note, "dim", 92)
         foot += _LINE
 
 
@@ -149,7 +149,7 @@ def _draw_scales(chart: Chart, place: _Place) -> Iterator[str]:
     for value, name in zip(marks, labels(marks), strict=True):
         y = place.y(value)
         yield f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>'
-        yield svg_text(_LEFT - 6, y + 4, name, "dim", 12, anchor="end")
+        yield render_svg_text(_LEFT - 6, y + 4, name, "dim", 12, anchor="end")
     yield f'<path class="grid" d="M{_LEFT} {_TOP}V{bottom}H{right}"/>'
     places = _label_places(chart, place)
     most = max(14, int((right - _LEFT) / _LETTER / max(2, len(places))))
@@ -160,9 +160,9 @@ def _draw_scales(chart: Chart, place: _Place) -> Iterator[str]:
         half = len(text) * _LETTER / 2
         yield f'<path class="grid" d="M{at:.1f} {bottom}v5"/>'
         middle = min(max(at, half + 4), _WIDTH - half - 4)
-        yield svg_text(middle, bottom + 18, text, "dim", most, anchor="middle")
+        yield render_svg_text(middle, bottom + 18, text, "dim", most, anchor="middle")
     middle = (_LEFT + right) / 2
-    yield svg_text(middle, bottom + 36, axis_title(chart.axis), "dim", 60, anchor="middle")
+    yield render_svg_text(middle, bottom + 36, axis_title(chart.axis), "dim", 60, anchor="middle")
 
 
 def _label_places(chart: Chart, place: _Place) -> list[float]:
@@ -192,7 +192,7 @@ def _draw_curve(
             top, end = place.y(point.value + point.error), place.y(point.value - point.error)
             yield f'<path class="whisker {style}" d="M{x:.1f} {top:.1f}V{end:.1f}"/>'
         told = (
-            f"<title>{safe(_tooltip_text(chart, series, point, name), 200)}</title>"
+            f"<title>{escape(_tooltip_text(chart, series, point, name), 200)}</title>"
             if is_told
             else ""
         )

@@ -62,7 +62,7 @@ def _is_script(path: Path) -> bool:
         return file.read(2) == b"#!"
 
 
-def name_of(command: Sequence[str]) -> str:
+def program_name(command: Sequence[str]) -> str:
     """Return the program's name: the script or module, not the interpreter."""
     program = Path(command[0]).name
     if not program.startswith("python"):
@@ -113,7 +113,7 @@ def run_child(program: Sequence[str], environment: Mapping[str, str] | None) -> 
             signal.signal(number, handler)
 
 
-def exit_code(return_code: int) -> int:
+def shell_exit_code(return_code: int) -> int:
     """A return code as a shell would give it: 128 and the signal's number if one ended it."""
     return 128 - return_code if return_code < 0 else return_code
 

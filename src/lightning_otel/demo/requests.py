@@ -19,7 +19,7 @@ _CHOICE_OF_SPEAKER: Final = re.compile(r"select the next (?:role|speaker) from \
 _HANDS_OVER: Final = ("transfer to ", "transfer back to ", "handoff to ", "delegate to ")
 _LITTLE_WORDS: Final = frozenset({"a", "an", "and", "by", "for", "from", "get", "of", "the", "to"})
 
-Wish = tuple[str, dict[str, Any]]
+ToolRequest = tuple[str, dict[str, Any]]
 """A tool's name and the arguments it is to be called with."""
 
 
@@ -31,7 +31,7 @@ def message_text(message: Json) -> str:
     return "".join(str(part.get("text") or "") for part in content or () if isinstance(part, dict))
 
 
-def wished_calls(body: Json) -> list[Wish]:
+def requested_calls(body: Json) -> list[ToolRequest]:
     """The tool calls that should come next, in the order their words stand in the request.
 
     The last user message names tools, and may name one again that an earlier message named. The
@@ -50,20 +50,20 @@ def wished_calls(body: Json) -> list[Wish]:
         return []
     said = [message_text(messages[i]) for i in places]
     rules = [message_text(m) for m in messages if m.get("role") in ("system", "developer")]
-    wishes = _find_named(tools, said[-1:], done) or _find_named(
+    requests = _find_named(tools, said[-1:], done) or _find_named(
         [tool for tool in tools if not _takes_expression(tool)],
         rules,
         _read_calls(messages),
         values=said,
     )
-    if wishes or done or not tools or choice == "auto":
-        return wishes
+    if requests or done or not tools or choice == "auto":
+        return requests
     forced = (choice.get("function") or choice).get("name") if isinstance(choice, Mapping) else None
     tool = next((tool for tool in tools if tool["name"] == forced), tools[0])
     return [(tool["name"], arguments(tool.get("parameters") or {}, "\n".join(said[-1:])))]
 
 
-def wished_speaker(body: Json) -> str | None:
+def requested_speaker(body: Json) -> str | None:
     """Whom a prompt that lists roles and a conversation wants named; None if it is no such prompt.
 
     It is the one who has spoken least so far, the first of the list if there are several.
@@ -122,15 +122,19 @@ def example(schema: Json, text: str, root: Json | None = None) -> object:
 
 
 def _find_named(
-    tools: Sequence[Json], texts: Sequence[str], done: list[Wish], *, values: Sequence[str] = ()
-) -> list[Wish]:
+    tools: Sequence[Json],
+    texts: Sequence[str],
+    done: list[ToolRequest],
+    *,
+    values: Sequence[str] = (),
+) -> list[ToolRequest]:
     """The first tool named that was not called so; one that takes expressions, for all of them."""
     text = "\n".join(texts)
     given = "\n".join(reversed(values or texts))
     places = sorted((_find_tool(tool, text), i) for i, tool in enumerate(tools))
     for tool in (tools[i] for place, i in places if place >= 0):
         parts = EXPRESSION.findall(given) if _takes_expression(tool) else [given]
-        calls: list[Wish] = [
+        calls: list[ToolRequest] = [
             (tool["name"], arguments(tool.get("parameters") or {}, part)) for part in parts
         ]
         new = [call for call in calls if call not in done]
@@ -165,8 +169,8 @@ def _takes_expression(tool: Json) -> bool:
     return "expression" in ((tool.get("parameters") or {}).get("properties") or {})
 
 
-def _read_calls(messages: Sequence[Json]) -> list[Wish]:
-    """The calls in messages, as wishes."""
+def _read_calls(messages: Sequence[Json]) -> list[ToolRequest]:
+    """The calls in messages, as requests."""
     calls = [call.get("function") or {} for m in messages for call in m.get("tool_calls") or ()]
     return [(str(call.get("name")), _read_json(call.get("arguments"))) for call in calls]
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from lightning_otel.messages import flat_tools, message, object_of, objects, read_items, text_part
 from lightning_otel.messages.media import plain
-from lightning_otel.receivers.building import MOST_BYTES, Builder, read_time
+from lightning_otel.receivers.builder import MOST_BYTES, Builder, read_time
 from lightning_otel.receivers.otlp import Object, UnfitError, integer
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c

@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 @cache
-def maker(kind: Callable[..., _T]) -> Callable[..., _T]:
+def fast_constructor(kind: Callable[..., _T]) -> Callable[..., _T]:
     """Return a constructor of a frozen class that takes 1.8 µs and not 4.5.
 
     A frozen class sets each field through ``object.__setattr__``. Here a class with the same slots
@@ -187,8 +187,8 @@ class Transition:
 
     def _repr_html_(self) -> str:
         """Show observation and action in notebooks."""
-        from lightning_otel.types import markup
-        from lightning_otel.types.wording import plain_text
+        from lightning_otel.types import html
+        from lightning_otel.types.text import plain_text
 
         known = ("rollout_id", "agent", "step", "model", "reward", "advantage", "done", "capture")
         pairs = [(name, getattr(self, name)) for name in (*known, "inexact", "finish_reason")]
@@ -199,7 +199,7 @@ class Transition:
             (what, message.get("role", ""), plain_text([message])) for what, message in said[left:]
         ]
         note = f"the last {_SHOWN} of {len(said):,} messages" if left else ""
-        return markup.facts(f"step {self.step}", pairs) + markup.table(
+        return html.render_facts(f"step {self.step}", pairs) + html.render_table(
             ("", "role", "text"), rows, note, cells=200
         )
 
@@ -230,15 +230,15 @@ class Trajectory:
 
     def _repr_html_(self) -> str:
         """Its steps, a row each, for notebooks."""
-        from lightning_otel.types import markup
-        from lightning_otel.types.wording import step_row
+        from lightning_otel.types import html
+        from lightning_otel.types.text import step_row
 
         rows = [step_row(step) for step in self.transitions[:_SHOWN]]
         columns = [name for name in (rows[0] if rows else ()) if name not in ("rollout", "agent")]
         count = len(self.transitions)
         note = f"the first {_SHOWN} of {count:,} steps" if count > _SHOWN else ""
         shown = [[row[name] for name in columns] for row in rows]
-        return markup.table(columns, shown, note, title=f"trajectory of {self._told()}")
+        return html.render_table(columns, shown, note, title=f"trajectory of {self._told()}")
 
     def _told(self) -> str:
         rewards = [step.reward for step in self.transitions if step.reward is not None]

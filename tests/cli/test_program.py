@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lightning_otel.cli.child import ProgramError, exit_code, find_program, name_of, run_child
+from lightning_otel.cli.program import (
+    ProgramError,
+    find_program,
+    program_name,
+    run_child,
+    shell_exit_code,
+)
 
 
 @pytest.fixture
@@ -82,13 +88,13 @@ def test_run_child_knows_what_cannot_run(here: Path) -> None:
 )
 def test_name_of_is_what_a_person_would_say(command: list[str], name: str) -> None:
     """The script or module, not the interpreter; else the program."""
-    assert name_of(command) == name
+    assert program_name(command) == name
 
 
 @pytest.mark.parametrize(("code", "shells"), [(0, 0), (7, 7), (-signal.SIGKILL, 137), (-15, 143)])
 def test_exit_code_is_a_shells(code: int, shells: int) -> None:
     """A signal is 128 and its number."""
-    assert exit_code(code) == shells
+    assert shell_exit_code(code) == shells
 
 
 def test_run_child_puts_handlers_back() -> None:
