@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from lightning_otel.resources.comparing import deal_rewards
-from lightning_otel.resources.evidence import weigh
+from lightning_otel.resources.comparison import spread_rewards
+from lightning_otel.resources.evidence import weigh_differences
 
 Draw = Callable[[random.Random, float], float]
 
@@ -51,8 +51,8 @@ def measure(kind: str, gain: float, *, series: int, tasks: int, is_paired: bool 
             for side in (0, 1) if is_paired else (rng.randrange(2),):
                 rewards[side].append(of_b(rng, gain) if side else of_a(rng, 0.0))
             paired = [b - a for a, b in zip(*rewards, strict=True)] if is_paired else None
-            if differences := deal_rewards(*rewards) if paired is None else paired:
-                found = weigh(differences, rewards[0] + rewards[1])
+            if differences := spread_rewards(*rewards) if paired is None else paired:
+                found = weigh_differences(differences, rewards[0] + rewards[1])
                 verdict = found.is_above - found.is_below
         ends.append((verdict, count))
     verdicts, counts = zip(*ends, strict=True)

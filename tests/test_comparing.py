@@ -8,7 +8,7 @@ import pytest
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import Resources
-from lightning_otel.resources.comparing import compared
+from lightning_otel.resources.comparison import compare_versions
 from lightning_otel.state import State
 
 
@@ -43,7 +43,7 @@ def test_pairs_are_compared_by_task(store: Store, traffic: Traffic) -> None:
     traffic.run(2, None, 0)
     traffic.run(3, 9.0, 0)
 
-    found = compared("p", 1, 2, store)
+    found = compare_versions("p", 1, 2, store)
 
     assert (found.tasks, found.rollouts_a, found.rollouts_b) == (10, 20, 10)
     assert found.mean_a == pytest.approx(0.55)
@@ -72,13 +72,13 @@ def test_rollouts_are_compared_where_few_tasks_come_twice(store: Store, traffic:
     traffic.run(2, 1.0, "a0")
 
     with pytest.raises(ConfigError, match="no task was done with both"):
-        compared("p", 1, 3, store, is_paired=True)
-    found = compared("p", 1, 2, store)
+        compare_versions("p", 1, 3, store, is_paired=True)
+    found = compare_versions("p", 1, 2, store)
 
     assert (found.tasks, found.rollouts_a, found.rollouts_b) == (0, 40, 21)
     assert (found.mean_a, found.mean_b) == (0.5, 1.0)
     assert found.verdict == "better"
-    assert compared("p", 1, 2, store, is_paired=True).tasks == 1
+    assert compare_versions("p", 1, 2, store, is_paired=True).tasks == 1
 
 
 def test_nothing_to_compare_is_refused_with_the_reasons(store: Store, traffic: Traffic) -> None:
@@ -88,9 +88,9 @@ def test_nothing_to_compare_is_refused_with_the_reasons(store: Store, traffic: T
     traffic.run(2, None, 8)
 
     with pytest.raises(ConfigError, match=r"no task was done with both \(left out: 2 without"):
-        compared("p", 1, 2, store)
+        compare_versions("p", 1, 2, store)
     with pytest.raises(ConfigError, match="compared with itself"):
-        compared("p", 1, 1, store)
+        compare_versions("p", 1, 1, store)
 
 
 VERDICTS = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "verdicts.py"))

@@ -14,8 +14,8 @@ from lightning_otel.adapter import WAITING
 from lightning_otel.adapter.rewards import RETRACTED
 from lightning_otel.errors import ConfigError
 from lightning_otel.resources import Resources
-from lightning_otel.rewarding.learned import learned
-from lightning_otel.rewarding.totals import standing
+from lightning_otel.rewards.best_version import learned
+from lightning_otel.rewards.totals import standing
 from lightning_otel.runner import Runner
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue

@@ -138,7 +138,7 @@ class Loop:
             rewards=rewards,
             steps=run.step,
             runs=len(self.runs.all()),
-            trained=len(claims.trained()),
+            trained=len(claims.read_trained()),
             counted=sum(int(each.value) for each in measured if each.name == "rollouts"),
             states=claims.counts(),
             rollouts=sum(statuses.values()),

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from lightning_otel.exporters.duckdb import DuckDBSpanExporter, LightningSpanProcessor
     from lightning_otel.provider import instrument, uninstrument
     from lightning_otel.resources import Resources
-    from lightning_otel.rewarding import apply_rewards
-    from lightning_otel.rewarding.feedback import emit_feedback, reward_from_feedback
-    from lightning_otel.rewarding.learned import learned
-    from lightning_otel.rewarding.worth import Price, Worth
+    from lightning_otel.rewards import apply_rewards
+    from lightning_otel.rewards.best_version import learned
+    from lightning_otel.rewards.feedback import emit_feedback, reward_from_feedback
+    from lightning_otel.rewards.worth import Price, Worth
     from lightning_otel.runner import Hook, Runner, run_workers
     from lightning_otel.runner.agents import LitAgent, Router, llm_rollout, prompt_rollout, rollout
     from lightning_otel.state import State
@@ -74,12 +74,12 @@ _HOMES = {
     "plot_training_metrics": "views.plot",
     "instrument": "provider",
     "uninstrument": "provider",
-    "apply_rewards": "rewarding",
-    "emit_feedback": "rewarding.feedback",
-    "reward_from_feedback": "rewarding.feedback",
-    "learned": "rewarding.learned",
-    "Price": "rewarding.worth",
-    "Worth": "rewarding.worth",
+    "apply_rewards": "rewards",
+    "emit_feedback": "rewards.feedback",
+    "reward_from_feedback": "rewards.feedback",
+    "learned": "rewards.best_version",
+    "Price": "rewards.worth",
+    "Worth": "rewards.worth",
     "Queue": "state.queue",
     "Resources": "resources",
     "Hook": "runner",

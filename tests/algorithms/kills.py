@@ -86,7 +86,7 @@ def told(store: Store, boundary: str, first: int) -> None:
 def main(folder: Path, boundaries: list[str]) -> None:
     """Kill and resume at each boundary, each in a store of its own."""
     model = tiny.saved(folder / "model")
-    for library in ("peft", "lightning_otel.algorithms.recorded"):
+    for library in ("peft", "lightning_otel.algorithms.recorded_trainers"):
         models.library(library)  # once, and not in every child that is forked
     models.load_model(str(model), {})
     for number, boundary in enumerate([NEVER, *boundaries]):

@@ -12,7 +12,7 @@ from examples.closed_loop import tiny
 torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")
 
-from lightning_otel.algorithms.recorded import RecordedGRPOTrainer, RecordedRow  # noqa: E402
+from lightning_otel.algorithms.recorded_trainers import RecordedGRPOTrainer, RecordedRow  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 EPSILON: Final = 0.2

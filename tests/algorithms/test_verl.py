@@ -150,7 +150,7 @@ def test_outputs_are_what_verl_stores(tmp_path: Path) -> None:
     """Observed tokens are masked, and ``as_dict`` makes the tensors that verl's trainers take."""
     paths = list(recorded(tmp_path / "traces.duckdb").trajectories(rollout_id="r0"))
 
-    (output,) = verl.outputs_of(paths)
+    (output,) = verl.make_outputs(paths)
 
     held = output.as_dict()
     assert held["prompts"].tolist() == [3, 4, 5, 6]
@@ -170,21 +170,21 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
         return [replace(path, transitions=steps, reward=fields.get("reward", path.reward))]
 
     with pytest.raises(TrainingError, match="nothing of the rollout can be trained"):
-        verl.outputs_of(without(prompt_ids=(), response_ids=(), logprobs=(), capture="text"))
+        verl.make_outputs(without(prompt_ids=(), response_ids=(), logprobs=(), capture="text"))
     with pytest.raises(TrainingError, match="no logprobs"):
-        verl.outputs_of(without(logprobs=()))
+        verl.make_outputs(without(logprobs=()))
     with pytest.raises(TrainingError, match="the rollout has no reward"):
-        verl.outputs_of(without(reward=None))
-    assert verl.outputs_of(without(reward=None), reward=0.5)[0].reward_score == 0.5
+        verl.make_outputs(without(reward=None))
+    assert verl.make_outputs(without(reward=None), reward=0.5)[0].reward_score == 0.5
     with pytest.raises(ConfigError, match="return_raw_chat"):
-        verl.task_of({"uid": "u1"})
+        verl.read_task({"uid": "u1"})
 
 
 def test_a_rollout_that_nobody_takes_or_that_fails_is_told(store: lo.Store, place: State) -> None:
     """Whoever waits hears why; the rollout is cancelled, so that nobody runs it in vain."""
     queue = Queue(place)
     with pytest.raises(TrainingError, match=r"queuing after 0.2 s at most: no runner ended it"):
-        verl.rolled_out(store, queue, {"messages": PROMPT}, timeout_s=0.2)
+        verl.run_rollout(store, queue, {"messages": PROMPT}, timeout_s=0.2)
     assert queue.counts()["cancelled"] == 1
 
     def agent(task: Any) -> float:
@@ -194,7 +194,7 @@ def test_a_rollout_that_nobody_takes_or_that_fails_is_told(store: lo.Store, plac
     thread = work(store, place, agent, stop)
     try:
         with pytest.raises(TrainingError, match=r"failed after 30 s at most: .*it broke"):
-            verl.rolled_out(store, queue, {"messages": PROMPT}, timeout_s=30)
+            verl.run_rollout(store, queue, {"messages": PROMPT}, timeout_s=30)
     finally:
         stop.set()
         thread.join()

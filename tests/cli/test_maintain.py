@@ -10,8 +10,8 @@ import pytest
 from tests.cli.conftest import Cli
 
 from lightning_otel import Store, auto_trace, emit_action
-from lightning_otel.rewarding.feedback import Feedback
-from lightning_otel.rewarding.pending import Pending
+from lightning_otel.rewards.feedback import Feedback
+from lightning_otel.rewards.pending import Pending
 from lightning_otel.state import State
 from lightning_otel.store import settle as settle_module
 from lightning_otel.types import Span

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_otel.algorithms.exchange import Chosen, backend_of
+from lightning_otel.algorithms.exchange import ChosenBackend, choose_backend
 from lightning_otel.errors import ConfigError
 
 Install = Callable[..., None]
@@ -37,7 +37,7 @@ def test_release_that_fits_is_used(install: Install, wanted: str) -> None:
     """Where 0.3 is installed and can be imported, it is taken."""
     install("0.3.1")
 
-    assert backend_of(wanted) == Chosen("microsoft")  # type: ignore[arg-type]  # parametrized
+    assert choose_backend(wanted) == ChosenBackend("microsoft")  # type: ignore[arg-type]  # parametrized
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_release_that_does_not_fit_is_named(
     install(version, code)
 
     with pytest.raises(ConfigError, match="backend microsoft cannot be used") as raised:
-        backend_of("microsoft")
+        choose_backend("microsoft")
     with caplog.at_level(logging.WARNING):
-        chosen = backend_of("auto")
+        chosen = choose_backend("auto")
 
     assert reason in raised.value.what
     assert "pip install 'agentlightning==0.3.0'" in raised.value.remedy
@@ -73,7 +73,7 @@ def test_builtin_asks_nobody(install: Install, caplog: pytest.LogCaptureFixture)
     """Ours need no reason, and nothing is imported for them."""
     install("0.3.0", "raise RuntimeError('imported')")
 
-    assert backend_of("builtin") == Chosen("builtin")
+    assert choose_backend("builtin") == ChosenBackend("builtin")
     assert caplog.text == ""
 
 
@@ -81,8 +81,10 @@ def test_what_it_cannot_do_is_a_reason(install: Install) -> None:
     """Though installed it may lack what is asked for; an unknown backend is no backend."""
     install("0.3.0")
 
-    assert backend_of("auto", unfit="it has no SFT") == Chosen("builtin", "it has no SFT")
+    assert choose_backend("auto", unfit="it has no SFT") == ChosenBackend(
+        "builtin", "it has no SFT"
+    )
     with pytest.raises(ConfigError, match="it has no SFT"):
-        backend_of("microsoft", unfit="it has no SFT")
+        choose_backend("microsoft", unfit="it has no SFT")
     with pytest.raises(ConfigError, match="backend is 'azure'; it must be one of auto, builtin"):
-        backend_of("azure")  # type: ignore[arg-type]  # that is what is tried
+        choose_backend("azure")  # type: ignore[arg-type]  # that is what is tried

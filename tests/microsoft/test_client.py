@@ -8,7 +8,7 @@ from lightning_otel import Store, auto_trace, emit_action
 from lightning_otel.adapter.readers.chat import dump
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.algorithms.exchange import hand_over, read_back
-from lightning_otel.algorithms.exchange.calls import CALL_NAME, as_theirs
+from lightning_otel.algorithms.exchange.calls import CALL_NAME, to_agentlightning
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.messages import message, text_part, tool_call_part
@@ -36,7 +36,7 @@ CALL = Span(
 
 def test_call_is_told_as_their_adapters_read_it() -> None:
     """Messages lie flat, token ids are lists, logprobs are JSON, and the name is theirs."""
-    found = as_theirs(CALL, with_content=True)
+    found = to_agentlightning(CALL, with_content=True)
 
     added = {key: found.attributes[key] for key in found.attributes.keys() - CALL.attributes.keys()}
     assert found.name == CALL_NAME
@@ -59,7 +59,7 @@ def test_call_is_told_as_their_adapters_read_it() -> None:
 
 def test_call_without_content_is_named_alone() -> None:
     """Where content stays here, nothing of it is repeated under another key."""
-    found = as_theirs(CALL, with_content=False)
+    found = to_agentlightning(CALL, with_content=False)
 
     assert (found.name, found.attributes) == (CALL_NAME, CALL.attributes)
 
@@ -71,7 +71,7 @@ def test_agent_around_calls_is_named_as_they_name_it() -> None:
         attributes={c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: "calc"},
     )  # fmt: skip
 
-    assert as_theirs(agent, with_content=False).attributes["agent.name"] == "calc"
+    assert to_agentlightning(agent, with_content=False).attributes["agent.name"] == "calc"
 
 
 @pytest.fixture

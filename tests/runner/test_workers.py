@@ -95,7 +95,7 @@ def test_workers_killed_at_any_moment_lose_nothing(
         left = KILLS
         while left and not over.wait(random.random()):
             for worker in multiprocessing.active_children()[:1]:
-                if worker.pid is not None and queue.taken([worker.name]):
+                if worker.pid is not None and queue.count_attempts([worker.name]):
                     os.kill(worker.pid, signal.SIGKILL)
                     left -= 1
 

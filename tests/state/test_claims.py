@@ -33,7 +33,9 @@ def group(*ids: str) -> list[Claimable]:
 
 def kept(runs: Runs, claims: Claims, step: int, *ids: str) -> None:
     """Keep a checkpoint that holds rollouts."""
-    runs.keep(claims.run_id, step, f"/checkpoints/{step}", claims=claims, rollout_ids=ids)
+    runs.keep_checkpoint(
+        claims.run_id, step, f"/checkpoints/{step}", claims=claims, rollout_ids=ids
+    )
 
 
 def test_group_is_claimed_whole_by_one(claims_of: Callable[..., Claims]) -> None:
@@ -41,10 +43,10 @@ def test_group_is_claimed_whole_by_one(claims_of: Callable[..., Claims]) -> None
     ours, theirs = claims_of(), claims_of()
     first = ours.claim({"a": group("a1", "a2")})
     second = theirs.claim({"a": group("a2", "a3"), "b": group("b1")})
-    theirs.leave("a", group("a1"), "no reward")
+    theirs.exclude("a", group("a1"), "no reward")
 
     assert (first, second) == (["a"], ["b"])
-    assert set(theirs.taken()) == {"a1", "a2", "b1"}
+    assert set(theirs.read_taken()) == {"a1", "a2", "b1"}
     assert theirs.counts() == {"claimed": 3}
     assert claims_of("sft").claim({"a": group("a1")}) == ["a"]
 
@@ -79,7 +81,7 @@ def test_what_is_kept_is_trained_on_once(claims_of: Callable[..., Claims], runs:
 
     assert again.claim({"a": group("a1", "a2")}) == []
     assert again.rewind(1) == 2
-    assert again.trained() == {"a1": 1.0, "a2": 1.0}
+    assert again.read_trained() == {"a1": 1.0, "a2": 1.0}
     assert again.claim({"b": group("b1"), "c": group("c1")}) == ["b", "c"]
     assert again.release(["b1", "c1"]) == 2
     assert again.counts() == {"trained": 2}
@@ -89,8 +91,8 @@ def test_left_rollouts_are_counted_by_reason(claims_of: Callable[..., Claims]) -
     """They are not offered again, unless they are opened again by hand."""
     ours = claims_of()
     ours.claim({"a": group("a1", "a2")})
-    ours.leave("a", group("a2"), "no reward")
-    ours.leave("b", group("b1", "b2"), "failed")
+    ours.exclude("a", group("a2"), "no reward")
+    ours.exclude("b", group("b1", "b2"), "failed")
 
     assert ours.counts() == {"failed": 2, "claimed": 1, "no reward": 1}
     assert ours.claim({"b": group("b1", "b2")}) == []

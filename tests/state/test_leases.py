@@ -71,7 +71,7 @@ def of_claims(state: State) -> Door:
         claims, name = held
         ids = [each.rollout_id for each in groups[name]]
         try:
-            runs.keep(run.run_id, 1, f"/{name}", claims=claims, rollout_ids=ids)
+            runs.keep_checkpoint(run.run_id, 1, f"/{name}", claims=claims, rollout_ids=ids)
         except StateError:
             return False
         return True

@@ -131,7 +131,7 @@ def test_clock_alone_ends_a_lease(queue: Queue, clock: Clock) -> None:
     clock.go_on(10)
     assert not queue.succeed(silent, 1.0)
     gone = taken(queue, "gone")
-    assert queue.lost("gone", "its process was ended by SIGKILL") == 1  # at once
+    assert queue.fail_worker("gone", "its process was ended by SIGKILL") == 1  # at once
     assert not queue.heartbeat(gone)
 
     found = queue.get(rollout.rollout_id)
@@ -148,7 +148,7 @@ def test_worker_known_to_be_dead_gives_back_its_own_at_once(queue: Queue) -> Non
     queue.put(["a", "b"], max_attempts=2)
     dead, mine = taken(queue, "dead"), taken(queue, "mine")
 
-    assert queue.lost("dead", "its process was ended by SIGKILL") == 1
+    assert queue.fail_worker("dead", "its process was ended by SIGKILL") == 1
 
     other = taken(queue, "other")
     assert other.rollout.task == "a"

@@ -11,9 +11,9 @@ from lightning_otel import Store
 from lightning_otel import state as state_module
 from lightning_otel.errors import ConfigError, NotFoundError, StateError
 from lightning_otel.resources import tables
-from lightning_otel.rewarding import pending
-from lightning_otel.rewarding.feedback import Feedback
-from lightning_otel.rewarding.pending import Pending
+from lightning_otel.rewards import pending
+from lightning_otel.rewards.feedback import Feedback
+from lightning_otel.rewards.pending import Pending
 from lightning_otel.state import State, leases
 from lightning_otel.state import requests as module
 from lightning_otel.state.requests import Requests

@@ -53,7 +53,7 @@ def test_who_keep_a_step_at_once_wait_for_each_other(runs: Runs) -> None:
         for step in range(20):
             gate.wait(20)
             runs.log(run.run_id, step, {"loss": 1.0})
-            runs.keep(run.run_id, step, place)
+            runs.keep_checkpoint(run.run_id, step, place)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(keep, "abcd"))
@@ -68,8 +68,10 @@ def test_run_goes_back_to_a_step(runs: Runs) -> None:
     for step in (1, 2, 3):
         runs.log(run.run_id, step, {"loss": 1 / step})
         made = [{"name": "prompt", "body": "x", "metrics": {}}]
-        runs.keep(run.run_id, step, f"/{step}", unpublished=made, versions={"prompt": step})
-    runs.published(run.run_id, 2, {"prompt": 7})
+        runs.keep_checkpoint(
+            run.run_id, step, f"/{step}", unpublished=made, versions={"prompt": step}
+        )
+    runs.mark_published(run.run_id, 2, {"prompt": 7})
     runs.set_status(run.run_id, "failed", "it was killed")
     runs.rewind(run.run_id, 2)
 

@@ -20,7 +20,7 @@ from tests.trainer.made import Ledger, record
 
 from lightning_otel import Store
 from lightning_otel.algorithms import checkpoint, run
-from lightning_otel.algorithms.collecting import Collector
+from lightning_otel.algorithms.batches import Collector
 from lightning_otel.algorithms.run import Run
 from lightning_otel.resources import Resources
 from lightning_otel.state.runs import Claims, Runs

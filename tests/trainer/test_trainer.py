@@ -625,7 +625,7 @@ def test_a_batch_that_stays_too_small_is_given_back(
             return "of no use" if trajectories[0].rollout_id == "r3-d" else ""
 
     def promote(found: run.Run) -> Any:
-        taken.append(set(found._claims.taken()))
+        taken.append(set(found._claims.read_taken()))
         return promotion.promote(found)
 
     monkeypatch.setattr(run, "promote", promote)  # the comparison may take hours

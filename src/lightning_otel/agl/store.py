@@ -4,7 +4,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.algorithms.exchange import backend_of, hand_over, read_back
+from lightning_otel.algorithms.exchange import choose_backend, hand_over, read_back
 from lightning_otel.dataset import Store
 from lightning_otel.store.layout import MEMORY
 
@@ -57,6 +57,6 @@ def resolve_lightning_store(config: "LightningRuntimeConfig") -> LightningStore 
     """
     if not config.enabled:
         return None
-    if backend_of(config.backend).name == "microsoft":
+    if choose_backend(config.backend).name == "microsoft":
         return MicrosoftLightningStore(path=config.store)
     return LightningStore(config.store)

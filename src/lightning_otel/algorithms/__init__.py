@@ -32,9 +32,9 @@ __all__ = [
     "Context",
     "Run",
     "StepResult",
-    "backed",
     "get",
-    "made",
+    "make_algorithm",
+    "make_backend_algorithm",
     "name_of",
     "names",
 ]
@@ -75,7 +75,9 @@ def get(name: str) -> type[BaseAlgorithm]:
     return member
 
 
-def made(algorithm: "str | type[BaseAlgorithm] | BaseAlgorithm", **options: Any) -> BaseAlgorithm:
+def make_algorithm(
+    algorithm: "str | type[BaseAlgorithm] | BaseAlgorithm", **options: Any
+) -> BaseAlgorithm:
     """Make an algorithm of its name or class; configure one that is made."""
     if isinstance(algorithm, str):
         algorithm = get(algorithm)
@@ -91,23 +93,23 @@ def made(algorithm: "str | type[BaseAlgorithm] | BaseAlgorithm", **options: Any)
     return algorithm
 
 
-def backed(algorithm: Any, backend: "Backend", **options: Any) -> BaseAlgorithm:
+def make_backend_algorithm(algorithm: Any, backend: "Backend", **options: Any) -> BaseAlgorithm:
     """Make an algorithm, to be run by us or by Agent Lightning.
 
     ``auto`` is Agent Lightning where it is installed, fits and can make that algorithm of the
     options, and says why where it is not.
     """
     if backend == "builtin":
-        return made(algorithm, **options)
-    from lightning_otel.algorithms.exchange import backend_of
-    from lightning_otel.algorithms.exchange.backend import missing
+        return make_algorithm(algorithm, **options)
+    from lightning_otel.algorithms.exchange import choose_backend
+    from lightning_otel.algorithms.exchange.backend import explain_missing
     from lightning_otel.algorithms.microsoft import NAMES, Microsoft
 
     is_ours = isinstance(algorithm, (BaseAlgorithm, type))
     is_unknown = isinstance(algorithm, str) and algorithm.lower() not in NAMES
     unfit = f"Agent Lightning has no algorithm {algorithm!r}" if is_ours or is_unknown else ""
-    if backend == "auto" and not unfit and not missing():
+    if backend == "auto" and not unfit and not explain_missing():
         unfit = Microsoft(algorithm, **options).fault()
-    if backend_of(backend, unfit=unfit).name == "builtin":
-        return made(algorithm, **options)
+    if choose_backend(backend, unfit=unfit).name == "builtin":
+        return make_algorithm(algorithm, **options)
     return Microsoft(algorithm, **options)

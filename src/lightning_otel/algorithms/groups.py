@@ -82,7 +82,7 @@ Groups = dict[str, tuple[Member, ...]]
 """Rollouts that are compared with each other, the oldest first, by group."""
 
 
-def recorded(store: "Store", wanted: "Selection") -> dict[str, Member]:
+def read_members(store: "Store", wanted: "Selection") -> dict[str, Member]:
     """Return the selected rollouts of a store, the oldest first; none if it is not there yet."""
     ids = None if wanted.rollout_ids is None else list(wanted.rollout_ids)
     try:
@@ -103,7 +103,7 @@ def recorded(store: "Store", wanted: "Selection") -> dict[str, Member]:
     return found
 
 
-def queued(rollout: "Rollout", seen: Member | None = None) -> Member:
+def make_member(rollout: "Rollout", seen: Member | None = None) -> Member:
     """Return a rollout as the queue knows it, with the reward that the store has by now."""
     lost = ""
     if rollout.status in ("failed", "cancelled"):
@@ -132,7 +132,7 @@ def find_groups(
     A rollout of the queue is in the group it was put into; another one in that of its task. Without
     a wanted mode, all but those for validation and testing are.
     """
-    here = recorded(store, wanted)
+    here = read_members(store, wanted)
     known = {rollout.rollout_id: rollout for rollout in queue.rollouts()}
     modes = (None, "train") if wanted.mode is None else (wanted.mode,)
     # Those that wait or were cancelled have no spans, and still belong to their groups.
@@ -161,7 +161,7 @@ def group_rollouts(
             key = rollout.group_id
         elif is_grouped and seen is not None and seen.task:
             key = f"task-{hashlib.sha256(seen.task.encode()).hexdigest()[:16]}"
-        member = here[rollout_id] if rollout is None else queued(rollout, seen)
+        member = here[rollout_id] if rollout is None else make_member(rollout, seen)
         groups.setdefault(key or rollout_id, []).append(member)
     return {key: tuple(members) for key, members in groups.items()}
 
@@ -192,7 +192,7 @@ def find_ready(groups: Groups, *, size: int, needs_reward: bool, before_ns: int)
     return ready
 
 
-class Loaded(NamedTuple):
+class LoadedGroups(NamedTuple):
     """Rollouts as trajectories: these, the rewards, and why one is of no use, by rollout id."""
 
     trajectories: Mapping[str, Sequence[Trajectory]]
@@ -200,14 +200,14 @@ class Loaded(NamedTuple):
     faults: Mapping[str, str]
 
 
-def load(
+def load_groups(
     store: "Store",
     query: "TransitionQuery",
     groups: Mapping[str, Collection[Member]],
     *,
     needs_reward: bool = False,
     needs_steps: bool = True,
-) -> Loaded:
+) -> LoadedGroups:
     """Return the trajectories of rollouts, with advantages among the members of each group.
 
     Without a reward, if it ``needs_reward``, one is of no use; nor without a recorded call, if it
@@ -249,7 +249,7 @@ def load(
     faults = {key: NO_STEPS for key in members if needs_steps and key not in paths}
     if needs_reward:
         faults |= {key: NO_REWARD for key in members if key not in rewards and key not in faults}
-    return Loaded(paths, rewards, faults)
+    return LoadedGroups(paths, rewards, faults)
 
 
 def find_token_fault(

@@ -35,11 +35,11 @@ class GRPO(PolicyGradient):
         self._how = advantage if isinstance(advantage, Advantage) else Advantage(advantage)
         self.needs_difference = not callable(self._how.estimator)
 
-    def judged(self, batch: Batch) -> Compared:
+    def compare(self, batch: Batch) -> Compared:
         """Return each step with the advantage of its rollout."""
         return compare_rollouts(batch, self._how)
 
-    def useless(self, row: TrainingRow) -> str | None:
+    def explain_useless(self, row: TrainingRow) -> str | None:
         """Return the reason if a row's rollout earned as much as its group, or was not compared."""
         if any(step.advantage is None for step in row.transitions):
             return None
@@ -49,8 +49,8 @@ class GRPO(PolicyGradient):
         """Return the advantage of each token."""
         return {"advantages": token_advantages(row)}
 
-    def recorded(self, **shared: Any) -> Any:
+    def make_trainer(self, **shared: Any) -> Any:
         """Return the trainer of GRPO."""
-        from lightning_otel.algorithms.recorded import RecordedGRPOTrainer
+        from lightning_otel.algorithms.recorded_trainers import RecordedGRPOTrainer
 
         return RecordedGRPOTrainer(**shared)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from lightning_otel.adapter import readers
 from lightning_otel.algorithms.base import BaseAlgorithm
-from lightning_otel.algorithms.exchange.backend import backend_of
-from lightning_otel.algorithms.exchange.calls import as_theirs
+from lightning_otel.algorithms.exchange.backend import choose_backend
+from lightning_otel.algorithms.exchange.calls import to_agentlightning
 from lightning_otel.algorithms.tasks import require_agent
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
 from lightning_otel.runner.attempt import emit_answer
@@ -69,7 +69,7 @@ class Microsoft(BaseAlgorithm):
             ConfigError: Agent Lightning cannot be used here; or there is no agent, or no task.
             TrainingError: None of the rollouts has a reward.
         """
-        backend_of("microsoft")
+        choose_backend("microsoft")
         require_agent(context.config)
         if not context.train:
             raise ConfigError("Agent Lightning learns from tasks; give fit(train=…)")
@@ -247,7 +247,7 @@ _KINDS: Final[Mapping[str, Any]] = {
 def _in_order(spans: Iterable[Span]) -> list[Span]:
     """Spans as its adapters read them, the first first."""
     read = readers.read(sorted(spans, key=lambda span: (span.start_ns, span.sequence)))
-    return [as_theirs(span, with_content=True) for span in read]
+    return [to_agentlightning(span, with_content=True) for span in read]
 
 
 def _live_bodies(context: "Run") -> dict[str, Mapping[str, Any]]:

@@ -80,7 +80,7 @@ class PolicyGradient(GradientAlgorithm):
         return {"loss_type": "grpo", "num_generations": 2, "steps_per_generation": steps}
 
     @abstractmethod
-    def judged(self, batch: Batch) -> Compared:
+    def compare(self, batch: Batch) -> Compared:
         """Return the trajectories of a batch that can be judged, and why others cannot."""
 
     @abstractmethod
@@ -88,10 +88,10 @@ class PolicyGradient(GradientAlgorithm):
         """Convert a row for the trainer."""
 
     @abstractmethod
-    def recorded(self, **shared: Any) -> Any:
+    def make_trainer(self, **shared: Any) -> Any:
         """Return the trainer of recorded rows."""
 
-    def useless(self, row: TrainingRow) -> str | None:
+    def explain_useless(self, row: TrainingRow) -> str | None:
         """Return why a row teaches nothing; empty if it does, None if that was counted."""
         return ""
 
@@ -103,7 +103,7 @@ class PolicyGradient(GradientAlgorithm):
 
     def rows(self, batch: Batch) -> Rows:
         """Return sequences of exact tokens that can be judged."""
-        paths, left = self.judged(batch)
+        paths, left = self.compare(batch)
         steps = distinct_steps(paths)
         exact = [step for step in steps if is_trainable(step)]
         left[NO_TOKENS] += len(steps) - len(exact)
@@ -153,7 +153,7 @@ class PolicyGradient(GradientAlgorithm):
         """Return why a row is left out; empty if it is not, None if that was counted."""
         if any(map(self._fault, row.transitions)):
             return None
-        reason = self.useless(row)
+        reason = self.explain_useless(row)
         is_stale = reason == "" and self._is_stale(row.transitions, newest)
         return STALE if is_stale else reason
 
@@ -191,7 +191,7 @@ class PolicyGradient(GradientAlgorithm):
             args.gradient_accumulation_steps, args.steps_per_generation = count, 2 * count
         if args.beta and not self._is_adapter():
             shared["reference"] = self.reference()
-        return self.recorded(args=args, rows=list(rows.rows), **shared)
+        return self.make_trainer(args=args, rows=list(rows.rows), **shared)
 
 
 def _version_lag(steps: tuple[Transition, ...], resource: str, newest: int) -> int:

@@ -96,7 +96,7 @@ class PPO(PolicyGradient):
         steps = [step for path in trajectories for step in path.transitions]
         return STALE if any(self._is_stale((each,), newest) for each in steps) else ""
 
-    def judged(self, batch: Batch) -> Compared:
+    def compare(self, batch: Batch) -> Compared:
         """Return rollouts with a reward, all of whose steps can be trained."""
         steps: dict[str, list[Transition]] = {}
         for step in distinct_steps(batch):
@@ -118,7 +118,7 @@ class PPO(PolicyGradient):
         known = [path for path in batch if path.rollout_id in batch.rewards and path.transitions]
         return Compared(known, left)
 
-    def useless(self, row: TrainingRow) -> str | None:
+    def explain_useless(self, row: TrainingRow) -> str | None:
         """Return the reason if the value of another step of its rollout is unknown."""
         return FAULTY if row.transitions[0].rollout_id in self._faulty else ""
 
@@ -135,9 +135,9 @@ class PPO(PolicyGradient):
             "ends": ends,
         }
 
-    def recorded(self, **shared: Any) -> Any:
+    def make_trainer(self, **shared: Any) -> Any:
         """Return the trainer of GRPO, with a value loss beside the clipped one."""
-        from lightning_otel.algorithms.values import RecordedPPOTrainer
+        from lightning_otel.algorithms.recorded_trainers import RecordedPPOTrainer
 
         return RecordedPPOTrainer(
             gamma=self._gamma, gae_lambda=self._gae_lambda, **self._value_settings, **shared

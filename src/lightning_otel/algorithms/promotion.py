@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lightning_otel.algorithms.tasks import Ran, RunConfig, run_tasks
+from lightning_otel.algorithms.tasks import RolloutResult, RunConfig, run_tasks
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.resources.evidence import tell, weigh
+from lightning_otel.resources.evidence import format_verdict, weigh_differences
 from lightning_otel.state.runs import TrainingRun
 from lightning_otel.types import Resource, html
 
@@ -169,7 +169,10 @@ def _withdraw(run: "Run", name: str, reason: str) -> bool:
 
 
 def _judge_candidates(
-    before: Sequence[Ran], after: Sequence[Ran], names: tuple[str, ...], min_gain: float
+    before: Sequence[RolloutResult],
+    after: Sequence[RolloutResult],
+    names: tuple[str, ...],
+    min_gain: float,
 ) -> Verdict:
     pairs = [
         (old.rollout.reward, new.rollout.reward) for old, new in zip(before, after, strict=True)
@@ -177,7 +180,7 @@ def _judge_candidates(
     both = [(old, new) for old, new in pairs if old is not None and new is not None]
     lost = sum(old is not None and new is None for old, new in pairs)
     kept = [float(new is not None) - float(old is not None) for old, new in pairs]
-    is_broken = weigh(kept, [0.0, 1.0]).is_below
+    is_broken = weigh_differences(kept, [0.0, 1.0]).is_below
     why = f"{lost} of {len(pairs)} held-out tasks have a reward no more"
     if not both:
         # Where the agent fails on all of them, there is no reward to compare.
@@ -187,7 +190,9 @@ def _judge_candidates(
         )
     live = statistics.fmean(old for old, _ in both)
     candidate = statistics.fmean(new for _, new in both)
-    found = weigh([new - old for old, new in both], [reward for pair in both for reward in pair])
+    found = weigh_differences(
+        [new - old for old, new in both], [reward for pair in both for reward in pair]
+    )
     told = (
         f"held-out reward {live:.3f} → {candidate:.3f} over {len(both)} tasks, a difference of "
         f"{candidate - live:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
@@ -197,7 +202,7 @@ def _judge_candidates(
     if lost:
         return Verdict((), why, live, candidate, names if is_broken else ())
     if not found.is_above:
-        return Verdict((), f"{told}: {tell(0, found.missing, 'tasks')}", live, candidate)
+        return Verdict((), f"{told}: {format_verdict(0, found.missing, 'tasks')}", live, candidate)
     if candidate - live < min_gain:
         return Verdict((), f"{told}, and {min_gain:g} is needed", live, candidate)
     return Verdict(names, told, live, candidate)
@@ -214,11 +219,11 @@ class Evaluation:
     """
 
     reward: float | None
-    rollouts: Sequence[Ran]
+    rollouts: Sequence[RolloutResult]
     unrewarded: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rans: Sequence[Ran]) -> "Evaluation":
+    def of(cls, rans: Sequence[RolloutResult]) -> "Evaluation":
         """Sum up the outcomes of tasks."""
         rewards = [each.rollout.reward for each in rans if each.rollout.reward is not None]
         reasons = Counter(

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from lightning_otel.algorithms import checkpoint as checkpoints
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, name_of
+from lightning_otel.algorithms.batches import Collector
 from lightning_otel.algorithms.checkpoint import Checkpoint, Origin
-from lightning_otel.algorithms.collecting import Collector
-from lightning_otel.algorithms.groups import recorded
+from lightning_otel.algorithms.groups import read_members
 from lightning_otel.algorithms.promotion import Fit, promote
-from lightning_otel.algorithms.reporting import Reported, open_reports
-from lightning_otel.algorithms.tasks import Ran, RunConfig, run_tasks
+from lightning_otel.algorithms.reporters import ReportedRun, open_reports
+from lightning_otel.algorithms.tasks import RolloutResult, RunConfig, run_tasks
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import (
     ConfigError,
@@ -103,7 +103,7 @@ class Run:
             for folder in (self.run_dir / "checkpoints").glob("*"):
                 if folder not in kept:  # a killed process left it, whole or not
                     shutil.rmtree(folder, ignore_errors=True)
-            reported = Reported(run_id, self.run_dir, _describe_config(self.config), self.step)
+            reported = ReportedRun(run_id, self.run_dir, _describe_config(self.config), self.step)
             try:
                 with open_reports(self.config.report_to, reported) as self._report_elsewhere:
                     return self._learn()
@@ -165,10 +165,10 @@ class Run:
                 self._publish_kept(each.step, each.unpublished)
 
     def _count_late(self) -> int:
-        trained = {} if self.train else self._claims.trained()
+        trained = {} if self.train else self._claims.read_trained()
         if not trained:
             return 0
-        here = recorded(self.store, TransitionQuery.of({"rollout_id": list(trained)}).wanted)
+        here = read_members(self.store, TransitionQuery.of({"rollout_id": list(trained)}).wanted)
         return sum(
             here[key].reward not in (None, reward)
             for key, reward in trained.items()
@@ -184,7 +184,7 @@ class Run:
             while not over.wait(_BEAT_S):
                 try:
                     self._claims.extend()
-                    self.config.runs.see(self.run.run_id)
+                    self.config.runs.heartbeat(self.run.run_id)
                 except LightningOtelError:
                     log.debug("the run %s cannot be extended", self.run.run_id, exc_info=True)
 
@@ -235,7 +235,7 @@ class Run:
         mode: Mode = "val",
         *,
         samples: int = 1,
-    ) -> list[Ran]:
+    ) -> list[RolloutResult]:
         """Run the agent on tasks now; whatever it did is recorded, and never trained on but here.
 
         Args:
@@ -268,7 +268,7 @@ class Run:
         """
         step = StepResult.of(result)
         for name, body in step.resources.items():
-            kind, _ = bodies.checked_body(bodies.checked_name(name), body, None)
+            kind, _ = bodies.check_body(bodies.check_name(name), body, None)
             with contextlib.suppress(NotFoundError):
                 held = self.resources.get(name, 1)
                 if held.kind != kind:
@@ -347,7 +347,7 @@ class Run:
             {"name": name, "body": body, "metrics": self._measured}
             for name, body in self._unpublished.items()
         ]
-        runs.keep(
+        runs.keep_checkpoint(
             run.run_id,
             number,
             str(folder),
@@ -361,7 +361,7 @@ class Run:
         self._unpublished = {}
         self._publish_kept(number, unpublished)
         for old in runs.checkpoints(run.run_id)[KEPT_CHECKPOINTS:]:
-            runs.forget(run.run_id, old.step)
+            runs.delete_checkpoint(run.run_id, old.step)
             shutil.rmtree(old.place, ignore_errors=True)
         if self.config.progress is not None and done:
             self.config.progress(number, self.config.max_iterations, self._measured)
@@ -372,7 +372,7 @@ class Run:
         for each in unpublished:
             self.publish(each["name"], each["body"], metrics=each["metrics"])
         if unpublished:
-            self.config.runs.published(self.run.run_id, step, self.versions)
+            self.config.runs.mark_published(self.run.run_id, step, self.versions)
 
     def _parent_version(self, name: str) -> int | None:
         version = self.versions.get(name)

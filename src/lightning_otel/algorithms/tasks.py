@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lightning_otel.algorithms.groups import load, queued
+from lightning_otel.algorithms.groups import load_groups, make_member
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import ConfigError, LightningOtelError
 from lightning_otel.state.queue import FINAL
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning_otel.resources import Resources
     from lightning_otel.runner import Hook
     from lightning_otel.runner.agents import Agent
-    from lightning_otel.runner.crew import Kind
+    from lightning_otel.runner.pool import Kind
     from lightning_otel.state.queue import Queue
     from lightning_otel.state.runs import Runs
     from lightning_otel.tracing import RewardEvaluator
@@ -70,7 +70,7 @@ class RunConfig:
     progress: "Callable[[int, int | None, Mapping[str, float]], None] | None" = None
 
 
-class Ran(NamedTuple):
+class RolloutResult(NamedTuple):
     """The outcome of a task: its rollout and recorded trajectories."""
 
     rollout: Rollout
@@ -93,7 +93,7 @@ def run_tasks(
     *,
     mode: Mode,
     samples: int = 1,
-) -> list[Ran]:
+) -> list[RolloutResult]:
     """Run tasks and return their outcomes in order; a failed rollout has a reason and no reward.
 
     What is not over when it is time to stop, or something fails, is cancelled: nobody would look at
@@ -109,7 +109,7 @@ def run_tasks(
             queue.cancel(rollout_id, reason)
 
     try:
-        done = work(config, ids)
+        done = wait_rollouts(config, ids)
     except BaseException as exc:
         with contextlib.suppress(LightningOtelError):  # the first failure is the one to tell
             cancel(f"whoever asked for it failed: {type(exc).__name__}")
@@ -118,9 +118,11 @@ def run_tasks(
         cancel(STOPPED)
         done = queue.rollouts(ids=ids)
     query = TransitionQuery.of({**config.select, "mode": None})  # type: ignore[typeddict-item]  # as given
-    loaded = load(config.store, query, {each.rollout_id: [queued(each)] for each in done})
+    loaded = load_groups(
+        config.store, query, {each.rollout_id: [make_member(each)] for each in done}
+    )
     return [
-        Ran(
+        RolloutResult(
             each
             if each.status != "succeeded"
             else replace(each, reward=loaded.rewards.get(each.rollout_id, each.reward)),
@@ -152,9 +154,9 @@ def put_tasks(
     )
 
 
-def work(config: RunConfig, rollout_ids: Sequence[str]) -> list[Rollout]:
+def wait_rollouts(config: RunConfig, rollout_ids: Sequence[str]) -> list[Rollout]:
     """Return the rollouts once they are over, or as they stand when it is time to stop."""
-    from lightning_otel.runner.crew import run_workers
+    from lightning_otel.runner.pool import run_workers
 
     while not config.stop.is_set():
         rollouts = config.queue.rollouts(ids=rollout_ids)

@@ -68,13 +68,13 @@ def register(
 
         async def run(self, sampling_params: Mapping[str, Any], **sample: Any) -> Any:
             config = self.rollout_config
-            sampling = sampling_of(sampling_params)
+            sampling = read_sampling(sampling_params)
             async with _take_engine(self.server_manager) as address:
-                task = task_of(sample)
+                task = read_task(sample)
                 task["llm"] = {"base_url": address, "model": _model_name(self.config)}
                 task["llm"]["sampling"] = sampling
                 outputs = await asyncio.to_thread(
-                    rolled_out,
+                    run_rollout,
                     held,
                     Queue(place),
                     task,
@@ -93,7 +93,7 @@ def register(
     return LightningLoop
 
 
-def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling that verl wants, whole: what is left out, an engine fills in."""
     known = (*_SAMPLED, "repetition_penalty")
     return {"min_p": 0.0, **{name: given[name] for name in known if given.get(name) is not None}}
@@ -130,7 +130,7 @@ def _model_name(config: Any) -> str:
     return told.split("/")[-1] or str((rollout.get("model") or {}).get("path") or "")
 
 
-def task_of(sample: Mapping[str, Any]) -> dict[str, Any]:
+def read_task(sample: Mapping[str, Any]) -> dict[str, Any]:
     """The task of a rollout: the prompt's messages, and what else its row of the data set says."""
     messages = sample.get("raw_prompt")
     if messages is None:
@@ -146,7 +146,7 @@ def task_of(sample: Mapping[str, Any]) -> dict[str, Any]:
     return {"messages": list(messages), **more}
 
 
-def rolled_out(
+def run_rollout(
     store: Store,
     queue: Queue,
     task: Mapping[str, Any],
@@ -169,10 +169,10 @@ def rolled_out(
             f"lightning-otel tree {ended.rollout_id}"
         )
     paths = list(store.trajectories(rollout_id=ended.rollout_id))
-    return outputs_of(paths, reward=ended.reward, response_length=response_length)
+    return make_outputs(paths, reward=ended.reward, response_length=response_length)
 
 
-def outputs_of(
+def make_outputs(
     trajectories: Iterable[Trajectory],
     *,
     reward: float | None = None,

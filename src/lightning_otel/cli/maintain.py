@@ -51,11 +51,11 @@ def settle_pending_feedback(opened: "Store") -> None:
     """
     try:
         # Without SQLAlchemy there is no state, and nothing can wait in it.
-        from lightning_otel.rewarding.pending import settle_waiting
+        from lightning_otel.rewards.pending import settle_pending
     except ConfigError:
         return
     try:
-        done = settle_waiting(opened)
+        done = settle_pending(opened)
     except StateError as exc:
         print_note(f"feedback that waits was not given: {exc}")
         return

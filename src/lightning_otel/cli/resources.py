@@ -22,7 +22,7 @@ from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning_otel.resources import Resources
-    from lightning_otel.resources.comparing import Comparison
+    from lightning_otel.resources.comparison import Comparison
     from lightning_otel.types import Resource
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

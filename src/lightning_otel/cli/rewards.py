@@ -32,7 +32,7 @@ from lightning_otel.cli.output import (
 from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lightning_otel.rewarding import Applied, Judgement
+    from lightning_otel.rewards import Applied, Judgement
 
 _MOST_NAMED: Final = 5
 _JUDGEMENT: Final = ("rollout_id", "attempt_id", "agent", "rewards", "failure")
@@ -58,9 +58,9 @@ _DRIFT_KEYS: Final = (
 @store_option
 def reward(target: str, value: float | None, name: str, retract: bool, store: str | None) -> None:
     """Add a reward to a rollout, trace, span or response, by a prefix of its id or @last."""
-    from lightning_otel import rewarding
+    from lightning_otel import rewards
     from lightning_otel.dataset import Store
-    from lightning_otel.rewarding.feedback import add_surely
+    from lightning_otel.rewards.feedback import write_spans
     from lightning_otel.tracing.emitters import reward_span
     from lightning_otel.views.outlines import outline_of
 
@@ -69,7 +69,7 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
             "--retract takes no VALUE." if retract else "Missing argument 'VALUE'."
         )
     if value is None:
-        found = rewarding.retract(Store(store), target)
+        found = rewards.retract(Store(store), target)
         print_note(f"retracted {found['name']} = {found['value']:g}, span {found['span_id']}")
         suggest(f"show {found['rollout_id']} --transitions", store)
         return
@@ -81,7 +81,7 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
     links = {"span": "span_id", "response": "response_id"}
     link = {links[noun]: whole} if noun in links else {}
     given = reward_span({name: value}, rollout_id=rollout_id, **link)
-    add_surely(opened, [given])
+    write_spans(opened, [given])
     print_note(f"{name} = {value:g} on {noun} {whole}")
     for node in outline_of(opened.source, "rollout", rollout_id).nodes:
         if node.span.span_id == given.span_id and node.left_out:
@@ -110,7 +110,7 @@ def apply_rewards(
     FILE.py. The exit code is 1 if it raised for any rollout; the other rewards are stored.
     """
     from lightning_otel.dataset import Store
-    from lightning_otel.rewarding import apply_rewards as apply
+    from lightning_otel.rewards import apply_rewards as apply
 
     rows: list[Mapping[str, Any]] = []
     failures: list[str] = []

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 # Before SQLAlchemy, for it names the extra where that is missing.
-from lightning_otel.state import State, be_alone
+from lightning_otel.state import State, take_lock
 
 # isort: split
 import sqlalchemy as sa
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
     from lightning_otel.dataset import Store
-    from lightning_otel.resources.comparing import Comparison
+    from lightning_otel.resources.comparison import Comparison
 
 __all__ = ["CANARY", "LIVE", "Resources", "Withdrawal", "stamps"]
 
@@ -86,9 +86,9 @@ class Resources:
             ConfigError: It does not parse, or the name holds another kind.
             NotFoundError: There is no such parent.
         """
-        bodies.checked_name(name)
-        found_kind, text = bodies.checked_body(name, body, kind)
-        measured = bodies.checked_metrics(metrics or {})
+        bodies.check_name(name)
+        found_kind, text = bodies.check_body(name, body, kind)
+        measured = bodies.check_metrics(metrics or {})
         bodies.check_alias(alias or LIVE, weight)
         with self._begin_change(name) as entry:
             newest = entry.newest()
@@ -106,7 +106,7 @@ class Resources:
                     version=newest.version + 1 if newest is not None else 1,
                     kind=found_kind,
                     body=text,
-                    sha256=bodies.sha256_of(text),
+                    sha256=bodies.hash_body(text),
                     parent=parent,
                     run_id=run_id,
                     metrics=json.dumps(measured, sort_keys=True),
@@ -312,11 +312,11 @@ class Resources:
             NotFoundError: There is no such version.
         """
         from lightning_otel.dataset import Store
-        from lightning_otel.resources.comparing import compared
+        from lightning_otel.resources.comparison import compare_versions
 
         versions = [self.get(name, each).version for each in (a, b)]
         opened = store if store is not None else Store()
-        return compared(name, versions[0], versions[1], opened, is_paired=is_paired)
+        return compare_versions(name, versions[0], versions[1], opened, is_paired=is_paired)
 
     def diff(self, name: str, a: int | str = LIVE, b: int | str = CANARY) -> str:
         """Return the difference of two versions as ``diff -u`` shows it; empty if none.
@@ -324,7 +324,7 @@ class Resources:
         Raises:
             NotFoundError: There is no such version.
         """
-        return bodies.difference(self.get(name, a), self.get(name, b))
+        return bodies.format_diff(self.get(name, a), self.get(name, b))
 
     def standings(self) -> Mapping[str, Standing]:
         """Return the assignable versions by name, at most a second old."""
@@ -343,7 +343,7 @@ class Resources:
     def _begin_change(self, name: str, last_move: int | None = None) -> "Iterator[tables.Entry]":
         self.state.ensure(*tables.ALL)
         with self.state.change() as connection:
-            be_alone(connection, tables.LOCK)
+            take_lock(connection, tables.LOCK)
             entry = tables.Entry(connection, name)
             if last_move is not None and entry.last_move() != last_move:
                 raise ChangedError(

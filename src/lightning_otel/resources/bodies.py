@@ -25,7 +25,7 @@ _NAME: Final = re.compile(r"[^@,\s\x00-\x1f\x7f]([^@,\x00-\x1f\x7f]*[^@,\s\x00-\
 _LONGEST_NAME: Final = 200
 
 
-def checked_name(name: object) -> str:
+def check_name(name: object) -> str:
     """The name, which versions are written after with ``@`` and listed with ``,``."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise ConfigError(
@@ -47,7 +47,7 @@ def check_alias(alias: str, weight: float | None) -> None:
         raise ConfigError(f"the weight of a canary is {weight}; it is a share from 0 to 1")
 
 
-def checked_body(name: str, given: object, kind: ResourceKind | None) -> tuple[ResourceKind, str]:
+def check_body(name: str, given: object, kind: ResourceKind | None) -> tuple[ResourceKind, str]:
     """The kind and canonical JSON of what is published."""
     body = _check_mapping(name, given)
     found = kind or _check_kind(name, body)
@@ -75,12 +75,12 @@ def checked_body(name: str, given: object, kind: ResourceKind | None) -> tuple[R
     return found, text
 
 
-def sha256_of(text: str) -> str:
+def hash_body(text: str) -> str:
     """The digest of a body, in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Finite numbers by name."""
     found = {str(name): float(value) for name, value in metrics.items()}
     for name, value in found.items():
@@ -202,13 +202,13 @@ def _check_weights(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"uri": uri, **({"base_model": base} if base else {})}
 
 
-def difference(a: Resource, b: Resource) -> str:
+def format_diff(a: Resource, b: Resource) -> str:
     """Return the difference of two bodies as ``diff -u`` has it; empty if they are the same."""
-    lines = difflib.unified_diff(lines_of(a), lines_of(b), str(a), str(b), lineterm="")
+    lines = difflib.unified_diff(format_lines(a), format_lines(b), str(a), str(b), lineterm="")
     return "\n".join(lines)
 
 
-def lines_of(resource: Resource) -> list[str]:
+def format_lines(resource: Resource) -> list[str]:
     """A body as lines for people: a prompt's text, then all else as JSON."""
     body = dict(resource.body)
     template = str(body.pop("template", ""))

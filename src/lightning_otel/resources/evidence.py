@@ -82,7 +82,7 @@ class Evidence:
         return max(1, math.ceil((_ENOUGH + math.log(len(_BETS))) / fastest) - total)
 
 
-def tell(verdict: float, missing: int | None, unit: str) -> str:
+def format_verdict(verdict: float, missing: int | None, unit: str) -> str:
     """Say better, worse, or about how many more of a unit it takes."""
     if verdict:
         return "better" if verdict > 0 else "worse"
@@ -91,7 +91,7 @@ def tell(verdict: float, missing: int | None, unit: str) -> str:
     return f"not told apart: about {missing:,} more {unit} are needed"
 
 
-def weigh(differences: Iterable[float], rewards: Sequence[float]) -> Evidence:
+def weigh_differences(differences: Iterable[float], rewards: Sequence[float]) -> Evidence:
     """Take differences, one of which there is at least, as evidence of their mean."""
     width = max(_RANGE, max(rewards) - min(rewards))
     return Evidence(Counter(each / width for each in differences), width)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_otel.runner.attempt import Hook
-    from lightning_otel.runner.crew import run_workers
+    from lightning_otel.runner.pool import run_workers
     from lightning_otel.runner.worker import Runner
 
-_HOMES = {"Hook": "attempt", "Runner": "worker", "run_workers": "crew"}
+_HOMES = {"Hook": "attempt", "Runner": "worker", "run_workers": "pool"}
 
 __all__ = ["Hook", "Runner", "run_workers"]
 

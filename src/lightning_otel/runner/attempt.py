@@ -15,7 +15,7 @@ from lightning_otel.errors import ConfigError, StateError
 from lightning_otel.instrumentors.substitution import SUBSTITUTED
 from lightning_otel.resources import stamps
 from lightning_otel.runner.agents import Agent, Answer
-from lightning_otel.runner.agents.agent import finished
+from lightning_otel.runner.agents.agent import await_result
 from lightning_otel.tracing import Recording, auto_trace
 from lightning_otel.tracing.emitters import emit_reward
 from lightning_otel.types import Resource, Rollout, Span
@@ -80,7 +80,7 @@ def call_hooks(
         elif name != "on_rollout_start":
             known["recording"] = recording
         try:
-            finished(getattr(hook, name)(runner=runner, **known))
+            await_result(getattr(hook, name)(runner=runner, **known))
         except Exception:  # a hook looks on; what it watches goes on
             log.warning("%s of %s failed", name, type(hook).__name__, exc_info=True)
 
@@ -171,7 +171,7 @@ def _run_agent(
         answer = agent.run(rollout.task, resources, rollout)
         recording.result = answer
         if runner.reward_evaluator is not None:
-            answer = finished(runner.reward_evaluator(recording))
+            answer = await_result(runner.reward_evaluator(recording))
         return emit_answer(answer, is_judged=runner.reward_evaluator is not None)
     except BaseException as exc:
         recording.error = exc

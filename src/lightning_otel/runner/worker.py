@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, StateError, WorkerError
 from lightning_otel.runner.agents import Agent, agent_of
-from lightning_otel.runner.agents.agent import interrupt
+from lightning_otel.runner.agents.agent import cancel_agent
 from lightning_otel.runner.attempt import Hook, Outcome, ResourceSource, call_hooks, run_attempt
 from lightning_otel.state import State
 from lightning_otel.state.queue import Lease, Queue
@@ -105,13 +105,13 @@ class Runner:
         self._lease_s = lease_s
         self._is_process_own = is_process_own
         self._pid = os.getpid()
-        self._hand: _Hand | None = None
+        self._hand: _AttemptThread | None = None
         self._hanging: list[threading.Thread] = []
 
     def __reduce__(self) -> Any:
         # Another process opens a store, queue and resources of its own, and ends with what hangs.
         settings = {
-            "store": working_place(self.store),
+            "store": store_path(self.store),
             "queue": self.queue,
             "hooks": self.hooks,
             "reward_evaluator": self.reward_evaluator,
@@ -200,7 +200,7 @@ class Runner:
             return self.agent, Outcome()
         call_hooks(self, "on_rollout_start", agent=agent, rollout=lease.rollout)
         if self._hand is None:
-            self._hand = _Hand(f"attempts of {self.worker_id}")
+            self._hand = _AttemptThread(f"attempts of {self.worker_id}")
             weakref.finalize(self, self._hand.end)
         hand = self._hand
         job = hand.start(lambda: run_attempt(self, agent, lease))
@@ -235,9 +235,9 @@ class Runner:
             except StateError:  # it may answer again before the lease is over
                 log.warning("no heartbeat for %s", lease.rollout.rollout_id, exc_info=True)
 
-    def _give_up(self, hand: "_Hand", job: Job, lease: Lease) -> None:
+    def _give_up(self, hand: "_AttemptThread", job: Job, lease: Lease) -> None:
         """Leave an attempt whose lease is lost, as far as it can be ended."""
-        if interrupt(hand.thread):
+        if cancel_agent(hand.thread):
             wait([job], _GRACE_S)
         if job.done():
             return
@@ -256,7 +256,7 @@ class Runner:
         hand.end()
 
 
-def working_place(store: Store) -> str:
+def store_path(store: Store) -> str:
     """Return where workers record, which is on disk, or raise ConfigError."""
     layout = store.local.layout
     if layout is None:
@@ -271,7 +271,7 @@ def _reopen_runner(
     return Runner(agent, resources=None if kind is None else kind(state), **settings)
 
 
-class _Hand:
+class _AttemptThread:
     """A daemon thread that makes attempts one after the other, while another one looks on."""
 
     def __init__(self, name: str) -> None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from lightning_otel.dataset import Store
-from lightning_otel.rewarding.totals import Standing
+from lightning_otel.rewards.totals import StoreTotals
 from lightning_otel.serve import otlp, responses
 from lightning_otel.serve.api import ROUTES as API
 from lightning_otel.serve.api.cache import CachedRead
@@ -59,7 +59,7 @@ def make_app(
     state.repositories, state.events = repositories, broker
     state.streams = Streams(_MOST_STREAMS)
     state.version_rewards, state.rollout_by_span = {}, {}
-    state.totals, state.by_status = CachedRead[Standing](), CachedRead[dict[str, int]]()
+    state.totals, state.by_status = CachedRead[StoreTotals](), CachedRead[dict[str, int]]()
     return Guard(app, access, refused)
 
 

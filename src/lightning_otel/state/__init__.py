@@ -109,7 +109,7 @@ class State:
         if self._layout is not None:
             self._layout.create()
         with self._begin_transaction() as connection:
-            be_alone(connection, _LOCK)
+            take_lock(connection, _LOCK)
             METADATA.create_all(connection, tables=missing)
             version = connection.scalar(sa.select(sa.func.max(_VERSIONS.c.version)))
             if version is None:
@@ -169,7 +169,7 @@ def _reopen_state(place: str, now_ns: Callable[[], int]) -> State:
     return State(place, now_ns=now_ns)
 
 
-def be_alone(connection: "Connection", lock: int) -> None:
+def take_lock(connection: "Connection", lock: int) -> None:
     """Let nobody else who asks for the same go on until the transaction ends.
 
     SQLite lets one change anything at a time; this is for PostgreSQL.

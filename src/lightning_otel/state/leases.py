@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import sqlalchemy as sa
 
 from lightning_otel.errors import StateError
-from lightning_otel.state import State, be_alone
+from lightning_otel.state import State, take_lock
 from lightning_otel.state.tables import CLAIMS
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Claims:
                     claimed.append(group_id)
         return claimed
 
-    def leave(self, group_id: str, members: Iterable[Claimable], reason: str) -> None:
+    def exclude(self, group_id: str, members: Iterable[Claimable], reason: str) -> None:
         """Leave rollouts out for good: they are counted with the reason and not offered again."""
         every = list(members)
         ids = [each.rollout_id for each in every]
@@ -233,11 +233,11 @@ class Claims:
         with self._state.change() as connection:
             return self._release_claims(connection, is_closed, rollout_ids)
 
-    def taken(self) -> dict[str, float | None]:
+    def read_taken(self) -> dict[str, float | None]:
         """Return the rollouts that cannot be claimed now, each with its reward when taken."""
         return self._read_rewards(self._is_taken())
 
-    def trained(self) -> dict[str, float | None]:
+    def read_trained(self) -> dict[str, float | None]:
         """Return the rollouts that were trained on, each with the reward it then had."""
         return self._read_rewards(CLAIMS.c.state == "trained")
 
@@ -255,7 +255,7 @@ class Claims:
     def _change_alone(self) -> "Iterator[Connection]":
         """Open a transaction that nobody else claims in: two would both find a rollout free."""
         with self._state.change() as connection:
-            be_alone(connection, _LOCK)
+            take_lock(connection, _LOCK)
             yield connection
 
     def _is_taken(self) -> "sa.ColumnElement[bool]":

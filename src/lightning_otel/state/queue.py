@@ -24,19 +24,19 @@ from lightning_otel.state.rollouts import (
     AttemptStatus,
     Lease,
     check_put,
-    equal_to,
+    check_reward,
+    clean_reason,
+    column_conditions,
+    encode_task,
     expire_attempt,
     finish_attempt,
-    finite,
-    fitting,
-    kept_reason,
     lock_rollout,
-    new_id,
+    make_id,
     rollout_of,
     row_of,
-    task_json,
     unknown_rollout,
     update_rollout,
+    worker_conditions,
 )
 from lightning_otel.state.tables import ATTEMPTS, PAUSES, ROLLOUTS
 from lightning_otel.types import Mode, Rollout, RolloutStatus
@@ -101,12 +101,12 @@ class Queue:
             ConfigError: A task is no JSON value, or a number makes no sense.
         """
         check_put(tasks, mode, samples, max_attempts, timeout_s)
-        texts = [task_json(task) for task in tasks]
+        texts = [encode_task(task) for task in tasks]
         if group_ids is not None and len(group_ids) != len(texts):
             raise ConfigError(
                 f"there are {len(group_ids)} group_ids for {len(texts)} tasks; give one each"
             )
-        groups = group_ids or [new_id("group") if samples > 1 else "" for _ in texts]
+        groups = group_ids or [make_id("group") if samples > 1 else "" for _ in texts]
         shared = Rollout(
             rollout_id="",
             task=None,
@@ -119,7 +119,7 @@ class Queue:
             created_ns=self.state.now_ns(),
         )
         made = [
-            replace(shared, rollout_id=new_id("rollout"), task=json.loads(text), group_id=group_id)
+            replace(shared, rollout_id=make_id("rollout"), task=json.loads(text), group_id=group_id)
             for text, group_id in zip(texts, groups, strict=True)
             for _ in range(samples)
         ]
@@ -146,7 +146,7 @@ class Queue:
         """
         waiting = (
             sa.select(ROLLOUTS)
-            .where(ROLLOUTS.c.status == "queuing", *fitting(agents, modes))
+            .where(ROLLOUTS.c.status == "queuing", *worker_conditions(agents, modes))
             .order_by(ROLLOUTS.c.priority.desc(), ROLLOUTS.c.position)
         )
         with self._leases.read() as connection:  # who finds nothing keeps nobody waiting
@@ -176,9 +176,9 @@ class Queue:
         """End a rollout with success; False, and nothing is changed, if the lease was lost.
 
         Raises:
-            ConfigError: The reward is no finite number.
+            ConfigError: The reward is no check_reward number.
         """
-        value = None if reward is None else finite(reward)
+        value = None if reward is None else check_reward(reward)
         with self.state.change() as connection:
             row = self._leases.lock(connection, self._held_condition(lease))
             if row is None:
@@ -199,7 +199,7 @@ class Queue:
             finish_attempt(connection, row, "failed", reason, self.state.now_ns())
             return True
 
-    def lost(self, worker_id: str, reason: str) -> int:
+    def fail_worker(self, worker_id: str, reason: str) -> int:
         """End the attempts of a worker that is known to be dead, at once; gives their number."""
         own = sa.select(ROLLOUTS).where(self._leases.is_held(worker_id))
         with self.state.change() as connection:
@@ -219,7 +219,7 @@ class Queue:
             row = lock_rollout(connection, rollout_id)
             if row.status in FINAL:
                 return False
-            now_ns, why = self.state.now_ns(), kept_reason(reason or "cancelled")
+            now_ns, why = self.state.now_ns(), clean_reason(reason or "cancelled")
             if row.status == "running":
                 finish_attempt(connection, row, "cancelled", why, now_ns)
             else:
@@ -231,9 +231,9 @@ class Queue:
 
         Raises:
             NotFoundError: There is no such rollout.
-            ConfigError: The reward is no finite number.
+            ConfigError: The reward is no check_reward number.
         """
-        value = finite(reward)
+        value = check_reward(reward)
         with self.state.change() as connection:
             update_rollout(connection, lock_rollout(connection, rollout_id), reward=value)
 
@@ -262,7 +262,7 @@ class Queue:
             ROLLOUTS.c.status == "running", ROLLOUTS.c.attempts < ROLLOUTS.c.max_attempts
         )
         unfinished = sa.or_(ROLLOUTS.c.status == "queuing", may_return)
-        wanted = sa.select(ROLLOUTS.c.position).where(unfinished, *fitting(agents, modes))
+        wanted = sa.select(ROLLOUTS.c.position).where(unfinished, *worker_conditions(agents, modes))
         with self._leases.read() as connection:
             return connection.execute(wanted.limit(1)).first() is None
 
@@ -284,7 +284,7 @@ class Queue:
         ids: Iterable[str] | None = None,
     ) -> list[Rollout]:
         """Return rollouts in the order they were put in; by ``ids`` those that exist, in order."""
-        query = sa.select(ROLLOUTS).where(*equal_to(status=status, mode=mode))
+        query = sa.select(ROLLOUTS).where(*column_conditions(status=status, mode=mode))
         query = query.order_by(ROLLOUTS.c.position)
         with self._leases.read() as connection:
             if ids is None:
@@ -313,7 +313,8 @@ class Queue:
         query = sa.select(ROLLOUTS.c.status, sa.func.count()).group_by(ROLLOUTS.c.status)
         with self._leases.read() as connection:
             found = {
-                row[0]: row[1] for row in connection.execute(query.where(*equal_to(mode=mode)))
+                row[0]: row[1]
+                for row in connection.execute(query.where(*column_conditions(mode=mode)))
             }
         return {status: found.get(status, 0) for status in get_args(RolloutStatus)}
 
@@ -348,7 +349,7 @@ class Queue:
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
 
-    def taken(self, worker_ids: Iterable[str]) -> int:
+    def count_attempts(self, worker_ids: Iterable[str]) -> int:
         """Return the number of attempts that some workers have made or begun."""
         count = sa.select(sa.func.count()).select_from(ATTEMPTS)
         with self.state.read() as connection:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 import sqlalchemy as sa
 
 from lightning_otel.errors import ConfigError, NotFoundError, StateError
-from lightning_otel.state import State, be_alone
+from lightning_otel.state import State, take_lock
 from lightning_otel.state.leases import Leases
 from lightning_otel.state.tables import REQUESTS
 
@@ -69,7 +69,7 @@ class Requests:
         text = json.dumps(dict(settings or {}), sort_keys=True, allow_nan=False)
         by_key = sa.select(REQUESTS).where(REQUESTS.c.idempotency_key == idempotency_key)
         with self._state.change() as connection:
-            be_alone(connection, _LOCK)
+            take_lock(connection, _LOCK)
             found = connection.execute(by_key).one_or_none() if idempotency_key else None
             if found is not None:
                 if (found.algorithm, found.category, found.settings) != (algorithm, category, text):

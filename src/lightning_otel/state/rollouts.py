@@ -65,7 +65,7 @@ class RolloutPage(NamedTuple):
     total: int
 
 
-def kept_reason(text: str) -> str:
+def clean_reason(text: str) -> str:
     """Return a reason without secrets, of bounded length, and text in any database."""
     reason = operations.scrubbed(operations.clean(text)).replace("\0", "�").strip()
     return reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…"
@@ -86,7 +86,7 @@ def check_put(
         raise ConfigError(f"timeout_s is {timeout_s!r}; give seconds above 0, or None for any time")
 
 
-def task_json(task: object) -> str:
+def encode_task(task: object) -> str:
     """Return a task as JSON, or raise ConfigError."""
     try:
         return json.dumps(task, allow_nan=False)
@@ -97,15 +97,15 @@ def task_json(task: object) -> str:
         ) from exc
 
 
-def finite(reward: float) -> float:
-    """Return a reward that is a finite number, or raise ConfigError."""
+def check_reward(reward: float) -> float:
+    """Return a reward that is a check_reward number, or raise ConfigError."""
     value = float(reward)
     if not isfinite(value):
-        raise ConfigError(f"reward is {reward!r}; it must be finite")
+        raise ConfigError(f"reward is {reward!r}; it must be check_reward")
     return value
 
 
-def new_id(noun: str) -> str:
+def make_id(noun: str) -> str:
     """Return an id that nothing else has."""
     return f"{noun}-{secrets.token_hex(8)}"
 
@@ -143,7 +143,7 @@ def finish_attempt(
     **values: Any,
 ) -> None:
     """End the attempt that runs: its rollout is over, or waits where it may be tried again."""
-    outcome = {"status": status, "reason": kept_reason(reason), "ended_ns": now_ns}
+    outcome = {"status": status, "reason": clean_reason(reason), "ended_ns": now_ns}
     mine = (ATTEMPTS.c.rollout_id == row.rollout_id, ATTEMPTS.c.attempt == row.attempts)
     connection.execute(sa.update(ATTEMPTS).where(*mine).values(**outcome))
     if status not in ("succeeded", "cancelled"):
@@ -173,7 +173,7 @@ def update_rollout(connection: "Connection", row: "sa.Row[Any]", **values: Any) 
     connection.execute(sa.update(ROLLOUTS).where(mine).values(**values))
 
 
-def fitting(
+def worker_conditions(
     agents: Collection[str] | None, modes: Collection[Mode] | None
 ) -> "Iterator[sa.ColumnElement[bool]]":
     """Yield the conditions of what a worker with these agents may take."""
@@ -183,7 +183,7 @@ def fitting(
         yield ROLLOUTS.c.mode.in_(list(modes))
 
 
-def equal_to(**wanted: str | None) -> "Iterator[sa.ColumnElement[bool]]":
+def column_conditions(**wanted: str | None) -> "Iterator[sa.ColumnElement[bool]]":
     """Return the conditions that columns of a rollout have these values; None is any."""
     return (ROLLOUTS.c[name] == value for name, value in wanted.items() if value is not None)
 
@@ -198,7 +198,7 @@ def read_page(
     agent: str | None = None,
 ) -> RolloutPage:
     """Return a part of the rollouts as they were last written, the newest first."""
-    where = list(equal_to(status=status, mode=mode, agent=agent))
+    where = list(column_conditions(status=status, mode=mode, agent=agent))
     every = sa.select(sa.func.count()).select_from(ROLLOUTS).where(*where)
     part = sa.select(ROLLOUTS).where(*where).order_by(ROLLOUTS.c.position.desc())
     with state.read() as connection:

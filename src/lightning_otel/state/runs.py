@@ -24,7 +24,7 @@ from lightning_otel.types import html
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-__all__ = ["Claimable", "Claims", "Kept", "Metric", "RunStatus", "Runs", "TrainingRun"]
+__all__ = ["Claimable", "Claims", "KeptCheckpoint", "Metric", "RunStatus", "Runs", "TrainingRun"]
 
 RunStatus: TypeAlias = Literal["running", "succeeded", "failed", "stopped"]
 """Status of a run; that of a killed process stays ``running`` and is not seen any more."""
@@ -68,7 +68,7 @@ class Metric(NamedTuple):
     time_ns: int
 
 
-class Kept(NamedTuple):
+class KeptCheckpoint(NamedTuple):
     """A checkpoint that counts.
 
     Attributes:
@@ -134,7 +134,7 @@ class Runs:
         ):
             pass
 
-    def see(self, run_id: str) -> None:
+    def heartbeat(self, run_id: str) -> None:
         """Say that a run's process is alive."""
         with self._change_run(run_id, seen_ns=self._state.now_ns()):
             pass
@@ -175,7 +175,7 @@ class Runs:
         holder = holder or f"{run.run_id}/{secrets.token_hex(4)}"
         return Claims(self._state, run.consumer, run_id=run.run_id, holder=holder, lease_s=lease_s)
 
-    def keep(
+    def keep_checkpoint(
         self,
         run_id: str,
         step: int,
@@ -204,7 +204,7 @@ class Runs:
                 )
             )
 
-    def published(self, run_id: str, step: int, versions: Mapping[str, int]) -> None:
+    def mark_published(self, run_id: str, step: int, versions: Mapping[str, int]) -> None:
         """Say that what a checkpoint's step made is published, as the versions to go on with."""
         at = sa.and_(CHECKPOINTS.c.run_id == run_id, CHECKPOINTS.c.step == step)
         with self._state.change() as connection:
@@ -212,13 +212,13 @@ class Runs:
                 sa.update(CHECKPOINTS).where(at).values(unpublished=[], versions=dict(versions))
             )
 
-    def checkpoints(self, run_id: str) -> list[Kept]:
+    def checkpoints(self, run_id: str) -> list[KeptCheckpoint]:
         """Return the checkpoints of a run that count, the latest first."""
-        columns = (CHECKPOINTS.c[name] for name in Kept._fields)
+        columns = (CHECKPOINTS.c[name] for name in KeptCheckpoint._fields)
         chosen = sa.select(*columns).where(CHECKPOINTS.c.run_id == run_id)
         with self._state.read() as connection:
             rows = connection.execute(chosen.order_by(CHECKPOINTS.c.step.desc()))
-            return [Kept(*row) for row in rows]
+            return [KeptCheckpoint(*row) for row in rows]
 
     def rewind(self, run_id: str, step: int) -> None:
         """Take back what was measured and kept after a step: the run goes on from there."""
@@ -228,7 +228,7 @@ class Runs:
                 later = sa.and_(table.c.run_id == run_id, table.c.step > step)
                 connection.execute(sa.delete(table).where(later))
 
-    def forget(self, run_id: str, step: int) -> None:
+    def delete_checkpoint(self, run_id: str, step: int) -> None:
         """Take a checkpoint from those that count, such as one whose folder is to go."""
         at = sa.and_(CHECKPOINTS.c.run_id == run_id, CHECKPOINTS.c.step == step)
         with self._state.change() as connection:

@@ -14,16 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_otel.adapter import TraceAdapter
-from lightning_otel.algorithms import BaseAlgorithm, Run, backed, checkpoint, name_of
+from lightning_otel.algorithms import (
+    BaseAlgorithm,
+    Run,
+    checkpoint,
+    make_backend_algorithm,
+    name_of,
+)
 from lightning_otel.algorithms.promotion import Evaluation, Fit, Verdict
-from lightning_otel.algorithms.reporting import reporter_names
+from lightning_otel.algorithms.reporters import reporter_names
 from lightning_otel.algorithms.tasks import RunConfig, require_agent, run_tasks
 from lightning_otel.config import TRAIN
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.resources import Resources
-from lightning_otel.rewarding.pending import settle_waiting
+from lightning_otel.rewards.pending import settle_pending
 from lightning_otel.runner.agents import agent_of
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
@@ -33,7 +39,7 @@ from lightning_otel.types import Mode
 if TYPE_CHECKING:
     from lightning_otel.algorithms.exchange import Backend
     from lightning_otel.runner import Hook
-    from lightning_otel.runner.crew import Kind
+    from lightning_otel.runner.pool import Kind
     from lightning_otel.tracing import RewardEvaluator
 
 __all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict"]
@@ -149,7 +155,7 @@ class Trainer:
         Raises:
             ConfigError: Something cannot be used as given.
         """
-        self.algorithm = backed(algorithm, backend, **options)
+        self.algorithm = make_backend_algorithm(algorithm, backend, **options)
         store = store if store is not None else self.algorithm.get_store()
         if min_batch_size is None:
             min_batch_size = self.algorithm.batch_size
@@ -313,7 +319,7 @@ class Trainer:
             )
         if config.train:
             require_agent(config)
-        settle_waiting(self.store)  # feedback that came before what it judges
+        settle_pending(self.store)  # feedback that came before what it judges
         origin, self._origin = self._origin, None
         remembers = self.latest is not None and origin is None
         run = Run(config, self.algorithm, origin, remembers=remembers)

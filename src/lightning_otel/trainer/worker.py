@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.rewarding.totals import KEY
+from lightning_otel.rewards.totals import KEY
 from lightning_otel.runner.worker import Stop
 from lightning_otel.state.requests import LEASE_S, Requests, TrainingRequest
 from lightning_otel.trainer import Fit, Trainer

@@ -373,7 +373,7 @@ def _check_accounts(store: Store, *, is_whole: bool) -> Iterator[Finding]:
 
 def _check_feedback(store: Store) -> Iterator[Finding]:
     try:
-        from lightning_otel.rewarding.pending import Pending
+        from lightning_otel.rewards.pending import Pending
         from lightning_otel.state import State
     except NotInstalledError:  # without SQLAlchemy there is no state to look into
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel import config
 from lightning_otel.errors import ConfigError
-from lightning_otel.rewarding.worth import Price, find_price
+from lightning_otel.rewards.worth import Price, find_price
 from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.source import read_overview
 

@@ -19,7 +19,7 @@ from tests.algorithms.apo.desk import PATH, desk
 
 from lightning_otel import Store
 from lightning_otel.algorithms.apo import APO
-from lightning_otel.algorithms.apo.memory import kept, put, restored
+from lightning_otel.algorithms.apo.state import decode_state, encode_state, write_state
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import TrainingError
@@ -124,7 +124,7 @@ def test_state_is_the_same_after_json(held: Any) -> None:
     """Sets, tuples and keys that are no text survive, and nothing else than JSON is written."""
     state: Any = State(held)
 
-    found = restored(json.loads(json.dumps(kept(state))))
+    found = decode_state(json.loads(json.dumps(encode_state(state))))
 
     assert found["held"] == held
 
@@ -134,7 +134,7 @@ def test_nobody_but_the_owner_reads_what_gepa_is_given(tmp_path: Path) -> None:
     state: Any = State(3)
     folder = tmp_path / "gepa"
 
-    put(kept(state), folder)
+    write_state(encode_state(state), folder)
 
     assert folder.stat().st_mode & 0o077 == 0
     assert (folder / "gepa_state.bin").stat().st_mode & 0o077 == 0
@@ -162,4 +162,4 @@ def test_a_search_on_other_tasks_does_not_go_on(store: Store) -> None:
 def test_damaged_state_is_refused(held: dict[str, Any]) -> None:
     """A checkpoint that somebody changed says so."""
     with pytest.raises(TrainingError, match="is damaged"):
-        restored(held)
+        decode_state(held)

@@ -15,8 +15,8 @@ from tests.serve.api.conftest import Client
 from tests.serve.serving import JSON, Serving, request_of
 
 from lightning_otel import Store, auto_trace, emit_action
-from lightning_otel.rewarding.feedback import Feedback
-from lightning_otel.rewarding.pending import Pending
+from lightning_otel.rewards.feedback import Feedback
+from lightning_otel.rewards.pending import Pending
 from lightning_otel.state import State
 from lightning_otel.types import conventions as c
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from lightning_otel import errors
 from lightning_otel.algorithms.apo import episodes
-from lightning_otel.algorithms.apo.search import Part, Search
+from lightning_otel.algorithms.apo.search import Search, TaskSet
 from lightning_otel.algorithms.apo.texts import AGENT, Candidate, Model, Texts, chat
 from lightning_otel.algorithms.base import BaseAlgorithm
 from lightning_otel.algorithms.run import Run
@@ -223,7 +223,7 @@ class APO(BaseAlgorithm):
         texts = Texts(seeds, with_examples=self.few_shot > 0)
         return [_check_candidate(texts, each) for each in self._candidates]
 
-    def _split_tasks(self, context: Run) -> list[Part]:
+    def _split_tasks(self, context: Run) -> list[TaskSet]:
         train, val = list(context.train), list(context.val)
         if not train:
             held = {_task_text(task) for task in val}
@@ -237,7 +237,7 @@ class APO(BaseAlgorithm):
                 "fit(train, val), or record with auto_trace(task=…)"
             )
         if self._category is None:
-            return [Part("", train, val)]
+            return [TaskSet("", train, val)]
         categories = dict.fromkeys(self._category_of(task) for task in train)
         for category in categories:
             if not category or set("/@,[]") & set(category):
@@ -247,7 +247,7 @@ class APO(BaseAlgorithm):
         if strays := {self._category_of(task) for task in val} - categories.keys():
             log.warning("validation tasks of %s have no training tasks: left out", sorted(strays))
         return [
-            Part(
+            TaskSet(
                 category,
                 [task for task in train if self._category_of(task) == category],
                 [task for task in val if self._category_of(task) == category],
@@ -265,7 +265,7 @@ class APO(BaseAlgorithm):
             )
         return str(task[self._category])
 
-    def _check_part(self, part: Part) -> None:
+    def _check_part(self, part: TaskSet) -> None:
         """Refuse what cannot lead anywhere before the agent is run."""
         if not part.val and self.few_shot:
             raise ConfigError(
@@ -322,7 +322,7 @@ def _live_prompt(context: Run, target: str) -> Resource | None:
     return None
 
 
-def _category_prompt(context: Run, seed: Resource, part: Part) -> Resource:
+def _category_prompt(context: Run, seed: Resource, part: TaskSet) -> Resource:
     """The prompt that tasks of a category have; it begins as the one for all."""
     name = part.named(seed.name)
     if name == seed.name:

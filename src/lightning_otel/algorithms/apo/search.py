@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from lightning_otel.algorithms.apo.episodes import Episode, check_rewards, read_spans
-from lightning_otel.algorithms.apo.memory import kept, put
+from lightning_otel.algorithms.apo.state import encode_state, write_state
 from lightning_otel.algorithms.apo.texts import (
     Candidate,
     Records,
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 Example: TypeAlias = tuple[Any, Mode]
 """A task, and whether one learns from it or chooses by it."""
-SEARCHED: Final = "gepa"
+FOLDER: Final = "gepa"
 """GEPA's folder within that of the run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TaskSet:
     """The tasks of one category; of all where there are none.
 
     Attributes:
@@ -91,7 +91,7 @@ class Search:
         self,
         context: "Run",
         seeds: Sequence[Resource],
-        part: Part,
+        part: TaskSet,
         apo: "APO",
         first: Sequence[Candidate],
         keep: Callable[[Mapping[str, Any]], None],
@@ -119,7 +119,7 @@ class Search:
         """Search until the budget is spent, nothing is left to learn, or it is to stop."""
         if state is not None:
             self._before -= state.get("i", -1) + 1
-        put(state, self._context.run_dir / SEARCHED)
+        write_state(state, self._context.run_dir / FOLDER)
         try:
             self._optimize(is_resumed=state is not None)
         except StoppedError:
@@ -159,7 +159,7 @@ class Search:
             # What GEPA has to say are prompts and answers.
             logger=SimpleNamespace(log=lambda message: None),
             callbacks=[cast("GEPACallback", self)],
-            run_dir=str(self._context.run_dir / SEARCHED),
+            run_dir=str(self._context.run_dir / FOLDER),
             track_best_outputs=False,
             seed=apo.seed,
             val_evaluation_policy=Policy(),
@@ -262,7 +262,7 @@ class Search:
         self, candidate: Candidate, records: Records, components: Sequence[str]
     ) -> Candidate:
         """Return new texts for some of a candidate's; none if nothing usable was proposed."""
-        with self._noted():
+        with self._keep_fault():
             if self._tried < len(self._first):
                 self._tried += 1
                 self._has_proposed = True
@@ -285,7 +285,7 @@ class Search:
 
     def on_state_saved(self, event: "StateSavedEvent") -> None:
         """Keep where the search stands, and only then give away what is best in it."""
-        with self._noted():
+        with self._keep_fault():
             self._commit_best()
 
     def on_valset_evaluated(self, event: "ValsetEvaluatedEvent") -> None:
@@ -299,7 +299,7 @@ class Search:
             self._measured["reward"] = sum(scores) / len(scores)
 
     @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
+    def _keep_fault(self) -> Iterator[None]:
         """Note what is raised within, and let it pass."""
         try:
             yield
@@ -323,7 +323,7 @@ class Search:
         elif state.i < 0:  # what there was to begin with
             context.log(step, part.measured(found))
         self._measured.clear()
-        self._keep(kept(state))
+        self._keep(encode_state(state))
         progress = context.config.progress
         if progress is not None and step > self._told:
             self._told = step

@@ -19,7 +19,7 @@ REMEDY: Final = "pip install 'agentlightning==0.3.0', or say backend='builtin'"
 _PACKAGE: Final = "agentlightning"
 
 
-class Chosen(NamedTuple):
+class ChosenBackend(NamedTuple):
     """The chosen backend.
 
     Attributes:
@@ -31,7 +31,7 @@ class Chosen(NamedTuple):
     reason: str = ""
 
 
-def backend_of(wanted: Backend = "auto", *, unfit: str = "") -> Chosen:
+def choose_backend(wanted: Backend = "auto", *, unfit: str = "") -> ChosenBackend:
     """Choose the backend from the wanted and the installed ones.
 
     Where ``auto`` comes to ``builtin``, a warning says why.
@@ -48,17 +48,17 @@ def backend_of(wanted: Backend = "auto", *, unfit: str = "") -> Chosen:
             f"backend is {wanted!r}; it must be one of {', '.join(get_args(Backend))}"
         )
     if wanted == "builtin":
-        return Chosen("builtin")
-    reason = missing() or unfit
+        return ChosenBackend("builtin")
+    reason = explain_missing() or unfit
     if not reason:
-        return Chosen("microsoft")
+        return ChosenBackend("microsoft")
     if wanted == "microsoft":
         raise ConfigError(f"the backend microsoft cannot be used: {reason}; {REMEDY}")
     log.warning("backend 'auto' is 'builtin' here: %s", reason)
-    return Chosen("builtin", reason)
+    return ChosenBackend("builtin", reason)
 
 
-def missing() -> str:
+def explain_missing() -> str:
     """Return why Agent Lightning cannot be used; empty if it can."""
     try:
         found = version(_PACKAGE)

@@ -25,7 +25,7 @@ _RESPONSE_IDS: Final = "response_token_ids"
 _LOGPROBS: Final = "logprobs.content"
 
 
-def as_theirs(span: Span, *, with_content: bool) -> Span:
+def to_agentlightning(span: Span, *, with_content: bool) -> Span:
     """The span as their adapters read it; what ours reads stays on it."""
     attributes = span.attributes
     if not is_call(span) or attributes.get(c.OPERATION) == c.EMBEDDINGS:

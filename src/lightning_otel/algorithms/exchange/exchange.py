@@ -12,14 +12,14 @@ from lightning_otel import config
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.attempts import AttemptKey, group_attempts
 from lightning_otel.adapter.selection import Selection, SelectionKeywords
-from lightning_otel.algorithms.exchange.calls import as_theirs
+from lightning_otel.algorithms.exchange.calls import to_agentlightning
 from lightning_otel.algorithms.exchange.client import OUR_ATTEMPT, OUR_ROLLOUT, Client, Found
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.batches import read_batches
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.receivers import Rejected
 from lightning_otel.receivers.documents import span_of
-from lightning_otel.rewarding.feedback import add_surely
+from lightning_otel.rewards.feedback import write_spans
 from lightning_otel.store.engines.otlp import UnsendableError, encoded_span
 from lightning_otel.types import Mode, Span
 from lightning_otel.types import conventions as c
@@ -34,7 +34,7 @@ _SPAN_BYTES: Final = 600
 
 
 @dataclass(slots=True)
-class Handed:
+class HandOverCounts:
     """Counts of the attempts and spans handed over.
 
     Attributes:
@@ -77,7 +77,7 @@ def hand_over(
     content: bool | None = None,
     timeout_s: float = 30.0,
     **keywords: Unpack[SelectionKeywords],
-) -> Handed:
+) -> HandOverCounts:
     """Hand spans and rewards of ended attempts over to a running Agent Lightning 0.3 store.
 
     A rollout that it ran itself keeps its ids; any other is begun there, with its task, mode and
@@ -105,7 +105,7 @@ def hand_over(
     with_content = config.content().is_exported if content is None else content
     rows = opened.sql("SELECT rollout_id, attempt_id, status FROM rollouts")
     status = {(row["rollout_id"], row["attempt_id"]): row["status"] for row in rows}
-    done = Handed(client.url, with_content)
+    done = HandOverCounts(client.url, with_content)
     ran_there, known = set[str](), dict[str, str]()
     for rollout in client.rollouts():
         our_id = _read_metadata(rollout).get(OUR_ROLLOUT)
@@ -159,7 +159,9 @@ def _find_ours(client: Client, key: AttemptKey, rollout_id: str) -> _Place:
     return _Place(rollout_id, begun["attempt"]["attempt_id"], is_new=True)
 
 
-def _start_place(client: Client, key: AttemptKey, spans: Iterable[Span], done: Handed) -> _Place:
+def _start_place(
+    client: Client, key: AttemptKey, spans: Iterable[Span], done: HandOverCounts
+) -> _Place:
     facts = [span.attributes for span in spans]
     task = next((found[c.TASK] for found in facts if c.TASK in found), None)
     mode = next((found[c.MODE] for found in facts if c.MODE in found), None)
@@ -172,7 +174,7 @@ def _start_place(client: Client, key: AttemptKey, spans: Iterable[Span], done: H
     return _Place(begun["rollout_id"], begun["attempt"]["attempt_id"], is_new=True)
 
 
-def _send_attempt(client: Client, place: _Place, spans: list[Span], done: Handed) -> None:
+def _send_attempt(client: Client, place: _Place, spans: list[Span], done: HandOverCounts) -> None:
     """Send the spans that are not there yet, in batches of bounded size."""
     there = () if place.is_new else client.spans(place.rollout_id, place.attempt_id)
     held = {span["span_id"] for span in there}
@@ -192,14 +194,14 @@ def _send_attempt(client: Client, place: _Place, spans: list[Span], done: Handed
             batch, size_bytes = [], 0
 
 
-def _make_spans(spans: Iterable[Span], place: _Place, done: Handed) -> Iterator[Span]:
+def _make_spans(spans: Iterable[Span], place: _Place, done: HandOverCounts) -> Iterator[Span]:
     """Yield spans as they are understood there, by start: so they are counted."""
     stamps = {c.ROLLOUT_ID: place.rollout_id, c.ATTEMPT_ID: place.attempt_id}
     for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)):
         if span.is_incomplete:
             done.left_out[UNENDED] += 1
             continue
-        made = as_theirs(span, with_content=done.with_content)
+        made = to_agentlightning(span, with_content=done.with_content)
         attributes = {**_drop_number(made.attributes), **stamps}
         made = replace(made, attributes=attributes, otel_resource=_drop_number(made.otel_resource))
         try:
@@ -216,7 +218,7 @@ def _drop_number(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class ReadBack:
+class ReadBackCounts:
     """Counts of the rollouts and spans read back.
 
     Attributes:
@@ -242,7 +244,7 @@ def read_back(
     *,
     rollout_id: str | Iterable[str] | None = None,
     timeout_s: float = 30.0,
-) -> ReadBack:
+) -> ReadBackCounts:
     """Read the spans of a running Agent Lightning 0.3 store into a store of ours.
 
     A rollout that was handed over from here is told by its id here, so that rewards it got there
@@ -268,7 +270,7 @@ def read_back(
     wanted = None
     if rollout_id is not None:
         wanted = {rollout_id} if isinstance(rollout_id, str) else set(rollout_id)
-    done = ReadBack(client.url)
+    done = ReadBackCounts(client.url)
     for rollout in client.rollouts():
         ids = {rollout["rollout_id"], _read_metadata(rollout).get(OUR_ROLLOUT)}
         if wanted is not None and not ids & wanted:
@@ -284,14 +286,14 @@ def read_back(
         )
         held = {(row["trace_id"], row["span_id"]) for row in rows}
         fresh = [span for span in made if (span.trace_id, span.span_id) not in held]
-        add_surely(opened, fresh)
+        write_spans(opened, fresh)
         done.spans += len(fresh)
         done.held += len(made) - len(fresh)
     opened.writer().seal()
     return done
 
 
-def _read_spans(client: Client, rollout: Found, done: ReadBack) -> Iterator[Span]:
+def _read_spans(client: Client, rollout: Found, done: ReadBackCounts) -> Iterator[Span]:
     """Read the spans of a rollout, named as here."""
     their_id = rollout["rollout_id"]
     our_id = _read_metadata(rollout).get(OUR_ROLLOUT)

@@ -51,7 +51,7 @@ class Agent(ABC):
         """Act on a task, to the end, whether it is async or not."""
 
 
-def finished(answer: Any) -> Any:
+def await_result(answer: Any) -> Any:
     """Return an agent's answer; await it in this thread's loop if it is awaitable.
 
     One loop a thread goes on from call to call, so that an async client keeps its connections.
@@ -66,7 +66,7 @@ def finished(answer: Any) -> Any:
     return _run_in_thread(answer)
 
 
-def interrupt(thread: threading.Thread) -> bool:
+def cancel_agent(thread: threading.Thread) -> bool:
     """Cancel what an async agent does in another thread; False if there is nothing async."""
     with _lock:
         loop = _running.get(thread.ident or 0)

@@ -13,7 +13,7 @@ from inspect import Parameter
 from typing import Any, Final, Generic, TypeVar, overload
 
 from lightning_otel.errors import ConfigError
-from lightning_otel.runner.agents.agent import Agent, Answer, Resources, finished
+from lightning_otel.runner.agents.agent import Agent, Answer, Resources, await_result
 from lightning_otel.types import Endpoint, Prompt, ResourceKind, Rollout
 
 _is_by_value: ContextVar[bool] = ContextVar("is_by_value", default=False)
@@ -75,7 +75,9 @@ class FunctionAgent(Agent):
             if name in _BY_KIND:
                 known[name] = self._pick_only(name, resources)
         given = [known[name] for name in self._rest]
-        return finished(self.function(task, *given, **{name: known[name] for name in self._named}))
+        return await_result(
+            self.function(task, *given, **{name: known[name] for name in self._named})
+        )
 
     def _pick_only(self, wanted: str, resources: Resources) -> Prompt | Endpoint:
         """The prompt or endpoint that is assigned, where the function asks for just that."""
@@ -290,7 +292,7 @@ def _call_method(agent: object, task: Any, resources: Resources, rollout: Rollou
     for name in (f"{each}{ending}" for each in names for ending in ("_async", "")):
         method = _find_method(agent, name)
         if method is not None:
-            return finished(method(task, resources, rollout))
+            return await_result(method(task, resources, rollout))
     raise ConfigError(
         f"{type(agent).__name__} has none of {', '.join(_METHODS)}; write rollout(self, task, "
         "resources, rollout)"

@@ -9,14 +9,14 @@ from opentelemetry.util.types import AttributeValue
 from pydantic import Field, StringConstraints
 from starlette.requests import Request
 
-from lightning_otel import rewarding
+from lightning_otel import rewards
 from lightning_otel.errors import ConfigError
-from lightning_otel.rewarding.feedback import (
-    Clash,
+from lightning_otel.rewards.feedback import (
+    Conflict,
     Feedback,
     Noun,
+    feedback_attributes,
     reward_from_feedback,
-    said_attributes,
 )
 from lightning_otel.serve.api.operation import RequestModel, ResponseModel, operation, write_json
 from lightning_otel.serve.responses import RefusalError
@@ -96,7 +96,7 @@ def feedback(request: Request, params: FeedbackBody) -> tuple[FeedbackResponse, 
     given = _parse_feedback(params, _name_sender(request))
     known = state.rollout_by_span if params.feedback_id is None else {}
     answer = state.repositories.pending.give(state.store, given, state.ingester.keep, known)
-    if isinstance(answer, Clash):
+    if isinstance(answer, Conflict):
         raise RefusalError(409, f"{answer.reason}; give an id of its own to what was said later")
     found = FeedbackResponse(
         status="kept" if answer is not None else "pending",
@@ -134,7 +134,7 @@ class RetractionResponse(ResponseModel):
 def retract_reward(request: Request, params: RetractionBody) -> RetractionResponse:
     """Retract a reward; it stays stored, and counts no more."""
     store, keep = request.app.state.store, request.app.state.ingester.keep
-    row = rewarding.retract(store, params.span_id, keep, received=_name_sender(request))
+    row = rewards.retract(store, params.span_id, keep, received=_name_sender(request))
     return RetractionResponse(**row)
 
 
@@ -168,7 +168,7 @@ def _parse_feedback(params: FeedbackBody, came: str) -> Feedback:
         raise RefusalError(
             400, str(exc).replace("give quality_score", "give reward, quality_score")
         ) from exc
-    attributes: dict[str, AttributeValue] = said_attributes(**said, text=text)
+    attributes: dict[str, AttributeValue] = feedback_attributes(**said, text=text)
     if params.metadata:
         attributes[c.FEEDBACK_METADATA] = write_json(params.metadata, "metadata", _MOST_METADATA)
     if params.task_id is not None:

@@ -9,10 +9,10 @@ from lightning_otel.serve.api.cache import Mark, read_fingerprint
 from lightning_otel.store.layout import find_state
 
 if TYPE_CHECKING:
-    from lightning_otel.rewarding.feedback import Keep
+    from lightning_otel.rewards.feedback import Keep
 
 _KINDS: Final = {
-    "pending": ("lightning_otel.rewarding.pending", "Pending"),
+    "pending": ("lightning_otel.rewards.pending", "Pending"),
     "queue": ("lightning_otel.state.queue", "Queue"),
     "resources": ("lightning_otel.resources", "Resources"),
     "runs": ("lightning_otel.state.runs", "Runs"),

@@ -17,8 +17,8 @@ from lightning_otel import algorithms, config
 from lightning_otel.adapter.agent_patterns import resources_text
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.rewarding.learned import learned, rewards_by_version
-from lightning_otel.rewarding.totals import standing
+from lightning_otel.rewards.best_version import learned, rewards_by_version
+from lightning_otel.rewards.totals import standing
 from lightning_otel.serve.api.cache import CachedRead, read_store_fingerprint
 from lightning_otel.serve.api.feedback import Key
 from lightning_otel.serve.api.operation import RequestModel, ResponseModel, operation, write_json

@@ -24,7 +24,7 @@ from lightning_otel.views.nouns import describe_resource
 
 if TYPE_CHECKING:
     from lightning_otel.resources import Resources
-    from lightning_otel.resources.comparing import Comparison
+    from lightning_otel.resources.comparison import Comparison
 
 ROWS: Final = 50
 """Versions, names, or tasks of a comparison on a page."""
@@ -117,7 +117,7 @@ def count_uses(
         steps: All there are.
         rewards: Of each rollout that has one.
     """
-    from lightning_otel.resources.comparing import last_made, version_in
+    from lightning_otel.resources.comparison import find_last_attempts, version_in
 
     found: dict[int, dict[str, Any]] = {}
 
@@ -130,7 +130,7 @@ def count_uses(
             use["last_ns"] = max(use["last_ns"], step.start_ns)
         return step
 
-    for rollout_id, made in last_made(name, map(note, steps)).items():
+    for rollout_id, made in find_last_attempts(name, map(note, steps)).items():
         if len(made.versions) == 1:
             use = found[next(iter(made.versions))]
             use["rollouts"] += 1
@@ -278,9 +278,9 @@ def _open(request: Request) -> "Resources":
 
 
 def _lines_of(resource: Any) -> list[str]:
-    from lightning_otel.resources.bodies import lines_of
+    from lightning_otel.resources.bodies import format_lines
 
-    return lines_of(resource)
+    return format_lines(resource)
 
 
 def _group_aliases(aliases: Mapping[str, int]) -> dict[int, list[str]]:

@@ -11,16 +11,16 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from lightning_otel import rewarding
+from lightning_otel import rewards
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.rewarding.feedback import (
-    Clash,
+from lightning_otel.rewards.feedback import (
+    Conflict,
     Feedback,
     Noun,
+    feedback_attributes,
     give,
     reward_from_feedback,
-    said_attributes,
 )
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import RefusalError
@@ -131,7 +131,7 @@ async def retract_reward(request: Request) -> Response:
     """Retract a reward that a trace lists, and show what was shown."""
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
     shown, keep = await form(request), request.app.state.ingester.keep
-    await page.run(request, lambda store: rewarding.retract(store, span_id, keep))
+    await page.run(request, lambda store: rewards.retract(store, span_id, keep))
     back = urlencode({name: shown[name] for name in ("span", "tab") if name in shown})
     return page.see(f"{page_path('traces', trace_id)}?{back}")
 
@@ -156,7 +156,7 @@ async def keep_feedback(
         value = float(key) if key in ("1", "-1") else reward_from_feedback(**told)  # type: ignore[arg-type]  # as it names them
     except ConfigError as exc:
         raise RefusalError(400, str(exc)) from exc
-    attributes = said_attributes(**told, text=given.get("text", "").strip()[:_LONGEST] or None)
+    attributes = feedback_attributes(**told, text=given.get("text", "").strip()[:_LONGEST] or None)
     # Of the page, and of what was pressed on it: to press twice gives once.
     feedback_id = f"{given.get('feedback_id', '')[:200] or secrets.token_hex(8)}{key}"
     feedback = Feedback(noun, target, value, time.time_ns(), attributes, feedback_id)
@@ -164,7 +164,7 @@ async def keep_feedback(
     (found,) = await page.run(request, lambda store: give(store, [feedback], keep))
     if found is None:
         raise RefusalError(404, f"there is no {noun} {target!r} in the store; see the list")
-    if isinstance(found, Clash):
+    if isinstance(found, Conflict):
         raise RefusalError(409, f"{found.reason}; go back and reload the page")
     return value, found.span_id
 

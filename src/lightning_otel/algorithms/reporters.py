@@ -21,7 +21,7 @@ _RUN_TAG: Final = "lightning_otel.run_id"
 _NAME: Final = re.compile(r"[^\w\-./ ]")
 
 
-class Reported(NamedTuple):
+class ReportedRun(NamedTuple):
     """The training run that is reported: its id, its folder, its settings, and its kept steps."""
 
     run_id: str
@@ -51,7 +51,7 @@ def reporter_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def open_reports(
-    names: Sequence[str], reported: Reported
+    names: Sequence[str], reported: ReportedRun
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
     """Open reporters; yield what reports the metrics of a step to each.
 
@@ -73,7 +73,7 @@ def open_reports(
 
 
 @contextlib.contextmanager
-def _open(name: str, reported: Reported) -> Iterator[_Reporter]:
+def _open(name: str, reported: ReportedRun) -> Iterator[_Reporter]:
     try:
         reporter = _OPENERS[name](reported)
     except ModuleNotFoundError as exc:
@@ -103,7 +103,7 @@ def _log_failure(name: str) -> Iterator[None]:
         logging.getLogger("lightning_otel").debug("report_to=%r failed", name, exc_info=True)
 
 
-def _open_tensorboard(reported: Reported) -> _Reporter:
+def _open_tensorboard(reported: ReportedRun) -> _Reporter:
     """Source: https://docs.pytorch.org/docs/stable/tensorboard.html; tensorboardX has the same."""
     try:
         module = import_module("torch.utils.tensorboard")
@@ -124,7 +124,7 @@ def _open_tensorboard(reported: Reported) -> _Reporter:
     return _Reporter(log, lambda _: writer.close())
 
 
-def _open_wandb(reported: Reported) -> _Reporter:
+def _open_wandb(reported: ReportedRun) -> _Reporter:
     """Source: https://docs.wandb.ai/ref/python/init."""
     wandb = import_module("wandb")
     run = wandb.init(
@@ -143,7 +143,7 @@ def _open_wandb(reported: Reported) -> _Reporter:
     )
 
 
-def _open_mlflow(reported: Reported) -> _Reporter:
+def _open_mlflow(reported: ReportedRun) -> _Reporter:
     """Source: https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html."""
     client = import_module("mlflow.tracking").MlflowClient()
     metric = import_module("mlflow.entities").Metric
@@ -171,7 +171,7 @@ def _open_mlflow(reported: Reported) -> _Reporter:
     )
 
 
-_OPENERS: Final[Mapping[str, Callable[[Reported], _Reporter]]] = {
+_OPENERS: Final[Mapping[str, Callable[[ReportedRun], _Reporter]]] = {
     "tensorboard": _open_tensorboard,
     "wandb": _open_wandb,
     "mlflow": _open_mlflow,

@@ -87,7 +87,7 @@ class Feedback:
     feedback_id: str = ""
 
 
-class Given(NamedTuple):
+class StoredReward(NamedTuple):
     """A reward that stands in the store: its span and rollout, and if it was not there before."""
 
     span_id: str
@@ -95,13 +95,13 @@ class Given(NamedTuple):
     is_new: bool
 
 
-class Clash(NamedTuple):
+class Conflict(NamedTuple):
     """The refusal of feedback whose id was given to other feedback before."""
 
     reason: str
 
 
-class _Home(NamedTuple):
+class _Target(NamedTuple):
     rollout_id: str
     span_id: str
     end_ns: int
@@ -219,7 +219,7 @@ def emit_feedback(
         "used_result": used_result,
     }
     value = reward_from_feedback(**answers)
-    attributes = said_attributes(**answers, text=text)
+    attributes = feedback_attributes(**answers, text=text)
     ids = (response_id, rollout_id, trace_id, span_id, conversation_id)
     targets = [(noun, each) for noun, each in zip(get_args(Noun), ids, strict=True) if each]
     if len(targets) > 1:
@@ -245,14 +245,14 @@ def emit_feedback(
             f"{opened.name} holds no {noun} {target!r}; is it the store that the agent records "
             "into?"
         )
-    if isinstance(found, Clash):
+    if isinstance(found, Conflict):
         raise ConfigError(f"{found.reason}; give an id of its own to what was said later")
     if not found.is_new:
         log.debug("feedback %s is kept already", feedback_id)
     return found.span_id
 
 
-def said_attributes(**said: AttributeValue | None) -> dict[str, AttributeValue]:
+def feedback_attributes(**said: AttributeValue | None) -> dict[str, AttributeValue]:
     """Return the attributes that keep feedback beside its reward, without what was not said."""
     return {_KEYS[name]: value for name, value in said.items() if value is not None}
 
@@ -262,7 +262,7 @@ def give(
     feedback: Sequence[Feedback],
     keep: Keep | None = None,
     known: Mapping[str, str] = MappingProxyType({}),
-) -> list[Given | Clash | None]:
+) -> list[StoredReward | Conflict | None]:
     """Give feedback to what it judges; return None for targets that the store does not hold.
 
     Args:
@@ -278,15 +278,15 @@ def give(
     if not feedback:
         return []
     ids = [
-        derived_id(f"{NAME} {each.feedback_id}") if each.feedback_id else secrets.token_hex(8)
+        derive_span_id(f"{NAME} {each.feedback_id}") if each.feedback_id else secrets.token_hex(8)
         for each in feedback
     ]
     if all(each.noun == "span" and each.target in known for each in feedback):
-        homes = {n: _Home(known[each.target], each.target, 0) for n, each in enumerate(feedback)}
+        homes = {n: _Target(known[each.target], each.target, 0) for n, each in enumerate(feedback)}
         held: dict[str, tuple[float, str]] = {}
     else:
         homes, held = _look_up(store, feedback, ids)
-    found: list[Given | Clash | None] = []
+    found: list[StoredReward | Conflict | None] = []
     spans: list[Span] = []
     for n, (each, span_id) in enumerate(zip(feedback, ids, strict=True)):
         home = homes.get(n)
@@ -296,20 +296,20 @@ def give(
             found.append(_answer_repeat(each, span_id, home, *held[span_id]))
         else:
             spans.append(_make_span(each, span_id, home))
-            found.append(Given(span_id, home.rollout_id, is_new=True))
+            found.append(StoredReward(span_id, home.rollout_id, is_new=True))
     if spans:
-        (keep or (lambda made: add_surely(store, made)))(spans)
+        (keep or (lambda made: write_spans(store, made)))(spans)
     return found
 
 
 def _look_up(
     store: Store, feedback: Sequence[Feedback], span_ids: Sequence[str]
-) -> tuple[dict[int, _Home], dict[str, tuple[float, str]]]:
+) -> tuple[dict[int, _Target], dict[str, tuple[float, str]]]:
     """Return targets by position, and the number and rollout of rewards that are there already."""
     nouns = {each.noun for each in feedback}
     columns = (*NARROW_COLUMNS, "attributes") if "conversation" in nouns else INDEX_COLUMNS
     con = store.source.connect(("spans",), columns)
-    homes: dict[int, _Home] = {}
+    homes: dict[int, _Target] = {}
     for noun in nouns:
         is_conversation = noun == "conversation"
         query = _FOUND.format(
@@ -324,23 +324,23 @@ def _look_up(
             [each.given_ns for _, each in asked],
         ]
         for n, rollout_id, span_id, end_ns in con.execute(query, values).fetchall():
-            homes[n] = _Home(str(rollout_id), str(span_id), int(end_ns))
+            homes[n] = _Target(str(rollout_id), str(span_id), int(end_ns))
     rows = con.execute(_HELD, [list(span_ids)]).fetchall()
     return homes, {span_id: (float(value), str(rollout)) for span_id, value, rollout in rows}
 
 
 def _answer_repeat(
-    feedback: Feedback, span_id: str, home: _Home, value: float, rollout_id: str
-) -> Given | Clash:
+    feedback: Feedback, span_id: str, home: _Target, value: float, rollout_id: str
+) -> StoredReward | Conflict:
     kept = f"feedback {feedback.feedback_id!r} was kept"
     if value != feedback.value:
-        return Clash(f"{kept} as {value:g} and cannot become {feedback.value:g}")
+        return Conflict(f"{kept} as {value:g} and cannot become {feedback.value:g}")
     if rollout_id != home.rollout_id:
-        return Clash(f"{kept} of rollout {rollout_id!r} and cannot go to {home.rollout_id!r}")
-    return Given(span_id, rollout_id, is_new=False)
+        return Conflict(f"{kept} of rollout {rollout_id!r} and cannot go to {home.rollout_id!r}")
+    return StoredReward(span_id, rollout_id, is_new=False)
 
 
-def _make_span(feedback: Feedback, span_id: str, home: _Home) -> Span:
+def _make_span(feedback: Feedback, span_id: str, home: _Target) -> Span:
     linked = {"span": feedback.target, "conversation": home.span_id}.get(feedback.noun)
     made = reward_span(
         {NAME: feedback.value},
@@ -355,10 +355,10 @@ def _make_span(feedback: Feedback, span_id: str, home: _Home) -> Span:
         attributes[c.FEEDBACK_CONVERSATION] = feedback.target
     # It judges all that there is of it, be that from a machine whose clock is ahead of ours.
     given_ns = max(feedback.given_ns, home.end_ns)
-    return identified(replace(made, start_ns=given_ns, end_ns=given_ns), span_id, attributes)
+    return replace_span_id(replace(made, start_ns=given_ns, end_ns=given_ns), span_id, attributes)
 
 
-def add_surely(store: Store, spans: Iterable[Span]) -> None:
+def write_spans(store: Store, spans: Iterable[Span]) -> None:
     """Keep spans, or raise StoreError: the store cannot be written."""
     if store.layout is None:
         store.add(spans)
@@ -372,16 +372,16 @@ def add_surely(store: Store, spans: Iterable[Span]) -> None:
         ) from exc
 
 
-def derived_id(text: str) -> str:
+def derive_span_id(text: str) -> str:
     """Return a span id made of a text: the same of the same."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def identified(span: Span, span_id: str, attributes: Mapping[str, Any]) -> Span:
+def replace_span_id(span: Span, span_id: str, attributes: Mapping[str, Any]) -> Span:
     """Return the span with an id of one's own, and further attributes."""
     return replace(
         span,
-        trace_id=span_id + derived_id(span_id),
+        trace_id=span_id + derive_span_id(span_id),
         span_id=span_id,
         attributes={**span.attributes, **attributes},
     )

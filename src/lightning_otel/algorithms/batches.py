@@ -13,17 +13,17 @@ from lightning_otel.algorithms.groups import (
     NO_DIFFERENCE,
     NO_REWARD,
     Groups,
-    Loaded,
+    LoadedGroups,
     Member,
     count_reasons,
     find_groups,
     find_ready,
     find_token_fault,
     group_rollouts,
-    load,
-    recorded,
+    load_groups,
+    read_members,
 )
-from lightning_otel.algorithms.tasks import POLL_S, RunConfig, put_tasks, work
+from lightning_otel.algorithms.tasks import POLL_S, RunConfig, put_tasks, wait_rollouts
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import TrainingError
 from lightning_otel.state.runs import Claimable, Claims
@@ -39,7 +39,7 @@ _MOST: Final = 1024
 """Rollouts in a batch whose size nobody named: they are in memory with all their messages."""
 
 
-class _Gathered(NamedTuple):
+class _HeldGroups(NamedTuple):
     """Claimed rollouts by group, and what was read of them."""
 
     groups: dict[str, list[str]]
@@ -80,7 +80,7 @@ class Collector:
     def _run_tasks(self, number: int) -> Batch | None:
         config = self._config
         ids = [each.rollout_id for each in self._queue_step(number)]
-        rollouts = work(config, ids)
+        rollouts = wait_rollouts(config, ids)
         until = time.monotonic() + config.reward_timeout_s
         while True:
             groups = self._group_step(rollouts)
@@ -93,7 +93,7 @@ class Collector:
         if config.stop.is_set() and not all(each.is_over for each in everyone):
             return None
         chosen = self._find_ready(groups, _FOREVER_NS)
-        held = _Gathered({}, {}, {})
+        held = _HeldGroups({}, {}, {})
         self._claim_groups(chosen, held)
         self._leave_rest(groups, chosen)
         if not held.groups:
@@ -127,7 +127,7 @@ class Collector:
         return picked
 
     def _group_step(self, rollouts: Sequence[Rollout]) -> Groups:
-        taken = self._claims.taken()  # what was left before a kill stays so
+        taken = self._claims.read_taken()  # what was left before a kill stays so
         known = {each.rollout_id: each for each in rollouts if each.rollout_id not in taken}
         silent = [
             key
@@ -135,7 +135,7 @@ class Collector:
             if each.reward is None and each.status not in ("failed", "cancelled")
         ]
         wanted = TransitionQuery.of({"rollout_id": silent}).wanted
-        here = recorded(self._config.store, wanted) if silent else {}
+        here = read_members(self._config.store, wanted) if silent else {}
         return group_rollouts(known, known, here, is_grouped=self._algorithm.group_size > 1)
 
     def _explain_nothing(self, rollouts: Sequence[Rollout], number: int) -> TrainingError:
@@ -152,7 +152,7 @@ class Collector:
         )
 
     def _wait_for_batch(self, number: int) -> Batch | None:
-        held = _Gathered({}, {}, {})
+        held = _HeldGroups({}, {}, {})
         config = self._config
         wanted = config.min_batch_size or 1
         if self._algorithm.takes_newest:
@@ -169,16 +169,16 @@ class Collector:
                 continue
             if not config.follows:
                 if self._is_first:
-                    self._give_back(held)
+                    self._release_groups(held)
                     raise self._explain_too_few(groups, wanted)
                 break
             config.stop.wait(max(POLL_S, _PATIENCE * (time.monotonic() - started)))
-        self._give_back(held)
+        self._release_groups(held)
         return None
 
     def _find_offered(self, short: int) -> tuple[Groups, Groups]:
         """Return groups that are not taken, and those to claim; look anew if there are too few."""
-        taken = self._claims.taken().keys()
+        taken = self._claims.read_taken().keys()
         self._known = {
             key: members
             for key, members in self._known.items()
@@ -239,7 +239,7 @@ class Collector:
         size, needs_reward = self._algorithm.group_size, self._algorithm.needs_reward
         return find_ready(groups, size=size, needs_reward=needs_reward, before_ns=before_ns)
 
-    def _claim_groups(self, chosen: Groups, held: _Gathered) -> Groups:
+    def _claim_groups(self, chosen: Groups, held: _HeldGroups) -> Groups:
         """Claim groups, read and return them; what cannot be used is left, with the reason."""
         algorithm = self._algorithm
         offered = {
@@ -274,8 +274,8 @@ class Collector:
             held.rewards.update(loaded.rewards)
         return kept
 
-    def _load_groups(self, groups: Groups) -> Loaded:
-        return load(
+    def _load_groups(self, groups: Groups) -> LoadedGroups:
+        return load_groups(
             self._config.store,
             self._query,
             groups,
@@ -283,7 +283,7 @@ class Collector:
             needs_steps=self._algorithm.needs_steps,
         )
 
-    def _find_faults(self, loaded: Loaded) -> dict[str, str]:
+    def _find_faults(self, loaded: LoadedGroups) -> dict[str, str]:
         """Return rollouts that the algorithm has no use for, or whose tokens it cannot use."""
         algorithm, paths = self._algorithm, loaded.trajectories
         unfit = {key: fault for key, held in paths.items() if (fault := algorithm.unfit(held))}
@@ -313,7 +313,7 @@ class Collector:
     def _leave_members(self, key: str, members: Sequence[Member], reason: str) -> None:
         if members:
             left = [Claimable(each.rollout_id, each.reward) for each in members]
-            self._claims.leave(key, left, reason)
+            self._claims.exclude(key, left, reason)
             self.counts[reason] += len(left)
 
     def _leave_rest(self, groups: Groups, chosen: Groups) -> None:
@@ -326,7 +326,7 @@ class Collector:
                         reason = f"{NO_REWARD} in time"
                     self._leave_members(key, [each], reason)
 
-    def _make_batch(self, number: int, held: _Gathered) -> Batch:
+    def _make_batch(self, number: int, held: _HeldGroups) -> Batch:
         ids = (rollout_id for found in held.groups.values() for rollout_id in found)
         return Batch(
             (path for rollout_id in ids for path in held.paths.get(rollout_id, ())),
@@ -336,10 +336,10 @@ class Collector:
             store=self._config.store,
         )
 
-    def _give_back(self, held: _Gathered) -> None:
+    def _release_groups(self, held: _HeldGroups) -> None:
         if held.groups:
             self._claims.release([each for ids in held.groups.values() for each in ids])
 
 
-def _count_rollouts(held: _Gathered) -> int:
+def _count_rollouts(held: _HeldGroups) -> int:
     return sum(map(len, held.groups.values()))

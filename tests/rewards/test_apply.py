@@ -20,7 +20,7 @@ from lightning_otel import (
     emit_action,
 )
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.rewarding import Judgement
+from lightning_otel.rewards import Judgement
 from lightning_otel.types import Rollout
 
 

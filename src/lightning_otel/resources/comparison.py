@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel.errors import ConfigError
-from lightning_otel.resources.evidence import tell, weigh
+from lightning_otel.resources.evidence import format_verdict, weigh_differences
 from lightning_otel.types import Transition, html
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """The result in words: better, worse, or about how many more tasks it takes."""
-        return tell(self.is_better - self.is_worse, self.missing, self.unit)
+        return format_verdict(self.is_better - self.is_worse, self.missing, self.unit)
 
     @property
     def unit(self) -> str:
@@ -117,7 +117,7 @@ class Comparison:
         )
 
 
-class Scored(NamedTuple):
+class ScoredRollout(NamedTuple):
     """The score of a rollout."""
 
     group_id: str
@@ -127,7 +127,7 @@ class Scored(NamedTuple):
     start_ns: int
 
 
-def compared(
+def compare_versions(
     name: str, a: int, b: int, store: "Store", *, is_paired: bool | None = None
 ) -> Comparison:
     """Compare two versions by the rewards of a store."""
@@ -152,8 +152,8 @@ def compared(
         rewards = [each.reward for each in scored if each.group_id in tasks]
     else:
         pairs = []
-        sides = _rewards_beside(scored, a, b)
-        differences = deal_rewards(*sides)
+        sides = _concurrent_rewards(scored, a, b)
+        differences = spread_rewards(*sides)
         used = len(sides[0]), len(sides[1])
         rewards = [*sides[0], *sides[1]]
     if not differences:
@@ -168,7 +168,7 @@ def compared(
             + (" and the same tasks" if is_paired else "")
         )
     mean_a, mean_b = map(statistics.fmean, sides)
-    evidence = weigh(differences, rewards)
+    evidence = weigh_differences(differences, rewards)
     return Comparison(
         name=name,
         a=a,
@@ -193,10 +193,10 @@ def _score_rollouts(
     steps: Iterable[Transition],
     rewards: Mapping[str, float],
     left_out: Counter[str],
-) -> list[Scored]:
+) -> list[ScoredRollout]:
     """Each rollout whose last attempt was made with one of the versions."""
-    found: list[Scored] = []
-    for rollout_id, made in last_made(name, steps).items():
+    found: list[ScoredRollout] = []
+    for rollout_id, made in find_last_attempts(name, steps).items():
         if not made.versions & set(versions):
             continue
         if len(made.versions) > 1:
@@ -205,12 +205,14 @@ def _score_rollouts(
             left_out[NO_REWARD] += 1
         else:
             (version,) = made.versions
-            score = Scored(made.group_id, version, rewards[rollout_id], rollout_id, made.start_ns)
+            score = ScoredRollout(
+                made.group_id, version, rewards[rollout_id], rollout_id, made.start_ns
+            )
             found.append(score)
     return sorted(found, key=lambda scored: scored.start_ns)
 
 
-class Made(NamedTuple):
+class LastAttempt(NamedTuple):
     """The last attempt at a rollout: its task, its start, the versions that it was made with."""
 
     group_id: str
@@ -218,17 +220,19 @@ class Made(NamedTuple):
     versions: frozenset[int]
 
 
-def last_made(name: str, steps: Iterable[Transition], model: str | None = None) -> dict[str, Made]:
+def find_last_attempts(
+    name: str, steps: Iterable[Transition], model: str | None = None
+) -> dict[str, LastAttempt]:
     """Return by rollout what its last attempt was made with: the attempt that its reward is of.
 
     A version counts only by steps of the model, a name or glob; None is any.
     """
-    attempts: dict[tuple[str, str], tuple[int, Made]] = {}
+    attempts: dict[tuple[str, str], tuple[int, LastAttempt]] = {}
     for step in steps:
         key = (step.rollout_id, step.attempt_id)
         first_ns, made = attempts.get(key) or (
             step.start_ns,
-            Made(step.group_id, step.start_ns, frozenset()),
+            LastAttempt(step.group_id, step.start_ns, frozenset()),
         )
         version = version_in(name, step)
         if version is not None and (model is None or fnmatchcase(step.model or "", model)):
@@ -255,8 +259,8 @@ def version_in(name: str, step: Transition) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _pair_tasks(scored: Iterable[Scored], b: int, left_out: Counter[str]) -> list[Pair]:
-    groups: dict[str, tuple[list[Scored], list[Scored]]] = {}
+def _pair_tasks(scored: Iterable[ScoredRollout], b: int, left_out: Counter[str]) -> list[Pair]:
+    groups: dict[str, tuple[list[ScoredRollout], list[ScoredRollout]]] = {}
     for each in scored:
         if each.group_id:
             groups.setdefault(each.group_id, ([], []))[each.version == b].append(each)
@@ -273,7 +277,9 @@ def _pair_tasks(scored: Iterable[Scored], b: int, left_out: Counter[str]) -> lis
     return pairs
 
 
-def _rewards_beside(scored: Sequence[Scored], a: int, b: int) -> tuple[list[float], list[float]]:
+def _concurrent_rewards(
+    scored: Sequence[ScoredRollout], a: int, b: int
+) -> tuple[list[float], list[float]]:
     """Return rewards of each version while both were in use; all if they never were at once."""
     first_ns = {each.version: each.start_ns for each in reversed(scored)}
     beside = [each for each in scored if each.start_ns >= max(first_ns.values(), default=0)]
@@ -283,7 +289,7 @@ def _rewards_beside(scored: Sequence[Scored], a: int, b: int) -> tuple[list[floa
     return of_a, of_b
 
 
-def deal_rewards(of_a: Sequence[float], of_b: Sequence[float]) -> list[float]:
+def spread_rewards(of_a: Sequence[float], of_b: Sequence[float]) -> list[float]:
     """Differences between each reward of the rarer side and the mean of its share of the other."""
     few, many, sign = (of_a, of_b, -1) if len(of_a) < len(of_b) else (of_b, of_a, 1)
     ends = [position * len(many) // len(few) for position in range(len(few) + 1)] if few else []

@@ -13,14 +13,14 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 # Before SQLAlchemy, for it names the extra where that is missing.
-from lightning_otel.state import METADATA, State, be_alone
+from lightning_otel.state import METADATA, State, take_lock
 
 # isort: split
 import sqlalchemy as sa
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, StateError
-from lightning_otel.rewarding.feedback import Clash, Feedback, Given, Keep, give
+from lightning_otel.rewards.feedback import Conflict, Feedback, Keep, StoredReward, give
 from lightning_otel.state.leases import id_batches
 from lightning_otel.types import conventions as c
 
@@ -45,7 +45,7 @@ OPEN: Final = "http:"
 _AT_ONCE: Final = 2_000
 _LOCK: Final = 0x6C6F7466
 
-Answer: TypeAlias = Given | Clash | None
+Answer: TypeAlias = StoredReward | Conflict | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Pending:
             raise ConfigError("feedback without an id cannot wait; give feedback_id")
         with self._state.read() as connection:
             held = _find_held(connection, feedback)
-        if isinstance(held, Clash):
+        if isinstance(held, Conflict):
             return held
         (answer,) = give(store, [feedback], keep, known)
         if answer is None:
@@ -105,8 +105,8 @@ class Pending:
         for part in self._read_parts():
             gone = []
             for feedback, answer in zip(part, give(store, part, keep), strict=True):
-                counts[0] += isinstance(answer, Given)
-                counts[1] += isinstance(answer, Clash)
+                counts[0] += isinstance(answer, StoredReward)
+                counts[1] += isinstance(answer, Conflict)
                 if answer is not None or feedback.given_ns < until_ns:
                     gone.append(feedback.feedback_id)
             counts[2] += len(part) - len(gone)
@@ -125,13 +125,13 @@ class Pending:
         with self._state.read() as connection:
             return [_feedback_of(row) for row in connection.execute(query.limit(limit))]
 
-    def _put_feedback(self, feedback: Feedback) -> Clash | None:
+    def _put_feedback(self, feedback: Feedback) -> Conflict | None:
         """Keep feedback, unless the same waits already; refuse other feedback under its id."""
         with self._state.change() as connection:
-            be_alone(connection, _LOCK)
+            take_lock(connection, _LOCK)
             held = _find_held(connection, feedback)
             if held:
-                return held if isinstance(held, Clash) else None
+                return held if isinstance(held, Conflict) else None
             oldest_ns = time.time_ns() - LONGEST_NS
             connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.given_ns < oldest_ns))
             _check_room(connection, feedback)
@@ -161,7 +161,7 @@ class Pending:
             yield part
 
 
-def settle_waiting(store: Store) -> Settled:
+def settle_pending(store: Store) -> Settled:
     """Give what waits beside a store, where anything does; nothing is made for it."""
     if store.layout is None:
         return Settled()  # whoever serves it gives it
@@ -176,13 +176,13 @@ def settle_waiting(store: Store) -> Settled:
     return Pending(state).settle(store)
 
 
-def _find_held(connection: "sa.Connection", feedback: Feedback) -> Clash | bool:
+def _find_held(connection: "sa.Connection", feedback: Feedback) -> Conflict | bool:
     """Return True if the same feedback waits; a clash if other feedback has its id."""
     mine = FEEDBACK.c.feedback_id == feedback.feedback_id
     row = connection.execute(sa.select(FEEDBACK).where(mine)).one_or_none()
     if row is None or _digest(_feedback_of(row)) == _digest(feedback):
         return row is not None
-    return Clash(f"other feedback waits as {feedback.feedback_id!r} already")
+    return Conflict(f"other feedback waits as {feedback.feedback_id!r} already")
 
 
 def _digest(feedback: Feedback) -> str:

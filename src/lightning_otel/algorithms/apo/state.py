@@ -20,20 +20,20 @@ _FILE: Final = "gepa_state.bin"
 _NOT_KEPT: Final = ("_budget_hooks", "evaluation_cache")
 
 
-def kept(state: "GEPAState[Any, Any]") -> dict[str, Any]:
+def encode_state(state: "GEPAState[Any, Any]") -> dict[str, Any]:
     """GEPA's state as JSON."""
     return {key: _to_json(value) for key, value in vars(state).items() if key not in _NOT_KEPT}
 
 
-def put(kept_state: Mapping[str, Any] | None, folder: Path) -> None:
+def write_state(kept_state: Mapping[str, Any] | None, folder: Path) -> None:
     """Make a folder for GEPA: with the state to go on from, or with none."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
     if kept_state is not None:
-        write_private(folder / _FILE, pickle.dumps(restored(kept_state)))
+        write_private(folder / _FILE, pickle.dumps(decode_state(kept_state)))
 
 
-def restored(kept_state: Mapping[str, Any]) -> dict[str, Any]:
+def decode_state(kept_state: Mapping[str, Any]) -> dict[str, Any]:
     """GEPA's state as it was, by attribute."""
     try:
         found = {key: _from_json(value) for key, value in kept_state.items()}

@@ -14,8 +14,8 @@ from lightning_otel.adapter.triplet import INCOMPLETE_ROLLOUT
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
 from lightning_otel.errors import NotFoundError
-from lightning_otel.rewarding.feedback import Keep, add_surely, derived_id, identified
-from lightning_otel.rewarding.functions import Case, Failure, RewardFunction
+from lightning_otel.rewards.feedback import Keep, derive_span_id, replace_span_id, write_spans
+from lightning_otel.rewards.functions import Case, Failure, RewardFunction
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import read_overview
 from lightning_otel.store.sql import attribute_sql
@@ -55,7 +55,7 @@ def retract(
             'lightning-otel sql "SELECT span_id, rollout_id, name, value FROM rewards"'
         )
     span = retraction_span(rows[0]["span_id"], rows[0]["rollout_id"], received)
-    (keep or (lambda made: add_surely(store, made)))([span])
+    (keep or (lambda made: write_spans(store, made)))([span])
     return rows[0]
 
 
@@ -184,7 +184,7 @@ def apply_rewards(
                 if told is not None:
                     told(judgement)
             if spans and not is_dry_run:
-                add_surely(opened, spans)
+                write_spans(opened, spans)
         if progress is not None:
             progress(applied.attempts, max(expected, applied.attempts))
     if wanted.wants_all and wanted.received:  # else what is left may have been left by choice
@@ -262,7 +262,7 @@ def _case_id(judge: RewardFunction, case: Case) -> str:
     """Return the span id of a judgement: it is the same each time the function is asked."""
     where = (case.trajectory.agent, case.trajectory.branch) if judge.judges_each_trajectory else ()
     key = (judge.name, judge.version, case.rollout.rollout_id, case.attempt_id, *where)
-    return derived_id(json.dumps(key))
+    return derive_span_id(json.dumps(key))
 
 
 def _make_span(
@@ -276,4 +276,6 @@ def _make_span(
         c.REWARD_VERSION: judge.version,
         c.REWARD_SOURCE: judge.source,
     }
-    return identified(made, identity, {name: text for name, text in attributes.items() if text})
+    return replace_span_id(
+        made, identity, {name: text for name, text in attributes.items() if text}
+    )

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import LIVE, Resources
-from lightning_otel.resources.comparing import last_made
+from lightning_otel.resources.comparison import find_last_attempts
 from lightning_otel.store.source import read_rollout_rewards
 from lightning_otel.types import Resource
 
@@ -113,7 +113,7 @@ def rewards_by_version(
     store: Store, name: str, model: str | None = None
 ) -> Mapping[int, Sequence[float]]:
     """Return rollouts' rewards by the version they were given; of two, they count for none."""
-    every = last_made(name, store.transitions(bodies=False), model)
+    every = find_last_attempts(name, store.transitions(bodies=False), model)
     rewards = read_rollout_rewards(store.source) if every else {}
     found: dict[int, list[float]] = {}
     for rollout_id, made in every.items():

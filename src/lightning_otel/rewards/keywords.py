@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.rewarding.totals import category_of_resources, category_of_task
+from lightning_otel.rewards.totals import category_of_resources, category_of_task
 from lightning_otel.types.text import plain_text
 
 MOST: Final = 10

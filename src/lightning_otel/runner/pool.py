@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, WorkerError
 from lightning_otel.runner.attempt import Hook, ResourceSource
-from lightning_otel.runner.worker import LEASE_S, Runner, Stop, working_place
+from lightning_otel.runner.worker import LEASE_S, Runner, Stop, store_path
 from lightning_otel.state.queue import Queue
 from lightning_otel.tracing import RewardEvaluator
 from lightning_otel.types import Mode
@@ -93,7 +93,7 @@ def run_workers(
         )
 
     first = make(1)
-    working_place(first.store)
+    store_path(first.store)
     store, queue = first.store, first.queue
     stop = stop if stop is not None else threading.Event()
     if kind == "threads":
@@ -126,7 +126,7 @@ def _run_threads(runners: Sequence[Runner], queue: Queue, stop: Stop, *, until_e
 
     def work(runner: Runner) -> None:
         try:
-            runner.run(until_empty=until_empty, stop=_Either(stop, over))
+            runner.run(until_empty=until_empty, stop=_AnyStop(stop, over))
         except BaseException as exc:  # noqa: BLE001  # raised where the workers were asked for
             failed.append(exc)
             over.set()
@@ -140,14 +140,14 @@ def _run_threads(runners: Sequence[Runner], queue: Queue, stop: Stop, *, until_e
     except BaseException:  # an interrupted program waits for no attempt
         over.set()
         for runner in runners:
-            queue.lost(runner.worker_id, "the worker was interrupted")
+            queue.fail_worker(runner.worker_id, "the worker was interrupted")
         raise
     if failed:
         raise failed[0]
-    return queue.taken(runner.worker_id for runner in runners)
+    return queue.count_attempts(runner.worker_id for runner in runners)
 
 
-class _Either(NamedTuple):
+class _AnyStop(NamedTuple):
     """Set as soon as one of two is."""
 
     first: Stop
@@ -173,12 +173,12 @@ def _run_others(
         worker_ids.append(worker_id)
         members[worker_id] = member
 
-    def see_off() -> list[tuple[str, str]]:
+    def reap_workers() -> list[tuple[str, str]]:
         """Forget who works no more; give back what the dead held, and return why they died."""
         ended = [each for each, member in members.items() if not member.is_alive()]
         dead = [(each, reason) for each in ended if (reason := members.pop(each).ended())]
         for worker_id, reason in dead:
-            queue.lost(worker_id, reason)
+            queue.fail_worker(worker_id, reason)
         return dead
 
     def end_workers(until_s: float) -> None:
@@ -188,7 +188,7 @@ def _run_others(
             if time.monotonic() > until_s:
                 for member in members.values():
                     member.kill()
-            see_off()
+            reap_workers()
             time.sleep(_LOOK_S if members else 0)
 
     barren = 0
@@ -196,9 +196,9 @@ def _run_others(
         for _ in range(n):
             add_worker()
         while members and not stop.wait(_LOOK_S):
-            for worker_id, reason in see_off():
+            for worker_id, reason in reap_workers():
                 log.warning("worker %s died: %s", worker_id, reason)
-                barren = 0 if queue.taken([worker_id]) else barren + 1
+                barren = 0 if queue.count_attempts([worker_id]) else barren + 1
                 if barren >= _MOST_BARREN:
                     raise WorkerError(
                         f"{barren} workers died before they took anything ({reason}); what they "
@@ -209,4 +209,4 @@ def _run_others(
         end_workers(math.inf)
     finally:
         end_workers(time.monotonic() + _GRACE_S)
-    return queue.taken(worker_ids)
+    return queue.count_attempts(worker_ids)

@@ -9,7 +9,7 @@ import pytest
 from lightning_otel import Trajectory, Transition
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import message, text_part
-from lightning_otel.rewarding.functions import Case, Failure, RewardFunction
+from lightning_otel.rewards.functions import Case, Failure, RewardFunction
 from lightning_otel.types import Rollout
 
 STEP = Transition(

@@ -11,9 +11,9 @@ import pytest
 
 from lightning_otel import Store, auto_trace, context, emit_action, emit_feedback
 from lightning_otel.errors import ConfigError, StateError
-from lightning_otel.rewarding import pending as module
-from lightning_otel.rewarding.feedback import Clash, Feedback, Given, Noun
-from lightning_otel.rewarding.pending import Pending, Settled, settle_waiting
+from lightning_otel.rewards import pending as module
+from lightning_otel.rewards.feedback import Conflict, Feedback, Noun, StoredReward
+from lightning_otel.rewards.pending import Pending, Settled, settle_pending
 from lightning_otel.state import State
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -97,8 +97,8 @@ def test_an_id_is_kept_once_whenever_it_comes(store: Store, pending: Pending) ->
     """While it waits and after; other feedback under it is refused, and changes nothing."""
     for _ in range(2):
         assert pending.give(store, feedback("rollout", "r1")) is None
-    assert isinstance(pending.give(store, feedback("rollout", "r1", 0.6)), Clash)
-    assert isinstance(pending.give(store, feedback("rollout", "r2")), Clash)
+    assert isinstance(pending.give(store, feedback("rollout", "r1", 0.6)), Conflict)
+    assert isinstance(pending.give(store, feedback("rollout", "r2")), Conflict)
     for name in ("r1", "r2"):
         with auto_trace(store=store, rollout_id=name):
             emit_action("say", "hi")
@@ -110,9 +110,9 @@ def test_an_id_is_kept_once_whenever_it_comes(store: Store, pending: Pending) ->
         pending.give(store, feedback("rollout", "r2")),
     ]
 
-    assert isinstance(again, Given)
+    assert isinstance(again, StoredReward)
     assert not again.is_new
-    assert all(isinstance(each, Clash) for each in others)
+    assert all(isinstance(each, Conflict) for each in others)
     assert len(store.sql("SELECT * FROM rewards").rows()) == 1
     assert pending.waiting().count == 0
 
@@ -154,7 +154,9 @@ def test_what_waits_is_bounded_and_named(
     assert [each.feedback_id for each in pending.all()] == ["f0", "f1"]
     with auto_trace(store=store, rollout_id="r2"):  # what is there is given at once, full or not
         emit_action("say", "hi")
-    assert isinstance(pending.give(store, feedback("rollout", "r2", feedback_id="f3")), Given)
+    assert isinstance(
+        pending.give(store, feedback("rollout", "r2", feedback_id="f3")), StoredReward
+    )
     oldest_ns = pending.waiting().oldest_ns
     assert oldest_ns is not None
     assert oldest_ns <= time.time_ns()
@@ -183,7 +185,7 @@ def test_looking_for_what_waits_makes_nothing(store: Store) -> None:
     """Whoever reads a store without a state finds that nothing waits."""
     store.writer()
 
-    assert settle_waiting(store) == Settled()
+    assert settle_pending(store) == Settled()
     assert store.layout is not None
     assert not (store.layout.root / "state.sqlite").exists()
 
@@ -191,8 +193,8 @@ def test_looking_for_what_waits_makes_nothing(store: Store) -> None:
 KILLED = """
 import os, signal, sys, time
 from lightning_otel import Store
-from lightning_otel.rewarding import pending as module
-from lightning_otel.rewarding.feedback import Feedback
+from lightning_otel.rewards import pending as module
+from lightning_otel.rewards.feedback import Feedback
 from lightning_otel.state import State
 
 store, where = Store(sys.argv[1]), sys.argv[2]
@@ -218,6 +220,6 @@ def test_kill_between_any_two_steps_is_no_matter(
 
     assert done.returncode == -signal.SIGKILL
     assert pending.waiting().count == 1
-    assert settle_waiting(store) == Settled(given=1)
+    assert settle_pending(store) == Settled(given=1)
     assert [step.reward for step in store.transitions()] == [0.5]
     assert len(store.sql("SELECT * FROM rewards").rows()) == 1

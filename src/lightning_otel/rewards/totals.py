@@ -63,14 +63,14 @@ class Totals:
         self.reward_sum += other.reward_sum
 
 
-class Standing(NamedTuple):
+class StoreTotals(NamedTuple):
     """The totals of a store."""
 
     total: Totals
     categories: Mapping[str, Totals]
 
 
-def standing(store: Store) -> Standing:
+def standing(store: Store) -> StoreTotals:
     """Count a store's totals; read no message."""
     found: dict[str, Totals] = {}
     kinds: dict[str, str] = {}
@@ -95,7 +95,7 @@ def standing(store: Store) -> Standing:
         total.add(one)
         if rollout_id in kinds:
             categories.setdefault(kinds[rollout_id], Totals()).add(one)
-    return Standing(total, dict(sorted(categories.items())))
+    return StoreTotals(total, dict(sorted(categories.items())))
 
 
 def category_of_task(text: str | None) -> str:
