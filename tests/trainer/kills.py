@@ -38,9 +38,9 @@ BOUNDARIES: dict[str, tuple[Any, str, bool]] = {
     "before the checkpoint has its name": (checkpoint, "put_in_place", False),
     "after the checkpoint has its name": (checkpoint, "put_in_place", True),
     "within the transaction": (Claims, "acknowledge", True),
-    "after the transaction": (Runs, "keep", True),
+    "after the transaction": (Runs, "keep_checkpoint", True),
     "after the publication": (Resources, "publish", True),
-    "after the publication is noted": (Runs, "published", True),
+    "after the publication is noted": (Runs, "mark_published", True),
     "after the commit": (Run, "commit", True),
 }
 

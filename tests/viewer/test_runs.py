@@ -34,7 +34,7 @@ def trained(state: State) -> TrainingRun:
     resources.publish("prompt", "one")
     resources.publish("prompt", "two", parent=1, run_id=run.run_id, metrics={"val": 0.7},
                       alias="canary")  # fmt: skip
-    opened.keep(run.run_id, 30, "/checkpoints/30", versions={"prompt": 2})
+    opened.keep_checkpoint(run.run_id, 30, "/checkpoints/30", versions={"prompt": 2})
     opened.set_status(run.run_id, "succeeded")
     return run
 

@@ -176,7 +176,7 @@ class Queue:
         """End a rollout with success; False, and nothing is changed, if the lease was lost.
 
         Raises:
-            ConfigError: The reward is no check_reward number.
+            ConfigError: The reward is no finite number.
         """
         value = None if reward is None else check_reward(reward)
         with self.state.change() as connection:
@@ -231,7 +231,7 @@ class Queue:
 
         Raises:
             NotFoundError: There is no such rollout.
-            ConfigError: The reward is no check_reward number.
+            ConfigError: The reward is no finite number.
         """
         value = check_reward(reward)
         with self.state.change() as connection:

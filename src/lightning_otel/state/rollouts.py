@@ -98,10 +98,10 @@ def encode_task(task: object) -> str:
 
 
 def check_reward(reward: float) -> float:
-    """Return a reward that is a check_reward number, or raise ConfigError."""
+    """Return a reward that is a finite number, or raise ConfigError."""
     value = float(reward)
     if not isfinite(value):
-        raise ConfigError(f"reward is {reward!r}; it must be check_reward")
+        raise ConfigError(f"reward is {reward!r}; it must be finite")
     return value
 
 
