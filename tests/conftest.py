@@ -65,7 +65,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def _nothing_told_yet() -> None:
     """Warnings that come once a process come once a test."""
     errors._warned.clear()
-    emitters._is_hushed = False
+    emitters._is_silenced = False
     capture.process.faults = 0
 
 

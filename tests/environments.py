@@ -33,7 +33,7 @@ TAIL_LINES = 40
 RUNNERS = "httpx<1 hypothesis>=6.140 pytest>=8.4 pytest-randomly>=4 pytest-timeout>=2.4"
 """What the tests themselves need, in every environment."""
 TOGETHER = (
-    "tests/test_capture.py tests/instrumentors/test_library.py tests/instrumentors/openai "
+    "tests/test_capture.py tests/instrumentors/test_base.py tests/instrumentors/openai "
     "tests/instrumentors/langchain tests/instrumentors/autogen tests/instrumentors/openai_agents"
 )
 """Tests of what lives in one environment."""
@@ -75,7 +75,7 @@ ENVIRONMENTS = {
     "oldest": Environment(
         "openai==2.20.0 langchain==1.3.6 langchain-core==1.4.0 langchain-openai==1.1.10 "
         "langgraph==1.2.4 opentelemetry-sdk==1.40.0 sqlalchemy==2.0.40",
-        "tests/test_capture.py tests/instrumentors/test_library.py tests/instrumentors/openai "
+        "tests/test_capture.py tests/instrumentors/test_base.py tests/instrumentors/openai "
         "tests/instrumentors/langchain",
         "openai langchain-core langchain-openai langgraph opentelemetry-sdk",
     ),

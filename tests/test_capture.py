@@ -90,7 +90,7 @@ def test_guarded_lets_through_what_is_not_a_fault(kind: type[BaseException]) -> 
         raise kind
 
     with pytest.raises(kind):
-        capture.guarded(interrupted)
+        capture.guard_call(interrupted)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_framework_gives_the_parent_where_the_context_knows_nothing(
         framework.append(begin("tool"))
         begin("called").stop()
         tracer = trace.get_tracer("user")
-        with capture.attached(framework[0].context), tracer.start_as_current_span("by hand"):
+        with capture.attach_context(framework[0].context), tracer.start_as_current_span("by hand"):
             begin("nearer").stop()
         with auto_trace(rollout_id="other") as other:
             begin("elsewhere").stop()

@@ -117,7 +117,7 @@ def test_refused_and_dropped_spans_are_told(
     """What a transform drops is told by that reason; a fault of ours by its words."""
     with lo.auto_trace(store=store, transforms=[lambda span: None], debug=True):
         lo.emit_action("a")
-        capture.guarded(lambda: 1 // 0)
+        capture.guard_call(lambda: 1 // 0)
 
     lines = told(capsys)
     assert "refused 1 ended span(s): a transform dropped them" in lines
@@ -155,7 +155,7 @@ def test_many_lines_are_cut_and_counted(
 
 def test_lines_are_safe_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """A name that a program or model made up moves no cursor and makes no line of its own."""
-    debugging.tell("evil \x1b[31m\nname \u202e" + "x" * 1000)
+    debugging.log("evil \x1b[31m\nname \u202e" + "x" * 1000)
 
     (line,) = told(capsys)
     assert line.startswith("evil \ufffd[31m name \ufffdxxx")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from lightning_otel.messages import content_parts, text_part
-from lightning_otel.messages.media import dumped
+from lightning_otel.messages.media import to_json
 from lightning_otel.types.values import ITEM_LIMIT, TEXT_LIMIT, text_of
 
 PLAIN = st.recursive(
@@ -137,4 +137,4 @@ def test_mappings_of_any_type_are_objects_in_json() -> None:
     """Not named by their type, as what JSON has no word for is."""
     view = MappingProxyType({"a": math.nan})
 
-    assert [dumped(view), dumped({"b": [view]})] == ['{"a": null}', '{"b": [{"a": null}]}']
+    assert [to_json(view), to_json({"b": [view]})] == ['{"a": null}', '{"b": [{"a": null}]}']

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         emit_state,
         retract_reward,
     )
-    from lightning_otel.tracing.wrapping import wrap_langchain
+    from lightning_otel.tracing.langchain import wrap_langchain
     from lightning_otel.trainer import Trainer
     from lightning_otel.types import Prompt, Report, Resource, Span, Trajectory, Transition
     from lightning_otel.views.analysis import analyze_episode
@@ -69,7 +69,7 @@ _HOMES = {
     "ConfigError": "errors",
     "DuckDBSpanExporter": "exporters.duckdb",
     "LightningSpanProcessor": "exporters.duckdb",
-    "wrap_langchain": "tracing.wrapping",
+    "wrap_langchain": "tracing.langchain",
     "Progress": "views.plot",
     "plot_training_metrics": "views.plot",
     "instrument": "provider",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_otel.messages import flat_tools, read_message
+from lightning_otel.messages import flatten_tools, read_message
 from lightning_otel.messages.chat import messages_of, tools_of
 
 texts = st.text(min_size=1, max_size=8)
@@ -207,4 +207,4 @@ def test_tools_go_both_ways() -> None:
         {"type": "web_search", "user_location": None},
     ]
     assert tools_of(found) == found
-    assert flat_tools(found) == flat[1:]
+    assert flatten_tools(found) == flat[1:]

@@ -31,7 +31,7 @@ def tracer() -> Tracer:
 def recorded(store: Store) -> Iterator[Store]:
     """A store that is the sink of the current context."""
     frame = capture.Frame(store.writer(), {c.ROLLOUT_ID: "r1"})
-    with capture.attached(capture.in_frame(frame)):
+    with capture.attach_context(capture.set_frame(frame)):
         yield store
 
 
@@ -44,9 +44,9 @@ def test_processor_follows_the_frame_a_span_started_in(tracer: Tracer, tmp_path:
     stores = [Store(tmp_path / name / "x.duckdb") for name in ("one", "two")]
     spans = []
     for index, store in enumerate(stores):
-        with capture.attached(capture.in_frame(capture.Frame(store.writer()))):
+        with capture.attach_context(capture.set_frame(capture.Frame(store.writer()))):
             spans.append(tracer.start_span(f"s{index}"))
-    with capture.attached(capture.in_frame(capture.Frame(stores[1].writer()))):
+    with capture.attach_context(capture.set_frame(capture.Frame(stores[1].writer()))):
         spans[0].end()
     thread = threading.Thread(target=spans[1].end)
     thread.start()

@@ -27,9 +27,9 @@ def look(seen: Seen) -> None:
     seen.append(otel_context.get_value(KEY))
 
 
-def in_context(value: object) -> capture.attached:
+def in_context(value: object) -> capture.attach_context:
     """Makes a context that holds the value current."""
-    return capture.attached(otel_context.set_value(KEY, value))
+    return capture.attach_context(otel_context.set_value(KEY, value))
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 
 from lightning_otel import Store, auto_trace, provider
 from lightning_otel.demo.server import DemoServer, Exchange
-from lightning_otel.instrumentors.substitution import watching
+from lightning_otel.instrumentors.substitution import watcher
 from lightning_otel.resources import Resources
 from lightning_otel.state import State
 
@@ -36,10 +36,10 @@ import sys, time
 from pathlib import Path
 import openai
 import lightning_otel as lo
-from lightning_otel.instrumentors.substitution import watching
+from lightning_otel.instrumentors.substitution import watcher
 
 # How long a request waits for what is read slowly is tested elsewhere: this machine may be busy.
-watching.FIRST_S, watching.CATCH_UP_S = 20, 5
+watcher.FIRST_S, watcher.CATCH_UP_S = 20, 5
 kind, url, place, stop = sys.argv[1:]
 client = openai.OpenAI(base_url=url, api_key="k", max_retries=0)
 store = lo.Store(place)
@@ -100,7 +100,7 @@ def test_rollback_in_traffic_reaches_every_request_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No request fails, none is made of two versions, and each span says which one it was given."""
-    monkeypatch.setattr(watching, "FRESH_S", 0.02)
+    monkeypatch.setattr(watcher, "FRESH_S", 0.02)
     monkeypatch.setattr("lightning_otel.resources.FRESH_S", 0.0)
     resources = Resources(State(store.name))
     for version in (1, 2):

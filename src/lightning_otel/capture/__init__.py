@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import config, debugging
-from lightning_otel.capture.metering import CallMeter, find_meter
+from lightning_otel.capture.metrics import CallMeter, find_meter
 from lightning_otel.errors import warn_once
 from lightning_otel.types import conventions as c
 
@@ -57,13 +57,13 @@ class SpanSink(Protocol):
         """Keep an ended SDK span; ``body`` holds the content that is not on the span."""
 
 
-class Applied(Protocol):
+class ResourceAssigner(Protocol):
     """Gives what a request is to be made with; never raises, and never waits for long."""
 
-    def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> Mapping[str, Any]:
+    def assign(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> Mapping[str, Any]:
         """By name the version of each resource that a key, an agent and what is pinned give."""
 
-    def held(self, standings: Mapping[str, Any] | None = None) -> "Applied":
+    def for_rollout(self, standings: Mapping[str, Any] | None = None) -> "ResourceAssigner":
         """The same for one rollout, which ends with what its first request was given.
 
         Args:
@@ -81,7 +81,7 @@ class Frame:
         parent: Context that spans take as parent where the current one holds no span.
         recording: Whose frame it is; None for the frame of a whole process.
         asks_for_ids: Whether requests ask their server for the token ids it works with.
-        applied: Gives what requests are made with instead of what the agent wrote; None if nothing.
+        assigner: Gives what requests are made with instead of what the agent wrote, if anything.
         process_stamps: As ``stamps``, in traces alone that no span of the program's own opened.
         transforms: Functions that spans pass through before they are kept.
     """
@@ -91,7 +91,7 @@ class Frame:
     parent: Context | None = None
     recording: object = None
     asks_for_ids: bool = False
-    applied: Applied | None = None
+    assigner: ResourceAssigner | None = None
     process_stamps: Mapping[str, AttributeValue] = field(default_factory=dict)
     transforms: Sequence[Any] = ()
 
@@ -133,7 +133,7 @@ def refresh_settings() -> None:
     """Read the settings anew that are kept."""
     process.content = config.content()
     process.asks_for_ids = config.RETOKENIZATION_FIX.read()
-    process.meter = guarded(find_meter, process.meter)
+    process.meter = guard_call(find_meter, process.meter)
     if process.frame is not None:
         process.frame = replace(process.frame, asks_for_ids=process.asks_for_ids)
 
@@ -149,10 +149,10 @@ def asks_for_ids() -> bool:
     return process.asks_for_ids if frame is None else frame.asks_for_ids
 
 
-def applied() -> Applied | None:
+def current_assigner() -> ResourceAssigner | None:
     """Return the source of a request's resources; None if nothing is to be substituted."""
     frame = current_frame()
-    return None if frame is None else frame.applied
+    return None if frame is None else frame.assigner
 
 
 def begin_rollout() -> dict[str, AttributeValue]:
@@ -167,12 +167,12 @@ def current_frame(context: Context | None = None) -> Frame | None:
     return frame if isinstance(frame, Frame) else process.frame
 
 
-def in_frame(frame: Frame, context: Context | None = None) -> Context:
+def set_frame(frame: Frame, context: Context | None = None) -> Context:
     """A context that carries the frame."""
     return otel_context.set_value(_FRAME_KEY, frame, context)
 
 
-class attached:  # noqa: N801  # used as a function; a generator would cost a call a microsecond more
+class attach_context:  # noqa: N801  # used as a function; a generator would cost a call a microsecond more
     """Make a context current for a block, and leave quietly if the block ends in another one.
 
     A block left in another context (a generator closed by another task) must not detach: that would
@@ -205,13 +205,13 @@ def note_fault() -> None:
     """Count a fault of ours that is being handled; the first one is a warning, the rest debug."""
     process.faults += 1
     if debugging.is_on:
-        debugging.tell(f"fault   {type(sys.exception()).__name__}: {sys.exception()}")
+        debugging.log(f"fault   {type(sys.exception()).__name__}: {sys.exception()}")
     level = logging.WARNING if process.faults == 1 else logging.DEBUG
     with contextlib.suppress(Exception):  # the program's own log handlers may raise
         log.log(level, "a span could not be captured; the program goes on", exc_info=True)
 
 
-def guarded(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+def guard_call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
     """The function's result, or None with the fault counted: the fence of everything we hook in."""
     try:
         return function(*args, **kwargs)
@@ -224,17 +224,17 @@ def is_wanted() -> bool:
     """Return whether a call made here and now should become a span."""
     context = otel_context.get_current()
     if current_frame(context) is None and not (
-        process.is_global or guarded(process.is_wanted_outside)
+        process.is_global or guard_call(process.is_wanted_outside)
     ):
         if debugging.is_on:
-            debugging.tell_missed(
+            debugging.log_missed(
                 "no recording is open here; use auto_trace(), carried() or lightning-otel run"
             )
         return False
     if not context.get(_SUPPRESS_KEY):
         return True
     if debugging.is_on:
-        debugging.tell_missed("the program suppresses instrumentation here")
+        debugging.log_missed("the program suppresses instrumentation here")
     return False
 
 
@@ -273,7 +273,7 @@ def is_of_program(span: Any) -> bool:
     )
 
 
-class Beside:
+class SpanState:
     """What is kept with the ids of an ended span, and goes into no copy of them.
 
     The SDK's queues hold the ids as long as the span and no longer.
@@ -292,10 +292,10 @@ class Beside:
         return type(None), ()  # who unpickles a copy may have no lightning-otel
 
 
-def beside(span: SpanContext) -> Beside:
+def state_of(span: SpanContext) -> SpanState:
     """Return what is kept with a span's ids."""
     held = getattr(span, "__dict__", {})  # without one, as of another tracer's, nothing is kept
-    found: Beside | None = held.get("lightning_otel")
+    found: SpanState | None = held.get("lightning_otel")
     if found is None:  # not yet, or of a copy
-        found = held["lightning_otel"] = Beside()
+        found = held["lightning_otel"] = SpanState()
     return found

@@ -13,11 +13,11 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel.capture import (
     NO_BODY,
     begin_rollout,
-    beside,
     current_frame,
-    guarded,
+    guard_call,
     is_of_program,
     process,
+    state_of,
 )
 from lightning_otel.redact import scrub, scrub_error
 from lightning_otel.types import conventions as c
@@ -134,7 +134,7 @@ class Operation:
 
     def fail_with(self, error_type: str, message: str) -> None:
         """End the span as failed where there is no exception, such as an error inside a stream."""
-        self._end(error_type, clean(message))
+        self._end(error_type, clean_text(message))
 
     def _end(self, error_type: str, message: str) -> None:
         self.is_over = True
@@ -154,7 +154,7 @@ class Operation:
         self.span.set_attributes(_repair_texts(self.attributes))
         context = self.span.get_span_context()
         is_exported = process.exporters and context.trace_flags.sampled
-        kept = beside(context)
+        kept = state_of(context)
         kept.body = {**self._process_stamps(), **body} if is_exported else body
         try:
             self.span.end()
@@ -162,7 +162,7 @@ class Operation:
             if not is_exported:
                 kept.body = NO_BODY
             if process.meter is not None:
-                guarded(process.meter.note_end, self.span)
+                guard_call(process.meter.note_end, self.span)
 
     def _process_stamps(self) -> Mapping[str, str]:
         """Return the stamps for an exporter alone, where no frame gave the span any."""
@@ -182,7 +182,7 @@ def operation_of(context: Context | None = None) -> Operation | None:
     return found if isinstance(found, Operation) else None
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """Text that every exporter can carry: valid UTF-8 and of bounded length.
 
     One lone surrogate in a status message makes OTLP drop the whole batch.
@@ -205,9 +205,9 @@ def _valid_text(value: Any) -> Any:
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
 
 
-def scrubbed(text: str) -> str:
+def scrub_message(text: str) -> str:
     """Remove secrets from an error's text."""
-    return clean(scrub_error(text))
+    return clean_text(scrub_error(text))
 
 
 def message_of(exc: BaseException) -> str:
@@ -217,7 +217,7 @@ def message_of(exc: BaseException) -> str:
     except Exception:  # noqa: BLE001  # whatever it raises must not replace the exception itself
         return ""
     # Cut before and after: scrubbing a long text costs, and must not lose the end of a secret.
-    return scrubbed(text[: 2 * _MESSAGE_LIMIT])
+    return scrub_message(text[: 2 * _MESSAGE_LIMIT])
 
 
 def type_name(exc: BaseException) -> str:
@@ -234,9 +234,9 @@ def parent_context() -> Context:
     That is a framework's innermost operation, where the framework calls us in a context that knows
     nothing of it; and the frame's parent span, where the context holds no span of its own.
     """
-    context = _beside_a_call(otel_context.get_current())
+    context = _outside_ended_call(otel_context.get_current())
     for innermost in process.frameworks:
-        operation: Operation | None = guarded(innermost)
+        operation: Operation | None = guard_call(innermost)
         if operation is None or operation.encloses(context):
             continue
         if _rollout_of(operation.context) == _rollout_of(context):
@@ -250,7 +250,7 @@ def parent_context() -> Context:
     return trace.set_span_in_context(trace.get_current_span(frame.parent), context)
 
 
-def _beside_a_call(context: Context) -> Context:
+def _outside_ended_call(context: Context) -> Context:
     """The context without a framework's call whose request is over: the next stands beside it."""
     call = operation_of(context)
     if call is None or not (call.is_claimed and call.is_over):
@@ -312,7 +312,7 @@ def start_call(
 
     The arguments are those of an ``Operation``; a claimed call keeps its own place.
     """
-    name, operation = clean(name), unclaimed_call()
+    name, operation = clean_text(name), unclaimed_call()
     if operation is None:
         return Operation(name, SpanKind.CLIENT, attributes, body, parent=parent)
     operation.is_claimed = True

@@ -75,7 +75,7 @@ def _switch(*, is_asked: bool | None = None, more: int = 0) -> None:
         is_on = _is_asked or _wanting > 0
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     """Write a line, so many a second and each of them once, and say how many are left out."""
     global _left_out
     from lightning_otel.types.text import one_line
@@ -105,7 +105,7 @@ def _begin_second() -> None:
     _told.clear()
 
 
-def tell_kept(span: Any) -> None:
+def log_kept(span: Any) -> None:
     """Tell of a span that was handed to the store.
 
     Args:
@@ -120,10 +120,10 @@ def tell_kept(span: Any) -> None:
         words.append(f"ERROR {attributes.get(c.ERROR_TYPE) or ''}".strip())
     words.append(f"span {span.context.span_id:016x}")
     words.append(f"rollout {attributes.get(c.ROLLOUT_ID)}")
-    tell(" · ".join(words))
+    log(" · ".join(words))
 
 
-def tell_missed(why: str) -> None:
+def log_missed(why: str) -> None:
     """Tell of a call that became no span.
 
     Args:
@@ -132,31 +132,31 @@ def tell_missed(why: str) -> None:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = str(frame.f_globals.get("__name__", ""))
-        if name.startswith(_INSTRUMENTORS) and not name.endswith(".library"):
+        if name.startswith(_INSTRUMENTORS) and not name.endswith(".base"):
             library = name.removeprefix(_INSTRUMENTORS).partition(".")[0]
-            tell(f"missed  what goes on in {library}: {why}")
+            log(f"missed  what goes on in {library}: {why}")
             return
         frame = frame.f_back
 
 
-def tell_report(rollout_id: str, report: "Report") -> None:
+def log_report(rollout_id: str, report: "Report") -> None:
     """Tell what a rollout came to: each call and reward that is in no transition, and why.
 
     Args:
         rollout_id: The rollout.
         report: Its funnel.
     """
-    tell(
+    log(
         f"done    {rollout_id}: {report.spans:,} spans, {report.calls:,} calls, "
         f"{report.transitions:,} transitions, {report.rewards_placed:,} of {report.rewards:,} "
         "rewards placed"
     )
     for dropped in report.dropped:
-        tell(f"dropped {dropped.noun} {dropped.span_id}: {dropped.reason}")
+        log(f"dropped {dropped.noun} {dropped.span_id}: {dropped.reason}")
     for repair in report.repairs:
-        tell(f"moved   span {repair.span_id}: {repair.rule}")
+        log(f"moved   span {repair.span_id}: {repair.rule}")
     for why, count in report.inexact.items():
-        tell(f"inexact {count:,} × {why}")
+        log(f"inexact {count:,} × {why}")
     flush()
 
 

@@ -39,9 +39,9 @@ class FrameSpanProcessor(SpanProcessor):
             if frame is None or frame.sink is None or not context[3] & 1:
                 if debugging.is_on and frame is not None:
                     why = "nothing is to be kept" if frame.sink is None else "it is not sampled"
-                    debugging.tell(f"missed  {span.name}: {why}")
+                    debugging.log(f"missed  {span.name}: {why}")
                 return
-            kept = capture.beside(context)
+            kept = capture.state_of(context)
             if kept.sink is None:
                 kept.sink, stamps = frame.sink, frame.stamps
                 if frame.process_stamps and not _is_in_own_trace(span):
@@ -54,7 +54,7 @@ class FrameSpanProcessor(SpanProcessor):
         """Keep the span, durably, before ``end()`` returns."""
         try:
             context = span.context
-            kept = capture.beside(context)
+            kept = capture.state_of(context)
             # A processor of the program's may hand on a copy, which knows nothing of the original.
             sink = kept.sink or writer_of_open(context.trace_id, context.span_id)
             if sink is None or kept.is_kept:
@@ -62,18 +62,18 @@ class FrameSpanProcessor(SpanProcessor):
             kept.is_kept = True
             sink.ended(span, kept.body)
             if debugging.is_on:
-                debugging.tell_kept(span)
+                debugging.log_kept(span)
         except Exception:  # noqa: BLE001  # as above
             capture.note_fault()
 
     def shutdown(self) -> None:
         """Write what waits for a slow disk, seal the segments, and make the ``.duckdb`` file."""
-        for layout in capture.guarded(seal_all) or ():
-            capture.guarded(_make_catalogue, layout)
+        for layout in capture.guard_call(seal_all) or ():
+            capture.guard_call(_make_catalogue, layout)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Write what waits in memory, if a disk was slow or full; else nothing is ever pending."""
-        return bool(capture.guarded(flush_all))
+        return bool(capture.guard_call(flush_all))
 
 
 _own_traces: dict[int, None] = {}
@@ -106,7 +106,7 @@ class LightningSpanProcessor(FrameSpanProcessor):
         """
         self._frame: capture.Frame | None = None
         if config.is_enabled() and config.COLLECT.read():
-            capture.guarded(self._begin_writer, Layout(store or config.STORE.read()))
+            capture.guard_call(self._begin_writer, Layout(store or config.STORE.read()))
 
     def _begin_writer(self, layout: Layout) -> None:
         try:
@@ -158,7 +158,7 @@ class DuckDBSpanExporter(SpanExporter):
             self._is_failing = True
             return SpanExportResult.FAILURE
         for span in spans:
-            capture.guarded(_export_span, span, writer)
+            capture.guard_call(_export_span, span, writer)
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
@@ -168,17 +168,17 @@ class DuckDBSpanExporter(SpanExporter):
             capture.process.exporters -= 1
         writer = writers_by_catalogue.get(self._layout.catalogue)
         if writer is not None:
-            capture.guarded(writer.seal)
-            capture.guarded(_make_catalogue, self._layout)
+            capture.guard_call(writer.seal)
+            capture.guard_call(_make_catalogue, self._layout)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Write what waits in memory, as the disk was slow or full; else nothing is pending."""
         writer = writers_by_catalogue.get(self._layout.catalogue)
-        return writer is None or bool(capture.guarded(writer.flush))
+        return writer is None or bool(capture.guard_call(writer.flush))
 
 
 def _export_span(span: ReadableSpan, writer: SpanWriter) -> None:
-    found = capture.beside(span.context)
+    found = capture.state_of(span.context)
     if found.sink is not writer:
         writer.exported(span, found.body)
 

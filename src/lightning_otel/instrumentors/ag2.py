@@ -14,19 +14,19 @@ from typing import Any
 
 from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.doors import around
-from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.reading import word
+from lightning_otel.instrumentors.attributes import read_word
+from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.steps import (
     Arguments,
     ModelCall,
     Step,
-    answered,
-    given,
-    owned_step,
-    steps,
-    tool_step,
+    begin_owned_step,
+    begin_tool_step,
+    bind_step,
+    input_content,
+    output_content,
 )
+from lightning_otel.instrumentors.wrappers import wrap_call
 from lightning_otel.messages import message, text_part, tool_call_part, tool_response_part
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import text_of
@@ -49,11 +49,11 @@ class AG2Instrumentor(LibraryInstrumentor):
 
     def _patch_classic_agent(self, module: ModuleType) -> None:
         agent = module.ConversableAgent
-        chat = steps(("recipient",), _begin_chat, _keep_summary)
+        chat = bind_step(("recipient",), _begin_chat, _keep_summary)
         self.wrap_calls(agent, chat, "initiate_chat", "a_initiate_chat")
-        reply = steps(("messages", "sender"), _begin_reply, _keep_reply)
+        reply = bind_step(("messages", "sender"), _begin_reply, _keep_reply)
         self.wrap_calls(agent, reply, "generate_reply", "a_generate_reply")
-        tool = steps(("func_call", "call_id"), _begin_tool, _keep_result)
+        tool = bind_step(("func_call", "call_id"), _begin_tool, _keep_result)
         self.wrap_calls(agent, tool, "execute_function", "a_execute_function")
 
 
@@ -68,11 +68,11 @@ def _begin_chat(owner: Any, arguments: Arguments) -> Step | None:
 
 
 def _begin_talk(owner: object, name: str, asked: str | None) -> Step | None:
-    return owned_step(owner, c.INVOKE_WORKFLOW, name, body=given(asked))
+    return begin_owned_step(owner, c.INVOKE_WORKFLOW, name, body=input_content(asked))
 
 
 def _keep_summary(operation: operations.Operation, result: Any) -> None:
-    operation.body.update(answered(text_of(getattr(result, "summary", None))))
+    operation.body.update(output_content(text_of(getattr(result, "summary", None))))
 
 
 def _begin_reply(owner: Any, arguments: Arguments) -> Step | None:
@@ -83,21 +83,21 @@ def _begin_reply(owner: Any, arguments: Arguments) -> Step | None:
         messages = dict.get(owner._oai_messages, arguments.get("sender"))
     asked = _message_text(messages[-1]) if type(messages) is list and messages else None
     operation = c.INVOKE_WORKFLOW if _is_group(owner) else c.INVOKE_AGENT
-    return owned_step(owner, operation, _agent_name(owner), body=given(asked))
+    return begin_owned_step(owner, operation, _agent_name(owner), body=input_content(asked))
 
 
 def _keep_reply(operation: operations.Operation, result: Any) -> None:
     if result is not None:  # an agent may have none
-        operation.body.update(answered(_message_text(result)))
+        operation.body.update(output_content(_message_text(result)))
 
 
 def _begin_tool(owner: Any, arguments: Arguments) -> Step | None:
     """Begin a function that the agent executes for a model's call."""
     call = arguments.get("func_call")
     asked = call if isinstance(call, Mapping) else {}
-    call_id, name = word(arguments.get("call_id")), word(asked.get("name")) or "tool"
+    call_id, name = read_word(arguments.get("call_id")), read_word(asked.get("name")) or "tool"
     agent = _agent_name(owner)
-    return tool_step(None, name, asked.get("arguments"), call_id=call_id, agent=agent)
+    return begin_tool_step(None, name, asked.get("arguments"), call_id=call_id, agent=agent)
 
 
 def _keep_result(operation: operations.Operation, result: Any) -> None:
@@ -115,7 +115,7 @@ def _is_group(agent: Any) -> bool:
 
 
 def _agent_name(agent: Any) -> str:
-    return word(getattr(agent, "name", None)) or "agent"
+    return read_word(getattr(agent, "name", None)) or "agent"
 
 
 def _message_text(message: Any) -> str:
@@ -139,7 +139,7 @@ def _make_scope(is_wanted: Any) -> Any:
 
     def make(original: Any) -> Any:
         def _turn_scope(self: Any, event: Any, **kwargs: Any) -> Any:
-            if not capture.guarded(is_wanted):
+            if not capture.guard_call(is_wanted):
                 return original(self, event, **kwargs)
             others = kwargs.get("additional_middleware", ())
             kwargs["additional_middleware"] = (*others, _Middleware)
@@ -158,18 +158,18 @@ async def _open_scope(scope: Any, agent: Any, event: Any) -> AsyncIterator[Any]:
         async def turn(_: Any) -> Any:
             return await drive()
 
-        begin = steps((), lambda agent, _: _begin_turn(agent, event), _keep_turn_reply)
-        yield functools.partial(around(begin)(turn), agent)
+        begin = bind_step((), lambda agent, _: _begin_turn(agent, event), _keep_turn_reply)
+        yield functools.partial(wrap_call(begin)(turn), agent)
 
 
 def _begin_turn(agent: Any, event: Any) -> Step | None:
     asked = _join_values(getattr(event, "parts", None))
     # Not the agent itself: a turn within its own turn is one of its own.
-    return owned_step(None, c.INVOKE_AGENT, _agent_name(agent), body=given(asked))
+    return begin_owned_step(None, c.INVOKE_AGENT, _agent_name(agent), body=input_content(asked))
 
 
 def _keep_turn_reply(operation: operations.Operation, reply: Any) -> None:
-    operation.body.update(answered(word(getattr(reply, "body", None))))
+    operation.body.update(output_content(read_word(getattr(reply, "body", None))))
 
 
 class _Middleware:
@@ -197,8 +197,8 @@ class _Middleware:
 
 
 def _begin_turn_tool(event: Any, _: Any) -> Step | None:
-    name = word(event.name) or "tool"
-    return tool_step(None, name, event.arguments, call_id=word(event.id), agent=None)
+    name = read_word(event.name) or "tool"
+    return begin_tool_step(None, name, event.arguments, call_id=read_word(event.id), agent=None)
 
 
 def _keep_turn_result(operation: operations.Operation, result: Any) -> None:
@@ -224,8 +224,8 @@ async def _call_next(given: Any, call_next: Any, context: Any) -> Any:
     return await call_next(given, context)
 
 
-_execute = around(steps((), _begin_turn_tool, _keep_turn_result))(_call_next)
-_ask = around(lambda args, _: _Call(args[0]))(_call_next)
+_execute = wrap_call(bind_step((), _begin_turn_tool, _keep_turn_result))(_call_next)
+_ask = wrap_call(lambda args, _: _Call(args[0]))(_call_next)
 
 
 def _fill_call(events: Any, operation: operations.Operation, response: Any) -> None:
@@ -243,11 +243,11 @@ def _fill_call(events: Any, operation: operations.Operation, response: Any) -> N
     for key, value in known.items():
         if (isinstance(value, str | float) and value) or type(value) is int:
             operation.attributes[key] = int(value) if isinstance(value, float) else value
-    finish = word(response.finish_reason)
+    finish = read_word(response.finish_reason)
     if finish:
         operation.attributes[c.FINISH_REASONS] = [finish]
-    if word(response.model):
-        operation.span.update_name(operations.clean(f"{c.CHAT} {response.model}"))
+    if read_word(response.model):
+        operation.span.update_name(operations.clean_text(f"{c.CHAT} {response.model}"))
     operation.body[c.INPUT_MESSAGES] = text_of(_read_history(events))
     answer = message("assistant", _read_answer(response), finish_reason=finish)
     operation.body[c.OUTPUT_MESSAGES] = text_of([answer])

@@ -15,7 +15,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.doors import Begin, Run, named
+from lightning_otel.instrumentors.wrappers import Begin, Run, bind_names
 from lightning_otel.messages import message, text_part
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import text_of
@@ -59,19 +59,19 @@ class Step(Run):
         """A run whose generator or coroutine was dropped, never to go on, was abandoned."""
         # At the interpreter's end the module may be gone before the last runs are.
         if not self.operation.is_over and capture is not None:
-            capture.guarded(self.abandon)
+            capture.guard_call(self.abandon)
 
-    def returned(self, result: Any) -> None:
+    def succeed(self, result: Any) -> None:
         """End it with what its result says."""
         if self.read is not None:
-            capture.guarded(self.read, self.operation, result)
+            capture.guard_call(self.read, self.operation, result)
         self.operation.stop()
 
     def stop(self) -> None:
         """End it."""
         self.operation.stop()
 
-    def interrupted(self, exc: BaseException) -> None:
+    def note_throw(self, exc: BaseException) -> None:
         """Take note of what is thrown into a stream between two items.
 
         A loop that is going away closes its streams in tasks, and cancels these: nobody reads on.
@@ -112,7 +112,7 @@ def start_operation(
     if operation in _NAMES:
         attributes = {_NAMES[operation]: name, **attributes}
     return operations.Operation(
-        operations.clean(f"{operation} {name}"),
+        operations.clean_text(f"{operation} {name}"),
         SpanKind.INTERNAL,
         {key: value for key, value in attributes.items() if value is not None},
         {key: text for key, text in body.items() if text is not None},
@@ -120,7 +120,7 @@ def start_operation(
     )
 
 
-def owned_step(
+def begin_owned_step(
     owner: object,
     operation: str,
     name: str,
@@ -166,7 +166,7 @@ class ModelCall(Run):
             attributes: Attributes of the span.
             parent: The context it stands in.
         """
-        title = operations.clean(operation if model is None else f"{operation} {model}")
+        title = operations.clean_text(operation if model is None else f"{operation} {model}")
         known = {c.OPERATION: operation, **attributes}
         self.operation = operations.Operation(title, SpanKind.CLIENT, known, parent=parent)
         self.context = operations.offer_call(self.operation, self.operation.context)
@@ -174,7 +174,7 @@ class ModelCall(Run):
     def fill(self, answer: Any) -> None:
         """Put on the operation what the framework knows; no client has claimed the call."""
 
-    def returned(self, result: Any) -> None:
+    def succeed(self, result: Any) -> None:
         """End it with its answer."""
         self.end(result)
 
@@ -187,7 +187,7 @@ class ModelCall(Run):
         operation = self.operation
         if operation.is_claimed or operation.is_over:
             return
-        capture.guarded(self.fill, answer)
+        capture.guard_call(self.fill, answer)
         if exc is not None and not isinstance(exc, GeneratorExit):
             operation.fail(exc)
             return
@@ -196,7 +196,7 @@ class ModelCall(Run):
         operation.stop()
 
 
-def steps(
+def bind_step(
     names: tuple[str, ...], begin: Callable[[Any, Arguments], Step | None], read: Read
 ) -> Begin:
     """Return what makes a step of each call of a method.
@@ -208,7 +208,7 @@ def steps(
     """
 
     def begin_step(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step | None:
-        step = begin(args[0], named(names, args, kwargs)) if args else None
+        step = begin(args[0], bind_names(names, args, kwargs)) if args else None
         if step is not None:
             step.read = read
         return step
@@ -216,20 +216,22 @@ def steps(
     return begin_step
 
 
-def tool_step(
+def begin_tool_step(
     owner: object, tool: str, arguments: object, *, call_id: str | None, agent: str | None
 ) -> Step | None:
     """Begin the step of a tool."""
     known = {c.TOOL_CALL_ID: call_id, c.AGENT_NAME: agent}
-    return owned_step(owner, c.EXECUTE_TOOL, tool, known, {c.TOOL_ARGUMENTS: text_of(arguments)})
+    return begin_owned_step(
+        owner, c.EXECUTE_TOOL, tool, known, {c.TOOL_ARGUMENTS: text_of(arguments)}
+    )
 
 
-def given(text: str | None) -> dict[str, str]:
+def input_content(text: str | None) -> dict[str, str]:
     """Return the content of a step that was told this."""
     return {} if text is None else {c.INPUT_MESSAGES: _make_message("user", text)}
 
 
-def answered(text: str | None) -> dict[str, str]:
+def output_content(text: str | None) -> dict[str, str]:
     """Return the content of a step that gave this."""
     return {} if text is None else {c.OUTPUT_MESSAGES: _make_message("assistant", text)}
 

@@ -12,7 +12,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.patching import replace, restore
+from lightning_otel.instrumentors.patches import replace, restore
 
 _REPLACED: Final = ((threading.Thread, "start"), (ThreadPoolExecutor, "submit"))
 
@@ -34,7 +34,7 @@ def _patch_start(original: Any) -> Any:
         context = otel_context.get_current()
         if not context:
             return original(self)  # type: ignore[no-any-return]  # None
-        capture.guarded(_run_within, self, context)
+        capture.guard_call(_run_within, self, context)
         try:
             return original(self)  # type: ignore[no-any-return]  # None
         except BaseException:
@@ -50,7 +50,7 @@ def _run_within(thread: threading.Thread, context: Context) -> None:
     def run_in_context() -> None:
         # Gone before it runs: the thread would keep itself alive through it.
         thread.__dict__.pop("run", None)
-        with capture.attached(context):
+        with capture.attach_context(context):
             run()
 
     thread.run = run_in_context  # type: ignore[method-assign]  # subclasses override run; this reaches them too
@@ -66,5 +66,5 @@ def _patch_submit(original: Any) -> Any:
 
 
 def _call_within(context: Context, fn: Any, args: Any, kwargs: Any) -> Any:
-    with capture.attached(context):
+    with capture.attach_context(context):
         return fn(*args, **kwargs)

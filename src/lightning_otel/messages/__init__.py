@@ -51,7 +51,7 @@ def tool_response_part(call_id: str | None, response: object) -> dict[str, Any]:
     return {"type": "tool_call_response", "id": call_id, "response": response}
 
 
-def called_part(call_id: Any, name: Any, arguments: object) -> Part:
+def raw_call_part(call_id: Any, name: Any, arguments: object) -> Part:
     """Return a part that asks for a tool, for writing alone: JSON text stays as it was written.
 
     It is only checked and not made anew: a long history's arguments are read with every call.
@@ -105,7 +105,7 @@ def _load_messages(text: str) -> object:
 _DICT: Final = frozenset({dict})
 
 ToolCall: TypeAlias = Callable[[Any, Any, object], Part]
-"""Makes the part of a tool call, as :func:`tool_call_part` and :func:`called_part` do."""
+"""Makes the part of a tool call, as :func:`tool_call_part` and :func:`raw_call_part` do."""
 
 
 def objects(value: object) -> list[Any]:
@@ -214,7 +214,7 @@ def _read_item(item: Mapping[str, Any], role: str, call: ToolCall) -> Part:
     return message("assistant", [{**item, "type": f"openai.{kind}"}])
 
 
-def flat_tools(tools: object) -> list[Part]:
+def flatten_tools(tools: object) -> list[Part]:
     """Return tool definitions of the chat API in the conventions' flat form."""
     flat = []
     for tool in objects(tools):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_otel.messages import read_message
-from lightning_otel.messages.media import content_of, dumped, part_of, plain
+from lightning_otel.messages.media import content_of, part_of, to_json, to_text
 from lightning_otel.types import Message
 
 
@@ -98,9 +98,9 @@ def _make_turn(role: str, item: Message, parts: Sequence[Mapping[str, Any]]) -> 
     for part in parts:
         kind = part.get("type")
         if kind == "reasoning":
-            thought.append(plain(part.get("content")))
+            thought.append(to_text(part.get("content")))
         elif kind == "refusal":
-            refused.append(plain(part.get("content")))
+            refused.append(to_text(part.get("content")))
         elif kind == "tool_call":
             calls.append(_make_call(part))
         else:
@@ -135,7 +135,7 @@ def _make_call(part: Mapping[str, Any]) -> dict[str, Any]:
     elif isinstance(arguments, str) and not _is_json(arguments):
         text = arguments  # cut or malformed: as the model wrote it
     else:
-        text = dumped(arguments)
+        text = to_json(arguments)
     function = {"name": name if isinstance(name, str) else "", "arguments": text}
     return {"id": _call_id(part.get("id")), "type": "function", "function": function}
 
@@ -160,7 +160,7 @@ def _tool_content(response: object) -> str | list[dict[str, Any]]:
         objects = [part for part in response if isinstance(part, Mapping)]
         if len(objects) == len(response) and all(isinstance(p.get("type"), str) for p in objects):
             return _join_content([content_of(part_of(part)) for part in objects])
-    return "" if response is None else plain(response)
+    return "" if response is None else to_text(response)
 
 
 def _name_calls(found: Sequence[dict[str, Any]]) -> None:

@@ -30,7 +30,7 @@ def content_of(part: Mapping[str, Any]) -> dict[str, Any]:
     """A part of the conventions as one of the chat API; one it has no word for as it is."""
     kind, modality = part.get("type"), part.get("modality")
     if kind == "text":
-        return {"type": "text", "text": plain(part.get("content"))}
+        return {"type": "text", "text": to_text(part.get("content"))}
     if kind == "uri" and isinstance(part.get("uri"), str):
         return _make_uri(str(modality), part["uri"], part)
     if kind == "blob" and isinstance(part.get("content"), str):
@@ -67,8 +67,8 @@ def is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
 def part_of(part: object) -> dict[str, Any]:
     """A part of the chat API as one of the conventions; one of these as it is."""
     if not is_object(part):
-        return text_part(plain(part))
-    kind = plain(part.get("type"))
+        return text_part(to_text(part))
+    kind = to_text(part.get("type"))
     found = part.get(kind)
     held = found if isinstance(found, Mapping) else {}
     if kind in _TEXTS and isinstance(part.get("text"), str):
@@ -114,7 +114,7 @@ def name_media(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(parts, (list, tuple)):
         return message
     named = [
-        {"type": "text", "content": f"[{plain(part.get('modality')) or 'file'}]"}
+        {"type": "text", "content": f"[{to_text(part.get('modality')) or 'file'}]"}
         if isinstance(part, Mapping) and part.get("type") == "blob"
         else part
         for part in parts
@@ -122,14 +122,14 @@ def name_media(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "parts": named}
 
 
-def plain(value: object) -> str:
+def to_text(value: object) -> str:
     """A value as text: a text as it is, anything else as JSON."""
     if issubclass(type(value), str):
         return value  # type: ignore[return-value]  # by its type
-    return "" if value is None else dumped(value)
+    return "" if value is None else to_json(value)
 
 
-def dumped(value: object) -> str:
+def to_json(value: object) -> str:
     """JSON text of a value; what is bottomless is said to be.
 
     NaN and infinities are null; of what else JSON has no word for, no code runs.
@@ -155,5 +155,5 @@ def _replace_infinite(value: Any) -> object:
     if issubclass(kind, float):
         return value if math.isfinite(value) else None
     if is_object(value):
-        return {plain(key): _replace_infinite(item) for key, item in value.items()}
+        return {to_text(key): _replace_infinite(item) for key, item in value.items()}
     return [_replace_infinite(item) for item in value] if issubclass(kind, (list, tuple)) else value

@@ -20,7 +20,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lightning_otel import capture, config, debugging
-from lightning_otel.capture.metering import start_metrics
+from lightning_otel.capture.metrics import start_metrics
 from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.types import conventions as c
 
@@ -136,9 +136,9 @@ def _set_provider() -> Any:
     found = own.install(_join_provider, is_hidden=lambda: capture.process.frame is not None)
     if found is own:
         if not _setup.is_otlp_elsewhere and config.wants_otlp():
-            capture.guarded(_send_out, own)
+            capture.guard_call(_send_out, own)
         protocol = config.otlp_setting("PROTOCOL", "METRICS")
-        capture.guarded(start_metrics, config.exporters("METRICS"), protocol)
+        capture.guard_call(start_metrics, config.exporters("METRICS"), protocol)
         _setup.provider = _setup.own = own
         capture.process.tracer = own.make_tracer(c.SCOPE)
     return found
@@ -213,7 +213,7 @@ def _is_wanted_outside() -> bool:
 def switch_on(libraries: str | Iterable[str] | None = None) -> None:
     """Switch on the instrumentors of installed libraries, within recordings only."""
     from lightning_otel.instrumentors import threads
-    from lightning_otel.instrumentors.patching import when_imported
+    from lightning_otel.instrumentors.patches import when_imported
 
     named = [libraries] if isinstance(libraries, str) else libraries
     asked = INSTRUMENTORS.keys() if named is None else set(named)
@@ -243,7 +243,7 @@ def _switch_on(library: str) -> None:
             parts = _PARTS.get(library, ())
             instrumentor.instrument(skip_dep_check=True, only_in_recordings=True, parts=parts)
             if debugging.is_on:
-                debugging.tell(f"on      the instrumentor of {library}")
+                debugging.log(f"on      the instrumentor of {library}")
 
 
 def _patch_part(library: str, part: str) -> None:
@@ -251,12 +251,12 @@ def _patch_part(library: str, part: str) -> None:
         _instrumentor_of(library).patch_imported(part)
 
 
-def tell_instrumentors() -> None:
+def log_instrumentors() -> None:
     """Tell which libraries are instrumented, and which will be once they are imported."""
     found = {library: library in sys.modules for library in _setup.wanted}
     on = [library for library in sorted(found) if found[library]]
     later = [library for library in sorted(found) if not found[library]]
-    debugging.tell(
+    debugging.log(
         f"on      instrumentors of {', '.join(on) or 'nothing yet'}; "
         f"once imported: {', '.join(later) or 'none'}"
     )
@@ -294,7 +294,7 @@ def pre_instrument() -> None:
     """
     is_asked = "duckdb" in config.exporters() or config.RUN.read()
     if is_asked and config.is_enabled():
-        capture.guarded(start_process)
+        capture.guard_call(start_process)
     elif "otlp" in config.exporters() and config.is_enabled() and not has_provider():
         log.warning(
             "no span is sent: %s; write --traces_exporter otlp,duckdb, or "
@@ -314,14 +314,14 @@ def start_process() -> None:
     capture.refresh_settings()
     debugging.take_setting()
     store = SpanStore()
-    applied = capture.guarded(applied_of, store) if config.APPLY.read() else None
+    assigner = capture.guard_call(assigner_of, store) if config.APPLY.read() else None
     is_kept = config.COLLECT.read()
-    if not is_kept and applied is None:
+    if not is_kept and assigner is None:
         return
     writer = store.writer() if is_kept else None
     if debugging.is_on:
         where = store.name if is_kept else "nowhere, as LIGHTNING_OTEL_COLLECT asks"
-        debugging.tell(f"on      process {os.getpid()} keeps its spans in {where}")
+        debugging.log(f"on      process {os.getpid()} keeps its spans in {where}")
     ensure_provider()
     inherited = config.inherited_rollout()
     named = dict(zip((c.ROLLOUT_ID, c.ATTEMPT_ID), inherited or (), strict=False))
@@ -330,7 +330,7 @@ def start_process() -> None:
         named,
         _inherited_parent(),
         asks_for_ids=config.RETOKENIZATION_FIX.read(),
-        applied=applied,
+        assigner=assigner,
         process_stamps={} if named else capture.begin_rollout(),
     )
 
@@ -341,13 +341,13 @@ def enable_retokenization_fix() -> None:
     capture.refresh_settings()
 
 
-def applied_of(store: Any) -> capture.Applied | None:
+def assigner_of(store: Any) -> capture.ResourceAssigner | None:
     """Return the source of requests' resources, read beside a store in the background.
 
     Args:
         store: The store; ``LIGHTNING_OTEL_STATE`` goes before it.
     """
-    from lightning_otel.instrumentors.substitution.watching import watch_of
+    from lightning_otel.instrumentors.substitution.watcher import watch_of
 
     layout = store.local.layout
     place = config.STATE.read() or (str(layout.catalogue) if layout is not None else None)
@@ -372,8 +372,8 @@ def applied_of(store: Any) -> capture.Applied | None:
 def start_run_child() -> None:
     """Start recording in a Python process under ``lightning-otel run``, by the agent it names."""
     if config.is_enabled():
-        capture.guarded(start_process)
-        capture.guarded(switch_on)
+        capture.guard_call(start_process)
+        capture.guard_call(switch_on)
     agent, frame = config.RUN_AGENT.read(), capture.current_frame()
     if agent and frame is not None:
         capture.process.frame = replace(frame, stamps={c.AGENT_NAME: agent, **frame.stamps})

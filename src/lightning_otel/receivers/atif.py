@@ -18,14 +18,14 @@ from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.dataset.formats import atif
 from lightning_otel.messages import (
     content_parts,
-    flat_tools,
+    flatten_tools,
     message,
     reasoning_part,
     text_part,
     tool_call_part,
     tool_response_part,
 )  # fmt: skip
-from lightning_otel.messages.media import plain
+from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.builder import MOST_BYTES, Builder, parse_time
 from lightning_otel.receivers.otlp import TIMES, Object, UnfitError
 from lightning_otel.types import Span, Trajectory, Transition
@@ -196,7 +196,7 @@ class _Reading:
         """Note the attributes of a step's call, and return the transition that it will make."""
         step, agent = self._steps[index], self._whole["agent"]
         metrics, effort = step.get("metrics", {}), step.get("reasoning_effort")
-        tools = flat_tools(agent.get("tool_definitions"))
+        tools = flatten_tools(agent.get("tool_definitions"))
         model = step.get("model_name") or agent.get("model_name") or None
         found: dict[str, Any] = {
             c.REQUEST_MODEL: model,
@@ -270,7 +270,7 @@ class _Reading:
                     **named, c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: call["function_name"],
                     c.TOOL_CALL_ID: call["tool_call_id"],
                     c.TOOL_ARGUMENTS: json_text(call["arguments"]),
-                    c.TOOL_RESULT: plain(results.get(call["tool_call_id"])),
+                    c.TOOL_RESULT: to_text(results.get(call["tool_call_id"])),
                 }  # fmt: skip
                 name = f"execute_tool {call['function_name']}"
                 began_ns = time_ns + 1 + number  # after the call

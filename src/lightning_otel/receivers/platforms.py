@@ -12,8 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from lightning_otel.messages import flat_tools, message, object_of, objects, read_items, text_part
-from lightning_otel.messages.media import plain
+from lightning_otel.messages import (
+    flatten_tools,
+    message,
+    object_of,
+    objects,
+    read_items,
+    text_part,
+)
+from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.builder import MOST_BYTES, Builder, read_time
 from lightning_otel.receivers.otlp import Object, UnfitError, integer
 from lightning_otel.types import Span
@@ -163,7 +170,7 @@ def _read_score(found: Object, table: Table, builder: Builder) -> Span:
         raise UnfitError(f"score {name!r} was replaced by another one")
     trace, key = builder.trace or f"score of {judged}", f"score {score_id or (name, judged)}"
     made = builder._replace(trace=trace).make_reward(
-        key, judged, {plain(name): value}, read_time(time)
+        key, judged, {to_text(name): value}, read_time(time)
     )
     return made if builder.trace else replace(made, parent_span_id=None)
 
@@ -172,7 +179,7 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
     span, parent = _find(found, table.span), _find(found, table.parent)
     if not isinstance(span, str) or not isinstance(builder.trace, str):
         raise UnfitError("the id of the span or of its trace is no text")
-    kind, name = str(parse_json(_find(found, table.kind))).lower(), plain(found.get("name"))
+    kind, name = str(parse_json(_find(found, table.kind))).lower(), to_text(found.get("name"))
     given, made, end = (_find(found, at) for at in (table.given, table.made, table.end))
     operation, start_ns = _KINDS.get(kind), read_time(_find(found, table.start))
     attributes: dict[str, Any] = {
@@ -198,7 +205,7 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
     return builder.make_span(
         span, parent, name, start_ns, start_ns if kind == "event" else end_ns,
         attributes=attributes, status="ERROR" if "ERROR" in str(told) else "OK",
-        status_message="" if error is None else plain(error),
+        status_message="" if error is None else to_text(error),
         scope=tool if table.attributes else c.SCOPE,
     )  # fmt: skip
 
@@ -221,7 +228,7 @@ def read_messages(content: Any, role: str) -> list[dict[str, Any]]:
         is_batch = isinstance(content, list) and content and isinstance(content[0], list)
         if is_batch:  # LangChain's: one prompt, or the generations of one
             return read_messages(content[0], role)
-        return [message(role, [text_part(plain(content))])] if content else []
+        return [message(role, [text_part(to_text(content))])] if content else []
     found: list[dict[str, Any]] = []
     for item in content:
         answer = item.get("message") or item.get("text")  # a choice, or a generation
@@ -247,9 +254,9 @@ def _read_item(item: Object) -> Object:
 
 def _read_content(operation: str | None, name: str, given: Any, made: Any) -> dict[str, Any]:
     """Return the attributes of what a span was given and what it made."""
-    texts = [None if each is None else plain(parse_json(each)) for each in (given, made)]
+    texts = [None if each is None else to_text(parse_json(each)) for each in (given, made)]
     if operation == c.CHAT:
-        tools = flat_tools(object_of(parse_json(given)).get("tools"))
+        tools = flatten_tools(object_of(parse_json(given)).get("tools"))
         answered = read_messages(made, "assistant")
         return {
             c.INPUT_MESSAGES: json_text(read_messages(given, "user")),

@@ -22,9 +22,9 @@ from lightning_otel.instrumentors.substitution import (
     CANARY,
     LIVE,
     Standing,
-    assigned,
+    assign_versions,
     stamps,
-    watching,
+    watcher,
 )
 from lightning_otel.resources import bodies, tables
 from lightning_otel.resources.tables import Withdrawal
@@ -282,7 +282,7 @@ class Resources:
             StateError: The state cannot be read.
         """
         held = {name: self.get(name, version) for name, version in (pinned or {}).items()}
-        return assigned(self.standings(), key, agent, held)
+        return assign_versions(self.standings(), key, agent, held)
 
     def compare(
         self,
@@ -329,7 +329,7 @@ class Resources:
     def standings(self) -> Mapping[str, Standing]:
         """Return the assignable versions by name, at most a second old."""
         asked_s, change, standings = self._held
-        if time.monotonic() - asked_s < FRESH_S and asked_s >= watching.changed_s():
+        if time.monotonic() - asked_s < FRESH_S and asked_s >= watcher.changed_s():
             return standings
         asked_s = time.monotonic()
         with self._begin_read() as connection:
@@ -350,7 +350,7 @@ class Resources:
                     f"somebody changed {name} meanwhile; look at it again, and then decide"
                 )
             yield entry
-        watching.note_change()
+        watcher.note_change()
 
     @contextlib.contextmanager
     def _begin_read(self) -> "Iterator[Connection]":

@@ -183,13 +183,13 @@ def _run_agent(
 def _await_applied(agent: Agent, rollout: Rollout, resources: Mapping[str, Resource]) -> None:
     """Wait until requests are made with the resources that the attempt is stamped with."""
     frame = capture.current_frame()
-    applied = frame.applied if frame is not None else None
-    if applied is None or not resources:
+    assigner = frame.assigner if frame is not None else None
+    if assigner is None or not resources:
         return
     pinned = {name: resource.version for name, resource in resources.items()}
     until_s = time.monotonic() + _READ_S
     while True:
-        known = applied.given(rollout.rollout_id, agent.name, pinned)
+        known = assigner.assign(rollout.rollout_id, agent.name, pinned)
         missing = [name for name in pinned if name not in known]
         if not missing:
             return

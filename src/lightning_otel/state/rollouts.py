@@ -67,7 +67,7 @@ class RolloutPage(NamedTuple):
 
 def clean_reason(text: str) -> str:
     """Return a reason without secrets, of bounded length, and text in any database."""
-    reason = operations.scrubbed(operations.clean(text)).replace("\0", "�").strip()
+    reason = operations.scrub_message(operations.clean_text(text)).replace("\0", "�").strip()
     return reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…"
 
 

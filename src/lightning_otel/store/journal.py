@@ -85,7 +85,7 @@ class Journal:
         """
         self._forget_if_forked()
         if debugging.is_on:
-            debugging.tell(f"refused {spans:,} ended span(s): {n.REASONS.get(reason, reason)}")
+            debugging.log(f"refused {spans:,} ended span(s): {n.REASONS.get(reason, reason)}")
         self._new_counts.append((reason, spans))
         self._write_waiting()
 

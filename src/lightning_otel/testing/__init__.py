@@ -3,8 +3,8 @@
 Nothing here is imported by what records; pytest is imported by ``fixtures`` alone.
 """
 
-from lightning_otel.testing.capturing import Captured, CapturedCall, CapturedTool, captured
-from lightning_otel.testing.scripted import ScriptedServer, failure, scripted_server, tool_call
+from lightning_otel.testing.capture import Captured, CapturedCall, CapturedTool, captured
+from lightning_otel.testing.server import ScriptedServer, failure, scripted_server, tool_call
 
 __all__ = [
     "Captured",

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lightning_otel.testing.capturing import Captured
-from lightning_otel.testing.capturing import captured as capturing
-from lightning_otel.testing.scripted import ScriptedServer
-from lightning_otel.testing.scripted import scripted_server as serving
+from lightning_otel.testing.capture import Captured
+from lightning_otel.testing.capture import captured as capturing
+from lightning_otel.testing.server import ScriptedServer
+from lightning_otel.testing.server import scripted_server as serving
 
 
 @pytest.fixture

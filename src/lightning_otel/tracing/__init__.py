@@ -9,10 +9,10 @@ from typing import Any, TypeVar, Unpack, overload
 from lightning_otel import config
 from lightning_otel.adapter.agent_patterns import check_patterns, resources_text
 from lightning_otel.errors import warn_once
-from lightning_otel.instrumentors.doors import Begin
+from lightning_otel.instrumentors.wrappers import Begin
 from lightning_otel.store.transforms import check_transforms
 from lightning_otel.tracing.blocks import Block, is_function, operation
-from lightning_otel.tracing.carrying import carried
+from lightning_otel.tracing.propagation import carried
 from lightning_otel.tracing.recording import Recording
 from lightning_otel.tracing.scope import Options, RewardEvaluator, Scope
 

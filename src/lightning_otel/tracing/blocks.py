@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind
 
 from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.doors import Begin, Run, around, around_steps
+from lightning_otel.instrumentors.wrappers import Begin, Run, wrap_call, wrap_generator
 from lightning_otel.tracing.emitters import json_of, span_id_of
 from lightning_otel.types import conventions as c
 
@@ -41,7 +41,9 @@ class Lifetime(Run, Generic[G]):
 
     def active(self) -> AbstractContextManager[None]:
         """Make its context current for a block."""
-        return contextlib.nullcontext() if self.inside is None else capture.attached(self.inside)
+        return (
+            contextlib.nullcontext() if self.inside is None else capture.attach_context(self.inside)
+        )
 
     async def finish(
         self, exc: BaseException | None = None, result: object = None, *, is_async: bool = True
@@ -53,7 +55,7 @@ class Lifetime(Run, Generic[G]):
         with contextlib.suppress(StopIteration):
             self.finish(exc, result, is_async=False).send(None)
 
-    def returned(self, result: Any) -> None:
+    def succeed(self, result: Any) -> None:
         """End it with the result of a call."""
         self.end(None, result)
 
@@ -96,7 +98,7 @@ class Block(Generic[G]):
         if isinstance(function, (staticmethod, classmethod)):
             wrapper = type(function)(self(function.__func__))
         else:
-            wrapper = functools.wraps(function)(each_call(function, self._begin_for(function)))
+            wrapper = functools.wraps(function)(wrap_function(function, self._begin_for(function)))
         return wrapper  # type: ignore[no-any-return]  # the same kind of function
 
     def __enter__(self) -> G:
@@ -131,10 +133,10 @@ class Block(Generic[G]):
         await self._leave().finish(exc, is_async=not isinstance(exc, GeneratorExit))
 
 
-def each_call(function: Callable[..., Any], begin: Begin) -> Any:
+def wrap_function(function: Callable[..., Any], begin: Begin) -> Any:
     """Return a function of the same kind, each call or generator of which is a run."""
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-    return (around_steps if is_generator else around)(begin)(function)
+    return (wrap_generator if is_generator else wrap_call)(begin)(function)
 
 
 class Operation(Lifetime["Operation"]):
@@ -150,7 +152,7 @@ class Operation(Lifetime["Operation"]):
         self._span: operations.Operation | None = None
         if capture.is_wanted():
             body = {c.OPERATION_INPUT: json_of(inputs)} if inputs else {}
-            self._span = capture.guarded(
+            self._span = capture.guard_call(
                 operations.Operation, c.SPAN_OPERATION, SpanKind.INTERNAL, {c.OPERATION_NAME: name},
                 body,
             )  # fmt: skip
@@ -177,9 +179,9 @@ class Operation(Lifetime["Operation"]):
         if output is not None:
             self._span.body[c.OPERATION_OUTPUT] = json_of(output)
         if exc is None or is_clean(exc):
-            capture.guarded(self._span.stop)
+            capture.guard_call(self._span.stop)
         else:
-            capture.guarded(self._span.fail, exc)
+            capture.guard_call(self._span.fail, exc)
 
 
 def _argument_reader(

@@ -34,7 +34,7 @@ _STACK_LIMIT = 8192
 """Characters kept of a stack trace, from its end: what failed stands there."""
 _SPAN_ID = re.compile(r"[0-9a-f]{16}")
 
-_is_hushed = False
+_is_silenced = False
 
 
 def emit_reward(
@@ -86,7 +86,7 @@ def emit_reward(
     if not config.is_enabled():
         return None
     span = _make_instant(found)
-    return span.span_id if capture.guarded(_store_span, span) else None
+    return span.span_id if capture.guard_call(_store_span, span) else None
 
 
 def retract_reward(span_id: str, /, *, rollout_id: str | None = None) -> str | None:
@@ -105,7 +105,7 @@ def retract_reward(span_id: str, /, *, rollout_id: str | None = None) -> str | N
             return _emit_span("retract_reward", c.SPAN_ANNOTATION, span.attributes)
     if not config.is_enabled():
         return None
-    return span.span_id if capture.guarded(_store_span, span) else None
+    return span.span_id if capture.guard_call(_store_span, span) else None
 
 
 def retraction_span(span_id: str, rollout_id: str | None, received: str | None = None) -> Span:
@@ -225,7 +225,7 @@ def _in_rollout(rollout_id: str | None) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
     stamps = {c.ROLLOUT_ID: rollout_id}
     elsewhere = capture.Frame(frame.sink, stamps, transforms=frame.transforms)
-    return capture.attached(capture.in_frame(elsewhere, Context()))
+    return capture.attach_context(capture.set_frame(elsewhere, Context()))
 
 
 def emit_message(
@@ -278,11 +278,11 @@ def emit_state(state: State, *, message: str = "") -> str | None:
 
 def emit_exception(exc: BaseException) -> str | None:
     """Keep an exception with its stack trace; gives the span id."""
-    stack = capture.guarded(traceback.format_exception, exc) or [operations.type_name(exc)]
+    stack = capture.guard_call(traceback.format_exception, exc) or [operations.type_name(exc)]
     attributes: dict[str, AttributeValue] = {
         c.EXCEPTION_TYPE: operations.type_name(exc),
         c.EXCEPTION_MESSAGE: operations.message_of(exc),
-        c.EXCEPTION_STACKTRACE: operations.clean(scrub_error("".join(stack))[-_STACK_LIMIT:]),
+        c.EXCEPTION_STACKTRACE: operations.clean_text(scrub_error("".join(stack))[-_STACK_LIMIT:]),
         c.EXCEPTION_ESCAPED: False,
     }
     return _emit_span("emit_exception", c.SPAN_EXCEPTION, attributes, is_error=True)
@@ -335,7 +335,7 @@ def json_of(value: object) -> str:
         except (TypeError, ValueError):  # keys that are no text, or a value that holds itself
             return json.dumps(repr(value), ensure_ascii=False)
 
-    return capture.guarded(dump) or f'"<{type(value).__name__}>"'
+    return capture.guard_call(dump) or f'"<{type(value).__name__}>"'
 
 
 def _emit_value(
@@ -373,21 +373,23 @@ def _emit_span(
     is_error: bool = False,
 ) -> str | None:
     if not capture.is_wanted():
-        if config.is_enabled() and not _is_hushed:
+        if config.is_enabled() and not _is_silenced:
             warn_once(
                 f"{verb}() was called outside a recording, so nothing was kept; "
                 "record with lightning_otel.auto_trace() or lightning-otel run"
             )
         return None
-    found = capture.guarded(operations.Operation, name, SpanKind.INTERNAL, attributes or {}, body)
+    found = capture.guard_call(
+        operations.Operation, name, SpanKind.INTERNAL, attributes or {}, body
+    )
     if found is not None:
         if is_error:
             found.span.set_status(Status(StatusCode.ERROR))
-        capture.guarded(found.stop)
+        capture.guard_call(found.stop)
     return span_id_of(found)
 
 
-def hush() -> None:
+def silence_warning() -> None:
     """Say no more that nothing is recorded: there is a reason, and it was told."""
-    global _is_hushed
-    _is_hushed = True
+    global _is_silenced
+    _is_silenced = True

@@ -22,7 +22,7 @@ from lightning_otel.errors import LightningOtelError, warn_once
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.store.transforms import Transform
 from lightning_otel.tracing.blocks import Lifetime, is_clean
-from lightning_otel.tracing.emitters import emit_reward, hush, json_of
+from lightning_otel.tracing.emitters import emit_reward, json_of, silence_warning
 from lightning_otel.tracing.recording import Recording
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import count_noun
@@ -83,11 +83,11 @@ class Scope(Lifetime[Recording]):
         debugging.take_setting()
         debugging.begin(options.get("debug"))
         if config.is_enabled() and not provider.is_broken():
-            capture.guarded(self._begin, name, has_root)
+            capture.guard_call(self._begin, name, has_root)
             if self.inside is None:
-                hush()
+                silence_warning()
         if debugging.is_on:
-            capture.guarded(self._tell_begin)
+            capture.guard_call(self._tell_begin)
 
     def _begin(self, name: str, has_root: bool) -> None:  # noqa: FBT001
         options, around = self._options, capture.current_frame()
@@ -95,15 +95,15 @@ class Scope(Lifetime[Recording]):
         try:
             store = _find_store(options.get("store"), outer)
             stamps, is_part = _make_stamps(options, outer.stamps)
-            applied = _find_applied(store, around, named=options.get("apply"), is_part=is_part)
+            assigner = _find_assigner(store, around, named=options.get("apply"), is_part=is_part)
             sink = self._make_sink(store, is_part=is_part)
-            if sink is None and applied is None:
+            if sink is None and assigner is None:
                 return
             provider.ensure_provider()
         except LightningOtelError as exc:
             warn_once(f"nothing is recorded: {exc}")
             return
-        capture.guarded(provider.switch_on)
+        capture.guard_call(provider.switch_on)
         recording = Recording(
             store if sink is not None else None,
             str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID]), options.get("task"),
@@ -111,13 +111,13 @@ class Scope(Lifetime[Recording]):
         asks = options.get("enable_retokenization_fix")
         asks_for_ids = capture.asks_for_ids() if asks is None else bool(asks)
         frame = capture.Frame(
-            sink, stamps, outer.parent, recording, asks_for_ids, applied,
+            sink, stamps, outer.parent, recording, asks_for_ids, assigner,
             transforms=(*outer.transforms, *(options.get("transforms") or ())),
         )  # fmt: skip
-        inside = capture.in_frame(frame, operations.parent_context())
+        inside = capture.set_frame(frame, operations.parent_context())
         if has_root:
             body = {c.TASK: json_of(recording.task)} if recording.task is not None else {}
-            with capture.attached(inside):
+            with capture.attach_context(inside):
                 self._root = operations.Operation(
                     c.SPAN_ROLLOUT, SpanKind.INTERNAL, {c.OPERATION_NAME: name}, body
                 )
@@ -137,10 +137,10 @@ class Scope(Lifetime[Recording]):
     def _tell_begin(self) -> None:
         recording = self.opened
         if not recording.rollout_id:
-            debugging.tell("missed  nothing is recorded here; see: lightning-otel doctor")
+            debugging.log("missed  nothing is recorded here; see: lightning-otel doctor")
             return
-        debugging.tell(f"on      {recording.rollout_id} → {recording.store.name}")
-        provider.tell_instrumentors()
+        debugging.log(f"on      {recording.rollout_id} → {recording.store.name}")
+        provider.log_instrumentors()
 
     async def finish(
         self, exc: BaseException | None = None, result: object = None, *, is_async: bool = True
@@ -156,15 +156,15 @@ class Scope(Lifetime[Recording]):
             return
         self._is_over = True
         if self._root is not None:
-            capture.guarded(_keep_output, self._root, result)
+            capture.guard_call(_keep_output, self._root, result)
         try:
             evaluator = self._options.get("reward_evaluator")
             if evaluator is not None and self.inside is not None:
                 inside = self.inside
                 frame = capture.current_frame(inside)
-                if frame is not None and frame.applied is not None:
-                    inside = capture.in_frame(replace(frame, applied=None), inside)
-                with capture.attached(inside):
+                if frame is not None and frame.assigner is not None:
+                    inside = capture.set_frame(replace(frame, assigner=None), inside)
+                with capture.attach_context(inside):
                     await _judge(recording, evaluator, is_async=is_async)
         except Exception:
             log.warning(
@@ -188,11 +188,13 @@ class Scope(Lifetime[Recording]):
         if self._root is None:
             return
         if exc is None or is_clean(exc):
-            capture.guarded(self._root.stop)
+            capture.guard_call(self._root.stop)
         else:
-            capture.guarded(self._root.fail, exc)
+            capture.guard_call(self._root.fail, exc)
         if debugging.is_on and not recording.is_part:
-            capture.guarded(lambda: debugging.tell_report(recording.rollout_id, recording.report()))
+            capture.guard_call(
+                lambda: debugging.log_report(recording.rollout_id, recording.report())
+            )
 
 
 def _keep_output(root: operations.Operation, result: object) -> None:
@@ -221,21 +223,21 @@ async def _judge(recording: Recording, evaluator: RewardEvaluator, *, is_async: 
         emit_reward(given)
 
 
-def _find_applied(
+def _find_assigner(
     store: Store, outer: capture.Frame | None, *, named: bool | None, is_part: bool
-) -> capture.Applied | None:
+) -> capture.ResourceAssigner | None:
     """Return what gives requests their resources, if this block, an outer one or all ask.
 
     A rollout is made with one version of each to its end; a part of one with the same.
     """
-    around = outer.applied if outer is not None else None
+    around = outer.assigner if outer is not None else None
     is_wanted = config.APPLY.read() if outer is None else around is not None
     if not (is_wanted if named is None else named):
         return None
     if is_part and around is not None:
         return around
-    found = capture.guarded(provider.applied_of, store) if named or outer is None else around
-    return found.held() if found is not None else None
+    found = capture.guard_call(provider.assigner_of, store) if named or outer is None else around
+    return found.for_rollout() if found is not None else None
 
 
 def _find_store(named: Store | str | os.PathLike[str] | None, outer: capture.Frame) -> Store:
@@ -261,7 +263,7 @@ def _make_stamps(
 ) -> tuple[dict[str, AttributeValue], bool]:
     """Return the attributes of every span within, and whether this is a part of a rollout."""
     named: dict[str, AttributeValue] = {
-        key: operations.clean(str(value))
+        key: operations.clean_text(str(value))
         for option, key in _STAMPS.items()
         if (value := options.get(option)) is not None
     }

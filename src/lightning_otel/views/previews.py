@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.rewards import reward_words
 from lightning_otel.messages import parse_messages, plain_text
-from lightning_otel.messages.media import name_media, plain
+from lightning_otel.messages.media import name_media, to_text
 from lightning_otel.store.sql import attribute_sql, quote_text
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -157,9 +157,9 @@ def preview_of(attributes: Mapping[str, Any], cells: int | None = None) -> str:
     if any(sides):
         texts = [plain_text(map(name_media, each)) for each in (sides[0][-1:], sides[1][:1])]
     elif get(c.TOOL_ARGUMENTS) is not None or get(c.TOOL_RESULT) is not None:
-        texts = [plain(get(key)) for key in (c.TOOL_ARGUMENTS, c.TOOL_RESULT)]
+        texts = [to_text(get(key)) for key in (c.TOOL_ARGUMENTS, c.TOOL_RESULT)]
     else:
-        texts = [plain(next((get(key) for key in _MARKED if get(key)), None))]
+        texts = [to_text(next((get(key) for key in _MARKED if get(key)), None))]
     return " → ".join(one_line(" ".join(text.split()), cells) for text in texts)
 
 

@@ -28,7 +28,7 @@ from tests.instrumentors.outline import assert_each_call_once, calls_of, named, 
 from lightning_otel import Resources, State, Store, auto_trace, operation, provider
 from lightning_otel.capture import operations
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.instrumentors.doors import Run
+from lightning_otel.instrumentors.wrappers import Run
 from lightning_otel.tracing import Recording
 from lightning_otel.types import conventions as c
 

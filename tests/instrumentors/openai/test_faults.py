@@ -15,10 +15,10 @@ from tests.instrumentors.transport import http
 from lightning_otel import Store, auto_trace, capture, messages, provider, redact
 from lightning_otel.capture import operations
 from lightning_otel.demo.server import DemoServer
+from lightning_otel.instrumentors import attributes
 from lightning_otel.instrumentors import openai as instrumentor
-from lightning_otel.instrumentors import reading
-from lightning_otel.instrumentors.library import LibraryInstrumentor
-from lightning_otel.instrumentors.openai import formats, request, responses
+from lightning_otel.instrumentors.base import LibraryInstrumentor
+from lightning_otel.instrumentors.openai import endpoints, request, responses
 from lightning_otel.messages import media
 from lightning_otel.types import values
 
@@ -29,13 +29,13 @@ MODULES = [
         # LiteLLM's is an instrumentor of its own.
         if name.startswith(instrumentor.__name__) and not name.endswith("litellm")
     ),
-    redact, messages, media, values, capture, reading,
+    redact, messages, media, values, capture, attributes,
 ]  # fmt: skip
 CLASSES = [
-    request.ModelRequest, request.BodyRecorder, operations.Operation, formats.Chat,
-    formats.Completions, formats.Embeddings, responses.Responses,
+    request.ModelRequest, request.BodyRecorder, operations.Operation, endpoints.Chat,
+    endpoints.Completions, endpoints.Embeddings, responses.Responses,
 ]  # fmt: skip
-FENCE = {"guarded", "note_fault", "__del__"}
+FENCE = {"guard_call", "note_fault", "__del__"}
 """What keeps faults in cannot be tried by failing itself."""
 HOST = {"_iter_bytes", "_aiter_bytes", "_close", "_aclose", "attached"}
 """What the program's own work runs through: failing there is failing to do it."""
@@ -182,7 +182,7 @@ def test_fault_is_counted_and_warned_of_once(
     monkeypatch.setattr(capture.process, "faults", 0)
 
     with auto_trace(store=store) as recording:
-        monkeypatch.setattr(formats.Chat, "response_content", broken)
+        monkeypatch.setattr(endpoints.Chat, "response_content", broken)
         for _ in range(2):
             client.chat.completions.create(model="toy", messages=ASKED)
         with monkeypatch.context() as patch:  # a program's own handler of logs may raise

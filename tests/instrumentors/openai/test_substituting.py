@@ -29,7 +29,7 @@ from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.errors import StoreError
 from lightning_otel.instrumentors import substitution
 from lightning_otel.instrumentors.substitution import requests as substituting
-from lightning_otel.instrumentors.substitution import watching
+from lightning_otel.instrumentors.substitution import watcher
 from lightning_otel.resources import Resources
 from lightning_otel.state import State
 from lightning_otel.tracing import Recording, Traced
@@ -49,10 +49,10 @@ SHOWN: Any = [{"role": "system", "content": BETTER}, *EXAMPLES]
 def _always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every request waits for what is live at that moment; the pace is tested by itself."""
     monkeypatch.setattr("lightning_otel.resources.FRESH_S", 0.0)
-    monkeypatch.setattr(watching, "FRESH_S", 0.0)
-    monkeypatch.setattr(watching, "STALE_S", 0.0)
-    monkeypatch.setattr(watching, "CATCH_UP_S", 5.0)
-    monkeypatch.setattr(watching, "FIRST_S", 20.0)
+    monkeypatch.setattr(watcher, "FRESH_S", 0.0)
+    monkeypatch.setattr(watcher, "STALE_S", 0.0)
+    monkeypatch.setattr(watcher, "CATCH_UP_S", 5.0)
+    monkeypatch.setattr(watcher, "FIRST_S", 20.0)
 
 
 @dataclass
@@ -398,7 +398,7 @@ def test_rollout_ends_with_what_its_first_request_was_given(scene: Scene) -> Non
         scene.ask()
         scene.publish("system_prompt", "two", alias="live")
         scene.publish("planner/system_prompt", "three")
-        packed = pickle.dumps(carried(capture.applied))
+        packed = pickle.dumps(carried(capture.current_assigner))
         with context(agent="planner", apply=True):
             scene.ask()
         with auto_trace(store=scene.store, rollout_id="another"):
@@ -410,7 +410,7 @@ def test_rollout_ends_with_what_its_first_request_was_given(scene: Scene) -> Non
 
     assert scene.prompts == ["one", "one", "two", "one", "three"]
     assert set(versions(recording)) == {"system_prompt@1"}
-    assert str(held.given("any", None, {})["system_prompt"]) == "system_prompt@1"
+    assert str(held.assign("any", None, {})["system_prompt"]) == "system_prompt@1"
 
 
 @pytest.mark.parametrize(
@@ -459,15 +459,15 @@ def test_every_fault_of_ours_sends_the_agents_own_request(
     scene.resources.set_alias("endpoint", "canary", 1, weight=0.0)
     places: list[tuple[Any, str]] = [
         (module, name)
-        for module in (substituting, watching, substitution)
+        for module in (substituting, watcher, substitution)
         for name, value in vars(module).items()
         if inspect.isfunction(value)
         and value.__module__.startswith(
             ("lightning_otel.instrumentors.substitution", substituting.__name__)
         )
     ]
-    places += [(watching.Watch, name) for name in ("given", "begin_reading")]
-    places += [(watching.Held, "given"), (substitution.Standing, "choose")]
+    places += [(watcher.Watch, name) for name in ("assign", "begin_reading")]
+    places += [(watcher.RolloutVersions, "assign"), (substitution.Standing, "choose")]
     not_reached = {
         "_instructed_responses", "_input_message", "_limit_name", "stamps", "_begin_anew",
         "note_change",
@@ -523,13 +523,13 @@ class Hanging:
 
 def test_state_that_hangs_holds_up_only_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """That one waits as long as it may, and the rest not at all."""
-    monkeypatch.setattr(watching, "FIRST_S", 0.2)
+    monkeypatch.setattr(watcher, "FIRST_S", 0.2)
     reader = Hanging()
-    watch = watching.Watch(lambda: reader)
+    watch = watcher.Watch(lambda: reader)
     took = []
     for _ in range(3):
         begun = time.perf_counter()
-        assert watch.given("key", None, {}) == {}
+        assert watch.assign("key", None, {}) == {}
         took.append(time.perf_counter() - begun)
     reader.end.set()
 
@@ -559,10 +559,10 @@ def test_pinned_version_is_given_though_the_first_reading_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else the request would be made with what the agent wrote, and count for the version."""
-    monkeypatch.setattr(watching, "FRESH_S", 60)
+    monkeypatch.setattr(watcher, "FRESH_S", 60)
     reader: Any = Locked()
 
-    given = watching.Watch(lambda: reader).given("key", None, {"system_prompt": 1})
+    given = watcher.Watch(lambda: reader).given("key", None, {"system_prompt": 1})
 
     assert given == {"system_prompt": "system_prompt@1"}
 
@@ -571,11 +571,11 @@ def test_forked_child_reads_for_itself(scene: Scene) -> None:
     """Whatever the parent was reading as it forked, nobody in the child waits for that."""
     scene.publish("system_prompt", BETTER)
     reader = Hanging()
-    watch = watching.watch_of(f"{scene.resources.state.name} forked", lambda: reader)
+    watch = watcher.watch_of(f"{scene.resources.state.name} forked", lambda: reader)
     watch._open = lambda: Resources(scene.resources.state)
     child = os.fork()
     if not child:
-        found = watch.given("key", None, {})
+        found = watch.assign("key", None, {})
         os._exit(0 if str(found.get("system_prompt")) == "system_prompt@1" else 1)
     reader.end.set()
 

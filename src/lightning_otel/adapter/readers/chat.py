@@ -9,7 +9,14 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import shown
 from lightning_otel.adapter.tokens import sampled_ids, token_content
-from lightning_otel.messages import flat_tools, message, object_of, objects, read_message, text_part
+from lightning_otel.messages import (
+    flatten_tools,
+    message,
+    object_of,
+    objects,
+    read_message,
+    text_part,
+)
 from lightning_otel.types import Message
 
 _DEEPEST: Final = 64
@@ -100,7 +107,7 @@ def read_reasons(choices: Iterable[Mapping[str, Any]]) -> list[str] | None:
 
 def dump_tools(definitions: Iterable[object]) -> str | None:
     """Tool definitions, nested as in the chat API or flat, in the conventions' flat form."""
-    flat = flat_tools(list(definitions))
+    flat = flatten_tools(list(definitions))
     return dump(flat) if flat else None
 
 

@@ -16,7 +16,7 @@ from lightning_otel.dataset.formats.chat import goes_on
 from lightning_otel.dataset.formats.format import Format, LeftOut, Made, Row, other_choices
 from lightning_otel.messages import read_message
 from lightning_otel.messages.chat import tools_of
-from lightning_otel.messages.media import part_of, plain
+from lightning_otel.messages.media import part_of, to_text
 from lightning_otel.types import Message, Trajectory, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.instants import utc_text
@@ -209,7 +209,7 @@ def result_of(part: Mapping[str, Any], called: Sequence[str], note: Note) -> Row
         found = {"source_call_id": called[0]}
     if isinstance(response, list) and response and all(isinstance(each, dict) for each in response):
         return {**found, "content": content_of(response, note)}
-    return found if response is None else {**found, "content": plain(response)}
+    return found if response is None else {**found, "content": to_text(response)}
 
 
 def content_of(parts: Iterable[Mapping[str, Any]], note: Note) -> str | list[Row]:
@@ -218,7 +218,7 @@ def content_of(parts: Iterable[Mapping[str, Any]], note: Note) -> str | list[Row
     for part in map(part_of, parts):
         media = _media_of(part)
         if part.get("type") in ("text", "refusal"):
-            found.append({"type": "text", "text": plain(part.get("content"))})
+            found.append({"type": "text", "text": to_text(part.get("content"))})
         elif media:
             found.append(media)
         else:

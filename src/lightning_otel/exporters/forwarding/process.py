@@ -41,7 +41,7 @@ class ForwardingProcessor(SpanProcessor):
                 if (os.getpid(), writer) in self._begun:
                     return
                 since_ns = (span.start_time or time.time_ns()) - _EARLIER_NS
-                begun = capture.guarded(self._begin_forwarding, writer, since_ns)
+                begun = capture.guard_call(self._begin_forwarding, writer, since_ns)
                 self._begun[os.getpid(), writer] = begun
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -52,7 +52,7 @@ class ForwardingProcessor(SpanProcessor):
         self._is_over = True
         for (pid, writer), forwarder in list(self._begun.items()):
             if pid == os.getpid() and forwarder is not None:
-                capture.guarded(_finish_forwarding, forwarder, writer)
+                capture.guard_call(_finish_forwarding, forwarder, writer)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Do nothing: what is to be sent is in the store."""

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from lightning_otel import capture
 from lightning_otel.instrumentors.autogen import models, runs
-from lightning_otel.instrumentors.doors import around, around_steps
-from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.wrappers import wrap_call, wrap_generator
 
 _OURS: Final = "lightning_otel.instrumentors."
 
@@ -42,7 +42,7 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         self.wrap(module, "get_telemetry_envelope_metadata", self._carry_context)
         for name, is_published in (("_process_send", False), ("_process_publish", True)):
             begin = functools.partial(runs.begin_delivery, is_published=is_published)
-            self.wrap(package.SingleThreadedAgentRuntime, name, around(self.if_active(begin)))
+            self.wrap(package.SingleThreadedAgentRuntime, name, wrap_call(self.if_active(begin)))
 
     def _patch_tools(self, package: ModuleType) -> None:
         self._replace_span(package._base, "trace_tool_span", runs.skip_span)
@@ -52,8 +52,8 @@ class AutoGenInstrumentor(LibraryInstrumentor):
     def _patch_models(self, package: ModuleType) -> None:
         stream = functools.partial(models.begin_call, is_stream=True)
         methods = {
-            "create": around(self.if_wanted(models.begin_call)),
-            "create_stream": around_steps(self.if_wanted(stream)),
+            "create": wrap_call(self.if_wanted(models.begin_call)),
+            "create_stream": wrap_generator(self.if_wanted(stream)),
         }
         self.wrap_family(package.ChatCompletionClient, methods, models.is_delegate)
 
@@ -64,14 +64,14 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         self.wrap_calls(package.BaseChatAgent, runs.begin_agent, "run")
         self.wrap_steps(package.BaseChatAgent, runs.begin_agent, "run_stream")
         begin = self.if_wanted(runs.begin_turn)
-        methods = {"on_messages": around(begin), "on_messages_stream": around_steps(begin)}
+        methods = {"on_messages": wrap_call(begin), "on_messages_stream": wrap_generator(begin)}
         self.wrap_family(module.ChatAgent, methods)
 
     def _patch_teams(self, package: ModuleType) -> None:
         modules = package._group_chat
         self.wrap_steps(package.BaseGroupChat, runs.begin_team, "run_stream")
         part = modules._sequential_routed_agent.SequentialRoutedAgent
-        self.wrap(part, "on_message_impl", around(self.if_active(runs.begin_part)))
+        self.wrap(part, "on_message_impl", wrap_call(self.if_active(runs.begin_part)))
         container = modules._chat_agent_container
         self._replace_span(container, "trace_invoke_agent_span", runs.replace_turn)
         error = modules._events.SerializableException
@@ -87,7 +87,7 @@ class AutoGenInstrumentor(LibraryInstrumentor):
 
         def make(original: Any) -> Any:
             def block(*args: Any, **kwargs: Any) -> Any:
-                found = capture.guarded(block_of, *args, **kwargs) if self.is_wanted() else None
+                found = capture.guard_call(block_of, *args, **kwargs) if self.is_wanted() else None
                 return original(*args, **kwargs) if found is None else found
 
             return block
@@ -98,7 +98,7 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         def get_telemetry_envelope_metadata() -> Any:
             made = original()
             if self.is_wanted():
-                capture.guarded(runs.carry_context, made)
+                capture.guard_call(runs.carry_context, made)
             return made
 
         return get_telemetry_envelope_metadata
@@ -111,7 +111,7 @@ def _without_our_frames(owner: type, original: Any) -> Any:
     """
 
     def from_exception(*args: Any) -> Any:  # called on an instance it is given that, too
-        capture.guarded(_forget_our_frames, args[-1])
+        capture.guard_call(_forget_our_frames, args[-1])
         return original.__get__(None, owner)(args[-1])
 
     return from_exception

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lightning_otel.instrumentors.reading import fields_of
+from lightning_otel.instrumentors.attributes import fields_of
 from lightning_otel.messages import (
     message,
     reasoning_part,

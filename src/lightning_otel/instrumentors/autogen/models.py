@@ -15,10 +15,10 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import capture
 from lightning_otel.adapter.tokens import encode_logprobs
 from lightning_otel.capture import operations
+from lightning_otel.instrumentors.attributes import fields_of, read_settings, token_counts
 from lightning_otel.instrumentors.autogen import messages, runs
-from lightning_otel.instrumentors.doors import named
-from lightning_otel.instrumentors.patching import MARK
-from lightning_otel.instrumentors.reading import fields_of, read_settings, token_counts
+from lightning_otel.instrumentors.patches import MARK
+from lightning_otel.instrumentors.wrappers import bind_names
 from lightning_otel.types import conventions as c
 
 _OPENAI_CLIENT: Final = "BaseOpenAIChatCompletionClient"
@@ -52,10 +52,10 @@ class ModelRun(runs.Run):
         self._started_s = time.perf_counter()
         self._pieces: list[str] = []
 
-    def saw(self, item: Any) -> None:
+    def note_item(self, item: Any) -> None:
         """Keep a piece of a streamed answer, or the whole one."""
         if not isinstance(item, str):
-            super().saw(item)
+            super().note_item(item)
             return
         if not self._pieces:
             first_chunk_s = time.perf_counter() - self._started_s
@@ -104,9 +104,11 @@ def begin_call(
         attributes[c.REQUEST_STREAM] = True
     body: dict[str, str | None] = {}
     if capture.content_policy().is_kept:
-        given = named(("messages",), args, kwargs).get("messages")
-        body[c.INPUT_MESSAGES] = capture.guarded(messages.model_messages, given)
-        body[c.TOOL_DEFINITIONS] = capture.guarded(messages.tool_definitions, kwargs.get("tools"))
+        given = bind_names(("messages",), args, kwargs).get("messages")
+        body[c.INPUT_MESSAGES] = capture.guard_call(messages.model_messages, given)
+        body[c.TOOL_DEFINITIONS] = capture.guard_call(
+            messages.tool_definitions, kwargs.get("tools")
+        )
     operation = operations.start_call(
         c.CHAT if model is None else f"{c.CHAT} {model}",
         attributes,

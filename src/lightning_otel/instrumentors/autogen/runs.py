@@ -19,10 +19,10 @@ from opentelemetry.trace import INVALID_SPAN, ProxyTracerProvider, Span
 
 from lightning_otel import capture, config
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors import doors, steps
+from lightning_otel.instrumentors import steps, wrappers
+from lightning_otel.instrumentors.attributes import fields_of
 from lightning_otel.instrumentors.autogen import messages
-from lightning_otel.instrumentors.patching import MARK
-from lightning_otel.instrumentors.reading import fields_of
+from lightning_otel.instrumentors.patches import MARK
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import text_of
 
@@ -48,7 +48,7 @@ _teams: weakref.WeakValueDictionary[str, "Run"] = weakref.WeakValueDictionary()
 class Run(steps.Step):
     """A step of AutoGen's, which may give its result as the item of a stream."""
 
-    def saw(self, item: Any) -> None:
+    def note_item(self, item: Any) -> None:
         """Keep a stream's result."""
         if self.read is not None and not _RESULT_FIELDS.isdisjoint(fields_of(item)):
             self.is_complete = True
@@ -60,14 +60,14 @@ class ToolRun(steps.Step):
 
     _last: Any = None
 
-    def saw(self, item: Any) -> None:
+    def note_item(self, item: Any) -> None:
         """Hold what may be the last item."""
         self._last = item
 
     def stop(self) -> None:
         """End it with the last item."""
         if self._last is not None:
-            self.returned(self._last)
+            self.succeed(self._last)
         self.operation.stop()
 
 
@@ -102,7 +102,7 @@ def begin_turn(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     agent, turn = args[0], otel_context.get_value(_TURN_KEY)
     if turn == id(agent):
         return None
-    given = doors.named(("messages",), args, kwargs).get("messages")
+    given = wrappers.bind_names(("messages",), args, kwargs).get("messages")
     return _begin_agent(agent, given, turn if isinstance(turn, str) else None)
 
 
@@ -151,9 +151,9 @@ def _end_creation(operation: operations.Operation) -> Iterator[Span]:
     try:
         yield operation.span
     except BaseException as exc:
-        capture.guarded(operation.fail, exc)
+        capture.guard_call(operation.fail, exc)
         raise
-    capture.guarded(operation.stop)
+    capture.guard_call(operation.stop)
 
 
 # --- teams ----------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def _keep_outcome(operation: operations.Operation, result: Any) -> None:
         operation.body[c.STOP_REASON] = reason
 
 
-def begin_part(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> doors.Within | None:
+def begin_part(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> wrappers.ContextRun | None:
     """Deliver a message to a part of a running team in the context of the team's run."""
     part = args[0]
     run = _teams.get(part.id.key)
@@ -202,8 +202,8 @@ def begin_part(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> doors.Within
     if isinstance(name, str) and frame is not None:
         # Only a manager has a name here: what it asks to lead the team, it asks as an agent.
         stamps = {**frame.stamps, c.AGENT_NAME: name}
-        context = capture.in_frame(replace(frame, stamps=stamps), context)
-    return doors.Within(context)
+        context = capture.set_frame(replace(frame, stamps=stamps), context)
+    return wrappers.ContextRun(context)
 
 
 # --- tools ----------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def begin_tool(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], *, names: tuple[str, ...] = _TOOL_PARAMETERS
 ) -> ToolRun:
     """Begin the run of ``BaseTool.run_json`` or its stream, or of ``McpWorkbench.call_tool``."""
-    tool, given = args[0], doors.named(names, args, kwargs)
+    tool, given = args[0], wrappers.bind_names(names, args, kwargs)
     name, call_id = given.get("name", messages.text_field(tool, "_name")), given.get("call_id")
     operation, context = _start(
         c.EXECUTE_TOOL,
@@ -266,19 +266,19 @@ def _entry_of(context: Context) -> Context:
 
 def begin_delivery(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_published: bool
-) -> doors.Within | None:
+) -> wrappers.ContextRun | None:
     """Deliver a message in the context that its sender put into it."""
-    envelope = doors.named(("message_envelope",), args, kwargs).get("message_envelope")
+    envelope = wrappers.bind_names(("message_envelope",), args, kwargs).get("message_envelope")
     carried = getattr(getattr(envelope, "metadata", None), _CARRIED, None)
     if carried is None:
         return None
     sender, first_sender = carried
-    return doors.Within(first_sender if is_published else sender)
+    return wrappers.ContextRun(first_sender if is_published else sender)
 
 
 def begin_message(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     """Begin an agent's handling of a message, in ``RoutedAgent.on_message_impl``."""
-    agent, message = args[0], doors.named(("message",), args, kwargs).get("message")
+    agent, message = args[0], wrappers.bind_names(("message",), args, kwargs).get("message")
     is_part = any(cls.__name__ in _WITHOUT_SPAN for cls in type(agent).__mro__)
     if is_part or type(message) not in agent._handlers:
         return None

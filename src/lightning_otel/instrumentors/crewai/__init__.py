@@ -13,19 +13,19 @@ from typing import Any, Final
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.doors import Begin, Run, around, named
-from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.reading import field_of, word
+from lightning_otel.instrumentors.attributes import field_of, read_word
+from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.steps import (
     Arguments,
     ModelCall,
     Step,
-    answered,
-    given,
-    owned_step,
-    steps,
-    tool_step,
+    begin_owned_step,
+    begin_tool_step,
+    bind_step,
+    input_content,
+    output_content,
 )
+from lightning_otel.instrumentors.wrappers import Begin, Run, bind_names, wrap_call
 from lightning_otel.messages import message, objects, read_message, text_part, tool_call_part
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import text_of
@@ -43,12 +43,12 @@ class CrewAIInstrumentor(LibraryInstrumentor):
 
     def patches(self) -> Mapping[str, Patch]:
         """The modules of what is executed."""
-        crew = steps(("inputs",), _begin_crew, _keep_output)
-        flow = steps(("inputs",), _begin_flow, _keep_output)
-        task = steps((), _begin_task, _keep_output)
-        call = steps(("tool_call",), _begin_tool_call, _keep_call_result)
-        tool = steps(("input",), _begin_tool, _keep_tool_result)
-        alone = steps(("messages",), _begin_alone, _keep_output)
+        crew = bind_step(("inputs",), _begin_crew, _keep_output)
+        flow = bind_step(("inputs",), _begin_flow, _keep_output)
+        task = bind_step((), _begin_task, _keep_output)
+        call = bind_step(("tool_call",), _begin_tool_call, _keep_call_result)
+        tool = bind_step(("input",), _begin_tool, _keep_tool_result)
+        alone = bind_step(("messages",), _begin_alone, _keep_output)
         called = "execute_single_native_tool_call"
         return {
             "crewai.crew": self._patch("Crew", crew, "kickoff", "akickoff"),
@@ -76,7 +76,7 @@ class CrewAIInstrumentor(LibraryInstrumentor):
             (("kickoff",), "messages", _begin_alone_here),
             (("kickoff_async",), "messages", _begin_alone),
         ):
-            self.wrap_calls(module.Agent, steps((parameter,), begin, _keep_output), *names)
+            self.wrap_calls(module.Agent, bind_step((parameter,), begin, _keep_output), *names)
 
     def _patch_models(self, module: ModuleType) -> None:
         """Wrap each model's calls, unless ``openai`` sends its requests.
@@ -84,7 +84,7 @@ class CrewAIInstrumentor(LibraryInstrumentor):
         Such a call stands ready for whichever client sends the request; where none of those we know
         does, it is told by what CrewAI was given.
         """
-        make = around(self.if_wanted(_begin_call))
+        make = wrap_call(self.if_wanted(_begin_call))
         self.wrap_family(module.BaseLLM, {"call": make, "acall": make}, _is_seen_elsewhere)
 
 
@@ -98,7 +98,9 @@ def _begin_crew(owner: Any, arguments: Arguments, name: str = "crew") -> Step | 
         return None
     inputs = arguments.get("inputs")
     asked = None if inputs is None else text_of(inputs)
-    return owned_step(owner, c.INVOKE_WORKFLOW, word(owner.name) or name, body=given(asked))
+    return begin_owned_step(
+        owner, c.INVOKE_WORKFLOW, read_word(owner.name) or name, body=input_content(asked)
+    )
 
 
 def _begin_flow(owner: Any, arguments: Arguments) -> Step | None:
@@ -110,16 +112,16 @@ def _begin_flow(owner: Any, arguments: Arguments) -> Step | None:
 
 def _begin_task(owner: Any, _: Arguments) -> Step | None:
     """Begin a task, within which its agent acts, again where a guardrail asks for it."""
-    description = word(owner.description)
-    name = word(owner.name) or description or "task"
+    description = read_word(owner.description)
+    name = read_word(owner.name) or description or "task"
     shown = name if len(name) <= _NAME_LIMIT else f"{name[:_NAME_LIMIT]}…"
-    known = {c.WORKFLOW_STEP: operations.clean(name)}
-    return owned_step(owner, c.EXECUTE_TASK, shown, known, given(description))
+    known = {c.WORKFLOW_STEP: operations.clean_text(name)}
+    return begin_owned_step(owner, c.EXECUTE_TASK, shown, known, input_content(description))
 
 
 def _begin_agent(owner: Any, arguments: Arguments) -> Step | None:
     """Begin an agent at a task; tried again after an error it is still the same step."""
-    asked = word(getattr(arguments.get("task"), "description", None))
+    asked = read_word(getattr(arguments.get("task"), "description", None))
     return _begin_role(owner, asked)
 
 
@@ -131,7 +133,9 @@ def _begin_alone(owner: Any, arguments: Arguments) -> Step | None:
 
 
 def _begin_role(agent: Any, asked: str | None) -> Step | None:
-    return owned_step(agent, c.INVOKE_AGENT, _role_of(agent) or "agent", body=given(asked))
+    return begin_owned_step(
+        agent, c.INVOKE_AGENT, _role_of(agent) or "agent", body=input_content(asked)
+    )
 
 
 def _begin_alone_here(owner: Any, arguments: Arguments) -> Step | None:
@@ -148,7 +152,7 @@ def _keep_output(operation: operations.Operation, result: Any) -> None:
     if inspect.isawaitable(result):
         return
     raw = getattr(result, "raw", None)
-    operation.body.update(answered(raw if isinstance(raw, str) else text_of(result)))
+    operation.body.update(output_content(raw if isinstance(raw, str) else text_of(result)))
 
 
 def _begin_tool_call(owner: Any, arguments: Arguments) -> Step | None:
@@ -158,15 +162,19 @@ def _begin_tool_call(owner: Any, arguments: Arguments) -> Step | None:
     call_id, name, asked = _read_call(call)
     if name is None:
         return None
-    return tool_step(call, name, asked, call_id=call_id, agent=_role_of(agent))
+    return begin_tool_step(call, name, asked, call_id=call_id, agent=_role_of(agent))
 
 
 def _read_call(call: Any) -> tuple[str | None, str | None, Any]:
     """Return the id, the tool and the arguments of a model's call, of any vendor's form."""
     function = field_of(call, "function")
-    name = word(field_of(function, "name")) or word(field_of(call, "name"))
+    name = read_word(field_of(function, "name")) or read_word(field_of(call, "name"))
     asked = field_of(function, "arguments")
-    return word(field_of(call, "id")), name, field_of(call, "input") if asked is None else asked
+    return (
+        read_word(field_of(call, "id")),
+        name,
+        field_of(call, "input") if asked is None else asked,
+    )
 
 
 def _keep_call_result(operation: operations.Operation, result: Any) -> None:
@@ -175,14 +183,14 @@ def _keep_call_result(operation: operations.Operation, result: Any) -> None:
     failure = field_of(result, "tool_failure")
     if failure is not None:
         reason = field_of(failure, "reason")
-        kind = word(field_of(failure, "code")) or word(getattr(reason, "value", reason))
-        operation.fail_with(kind or "tool_error", word(field_of(failure, "message")) or "")
+        kind = read_word(field_of(failure, "code")) or read_word(getattr(reason, "value", reason))
+        operation.fail_with(kind or "tool_error", read_word(field_of(failure, "message")) or "")
 
 
 def _begin_tool(owner: Any, arguments: Arguments) -> Step | None:
     """Begin a tool that a model asked for in plain words."""
-    name = word(owner.name) or "tool"
-    return tool_step(owner, name, arguments.get("input"), call_id=None, agent=None)
+    name = read_word(owner.name) or "tool"
+    return begin_tool_step(owner, name, arguments.get("input"), call_id=None, agent=None)
 
 
 def _keep_tool_result(operation: operations.Operation, result: Any) -> None:
@@ -190,16 +198,16 @@ def _keep_tool_result(operation: operations.Operation, result: Any) -> None:
 
 
 def _role_of(agent: Any) -> str | None:
-    return word(getattr(agent, "role", None))
+    return read_word(getattr(agent, "role", None))
 
 
 def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     """Begin a call of a model, unless it is made by that of a subclass."""
     if operations.unclaimed_call() is not None:
         return None
-    model, messages = args[0], named(("messages",), args, kwargs).get("messages")
+    model, messages = args[0], bind_names(("messages",), args, kwargs).get("messages")
     known = ((c.REQUEST_MODEL, model.model), (c.PROVIDER, model.provider))
-    attributes: dict[str, AttributeValue] = {key: value for key, value in known if word(value)}
+    attributes: dict[str, AttributeValue] = {key: value for key, value in known if read_word(value)}
     items = [{"content": messages}] if isinstance(messages, str) else objects(messages)
     asked = text_of([read_message(item) for item in items])  # before the span, which must end then
     call = _Call(c.CHAT, str(model.model), attributes)

@@ -17,26 +17,27 @@ from opentelemetry import context as otel_context
 
 from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.doors import Make, around, around_steps
+from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.langchain import models, runs
 from lightning_otel.instrumentors.langchain.handler import Handler
-from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.wrappers import Make, wrap_call, wrap_generator
 from lightning_otel.types import conventions as c
 
 _MODELS: Final = "langchain_core.language_models"
 _METHODS: Final[tuple[Any, ...]] = (
-    (f"{_MODELS}.chat_models", "BaseChatModel", around(models.begin_chat),
+    (f"{_MODELS}.chat_models", "BaseChatModel", wrap_call(models.begin_chat),
      "_generate_with_cache", "_agenerate_with_cache"),
-    (f"{_MODELS}.chat_models", "BaseChatModel", around_steps(models.begin_stream(c.CHAT)),
+    (f"{_MODELS}.chat_models", "BaseChatModel", wrap_generator(models.begin_stream(c.CHAT)),
      "stream", "astream"),
-    (f"{_MODELS}.chat_models", "BaseChatModel", around_steps(models.begin_events),
+    (f"{_MODELS}.chat_models", "BaseChatModel", wrap_generator(models.begin_events),
      "_iter_v2_events", "_aiter_v2_events"),
-    (f"{_MODELS}.llms", "BaseLLM", around(models.begin_completion),
+    (f"{_MODELS}.llms", "BaseLLM", wrap_call(models.begin_completion),
      "_generate_helper", "_agenerate_helper"),
-    (f"{_MODELS}.llms", "BaseLLM", around_steps(models.begin_stream(c.TEXT_COMPLETION)),
+    (f"{_MODELS}.llms", "BaseLLM", wrap_generator(models.begin_stream(c.TEXT_COMPLETION)),
      "stream", "astream"),
-    ("langchain_core.tools.base", "BaseTool", around(runs.begin_place), "run", "arun"),
-    ("langchain_core.retrievers", "BaseRetriever", around(runs.begin_place), "invoke", "ainvoke"),
+    ("langchain_core.tools.base", "BaseTool", wrap_call(runs.begin_place), "run", "arun"),
+    ("langchain_core.retrievers", "BaseRetriever", wrap_call(runs.begin_place),
+     "invoke", "ainvoke"),
 )  # fmt: skip
 """Module, class, replacement and the methods that it stands for."""
 
@@ -100,7 +101,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
         for name in names:
             # Some are LangChain's own affair: a release without one loses no more than that one.
             if name in vars(owner):
-                capture.guarded(self.wrap, owner, name, make)
+                capture.guard_call(self.wrap, owner, name, make)
 
     def _patch_methods(self, at: str, module: ModuleType) -> None:
         for home, owner, make, *names in _METHODS:
@@ -127,7 +128,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
                     return
             elif runs.find(manager.parent_run_id) is not None:
                 return
-            capture.guarded(self._inject, manager)
+            capture.guard_call(self._inject, manager)
 
         return __init__
 
@@ -163,7 +164,7 @@ def _within_run(original: Any) -> Any:
 
     def _set_config_context(config: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(config, *args, **kwargs)
-        run = capture.guarded(_run_of, config)
+        run = capture.guard_call(_run_of, config)
         if run is not None:
             # Never undone: the copy is thrown away with all that was attached in it.
             otel_context.attach(run.context)

@@ -91,7 +91,7 @@ class Handler:
 
     def on_chain_start(self, serialized: object, inputs: object, **told: Any) -> None:
         """Start the run of a chain, a graph or a node."""
-        capture.guarded(self._start_chain, serialized, **told)
+        capture.guard_call(self._start_chain, serialized, **told)
 
     def _start_chain(
         self,
@@ -139,7 +139,7 @@ class Handler:
             title = ""
         if title:
             run.operation = operations.Operation(
-                operations.clean(title),
+                operations.clean_text(title),
                 SpanKind.INTERNAL,
                 {**attributes, **conversation_of(metadata)},
                 parent=run.context,
@@ -159,7 +159,7 @@ class Handler:
 
     def on_tool_start(self, serialized: object, input_str: str, **told: Any) -> None:
         """Start a tool's run; keywords of the tool's caller are among those it is told."""
-        capture.guarded(self._start_tool, serialized, input_str, **told)
+        capture.guard_call(self._start_tool, serialized, input_str, **told)
 
     def _start_tool(
         self,
@@ -193,7 +193,9 @@ class Handler:
         """Start a retriever's run."""
         title = f"{c.RETRIEVAL} {name or _serialized_name(serialized) or 'retriever'}"
         attributes: Attributes = {c.OPERATION: c.RETRIEVAL}
-        capture.guarded(self._start_operation, title, attributes, c.RETRIEVAL_QUERY, query, **told)
+        capture.guard_call(
+            self._start_operation, title, attributes, c.RETRIEVAL_QUERY, query, **told
+        )
 
     def on_retriever_end(self, documents: object, *, run_id: UUID, **_: Any) -> None:
         """End it with what it found."""
@@ -215,7 +217,10 @@ class Handler:
         if not is_wanted:
             return
         operation = operations.Operation(
-            operations.clean(name), SpanKind.INTERNAL, attributes, parent=runs.context_in(parent)
+            operations.clean_text(name),
+            SpanKind.INTERNAL,
+            attributes,
+            parent=runs.context_in(parent),
         )
         run = runs.Run(name, operation.context, operation)
         if parent is not None:
@@ -238,7 +243,7 @@ class Handler:
         """Start a completion model's stream."""
         place = runs.current_place()
         if place is not None and place.begin_stream is not None:
-            capture.guarded(self._start_stream, place, prompts, **told)
+            capture.guard_call(self._start_stream, place, prompts, **told)
 
     def _start_stream(
         self,
@@ -271,7 +276,7 @@ class Handler:
         """End a stream with what ended it, and what was said until then."""
         run = runs.find(run_id)
         if run is not None and run.call is not None:
-            capture.guarded(run.call.end, response, error)
+            capture.guard_call(run.call.end, response, error)
 
 
 def _graph_of(run: runs.Run, parent: runs.Run | None) -> str | None:
@@ -297,7 +302,7 @@ def _acts_itself(run: runs.Run, node: str) -> bool:
         graph = c.INVOKE_AGENT if run.is_guessed else c.INVOKE_WORKFLOW
         if graph != run.graph:
             run.graph = graph
-            run.operation.span.update_name(operations.clean(f"{graph} {run.name}"))
+            run.operation.span.update_name(operations.clean_text(f"{graph} {run.name}"))
             run.operation.attributes.update({c.OPERATION: graph, _NAME_KEYS[graph]: run.name})
     run.is_first = False
     return run.graph != c.INVOKE_AGENT or (run.is_guessed and node not in _AGENT_NODES)
@@ -312,10 +317,10 @@ def _end_operation(run_id: UUID, key: str, value: Any) -> None:
     """End the run of a tool or a retriever with its result."""
     run = runs.find(run_id)
     if run is not None and run.operation is not None:
-        capture.guarded(_keep_value, run.operation, key, value)
+        capture.guard_call(_keep_value, run.operation, key, value)
         if key == c.TOOL_RESULT and getattr(value, "status", None) == "error":
             # The tool's own words to the model, which may be anyone's: they stay in the body.
-            capture.guarded(run.operation.fail_with, "tool_error", "")
+            capture.guard_call(run.operation.fail_with, "tool_error", "")
     runs.end(run_id)
 
 

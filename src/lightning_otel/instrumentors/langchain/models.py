@@ -16,11 +16,11 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
 from lightning_otel.instrumentors import steps
-from lightning_otel.instrumentors.doors import Begin, named
+from lightning_otel.instrumentors.attributes import SETTINGS, fields_of, read_settings, token_counts
 from lightning_otel.instrumentors.langchain import runs
-from lightning_otel.instrumentors.reading import SETTINGS, fields_of, read_settings, token_counts
+from lightning_otel.instrumentors.wrappers import Begin, bind_names
 from lightning_otel.messages import (
-    flat_tools,
+    flatten_tools,
     message,
     objects,
     part_of,
@@ -181,7 +181,7 @@ class _EventsPlace(runs.Place):
 
 def begin_events(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> runs.Place | None:
     """Begin the place of ``BaseChatModel._iter_v2_events``, and its call."""
-    given = named(("messages",), args, kwargs)["messages"]
+    given = bind_names(("messages",), args, kwargs)["messages"]
     call = _begin_call(args[0], c.CHAT, kwargs.get("run_manager"), given, kwargs, is_stream=True)
     if call is None:
         return None
@@ -192,13 +192,13 @@ def begin_events(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> runs.Place
 
 def begin_chat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
     """Begin the call of ``BaseChatModel._generate_with_cache``."""
-    given = named(("messages", "stop", "run_manager"), args, kwargs)
+    given = bind_names(("messages", "stop", "run_manager"), args, kwargs)
     return _begin_call(args[0], c.CHAT, given.get("run_manager"), given["messages"], kwargs)
 
 
 def begin_completion(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
     """Begin that of ``BaseLLM._generate_helper``: one request, each of its prompts a run."""
-    given = named(("prompts", "stop", "run_managers"), args, kwargs)
+    given = bind_names(("prompts", "stop", "run_managers"), args, kwargs)
     managers = given.get("run_managers") or [None]
     return _begin_call(args[0], c.TEXT_COMPLETION, managers[0], given["prompts"], {})
 
@@ -326,7 +326,7 @@ def _read_block(block: object) -> dict[str, Any] | None:
 
 def _tools_text(tools: Iterable[Any]) -> str:
     """Return the tools a model was given, as far as their definitions are at hand."""
-    return dump([part for tool in tools for part in flat_tools([tool]) or [_read_tool(tool)]])
+    return dump([part for tool in tools for part in flatten_tools([tool]) or [_read_tool(tool)]])
 
 
 def _read_tool(tool: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from opentelemetry.context import Context
 
 from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors import doors, steps
+from lightning_otel.instrumentors import steps, wrappers
 
 OPEN_LIMIT: Final = 10_000
 """Open runs that are kept. A run may never be told to end, as where a handler of the program's
@@ -90,7 +90,7 @@ def end(run_id: Any, exc: BaseException | None = None) -> None:
     """End the open run of an id, if there is one."""
     run = take(run_id)
     if run is not None:
-        capture.guarded(run.end, exc)
+        capture.guard_call(run.end, exc)
 
 
 def open_count() -> int:
@@ -125,7 +125,7 @@ def current_place() -> "Place | None":
     return place if place is not None and place.run_id is None else None
 
 
-class Place(doors.Run, AbstractContextManager[None]):
+class Place(wrappers.Run, AbstractContextManager[None]):
     """Code around one run, in one block or, around a generator, in a block for each step.
 
     Attributes:
@@ -163,7 +163,7 @@ class Place(doors.Run, AbstractContextManager[None]):
         """Return itself: the block in which the run takes place."""
         return self
 
-    def returned(self, result: Any) -> None:
+    def succeed(self, result: Any) -> None:
         """End the run as the method has."""
         self.over()
 

@@ -11,14 +11,14 @@ from types import ModuleType
 from typing import Any
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.doors import around
-from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.openai import asking
+from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.openai import token_ids
 from lightning_otel.instrumentors.openai.request import (
     ModelRequest,
     current_request,
     endpoint_of,
 )
+from lightning_otel.instrumentors.wrappers import wrap_call
 
 
 class OpenAIInstrumentor(LibraryInstrumentor):
@@ -37,13 +37,13 @@ class OpenAIInstrumentor(LibraryInstrumentor):
         ):
 
             def request(original: Any, send: Any = send) -> Any:
-                return around(_begin_request)(functools.wraps(original)(send(original)))
+                return wrap_call(_begin_request)(functools.wraps(original)(send(original)))
 
             self.wrap(client, "request", request)
             # OpenInference's, switched on first, stands in ``OpenAI`` and calls the bare method.
             self.wrap_past(client, "request", request)
             if hasattr(client, "_process_response"):
-                self.wrap(client, "_process_response", around(_note_response))
+                self.wrap(client, "_process_response", wrap_call(_note_response))
 
 
 _instrumentor = OpenAIInstrumentor()
@@ -54,12 +54,12 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelReq
     if options is None or not _instrumentor.is_wanted():
         return None
     sent, stamp = options, None
-    applied = capture.applied()
-    if applied is not None and endpoint_of(options.method, str(options.url)) is not None:
+    assigner = capture.current_assigner()
+    if assigner is not None and endpoint_of(options.method, str(options.url)) is not None:
         # Only where it was asked for.
-        from lightning_otel.instrumentors.substitution.requests import substituted
+        from lightning_otel.instrumentors.substitution.requests import substitute_resources
 
-        made = capture.guarded(substituted, applied, client, options)
+        made = capture.guard_call(substitute_resources, assigner, client, options)
         if made is not None:
             sent, stamp = made
     is_stream = bool(kwargs.get("stream"))
@@ -73,17 +73,17 @@ def _send_request(original: Any) -> Any:
     """Send what is to be sent, and what the agent wrote where the server refuses what is asked."""
 
     def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
-        sent, asked = capture.guarded(asking.sent_for, options) or (options, None)
+        sent, asked = capture.guard_call(token_ids.sent_for, options) or (options, None)
         if asked is not None:
             try:
                 return original(self, cast_to, asked, **kwargs)
             except Exception as exc:
-                if not capture.guarded(asking.is_refusal, exc):
+                if not capture.guard_call(token_ids.is_refusal, exc):
                     raise
         # Out here, an exception of the agent's own request does not name the refusal as its cause.
         result = original(self, cast_to, sent, **kwargs)
         if asked is not None:
-            capture.guarded(asking.note_refusal, self, sent)
+            capture.guard_call(token_ids.note_refusal, self, sent)
         return result
 
     return request
@@ -91,16 +91,16 @@ def _send_request(original: Any) -> Any:
 
 def _send_async(original: Any) -> Any:
     async def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
-        sent, asked = capture.guarded(asking.sent_for, options) or (options, None)
+        sent, asked = capture.guard_call(token_ids.sent_for, options) or (options, None)
         if asked is not None:
             try:
                 return await original(self, cast_to, asked, **kwargs)
             except Exception as exc:
-                if not capture.guarded(asking.is_refusal, exc):
+                if not capture.guard_call(token_ids.is_refusal, exc):
                     raise
         result = await original(self, cast_to, sent, **kwargs)
         if asked is not None:
-            capture.guarded(asking.note_refusal, self, sent)
+            capture.guard_call(token_ids.note_refusal, self, sent)
         return result
 
     return request

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import orjson
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.doors import named
-from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai.request import ModelRequest, endpoint_of
+from lightning_otel.instrumentors.wrappers import bind_names
 from lightning_otel.types import conventions as c
 
 
@@ -36,21 +36,21 @@ class LiteLLMInstrumentor(LibraryInstrumentor):
 class _Call(ModelRequest):
     """A call whose response the method itself gives."""
 
-    def returned(self, result: Any) -> None:
+    def succeed(self, result: Any) -> None:
         """End it with its response, unless that is still to be read."""
         self.observe(result)
-        super().returned(result)
+        super().succeed(result)
 
     def fail(self, exc: BaseException) -> None:
         """End it with the answer that the exception carries, where the server sent one."""
         response = getattr(exc, "response", None)
         if getattr(response, "is_closed", False):
-            capture.guarded(self.observe, response)
+            capture.guard_call(self.observe, response)
         super().fail(exc)
 
 
 def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
-    given = named(("url", "data", "json"), args[:4], kwargs)
+    given = bind_names(("url", "data", "json"), args[:4], kwargs)
     url, data = given.get("url"), given.get("data")
     if not isinstance(url, str) or endpoint_of("post", url) is None:
         return None

@@ -13,8 +13,7 @@ from opentelemetry.context import Context
 
 from lightning_otel import capture, debugging
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.doors import Run
-from lightning_otel.instrumentors.openai.formats import (
+from lightning_otel.instrumentors.openai.endpoints import (
     Attributes,
     Chat,
     Completions,
@@ -22,6 +21,7 @@ from lightning_otel.instrumentors.openai.formats import (
     Json,
 )
 from lightning_otel.instrumentors.openai.responses import Responses
+from lightning_otel.instrumentors.wrappers import Run
 from lightning_otel.types import conventions as c
 
 _JSON_START = re.compile(rb"\s*\{")
@@ -91,7 +91,7 @@ class ModelRequest(Run):
         endpoint = endpoint_of(options.method, str(options.url))
         if endpoint is None:
             if debugging.is_on:
-                debugging.tell(f"missed  {options.method} {options.url}: it asks no model")
+                debugging.log(f"missed  {options.method} {options.url}: it asks no model")
             return None
         body = options.json_data if isinstance(options.json_data, Mapping) else {}
         if options.extra_json:
@@ -108,11 +108,11 @@ class ModelRequest(Run):
             attributes[c.REQUEST_STREAM] = True
         if resources is not None:
             attributes[c.RESOURCES] = resources
-        attributes.update(capture.guarded(endpoint.request_attributes, body) or {})
+        attributes.update(capture.guard_call(endpoint.request_attributes, body) or {})
         # Read before sending: the program may change its own lists while it waits.
         content = None
         if capture.content_policy().is_kept:
-            content = capture.guarded(endpoint.request_content, body)
+            content = capture.guard_call(endpoint.request_content, body)
         name = f"{endpoint.operation} {model}" if isinstance(model, str) else endpoint.operation
         return cls(client, options, endpoint, operations.start_call(name, attributes, content))
 
@@ -125,13 +125,13 @@ class ModelRequest(Run):
                 BodyRecorder(response, self._started_s, self._end_with_body)
                 self._is_streaming = True
 
-    def returned(self, result: Any) -> None:
+    def succeed(self, result: Any) -> None:
         """End the span of a call whose answer is there; a stream's span goes on."""
         if self._is_streaming:
             return
         body = self._find_body()
         if body is None and hasattr(result, "model_dump_json"):  # a client that hides its response
-            body = capture.guarded(lambda: result.model_dump_json().encode())
+            body = capture.guard_call(lambda: result.model_dump_json().encode())
         self._end_with_body(body or b"", is_whole=True)
 
     def fail(self, exc: BaseException) -> None:
@@ -139,7 +139,9 @@ class ModelRequest(Run):
         self._end_with_body(self._find_body() or b"", is_whole=True, exc=exc)
 
     def _find_body(self) -> bytes | None:
-        return None if self._response is None else capture.guarded(lambda: self._response.content)
+        return (
+            None if self._response is None else capture.guard_call(lambda: self._response.content)
+        )
 
     def _end_with_body(
         self,
@@ -163,7 +165,7 @@ class ModelRequest(Run):
         # Apart, both and the answer's body are freed at once.
         operation.request, self.context, self._response = None, Context(), None
         self.options = self.given = None
-        read = capture.guarded(self._read_body, body, first_chunk_s)
+        read = capture.guard_call(self._read_body, body, first_chunk_s)
         answer, is_complete = read or ({}, False)
         error = answer.get("error")
         if exc is not None:
@@ -188,7 +190,7 @@ class ModelRequest(Run):
             is_complete = self.endpoint.is_complete(events)
             answer = self.endpoint.assemble(events)
         if answer is not None:
-            capture.guarded(self._take_answer, answer)
+            capture.guard_call(self._take_answer, answer)
         return answer or {}, is_complete
 
     def _take_answer(self, answer: Json) -> None:
@@ -293,19 +295,19 @@ class BodyRecorder:
         """A response dropped unread and unclosed was abandoned."""
         # At the interpreter's end the module may be gone before the last responses are.
         if not self._is_over and capture is not None:
-            capture.guarded(self._finish)
+            capture.guard_call(self._finish)
 
     def _close(self) -> None:
         try:
             self._class.close(self._response)
         finally:
-            capture.guarded(self._closed)
+            capture.guard_call(self._closed)
 
     async def _aclose(self) -> None:
         try:
             await self._class.aclose(self._response)
         finally:
-            capture.guarded(self._closed)
+            capture.guard_call(self._closed)
 
     def _iter_bytes(self, *args: Any, **kwargs: Any) -> Iterator[bytes]:
         self._is_reading = True
@@ -319,9 +321,9 @@ class BodyRecorder:
                 yield chunk
                 self._is_reading = True
         except BaseException as exc:
-            capture.guarded(self._broken, exc)
+            capture.guard_call(self._broken, exc)
             raise
-        capture.guarded(self._finish, is_whole=True)
+        capture.guard_call(self._finish, is_whole=True)
 
     async def _aiter_bytes(self, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
         self._is_reading = True
@@ -337,9 +339,9 @@ class BodyRecorder:
                 yield chunk
                 self._is_reading = True
         except BaseException as exc:
-            capture.guarded(self._broken, exc)
+            capture.guard_call(self._broken, exc)
             raise
-        capture.guarded(self._finish, is_whole=True)
+        capture.guard_call(self._finish, is_whole=True)
 
     def _keep(self, chunk: bytes) -> None:
         if self._first_chunk_s is None:

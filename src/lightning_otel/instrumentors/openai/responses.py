@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from lightning_otel.adapter.tokens import token_content
-from lightning_otel.instrumentors.openai.formats import Attributes, Chat, Json, add_tools, dump
-from lightning_otel.messages import called_part, content_parts, object_of, objects, read_items
+from lightning_otel.instrumentors.openai.endpoints import Attributes, Chat, Json, add_tools, dump
+from lightning_otel.messages import content_parts, object_of, objects, raw_call_part, read_items
 from lightning_otel.types import conventions as c
 
 _FINAL: Final = ("response.completed", "response.incomplete", "response.failed")
@@ -44,7 +44,7 @@ class Responses(Chat):
         """Instructions, messages and tools of a request."""
         given = body.get("input")
         items = [given] if isinstance(given, str) else objects(given)
-        content = {c.INPUT_MESSAGES: dump(read_items(items, call=called_part))}
+        content = {c.INPUT_MESSAGES: dump(read_items(items, call=raw_call_part))}
         instructions = content_parts(body.get("instructions"))
         if instructions:
             content[c.SYSTEM_INSTRUCTIONS] = dump(instructions)
@@ -68,7 +68,7 @@ class Responses(Chat):
     def response_content(self, body: Json) -> dict[str, str]:
         """The answer as one message; token ids and logprobs where an engine gives them."""
         output = objects(body.get("output"))
-        messages = read_items(output, "assistant", called_part)
+        messages = read_items(output, "assistant", raw_call_part)
         for reason in self.finish_reasons(body) if messages else ():
             messages[-1]["finish_reason"] = reason
         logprobs = [

@@ -14,10 +14,17 @@ from opentelemetry import context as otel_context
 
 from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.doors import Make, Run, Within, around, around_steps, named
-from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai_agents.model import ModelCall
 from lightning_otel.instrumentors.openai_agents.spans import SESSION_KEY, SdkSpans
+from lightning_otel.instrumentors.wrappers import (
+    ContextRun,
+    Make,
+    Run,
+    bind_names,
+    wrap_call,
+    wrap_generator,
+)
 
 
 class OpenAIAgentsInstrumentor(LibraryInstrumentor):
@@ -45,13 +52,13 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
     def _patch_spans(self, module: ModuleType) -> None:
         _spans.scope = getattr(module, "Scope", None)
         for name in ("SpanImpl", "NoOpSpan"):
-            self._wrap_if_there(module, name, "start", around(self.if_wanted(self._start_span)))
+            self._wrap_if_there(module, name, "start", wrap_call(self.if_wanted(self._start_span)))
             self._wrap_if_there(module, name, "finish", _told(_spans.finish))
         self._wrap_if_there(module, "NoOpSpan", "set_error", _told(_spans.note_error))
 
     def _patch_traces(self, module: ModuleType) -> None:
         for name in ("TraceImpl", "NoOpTrace", "ReattachedTrace"):
-            self._wrap_if_there(module, name, "start", around(self.if_wanted(_start_trace)))
+            self._wrap_if_there(module, name, "start", wrap_call(self.if_wanted(_start_trace)))
             self._wrap_if_there(module, name, "finish", _told(_spans.finish))
 
     def _patch_provider(self, module: ModuleType) -> None:
@@ -62,7 +69,7 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
         base = getattr(module, "Model", None)
         if isinstance(base, type):
             begin = self.if_wanted(_begin_call)
-            methods = {"get_response": around(begin), "stream_response": around_steps(begin)}
+            methods = {"get_response": wrap_call(begin), "stream_response": wrap_generator(begin)}
             self.wrap_family(base, methods)
 
     def _patch_tools(self, module: ModuleType) -> None:
@@ -71,10 +78,10 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
     def _patch_runner(self, module: ModuleType) -> None:
         for name in ("run", "run_streamed"):
             # The task that a streamed run starts copies the context.
-            self._wrap_if_there(module, "AgentRunner", name, around(self.if_active(_in_session)))
+            self._wrap_if_there(module, "AgentRunner", name, wrap_call(self.if_active(_in_session)))
 
     def _start_span(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        given = named(("mark_as_current",), args, kwargs)
+        given = bind_names(("mark_as_current",), args, kwargs)
         _spans.start(args[0], is_current=bool(given.get("mark_as_current")))
 
     def _wrap_if_there(self, module: ModuleType, owner: str, name: str, make: Any) -> None:
@@ -92,7 +99,7 @@ def _start_trace(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 
 def _told(note: Callable[..., None]) -> Make:
     """Return what tells a method's arguments before it runs."""
-    return around(lambda args, kwargs: note(*args, **kwargs))
+    return wrap_call(lambda args, kwargs: note(*args, **kwargs))
 
 
 def _made(note: Callable[..., None]) -> Make:
@@ -101,7 +108,7 @@ def _made(note: Callable[..., None]) -> Make:
     def make(original: Any) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
-            capture.guarded(note, self if result is None else result, *args, **kwargs)
+            capture.guard_call(note, self if result is None else result, *args, **kwargs)
             return result
 
         return method
@@ -115,7 +122,7 @@ def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
         return None
     session_id = getattr(kwargs["session"], "session_id", None)
     known = session_id if isinstance(session_id, str) else None
-    return Within(otel_context.set_value(SESSION_KEY, known))
+    return ContextRun(otel_context.set_value(SESSION_KEY, known))
 
 
 def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:

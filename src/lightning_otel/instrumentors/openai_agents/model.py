@@ -17,7 +17,7 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import capture
 from lightning_otel.capture import operations
 from lightning_otel.instrumentors import steps
-from lightning_otel.instrumentors.reading import (
+from lightning_otel.instrumentors.attributes import (
     field_of,
     fields_of,
     read_settings,
@@ -60,7 +60,7 @@ class ModelCall(steps.ModelCall):
         self._request = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
         self._response: Any = None
 
-    def saw(self, item: Any) -> None:
+    def note_item(self, item: Any) -> None:
         """Note an event of a stream: the closing one holds the whole answer."""
         if getattr(item, "type", None) in _FINAL:
             self._response = item.response
@@ -79,10 +79,10 @@ class ModelCall(steps.ModelCall):
     def fill(self, answer: Any) -> None:
         """Put on the span what the SDK knows, as far as its own span has not said it."""
         operation = self.operation
-        attributes, content = capture.guarded(_read_request, self._request) or ({}, {})
+        attributes, content = capture.guard_call(_read_request, self._request) or ({}, {})
         operation.attributes = {**attributes, **operation.attributes}
         operation.body = {**content, **operation.body}
-        add_facts(operation, capture.guarded(_read_response, answer))
+        add_facts(operation, capture.guard_call(_read_response, answer))
 
 
 Facts = tuple[dict[str, AttributeValue], dict[str, str]]
@@ -96,7 +96,7 @@ def add_facts(operation: operations.Operation, facts: Facts | None) -> None:
     operation.body.update(content)
     name = attributes.get(c.REQUEST_MODEL)
     if isinstance(name, str):
-        operation.span.update_name(operations.clean(f"{c.CHAT} {name}"))
+        operation.span.update_name(operations.clean_text(f"{c.CHAT} {name}"))
 
 
 def read_span(data: object) -> Facts:

@@ -56,13 +56,13 @@ class Node:
         self.operation: operations.Operation | None = None
         self.deferred: Callable[[], operations.Operation] | None = None
         self.error: object = None
-        self.attached: capture.attached | None = None
+        self.attached: capture.attach_context | None = None
         # What is being handled where a run begins is not what the run fails with.
         self._handled = sys.exception()
 
     def attach(self, context: otel_context.Context) -> None:
         """Make a context current until its end."""
-        self.attached = capture.attached(context)
+        self.attached = capture.attach_context(context)
         self.attached.__enter__()
 
     def failure(self) -> BaseException | None:
@@ -145,7 +145,7 @@ class SdkSpans:
             if node.conversation is not None:
                 attributes[c.CONVERSATION_ID] = node.conversation
             node.operation = operations.Operation(
-                operations.clean(name), SpanKind.INTERNAL, attributes, parent=context
+                operations.clean_text(name), SpanKind.INTERNAL, attributes, parent=context
             )
             if is_current and node.kind in _ENCLOSING:
                 node.attach(operations.context_within(node.operation))
@@ -166,7 +166,7 @@ class SdkSpans:
             attributes[c.CONVERSATION_ID] = node.conversation
         begin = functools.partial(
             operations.Operation,
-            operations.clean(f"{c.INVOKE_WORKFLOW} {_read_text(name)}"),
+            operations.clean_text(f"{c.INVOKE_WORKFLOW} {_read_text(name)}"),
             SpanKind.INTERNAL,
             attributes,
             start_ns=time.time_ns(),
@@ -193,7 +193,7 @@ class SdkSpans:
             return  # the client's to end: it may still be reading the answer
         data = getattr(span, "span_data", None)
         if data is not None:
-            capture.guarded(_fill_operation, operation, data)
+            capture.guard_call(_fill_operation, operation, data)
         if node.kind not in _MODEL_KINDS or attached is not None:
             _end_operation(operation, node.failure(), node.error or getattr(span, "error", None))
 
@@ -255,7 +255,7 @@ def _fill_operation(operation: operations.Operation, data: Any) -> None:
         operation.attributes[c.GUARDRAIL_TRIGGERED] = bool(data.triggered)
     elif kind == "handoff" and isinstance(data.to_agent, str):
         operation.attributes[c.HANDOFF_TARGET] = data.to_agent
-        operation.span.update_name(operations.clean(f"{c.SPAN_HANDOFF} {data.to_agent}"))
+        operation.span.update_name(operations.clean_text(f"{c.SPAN_HANDOFF} {data.to_agent}"))
     elif kind == "custom" and data.data:
         operation.body[c.OPERATION_INPUT] = text_of(data.data)
 
@@ -270,6 +270,6 @@ def _end_operation(
         detail = error.get("data")
         why = detail.get("error") if isinstance(detail, Mapping) else None
         message = f"{kind}: {why}" if isinstance(why, str) else kind
-        operation.fail_with(kind, operations.scrubbed(message))
+        operation.fail_with(kind, operations.scrub_message(message))
     else:
         operation.stop()

@@ -48,7 +48,7 @@ def _share_of(text: str) -> float:
     return int.from_bytes(digest) / 2**64
 
 
-def assigned(
+def assign_versions(
     standings: Mapping[str, Standing],
     key: str,
     agent: str | None,

@@ -48,11 +48,13 @@ class Substituted(NamedTuple):
     stamp: str
 
 
-def substituted(applied: capture.Applied, client: Any, options: Any) -> Substituted | None:
+def substitute_resources(
+    assigner: capture.ResourceAssigner, client: Any, options: Any
+) -> Substituted | None:
     """The request with what it is given; None where nothing is, and it is sent as it is.
 
     Args:
-        applied: Gives it.
+        assigner: Gives it.
         client: The client that sends it.
         options: The client's options of it, which stay as they are.
     """
@@ -64,7 +66,7 @@ def substituted(applied: capture.Applied, client: Any, options: Any) -> Substitu
     stamps: Mapping[str, Any] = frame.stamps if frame is not None else {}
     agent = _acting_agent(stamps)
     pinned, foreign = _find_pins(resources_of(agent or "", stamps.get(c.RESOURCES)), agent)
-    found = applied.given(_canary_key(stamps), agent, pinned)
+    found = assigner.assign(_canary_key(stamps), agent, pinned)
     substitutes = {name: given for name, given in found.items() if name not in foreign}
     prompt = _of_kind("prompt", substitutes.get(SYSTEM_PROMPT))
     endpoint = _of_kind("endpoint", substitutes.get(ENDPOINT))

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from lightning_otel.adapter.histories import is_same
 from lightning_otel.messages import read_message
-from lightning_otel.messages.media import dumped, plain
+from lightning_otel.messages.media import to_json, to_text
 from lightning_otel.types import Message, Trajectory, Transition
 from lightning_otel.types.text import count_noun
 
@@ -113,8 +113,8 @@ def show_messages(
     """Messages of the conventions or of the chat API, from a position on, as they are shown."""
     return [
         ShownMessage(
-            plain(message.get("role")) or ("assistant" if side == "output" else "user"),
-            plain(message.get("name")),
+            to_text(message.get("role")) or ("assistant" if side == "output" else "user"),
+            to_text(message.get("name")),
             [show_part(part, longest) for part in _message_parts(message)],
             span_id,
             side,
@@ -226,30 +226,30 @@ def _message_parts(message: Message) -> Iterable[object]:
 def _read_part(part: object) -> tuple[str, str, str]:
     """A part's kind, title and whole text."""
     if not isinstance(part, Mapping):
-        return "text", "", plain(part)
+        return "text", "", to_text(part)
     kind = part.get("type")
     if kind in _TITLES:
-        return str(kind), _TITLES[str(kind)], plain(part.get("content"))
+        return str(kind), _TITLES[str(kind)], to_text(part.get("content"))
     if kind == "tool_call":
         arguments = part.get("arguments")
         text = "" if arguments is None else value_text(arguments)
-        return "tool_call", f"calls {plain(part.get('name')) or 'a tool'}", text
+        return "tool_call", f"calls {to_text(part.get('name')) or 'a tool'}", text
     if kind == "tool_call_response":
         return "tool_result", "tool answered", value_text(part.get("response"))
     if kind in ("blob", "uri", "file"):
-        begun, content = _IMAGES.get(plain(part.get("mime_type"))), plain(part.get("content"))
+        begun, content = _IMAGES.get(to_text(part.get("mime_type"))), to_text(part.get("content"))
         is_begun = kind == "blob" and begun is not None and content.startswith(begun)
         return "image" if is_begun and len(content) <= _LARGEST else "media", *_word_medium(part)
-    return "other", plain(kind), _laid_out(part)
+    return "other", to_text(kind), _laid_out(part)
 
 
 def _word_medium(part: Mapping[str, Any]) -> tuple[str, str]:
     """Word a medium, and its place or length; nothing is fetched."""
-    words = [plain(part.get(key)) for key in ("modality", "mime_type", "filename")]
-    title = ", ".join(filter(None, words)) or plain(part.get("type"))
+    words = [to_text(part.get(key)) for key in ("modality", "mime_type", "filename")]
+    title = ", ".join(filter(None, words)) or to_text(part.get("type"))
     if part.get("type") == "blob":
-        return title, f"{len(plain(part.get('content'))):,} characters of base64, not shown"
-    return title, plain(part.get("uri", part.get("file_id")))
+        return title, f"{len(to_text(part.get('content'))):,} characters of base64, not shown"
+    return title, to_text(part.get("uri", part.get("file_id")))
 
 
 def _laid_out(value: object) -> str:
@@ -261,4 +261,4 @@ def _laid_out(value: object) -> str:
             return line
         return json.dumps(value, ensure_ascii=False, indent=2, default=str)
     except (ValueError, RecursionError):
-        return dumped(value)
+        return to_json(value)

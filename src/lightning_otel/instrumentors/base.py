@@ -15,14 +15,14 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.doors import Begin, Make, Run, around, around_steps
-from lightning_otel.instrumentors.patching import (
+from lightning_otel.instrumentors.patches import (
     MARK,
     replace,
     restore,
     subclasses_of,
     walk_wrapped,
 )
+from lightning_otel.instrumentors.wrappers import Begin, Make, Run, wrap_call, wrap_generator
 
 Patch: TypeAlias = Callable[[ModuleType], None]
 
@@ -87,12 +87,12 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
     def wrap_calls(self, owner: Any, begin: Begin, *names: str) -> None:
         """Make each wanted call of some methods, plain or coroutine ones, a run."""
         for name in names:
-            self.wrap(owner, name, around(self.if_wanted(begin)))
+            self.wrap(owner, name, wrap_call(self.if_wanted(begin)))
 
     def wrap_steps(self, owner: Any, begin: Begin, *names: str) -> None:
         """Make each wanted generator of some methods a run."""
         for name in names:
-            self.wrap(owner, name, around_steps(self.if_wanted(begin)))
+            self.wrap(owner, name, wrap_generator(self.if_wanted(begin)))
 
     def if_wanted(self, begin: Begin) -> Begin:
         """Begin only what should become a span here and now."""
@@ -150,7 +150,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
             else:
                 hook.__func__(cls, **kwargs)
             if self.is_active:
-                capture.guarded(adopt, cls)
+                capture.guard_call(adopt, cls)
 
         for cls in (base, *subclasses_of(base)):
             adopt(cls)
@@ -196,7 +196,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
     def _patch_if_active(self, module_name: str, module: ModuleType) -> None:
         self._imported[module_name] = module
         if self.is_active:
-            capture.guarded(self.patches()[module_name], module)
+            capture.guard_call(self.patches()[module_name], module)
 
 
 def _restore_hook(base: Any, hook: Any, ours: Any) -> bool:

@@ -19,9 +19,9 @@ from lightning_otel import capture, config, provider
 from lightning_otel.capture import operations
 from lightning_otel.dataset import Store
 from lightning_otel.errors import warn_once
-from lightning_otel.instrumentors.doors import Within
+from lightning_otel.instrumentors.wrappers import ContextRun
 from lightning_otel.store.transforms import load_transform_lazily, name_transform
-from lightning_otel.tracing.blocks import each_call
+from lightning_otel.tracing.blocks import wrap_function
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,11 +36,11 @@ class _Carried:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._context: Context | None = capture.guarded(operations.parent_context)
+        self._context: Context | None = capture.guard_call(operations.parent_context)
         self._pid = os.getpid()
         self._packed = None
         if self._context is not None:
-            self._packed = capture.guarded(_pack_context, self._context)
+            self._packed = capture.guard_call(_pack_context, self._context)
         functools.update_wrapper(self, function, updated=())
 
     def __getstate__(self) -> tuple[Callable[..., Any], dict[str, Any] | None]:
@@ -55,15 +55,15 @@ class _Carried:
         return f"<carried {getattr(self._function, '__qualname__', type(self._function).__name__)}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return each_call(self._function, self._begin)(*args, **kwargs)
+        return wrap_function(self._function, self._begin)(*args, **kwargs)
 
-    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Within | None:
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ContextRun | None:
         context = self._context
         if self._pid != os.getpid():
             # A forked child holds its parent's context, whose writer and spans are the parent's.
             packed = self._packed
-            context = None if packed is None else capture.guarded(_unpack_context, **packed)
-        return None if context is None else Within(context)
+            context = None if packed is None else capture.guard_call(_unpack_context, **packed)
+        return None if context is None else ContextRun(context)
 
 
 def carried(function: F) -> F:
@@ -98,8 +98,8 @@ def _pack_context(context: Context) -> dict[str, Any]:
         "stamps": dict(frame.stamps),
         "transforms": tuple(map(name_transform, frame.transforms)),
         "asks_for_ids": frame.asks_for_ids,
-        "applies": frame.applied is not None,
-        "standings": getattr(frame.applied, "standings", None),
+        "applies": frame.assigner is not None,
+        "standings": getattr(frame.assigner, "standings", None),
     }
 
 
@@ -136,12 +136,12 @@ def _unpack_context(
     provider.ensure_provider()
     if os.getpid() not in _prepared_pids:
         _prepared_pids.add(os.getpid())
-        capture.guarded(provider.switch_on)
+        capture.guard_call(provider.switch_on)
     above = context if trace.get_current_span(context).get_span_context().is_valid else None
-    watch = capture.guarded(provider.applied_of, store) if applies else None
-    applied = watch.held(standings) if watch is not None else None
+    watch = capture.guard_call(provider.assigner_of, store) if applies else None
+    assigner = watch.for_rollout(standings) if watch is not None else None
     frame = capture.Frame(
-        store.writer(), stamps, above, asks_for_ids=asks_for_ids, applied=applied,
+        store.writer(), stamps, above, asks_for_ids=asks_for_ids, assigner=assigner,
         transforms=tuple(map(load_transform_lazily, transforms)),
     )  # fmt: skip
-    return capture.in_frame(frame, context)
+    return capture.set_frame(frame, context)

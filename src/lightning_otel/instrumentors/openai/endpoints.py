@@ -17,8 +17,8 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import messages
 from lightning_otel.adapter.tokens import add_encoded, encode_ids, sampled_ids, token_content
-from lightning_otel.instrumentors.reading import read_settings, token_counts
-from lightning_otel.messages import called_part, flat_tools, message, object_of, objects
+from lightning_otel.instrumentors.attributes import read_settings, token_counts
+from lightning_otel.messages import flatten_tools, message, object_of, objects, raw_call_part
 from lightning_otel.messages.media import text_part
 from lightning_otel.redact import Scrubbed, scrub
 from lightning_otel.types import conventions as c
@@ -62,7 +62,7 @@ def _as_sent(value: Any) -> Any:
 
 def add_tools(content: dict[str, str], tools: object) -> dict[str, str]:
     """Content with a request's tools in the conventions' flat form, if it has some."""
-    if tools and (flat := flat_tools(tools)):
+    if tools and (flat := flatten_tools(tools)):
         content[c.TOOL_DEFINITIONS] = dump(flat)
     return content
 
@@ -148,7 +148,7 @@ class Chat:
     def read_answer(self, choice: Json) -> dict[str, Any]:
         """Return the message of a choice."""
         reason, said = choice.get("finish_reason"), object_of(choice.get("message"))
-        return messages.read_message(said, "assistant", called_part, finish_reason=reason)
+        return messages.read_message(said, "assistant", raw_call_part, finish_reason=reason)
 
     def read_sampled(self, choice: Json) -> tuple[list[Any], list[Any]]:
         """Return the sampled tokens of a choice and their logprobs."""
@@ -235,7 +235,7 @@ def _remembered(sent: bytes) -> str:
 
 
 def _write_message(item: Json) -> str:
-    return scrub(dump(messages.read_message(item, "", called_part)))
+    return scrub(dump(messages.read_message(item, "", raw_call_part)))
 
 
 def _tool_calls(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from opentelemetry.instrumentation.utils import suppress_instrumentation
 
 from lightning_otel import capture
 from lightning_otel.errors import LightningOtelError, warn_once
-from lightning_otel.instrumentors.substitution import Standing, assigned
+from lightning_otel.instrumentors.substitution import Standing, assign_versions
 from lightning_otel.types import Resource
 
 FRESH_S: Final = 1.0
@@ -67,15 +67,15 @@ class Watch:
         # Guards _is_reading: one thread alone reads.
         self._lock = threading.Lock()
 
-    def held(self, standings: Mapping[str, Standing] | None = None) -> "Held":
+    def for_rollout(self, standings: Mapping[str, Standing] | None = None) -> "RolloutVersions":
         """Return the versions of one rollout.
 
         Args:
             standings: What it was given in another process; None if it has asked nothing yet.
         """
-        return Held(self, standings)
+        return RolloutVersions(self, standings)
 
-    def given(
+    def assign(
         self,
         key: str,
         agent: str | None,
@@ -117,7 +117,7 @@ class Watch:
         if fixed is not None:
             standings = fixed.setdefault("standings", standings)
         found = {name: held for name, version in pins if (held := self._pinned[name, version])}
-        given = assigned(standings, key, agent, found)
+        given = assign_versions(standings, key, agent, found)
         # A pin that cannot be read is not the same as none: what it names is left to the agent.
         known = {*found, *(name.removeprefix(f"{agent}/") for name in found)}
         return {name: given[name] for name in given if name in known or name not in pinned}
@@ -166,7 +166,7 @@ class Watch:
             self._done.set()
 
 
-class Held:
+class RolloutVersions:
     """The assignable versions of one rollout, fixed at its first request."""
 
     def __init__(self, watch: Watch, standings: Mapping[str, Standing] | None) -> None:
@@ -174,16 +174,16 @@ class Held:
         self._watch = watch
         # In a dictionary, which is set once however many threads of the rollout ask first.
         self._fixed = {} if standings is None else {"standings": standings}
-        self.held = watch.held
+        self.for_rollout = watch.for_rollout
 
     @property
     def standings(self) -> Mapping[str, Standing] | None:
         """The fixed versions; None before the first request."""
         return self._fixed.get("standings")
 
-    def given(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> dict[str, Resource]:
-        """Return a request's resources, as :meth:`Watch.given` does."""
-        return self._watch.given(key, agent, pinned, self._fixed)
+    def assign(self, key: str, agent: str | None, pinned: Mapping[str, int]) -> dict[str, Resource]:
+        """Return a request's resources, as :meth:`Watch.assign` does."""
+        return self._watch.assign(key, agent, pinned, self._fixed)
 
 
 _watches: dict[str, Watch] = {}

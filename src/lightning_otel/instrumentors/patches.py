@@ -30,7 +30,7 @@ class _Waiting:
         """Find a library that is waited for by way of wrapt; leave all others to Python."""
         if name not in self.hooks:
             return None
-        capture.guarded(self.hand_over)
+        capture.guard_call(self.hand_over)
         return find_spec(name) if name not in self.hooks else None
 
     def hand_over(self) -> None:
@@ -53,7 +53,7 @@ def when_imported(library: str, function: Callable[[str], object]) -> None:
     """Call a function with a library's name once the program has imported it."""
 
     def hook(module: ModuleType) -> None:
-        capture.guarded(function, module.__name__)
+        capture.guard_call(function, module.__name__)
 
     _waiting.hooks[library] = (*_waiting.hooks.get(library, ()), hook)
     if "wrapt" in sys.modules:

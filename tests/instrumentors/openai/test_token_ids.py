@@ -10,7 +10,7 @@ from tests.instrumentors.transport import http
 
 from lightning_otel import Store, auto_trace, carried, context
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.instrumentors.openai import asking
+from lightning_otel.instrumentors.openai import token_ids
 from lightning_otel.tracing import Traced
 from lightning_otel.types import conventions as c
 
@@ -32,7 +32,7 @@ UNCHANGED = [*UNASKED, *sorted(SURFACES.keys() - {*ASKING, "beta responses"})]
 @pytest.fixture(autouse=True)
 def _nobody_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What servers refused is known for one test."""
-    monkeypatch.setattr(asking, "_refusing", set())
+    monkeypatch.setattr(token_ids, "_refusing", set())
 
 
 def asked_in(store: Store) -> Traced:
@@ -118,7 +118,7 @@ def test_refusal_is_remembered_by_server(
 
     assert [CHAT.items() <= (exchange.request or {}).items() for exchange in willing.log] == [True]
     assert [exchange.status for exchange in server.log] == [400, 200, 200]
-    told = [record.getMessage() for record in caplog.records if record.name == asking.log.name]
+    told = [record.getMessage() for record in caplog.records if record.name == token_ids.log.name]
     assert told == ["127.0.0.1 refuses to be asked for token ids, and is asked no more: "
                     "its calls stay text"]  # fmt: skip
 

@@ -20,7 +20,7 @@ from lightning_otel.demo.server import DemoServer
 from lightning_otel.instrumentors import threads
 from lightning_otel.types import conventions as c
 
-PROGRAM = Path(__file__).with_name("carrying_program.py")
+PROGRAM = Path(__file__).with_name("propagation_program.py")
 WAYS = [
     ("fork", "pool"),
     ("fork", "run_in_executor"),

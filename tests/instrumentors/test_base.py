@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import wrapt
 
-from lightning_otel.instrumentors.library import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 
 
 class Greeting(LibraryInstrumentor):

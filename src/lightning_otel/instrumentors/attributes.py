@@ -51,7 +51,7 @@ def field_of(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
-def word(value: Any) -> str | None:
+def read_word(value: Any) -> str | None:
     """The value if it is a text of more than blanks, without those around it."""
     return (str.strip(value) or None) if issubclass(type(value), str) else None
 

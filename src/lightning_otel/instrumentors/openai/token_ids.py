@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.openai.formats import Chat, Completions
+from lightning_otel.instrumentors.openai.endpoints import Chat, Completions
 from lightning_otel.instrumentors.openai.request import ModelRequest, current_request
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def sent_for(options: Any) -> tuple[Any, Any | None]:
     request = current_request()
     if request is None or request.given is not options:
         return options, None
-    return request.options, capture.guarded(_add_requests, request, request.options)
+    return request.options, capture.guard_call(_add_requests, request, request.options)
 
 
 def _add_requests(request: ModelRequest, options: Any) -> Any | None:

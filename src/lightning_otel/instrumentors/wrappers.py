@@ -39,18 +39,18 @@ class Run:
 
     def active(self) -> AbstractContextManager[None]:
         """Return the block in which the code runs, or one step of a generator does."""
-        return capture.attached(self.context)
+        return capture.attach_context(self.context)
 
-    def returned(self, result: Any) -> None:
+    def succeed(self, result: Any) -> None:
         """End it with the result of a call."""
 
     def fail(self, exc: BaseException) -> None:
         """End it with what was raised; a ``GeneratorExit`` leaves a generator before its end."""
 
-    def saw(self, item: Any) -> None:
+    def note_item(self, item: Any) -> None:
         """Take note of an item of a generator."""
 
-    def interrupted(self, exc: BaseException) -> None:
+    def note_throw(self, exc: BaseException) -> None:
         """Take note of what is thrown into a generator between two items."""
 
     def stop(self) -> None:
@@ -65,7 +65,7 @@ class Run:
         getattr(self, name)(*given)
 
 
-class Within(Run):
+class ContextRun(Run):
     """Code that runs in a context and is no operation."""
 
     def __init__(self, context: Context) -> None:
@@ -78,14 +78,14 @@ Make: TypeAlias = Callable[[Any], Any]
 """Gives the function that is to stand in a method's place, of the one that stands there."""
 
 
-def named(
+def bind_names(
     names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Return arguments by name, those without their owner being called ``names``."""
     return {**dict(zip(names, args[1:], strict=False)), **kwargs}
 
 
-def around(begin: Begin) -> Make:
+def wrap_call(begin: Begin) -> Make:
     """Make each call of a function a run; it may be a coroutine function, also in disguise."""
 
     def make(original: Any) -> Any:
@@ -93,19 +93,19 @@ def around(begin: Begin) -> Make:
             return _around_async(begin, original)
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            run = capture.guarded(begin, args, kwargs)
+            run = capture.guard_call(begin, args, kwargs)
             if run is None:
                 return original(*args, **kwargs)
             try:
                 with run.active():
                     result = original(*args, **kwargs)
             except BaseException as exc:
-                capture.guarded(run.fail, exc)
+                capture.guard_call(run.fail, exc)
                 del run  # it may know the exception, whose traceback knows this frame
                 raise
             if inspect.iscoroutine(result):
                 return _await_run(run, result)
-            capture.guarded(run.returned, result)
+            capture.guard_call(run.succeed, result)
             return result
 
         return function
@@ -115,13 +115,13 @@ def around(begin: Begin) -> Make:
 
 def _around_async(begin: Begin, original: Any) -> Any:
     async def function(*args: Any, **kwargs: Any) -> Any:
-        run = capture.guarded(begin, args, kwargs)
+        run = capture.guard_call(begin, args, kwargs)
         if run is None:
             return await original(*args, **kwargs)
         try:
             work = _await_run(run, original(*args, **kwargs))
         except BaseException as exc:  # the arguments do not fit, or it is a function in disguise
-            capture.guarded(run.fail, exc)
+            capture.guard_call(run.fail, exc)
             raise
         finally:
             del run  # as above
@@ -136,16 +136,16 @@ async def _await_run(run: Run, coroutine: Coroutine[Any, Any, Any]) -> Any:
             result = await coroutine
     except BaseException as exc:
         if isinstance(exc, GeneratorExit):  # a coroutine that is closed cannot await any more
-            capture.guarded(run.fail, exc)
+            capture.guard_call(run.fail, exc)
         else:
             await _tell_async(run, "fail", exc)
         del run  # as above
         raise
-    await _tell_async(run, "returned", result)
+    await _tell_async(run, "succeed", result)
     return result
 
 
-def around_steps(begin: Begin) -> Make:
+def wrap_generator(begin: Begin) -> Make:
     """Make each generator of a function a run, begun at its first step; it may be an async one."""
 
     def make(original: Any) -> Any:
@@ -171,7 +171,7 @@ def _active_context(run: Run | None) -> AbstractContextManager[None]:
 
 def _notify_run(run: Run | None, name: str, *given: Any) -> None:
     if run is not None:
-        capture.guarded(getattr(run, name), *given)
+        capture.guard_call(getattr(run, name), *given)
 
 
 async def _tell_async(run: Run | None, name: str, *given: Any) -> None:
@@ -190,7 +190,7 @@ def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any,
 
     def function(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = original(*args, **kwargs)
-        run = capture.guarded(begin, args, kwargs)
+        run = capture.guard_call(begin, args, kwargs)
         step: Callable[[], Any] = functools.partial(next, inner)
         left: GeneratorExit | None = None
         try:
@@ -207,11 +207,11 @@ def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any,
                 except BaseException as exc:
                     _notify_run(run, "fail", exc)
                     raise
-                _notify_run(run, "saw", item)
+                _notify_run(run, "note_item", item)
                 try:
                     sent = yield item
                 except BaseException as exc:  # noqa: BLE001  # handed on, not swallowed
-                    _notify_run(run, "interrupted", exc)
+                    _notify_run(run, "note_throw", exc)
                     left = exc if isinstance(exc, GeneratorExit) else None
                     step = functools.partial(inner.throw, exc)
                 else:
@@ -225,7 +225,7 @@ def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any,
 def _walk_async_generator(begin: Begin, original: Any) -> Callable[..., AsyncGenerator[Any, Any]]:
     async def function(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = original(*args, **kwargs)
-        run = capture.guarded(begin, args, kwargs)
+        run = capture.guard_call(begin, args, kwargs)
         step: Callable[[], Awaitable[Any]] = functools.partial(_first_step, inner)
         left: GeneratorExit | None = None
         try:
@@ -246,11 +246,11 @@ def _walk_async_generator(begin: Begin, original: Any) -> Callable[..., AsyncGen
                     else:
                         await _tell_async(run, "fail", exc)
                     raise
-                _notify_run(run, "saw", item)
+                _notify_run(run, "note_item", item)
                 try:
                     sent = yield item
                 except BaseException as exc:  # noqa: BLE001  # handed on, not swallowed
-                    _notify_run(run, "interrupted", exc)
+                    _notify_run(run, "note_throw", exc)
                     left = exc if isinstance(exc, GeneratorExit) else None
                     step = functools.partial(inner.athrow, exc)
                 else:
