@@ -35,7 +35,7 @@ from lightning_otel.adapter import (
 from lightning_otel.adapter.attributes import has_id
 from lightning_otel.adapter.outline import outline
 from lightning_otel.receivers import Rejected, protobuf
-from lightning_otel.store.engines.otlp import request_of
+from lightning_otel.store.engines.otlp import encode_request
 from lightning_otel.store.schema import build_span
 from lightning_otel.types import (
     BranchCause,
@@ -554,7 +554,7 @@ def test_spans_sent_by_otlp_adapt_to_the_same(spans: list[Span], rule: Credit | 
     # OTLP does not carry the count of a process.
     uncounted = [replace(s, process="", sequence=-1, end_sequence=-1) for s in ended]
 
-    received = list(protobuf.spans_in(request_of(ended, with_content=True), "otlp:test"))
+    received = list(protobuf.decode_spans(encode_request(ended, with_content=True), "otlp:test"))
 
     assert not [each for each in received if isinstance(each, Rejected)]
     sound = [each for each in received if isinstance(each, Span)]

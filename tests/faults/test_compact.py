@@ -80,9 +80,9 @@ STEPS = {
     "before the file is written": (rewrite, "write_file", 0, False),
     "when it is written": (parquet, "sync", 1, False),
     "before its rename": (rewrite, "write_file", 0, True),
-    "before the manifest": (rewrite, "exchange", 0, False),
-    "after the first file's": (rewrite, "exchange", 0, True),
-    "after the second file's": (rewrite, "exchange", 1, True),
+    "before the manifest": (rewrite, "replace_files", 0, False),
+    "after the first file's": (rewrite, "replace_files", 0, True),
+    "after the second file's": (rewrite, "replace_files", 1, True),
     "in the manifest's own rename": (os, "replace", int(sys.argv[3]), False),
 }
 retains = sys.argv[2] == "True"

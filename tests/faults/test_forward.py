@@ -22,7 +22,7 @@ from tests.forwarding.collector import Endpoint, Reply, partial
 
 from lightning_otel import Store, auto_trace, config, emit_message
 from lightning_otel.exporters.forwarding import Forwarder
-from lightning_otel.exporters.forwarding.sending import sender_for
+from lightning_otel.exporters.forwarding.senders import sender_for
 from lightning_otel.store.settle import settle
 
 KILLS = int(os.environ.get("LIGHTNING_TEST_KILLS", "3"))

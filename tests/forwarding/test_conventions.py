@@ -14,9 +14,9 @@ from lightning_otel import Store, auto_trace, config, emit_reward, operation
 from lightning_otel.adapter.interop import SHOWN, to_conventions
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.exporters.forwarding import Forwarder
-from lightning_otel.exporters.forwarding.sending import HttpSender
+from lightning_otel.exporters.forwarding.senders import HttpSender
 from lightning_otel.receivers import protobuf
-from lightning_otel.store.engines.otlp import request_of
+from lightning_otel.store.engines.otlp import encode_request
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -110,7 +110,7 @@ def forwarded(store: Store, endpoint: Endpoint, *, with_content: bool) -> list[S
     for span in endpoint.spans:
         span.name = f"sent {span.name}"  # under its own name our receiver would turn it back
     request.resource_spans.add().scope_spans.add().spans.extend(endpoint.spans)
-    got = protobuf.spans_in(request.SerializeToString(), "")
+    got = protobuf.decode_spans(request.SerializeToString(), "")
     return [replace(each, name=each.name[5:]) for each in got if isinstance(each, Span)]
 
 
@@ -151,7 +151,7 @@ def test_what_leaves_comes_back_as_it_was(recorded: Store) -> None:
     kept = recorded.spans().rows()
     sent = [to_conventions(span, with_content=True) for span in kept]
 
-    got = list(protobuf.spans_in(request_of(sent, with_content=True), "here"))
+    got = list(protobuf.decode_spans(encode_request(sent, with_content=True), "here"))
 
     assert sent != kept
     assert {c.SPAN_ROLLOUT, c.SPAN_ANNOTATION} <= {span.name for span in kept}
@@ -176,6 +176,6 @@ def test_any_task_leaves(task: str, words: str) -> None:
 
     sent = to_conventions(root, with_content=True)
 
-    assert len(request_of([sent], with_content=True)) < len(task) + 3 * SHOWN
+    assert len(encode_request([sent], with_content=True)) < len(task) + 3 * SHOWN
     assert sent.name == "invoke_workflow"
     assert (sent.attributes[c.TASK], sent.attributes["input.value"]) == (task, words)

@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from lightning_otel import Store
 from lightning_otel.exporters.duckdb import DuckDBSpanExporter
-from lightning_otel.store.engines.otlp import UnsendableError, request_of
+from lightning_otel.store.engines.otlp import UnsendableError, encode_request
 from lightning_otel.types import Span
 
 
@@ -43,7 +43,7 @@ def test_request_is_the_sdks_own(tmp_path: Path) -> None:
         provider.get_tracer("another.scope").start_span("beside").end()
     provider.shutdown()
 
-    body = request_of(Store(tmp_path / "s.duckdb").spans(), with_content=True)
+    body = encode_request(Store(tmp_path / "s.duckdb").spans(), with_content=True)
 
     theirs = encode_spans(sorted(memory.get_finished_spans(), key=lambda span: span.start_time))
     assert ExportTraceServiceRequest.FromString(body) == theirs
@@ -64,7 +64,7 @@ def test_request_takes_any_value(value: object, wanted: str | None) -> None:
     span = ended({"odd": value, "fine": "yes"}, name="na\udcffme", scope="\ud800")
 
     (sent,) = (
-        ExportTraceServiceRequest.FromString(request_of([span], with_content=True))
+        ExportTraceServiceRequest.FromString(encode_request([span], with_content=True))
         .resource_spans[0]
         .scope_spans[0]
         .spans
@@ -89,6 +89,6 @@ def test_request_takes_any_value(value: object, wanted: str | None) -> None:
 def test_request_refuses_what_is_no_span(changes: dict[str, Any]) -> None:
     """A span without a valid id or end is named, not sent as something else."""
     with pytest.raises(UnsendableError):
-        request_of([ended(), ended(**changes)], with_content=True)
+        encode_request([ended(), ended(**changes)], with_content=True)
     with pytest.raises(UnsendableError):
-        request_of([replace(ended(), trace_id="")], with_content=True)
+        encode_request([replace(ended(), trace_id="")], with_content=True)

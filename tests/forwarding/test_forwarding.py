@@ -17,7 +17,7 @@ from lightning_otel import Store, config
 from lightning_otel.errors import ConfigError
 from lightning_otel.exporters import forwarding
 from lightning_otel.exporters.forwarding import Answer, Forwarder, Verdict
-from lightning_otel.exporters.forwarding.sending import HttpSender, sender_for
+from lightning_otel.exporters.forwarding.senders import HttpSender, sender_for
 from lightning_otel.store.settle import settle
 from lightning_otel.types import Event, Span
 from lightning_otel.types import conventions as c
@@ -131,19 +131,19 @@ def test_forwarder_believes_a_well_formed_answer_alone(
 ) -> None:
     """Until one comes the spans wait; what it leaves out is counted and not sent again."""
     spans = fill(3)
-    reply, (delivered, rejected, complaint) = ANSWERS[name]
+    reply, (delivered, rejected, last_error) = ANSWERS[name]
     endpoint.reply = lambda sent, size: reply
     with forwarder_of(store, endpoint, Clock(lambda now: now > 100)) as forwarder:
         is_taken = forwarder.send_waiting()
-        counts = forwarder.delivered, dict(forwarder.rejected), bool(forwarder.complaint)
+        counts = forwarder.delivered, dict(forwarder.rejected), bool(forwarder.last_error)
     requests = len(endpoint.sizes)
     endpoint.spans.clear()
     endpoint.reply = lambda sent, size: Reply()
     with forwarder_of(store, endpoint) as forwarder:
         assert forwarder.send_waiting()
-        assert forwarder.complaint == ""
+        assert forwarder.last_error == ""
 
-    assert counts == (delivered, rejected, bool(complaint))
+    assert counts == (delivered, rejected, bool(last_error))
     assert is_taken == (requests == 1)
     assert endpoint.counts() == ({} if is_taken else {span.span_id: 1 for span in spans})
 
@@ -216,7 +216,7 @@ def test_forwarder_waits_ever_longer_or_as_it_is_asked_to(
     clock._is_over = lambda now: len(clock.waits) == len(waits)
     with forwarder_of(store, endpoint, clock) as forwarder:
         forwarder.send_waiting()
-        assert "429" in forwarder.complaint
+        assert "429" in forwarder.last_error
 
     for waited, (low, high) in zip(clock.waits, waits, strict=True):
         assert low <= waited <= high

@@ -17,7 +17,7 @@ _IDS = ("traceId", "spanId", "parentSpanId")
 
 def request_of(spans: Sequence[Span]) -> ExportTraceServiceRequest:
     """The trace request in which we, and the SDK likewise, send them."""
-    return ExportTraceServiceRequest.FromString(otlp.request_of(spans, with_content=True))
+    return ExportTraceServiceRequest.FromString(otlp.encode_request(spans, with_content=True))
 
 
 def json_of(request: ExportTraceServiceRequest) -> bytes:

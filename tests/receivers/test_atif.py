@@ -23,7 +23,7 @@ RICH = Path(__file__).parent.parent / "data" / "imports" / "atif.json"
 
 def spans_of(document: Any) -> list[Span]:
     """The spans of a document that is taken."""
-    found = list(documents.spans_in(json.dumps(document).encode()))
+    found = list(documents.decode_spans(json.dumps(document).encode()))
     assert all(isinstance(each, Span) for each in found), found
     return [each for each in found if isinstance(each, Span)]
 
@@ -113,7 +113,7 @@ def test_a_document_is_taken_whole_or_named(change: Callable[[Any], None], reaso
     document = json.loads(RICH.read_text())
     change(document)
 
-    found = list(documents.spans_in(json.dumps([document]).encode()))
+    found = list(documents.decode_spans(json.dumps([document]).encode()))
 
     if reason:
         (only,) = found
@@ -183,7 +183,7 @@ def test_every_document_comes_back(document: Any) -> None:
     for each in (document, *document.get("subagent_trajectories", ())):
         for index, step in enumerate(each["steps"], 1):
             step["step_id"] = index
-    found = list(documents.spans_in(json.dumps(document).encode()))
+    found = list(documents.decode_spans(json.dumps(document).encode()))
     if isinstance(found[0], Rejected):
         assert "asked a model" in found[0].reason
         return

@@ -44,15 +44,15 @@ def stored_span(**fields: Any) -> dict[str, Any]:
     }
 
 
-def spans_in(document: Any) -> list[Span | Rejected]:
+def decode_spans(document: Any) -> list[Span | Rejected]:
     """The spans of a document; ``DEEP`` in it is nested as deep as a reader of JSON takes."""
     body = orjson.dumps(document).replace(b'"DEEP"', b"[" * 900 + b"]" * 900)
-    return list(documents.spans_in(body))
+    return list(documents.decode_spans(body))
 
 
 def test_agent_lightning_span_keeps_what_it_says() -> None:
     """Every field has its place; rollout and attempt stand where its own exporter puts them."""
-    (found,) = spans_in(stored_span())
+    (found,) = decode_spans(stored_span())
 
     assert isinstance(found, Span)
     assert (found.start_ns, found.end_ns) == (1760000000500000000, 1760000001500000000)
@@ -69,7 +69,7 @@ def test_agent_lightning_span_keeps_what_it_says() -> None:
 
 def test_agent_lightning_spans_that_mongoexport_wrote_or_that_never_ended_are_kept() -> None:
     """MongoDB writes numbers of its own kinds as objects; an end is not made up."""
-    (found,) = spans_in(
+    (found,) = decode_spans(
         stored_span(
             _id={"$oid": "65f0"},
             partition_id="p",
@@ -103,7 +103,7 @@ def test_agent_lightning_span_that_is_unfit_is_rejected(
     fields: dict[str, Any], reason: str
 ) -> None:
     """With its reason, and alone."""
-    first, second = spans_in([stored_span(**fields), stored_span()])
+    first, second = decode_spans([stored_span(**fields), stored_span()])
 
     assert (first, type(second)) == (Rejected(reason), Span)
 
@@ -111,7 +111,7 @@ def test_agent_lightning_span_that_is_unfit_is_rejected(
 def test_agent_lightning_spans_of_its_weave_tracer_keep_their_tree() -> None:
     """They have UUIDs for ids: a trace keeps all of its own, a span the random half."""
     trace_id, parent, child = (f"0199f3a2-7c1b-7e4d-8a90-00000000000{number}" for number in "123")
-    (inner,) = spans_in(stored_span(trace_id=trace_id, span_id=child, parent_id=parent))
+    (inner,) = decode_spans(stored_span(trace_id=trace_id, span_id=child, parent_id=parent))
 
     assert isinstance(inner, Span)
     assert inner.trace_id == trace_id.replace("-", "")
@@ -139,7 +139,7 @@ def test_agent_lightning_rollout_becomes_the_same_transitions() -> None:
         )
         for each in recorded
     ]
-    imported = [each for each in spans_in(stored) if isinstance(each, Span)]
+    imported = [each for each in decode_spans(stored) if isinstance(each, Span)]
 
     def steps(spans: list[Span]) -> list[tuple[Any, ...]]:
         return [
@@ -159,7 +159,7 @@ def test_otlp_lines_are_read_beside_others() -> None:
     mixed = [request, {"resourceMetrics": []}, 17, stored_span()]
 
     for document in (mixed, {"items": mixed, "limit": 100, "offset": 0, "total": 4}):
-        found = [type(each) for each in spans_in(document)]
+        found = [type(each) for each in decode_spans(document)]
         assert found == [Span, Span, Rejected, Rejected, Span]
 
 
@@ -169,4 +169,4 @@ def test_otlp_lines_are_read_beside_others() -> None:
 def test_documents_of_no_known_form_are_refused(text: bytes) -> None:
     """A line that holds no spans is an error, with what it should have been."""
     with pytest.raises(ReceiveError):
-        documents.spans_in(text)
+        documents.decode_spans(text)

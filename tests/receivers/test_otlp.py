@@ -26,12 +26,12 @@ Read = Callable[[ExportTraceServiceRequest], list[Span | Rejected]]
 
 def from_protobuf(request: ExportTraceServiceRequest) -> list[Span | Rejected]:
     """What the receiver makes of a request in protobuf."""
-    return list(protobuf.spans_in(request.SerializeToString(), CAME))
+    return list(protobuf.decode_spans(request.SerializeToString(), CAME))
 
 
 def from_json(request: ExportTraceServiceRequest) -> list[Span | Rejected]:
     """What the receiver makes of a request in JSON."""
-    return list(otlp.spans_in(json_of(request), CAME))
+    return list(otlp.decode_spans(json_of(request), CAME))
 
 
 BOTH = pytest.mark.parametrize("read", [from_protobuf, from_json])
@@ -219,12 +219,12 @@ def test_protobuf_mends_text_that_is_no_utf_8(place: str, bad: bytes) -> None:
     rest = place[len(bad) :]
     body = whole.replace(place.encode(), bad + rest.encode())
 
-    expected = repr(list(protobuf.spans_in(whole, CAME))).replace(
+    expected = repr(list(protobuf.decode_spans(whole, CAME))).replace(
         f"'{place}", f"'{'?' * len(bad)}{rest}"
     )
 
     assert body != whole
-    assert repr(list(protobuf.spans_in(body, CAME))) == expected
+    assert repr(list(protobuf.decode_spans(body, CAME))) == expected
 
 
 @pytest.mark.parametrize("levels", [47, 60, 10_000])
@@ -235,7 +235,7 @@ def test_protobuf_takes_or_rejects_what_is_nested(levels: int) -> None:
     span += b"\x41" + START_NS.to_bytes(8, "little")
     span += field(9, field(1, b"k") + field(2, deep_value(levels)))
 
-    *others, deep = protobuf.spans_in(good + field(1, field(2, field(2, span))), CAME)
+    *others, deep = protobuf.decode_spans(good + field(1, field(2, field(2, span))), CAME)
 
     assert all(isinstance(each, Span) for each in others)
     assert isinstance(deep, Span if levels == 47 else Rejected)
@@ -247,10 +247,10 @@ def test_protobuf_takes_or_rejects_what_is_nested(levels: int) -> None:
         (read, body)
         for read, bodies in (
             (
-                protobuf.spans_in,
+                protobuf.decode_spans,
                 (b"hi, you", b"\n", b"\n\xff\xff\xff\xff\x0f", b"\v", b"\xff" * 11),
             ),
-            (otlp.spans_in, (b"", b"[]", b"17", b"{", b"\xff", b"[" * 100_000, b'{"a":' * 900)),
+            (otlp.decode_spans, (b"", b"[]", b"17", b"{", b"\xff", b"[" * 100_000, b'{"a":' * 900)),
         )
         for body in bodies
     ],
@@ -277,7 +277,7 @@ changes = st.builds(changed, st.integers(0, 10_000), st.binary(min_size=1, max_s
 def test_protobuf_only_raises_its_own_errors(body: bytes, limit: int) -> None:
     """Whatever the bytes, the answer is spans, rejections or a ReceiveError."""
     try:
-        found = list(protobuf.spans_in(body, CAME, Limits(messages=limit)))
+        found = list(protobuf.decode_spans(body, CAME, Limits(messages=limit)))
     except ReceiveError:
         return
     assert all(isinstance(each, (Span, Rejected)) for each in found)
@@ -305,7 +305,7 @@ def test_json_only_raises_its_own_errors(inner: Any) -> None:
     as_span = {"resourceSpans": [{"scopeSpans": [{"spans": [inner]}], "resource": inner}]}
     for document in (inner, as_span, {"resourceSpans": inner}):
         if isinstance(document, dict):
-            found = list(otlp.spans_of(document, CAME, Limits()))
+            found = list(otlp.decode_request(document, CAME, Limits()))
             assert all(isinstance(each, (Span, Rejected)) for each in found)
 
 
@@ -326,7 +326,7 @@ def json_span(**fields: Any) -> bytes:
 
 def test_json_reads_the_specifications_example() -> None:
     """Hex ids of either case, times as text, enumerations as numbers, unknown fields ignored."""
-    (found,) = otlp.spans_in(json_span(somethingNew={"a": [1]}), CAME)
+    (found,) = otlp.decode_spans(json_span(somethingNew={"a": [1]}), CAME)
 
     assert isinstance(found, Span)
     assert found.trace_id == "5b8efff798038103d269b633813fc60c"
@@ -352,7 +352,7 @@ def test_json_reads_the_specifications_example() -> None:
 )
 def test_json_reads_every_kind_of_value(value: Any, expected: object) -> None:
     """Each kind of value, in the forms that senders write it in."""
-    (found,) = otlp.spans_in(
+    (found,) = otlp.decode_spans(
         json_span(attributes=[{"key": "k", "value": value}]), CAME, Limits(messages=100)
     )
 
@@ -369,7 +369,7 @@ def test_json_passes_over_attributes_that_are_none() -> None:
     request = orjson.loads(json_span(attributes=deep, events=[{"name": "e", "attributes": deep}]))
     for otel_resource in ({"attributes": deep}, "none"):
         request["resourceSpans"][0]["resource"] = otel_resource
-        (span,) = otlp.spans_in(orjson.dumps(request), CAME)
+        (span,) = otlp.decode_spans(orjson.dumps(request), CAME)
         assert isinstance(span, Span)
         assert (span.attributes, span.otel_resource) == ({c.RECEIVED: CAME}, {})
         assert span.events == (Event("e", 0, {}),)
@@ -391,7 +391,7 @@ def test_json_passes_over_attributes_that_are_none() -> None:
 )  # fmt: skip
 def test_json_rejects_the_unfit_span(fields: dict[str, Any], reason: str) -> None:
     """A field of the wrong type rejects its span, with the reason."""
-    assert list(otlp.spans_in(json_span(**fields), CAME)) == [Rejected(reason)]
+    assert list(otlp.decode_spans(json_span(**fields), CAME)) == [Rejected(reason)]
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_json_keeps_a_text_that_is_none(sent: bytes, kept: str) -> None:
     """Half a surrogate pair or no UTF-8, which a strict reader would refuse the whole batch for."""
     body = json_span(name="NAME").replace(b"NAME", sent)
 
-    (found,) = otlp.spans_in(body, CAME)
+    (found,) = otlp.decode_spans(body, CAME)
 
     assert isinstance(found, Span)
     assert found.name == kept
@@ -410,11 +410,11 @@ def test_json_keeps_a_text_that_is_none(sent: bytes, kept: str) -> None:
 @pytest.mark.parametrize(
     ("read", "body"),
     [
-        (protobuf.spans_in, field(1, field(2, b"\x12\0" * 101))),
-        (protobuf.spans_in, field(1, field(2, field(2, b"\x4a\0" * 101)))),
-        (protobuf.spans_in, field(1, field(1, b"\x0a\0" * 101))),
-        (otlp.spans_in, b'{"resourceSpans":[' + b"{}," * 101 + b"{}]}"),
-        (otlp.spans_in, b'{"resourceSpans":[' + b"1," * 202 + b"1]}"),
+        (protobuf.decode_spans, field(1, field(2, b"\x12\0" * 101))),
+        (protobuf.decode_spans, field(1, field(2, field(2, b"\x4a\0" * 101)))),
+        (protobuf.decode_spans, field(1, field(1, b"\x0a\0" * 101))),
+        (otlp.decode_spans, b'{"resourceSpans":[' + b"{}," * 101 + b"{}]}"),
+        (otlp.decode_spans, b'{"resourceSpans":[' + b"1," * 202 + b"1]}"),
     ],
 )
 def test_otlp_refuses_too_many_parts(read: Callable[..., Any], body: bytes) -> None:

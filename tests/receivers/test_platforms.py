@@ -132,6 +132,6 @@ def test_a_record_that_no_span_can_hold_is_named() -> None:
 
 def _read(record: Any) -> Any:
     try:
-        yield from documents.spans_in(orjson.dumps([record]))
+        yield from documents.decode_spans(orjson.dumps([record]))
     except ValueError as exc:
         pytest.fail(f"{record}: {exc}")

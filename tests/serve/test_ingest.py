@@ -12,7 +12,7 @@ from lightning_otel import Store
 from lightning_otel.serve import ingest, maintenance
 from lightning_otel.serve.ingest import Ingester
 from lightning_otel.serve.responses import PROTOBUF, RefusalError
-from lightning_otel.store.upkeep import Keeper
+from lightning_otel.store.maintenance import Maintainer
 
 
 def take(ingester: Ingester, body: bytes) -> None:
@@ -75,11 +75,11 @@ def test_upkeep_seals_when_idle_and_settles_what_is_worth_it(
         monkeypatch.setattr(maintenance, "IDLE_S", 0.0)
     ingester = Ingester(store)
     assert store.layout is not None
-    keeper = Keeper(store.layout)
+    maintainer = Maintainer(store.layout)
 
     for _ in range(64):
         take(ingester, body_of(2))
-        maintenance._settle_store(keeper, ingester)
+        maintenance._settle_store(maintainer, ingester)
     ingester.close()
 
     assert bool(list(store.layout.data.glob("spans-*.parquet"))) == is_idle

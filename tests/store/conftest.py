@@ -239,7 +239,7 @@ def settled(
     def settled(spans: Iterable[Span]) -> Path:
         write(spans)
         store.settle()
-        settle.await_effect(layout)
+        settle.wait_until_visible(layout)
         return layout.data / layout.read_manifest().live_files[-1].name
 
     return settled

@@ -19,7 +19,7 @@ from lightning_otel.store import rewrite as rewrite_module
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.compact import Expired
 from lightning_otel.store.layout import DataFile, Layout
-from lightning_otel.store.settle import await_effect, settle, settler_elected
+from lightning_otel.store.settle import elect_settler, settle, wait_until_visible
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -55,7 +55,7 @@ def test_compact_settles_and_merges_and_changes_no_span(
     before = _all(store)
 
     done = store.compact()
-    await_effect(layout)
+    wait_until_visible(layout)
     again = store.compact()
 
     assert (done.segments, done.merged, done.made, done.left) == (1, 4, 1, 0)
@@ -102,7 +102,7 @@ def test_compact_keeps_the_first_of_two_spans_with_one_id(
     layout.write_manifest(replace(manifest, files=(*manifest.files, copy)))
 
     done = store.compact()
-    await_effect(layout)
+    wait_until_visible(layout)
 
     assert done.rejected == {"rejected.conflict": 1, "rejected.duplicate": 2}
     assert [span.name for span in _all(store)] == ["first", "other", "third"]
@@ -149,7 +149,7 @@ def test_compact_drops_rollouts_by_age_and_id(
     foretold = store.compact(**options, is_dry_run=True)
     untouched = len(_all(store))
     done = store.compact(**options)
-    await_effect(layout)
+    wait_until_visible(layout)
 
     assert foretold.dropped == done.dropped == {reason: Expired(rollouts=2, spans=10)}
     assert (foretold.unlinked, foretold.merged, foretold.made) == (1, 2, 1)
@@ -196,7 +196,7 @@ def test_compact_drops_the_oldest_rollouts_to_make_room(
     size = sum(file.size_bytes for file in _live(layout))
 
     done = store.compact(max_bytes=size // 2)
-    await_effect(layout)
+    wait_until_visible(layout)
 
     left = {span.name for span in store.spans()}
     assert left == {f"r{hours}" for hours in range(1, len(left) + 1)}
@@ -233,7 +233,7 @@ def test_two_that_change_the_store_are_one(
     settled([make_span()])
     before = layout.read_manifest()
 
-    with settler_elected(layout), pytest.raises(StoreError, match="another process settles"):
+    with elect_settler(layout), pytest.raises(StoreError, match="another process settles"):
         change(store)
 
     assert layout.read_manifest() == before
@@ -248,7 +248,7 @@ def test_compact_halves_what_is_too_tangled(
 ) -> None:
     """Files that all rollouts run through are merged a few at a time."""
     monkeypatch.setattr(rewrite_module, "SLICE_BYTES", 2_000)
-    monkeypatch.setattr(rewrite_module, "TANGLE", 2)
+    monkeypatch.setattr(rewrite_module, "MAX_READS", 2)
     for _ in range(4):
         settled(
             make_span(trace_id=f"{number:032x}", attributes={"pad": os.urandom(200).hex()})
@@ -257,7 +257,7 @@ def test_compact_halves_what_is_too_tangled(
     before = _all(store)
 
     done = store.compact()
-    await_effect(layout)
+    wait_until_visible(layout)
 
     assert done.merged == 4
     assert 1 < done.made <= 4
@@ -286,7 +286,7 @@ def test_compact_takes_smaller_slices_where_rows_are_too_wide(
 
     monkeypatch.setattr(rewrite_module, "write_file", refuse)
     with_less = store.compact()
-    await_effect(layout)
+    wait_until_visible(layout)
     settled([make_span()])
     refused.clear()
     not_even_so = store.compact()
@@ -345,7 +345,7 @@ def test_a_conversation_costs_about_its_text(
     settled_bytes = sum(file.size_bytes for file in _live(layout))
 
     store.compact()
-    await_effect(layout)
+    wait_until_visible(layout)
 
     assert settled_bytes <= 3 * unique
     assert sum(file.size_bytes for file in _live(layout)) <= unique

@@ -370,7 +370,7 @@ def test_footers_tell_what_a_file_stands_for(
     assert sorted(map(str, store.spans())) == before
     assert len(before) == 3 * SPANS + (0 if how == "dropped" else 3)
     assert (old > len(layout.read_manifest().live_files)) == (how != "settled")
-    assert store.settle() == settle.Settled()
+    assert store.settle() == settle.SettleResult()
 
 
 def test_files_merged_by_an_older_version_are_not_counted_twice(

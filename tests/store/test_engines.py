@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lightning_otel import Store, auto_trace
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
-from lightning_otel.store.engines import source_of
+from lightning_otel.store.engines import make_source
 from lightning_otel.store.engines.remote import RemoteSource
 from lightning_otel.store.lake import is_lake, lake_address
 from lightning_otel.store.layout import Layout
@@ -24,10 +24,10 @@ from lightning_otel.types import Event, Link, Span
 
 def test_a_name_tells_the_engine() -> None:
     """Nothing is opened for it, nor asked."""
-    assert isinstance(source_of(":memory:"), MemorySource)
-    assert isinstance(source_of("some/folder"), LocalSource)
+    assert isinstance(make_source(":memory:"), MemorySource)
+    assert isinstance(make_source("some/folder"), LocalSource)
     for url in ("http://h:1", "https://h", "clickhouse://h/db", "HTTP://h:1"):
-        assert isinstance(source_of(url), RemoteSource)
+        assert isinstance(make_source(url), RemoteSource)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_names_no_engine_is_refused(url: str) -> None:
 
 def test_times_are_utc_where_they_name_no_zone() -> None:
     """To the microsecond."""
-    source = source_of("http://h:1?since=2026-01-01&until=2026-01-01T01:00:00.000001%2B01:00")
+    source = make_source("http://h:1?since=2026-01-01&until=2026-01-01T01:00:00.000001%2B01:00")
 
     assert isinstance(source, RemoteSource)
     assert source.window.since_ns == 1_767_225_600 * 10**9

@@ -24,7 +24,7 @@ from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
 from lightning_otel.store import arrivals, journal
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import append_checksum
-from lightning_otel.store.settle import await_effect, settle
+from lightning_otel.store.settle import settle, wait_until_visible
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -420,7 +420,7 @@ def test_follow_reads_little_of_what_it_knows(
     """A file whose spans are delivered is not looked into again: nobody finds it damaged."""
     write([make_span()])
     settle(layout)
-    await_effect(layout)  # else the segment is read first, and then the file once
+    wait_until_visible(layout)  # else the segment is read first, and then the file once
     (file,) = layout.read_manifest().live_files
     with store.follow("trainer") as follower:
         while not follower.batch():

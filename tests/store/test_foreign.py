@@ -13,7 +13,7 @@ from tests.viewer.browsing import KEY
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.adapter.interop import to_conventions
 from lightning_otel.receivers import protobuf
-from lightning_otel.store.engines.otlp import request_of
+from lightning_otel.store.engines.otlp import encode_request
 from lightning_otel.store.schema import build_record, build_span
 from lightning_otel.types import Event, Span
 from lightning_otel.types import conventions as c
@@ -125,7 +125,7 @@ def test_an_evaluation_of_others_is_a_reward(store: Store, served: Callable[...,
     )  # fmt: skip
     url = served(store, "", key=KEY) + "/v1/traces"
     for spans in ([call, judged, beside], [call]):
-        body = request_of(spans, with_content=True)
+        body = encode_request(spans, with_content=True)
         kind = {"Content-Type": "application/x-protobuf"}
         assert requests.post(url, body, headers=kind, timeout=9).ok
 
@@ -146,8 +146,8 @@ def test_an_evaluation_noted_in_process_is_a_reward_once(store: Store, tmp_path:
         trace.get_current_span().add_event(c.EVENT_EVALUATION, {c.EVALUATION_NAME: "no number"})
     other = Store(tmp_path / "other.duckdb")
     sent = [to_conventions(span, with_content=True) for span in store.spans()]
-    body = request_of(sent, with_content=True)
-    other.add([each for each in protobuf.spans_in(body, "") if isinstance(each, Span)])
+    body = encode_request(sent, with_content=True)
+    other.add([each for each in protobuf.decode_spans(body, "") if isinstance(each, Span)])
 
     assert earned(store) == earned(other) == [
         ("primary", 0.5), ("relevance", 0.75), (0.5, 0.75), (1.25,)

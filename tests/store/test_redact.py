@@ -20,8 +20,8 @@ from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.redact import MASK
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.redact import RECORDS, redactions
-from lightning_otel.store.settle import settler_elected
+from lightning_otel.store.redact import RECORDS, read_redactions
+from lightning_otel.store.settle import elect_settler
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -266,7 +266,7 @@ def test_the_record_says_what_was_done_and_not_what_was_masked(
 
     done = store.redact(patterns=[PATTERN], keys=["mail"], reason="request 7")
 
-    (record,) = redactions(layout)
+    (record,) = read_redactions(layout)
     assert "alice" not in (layout.root / RECORDS).read_text()
     assert record["redaction_id"] == done.redaction_id
     assert (record["reason"], record["patterns"], record["keys"]) == ("request 7", 1, ["mail"])
@@ -286,7 +286,7 @@ def test_quarantine_is_told_of(
     path = layout.data / file.name
     path.write_bytes(path.read_bytes()[:-30] + b"\0" * 30)
     if is_known:  # as read while another process could not put it aside
-        with settler_elected(layout):
+        with elect_settler(layout):
             assert list(store.spans()) == []
 
     assert store.redact(patterns=[PATTERN]).aside == 1

@@ -20,7 +20,7 @@ from lightning_otel.store.digest import DIGEST
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parse_line
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.settle import Settled, settle
+from lightning_otel.store.settle import SettleResult, settle
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -36,7 +36,7 @@ def test_settle_leaves_open_segments_alone(
     writer = SpanWriter(layout)
     for seal in ("", {"record": "seal", "rotated": False}, [{"record": "seal"}]):
         writer.add(make_span(attributes={"pad": "x" * 500, "value": seal}))
-        assert store.settle() == Settled()
+        assert store.settle() == SettleResult()
 
     writer.seal()
 

@@ -13,8 +13,8 @@ from lightning_otel.cli.output import count_noun, print_note, store_option
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, LightningOtelError, NotFoundError
 from lightning_otel.exporters.forwarding import Forwarder
-from lightning_otel.exporters.forwarding.process import PREFIX, follower_of_process
-from lightning_otel.exporters.forwarding.sending import sender_for
+from lightning_otel.exporters.forwarding.process import PREFIX, follow_process
+from lightning_otel.exporters.forwarding.senders import sender_for
 from lightning_otel.store.follow import Follower
 from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
@@ -53,11 +53,9 @@ def forward(
     kept = "" if is_allowed else ", without what was said (LIGHTNING_OTEL_EXPORT_CONTENT=1 adds it)"
     with Stop() as stop:
         print_note(f"⚡ {opened.name} → {endpoint.url}{kept}")
-        forwarder = Forwarder(
-            follower, sender, with_content=is_allowed, on_complaint=_tell_complaint
-        )
+        forwarder = Forwarder(follower, sender, with_content=is_allowed, on_error=_print_error)
         forwarder.start(is_once=once)
-        while forwarder.is_at_work and not stop.wait(0.02):
+        while forwarder.is_running and not stop.wait(0.02):
             pass
         is_done = forwarder.finish()
     tell_forwarding(forwarder, 0 if is_done else None)
@@ -69,7 +67,7 @@ def forward(
 
 def _open_follower(opened: Store, rollout: str | None, name: str | None, url: str) -> Follower:
     if rollout is None and name is not None and opened.layout and name.startswith(PREFIX):
-        return follower_of_process(opened.layout, name)
+        return follow_process(opened.layout, name)
     if rollout is None:
         host = re.sub(r"[^A-Za-z0-9.-]", "-", urlsplit(url).netloc.rpartition("@")[2])[:60]
         return opened.follow(name or f"otlp-{host}-{hashlib.sha256(url.encode()).hexdigest()[:8]}")
@@ -88,8 +86,8 @@ def _open_follower(opened: Store, rollout: str | None, name: str | None, url: st
     return follower_of_run(opened.layout, rollout_id, traces, since_ns=0)
 
 
-def _tell_complaint(complaint: str) -> None:
-    print_note(f"  waiting: {complaint}" if complaint else "  it takes spans again")
+def _print_error(last_error: str) -> None:
+    print_note(f"  waiting: {last_error}" if last_error else "  it takes spans again")
 
 
 def tell_forwarding(forwarder: Forwarder, waiting: int | None, *, is_quiet: bool = False) -> None:

@@ -108,7 +108,7 @@ def _read_spans(text: bytes, refuse: Callable[[str], None]) -> "Iterator[Span]":
     from lightning_otel.receivers import Rejected, documents
 
     try:
-        for each in documents.spans_in(text):
+        for each in documents.decode_spans(text):
             if isinstance(each, Rejected):
                 refuse(each.reason)
             else:

@@ -27,8 +27,8 @@ from lightning_otel.types.instants import age_s
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
-    from lightning_otel.store.compact import Compacted
-    from lightning_otel.store.redact import Redacted
+    from lightning_otel.store.compact import CompactResult
+    from lightning_otel.store.redact import RedactResult
 
 _WAIT_S: Final = 300.0
 _REASONS: Final = {
@@ -113,7 +113,7 @@ def _parse(text: str | None, read: Callable[[str], Any], fault: str) -> Any:
     return found
 
 
-def _word_compaction(done: "Compacted", *, is_dry_run: bool) -> Iterator[str]:
+def _word_compaction(done: "CompactResult", *, is_dry_run: bool) -> Iterator[str]:
     from lightning_otel.store.counts import REASONS
 
     would = "would be " if is_dry_run else ""
@@ -140,7 +140,7 @@ def _word_compaction(done: "Compacted", *, is_dry_run: bool) -> Iterator[str]:
     yield f"on disk    {format_size(done.bytes_before)}{after}"
 
 
-def _describe_compaction(done: "Compacted", *, is_dry_run: bool) -> Mapping[str, Any]:
+def _describe_compaction(done: "CompactResult", *, is_dry_run: bool) -> Mapping[str, Any]:
     return {
         "dry_run": is_dry_run,
         "segments": done.segments,
@@ -266,7 +266,7 @@ def redact(
     return 1 if is_undone or not (done.is_gone or no_wait) else 0
 
 
-def _word_redaction(done: "Redacted", *, is_dry_run: bool) -> Iterator[str]:
+def _word_redaction(done: "RedactResult", *, is_dry_run: bool) -> Iterator[str]:
     would = "would be " if is_dry_run else ""
     yield (
         f"redacted   {count_noun(done.spans, 'span')} of {count_noun(done.rollouts, 'rollout')} "
@@ -304,14 +304,14 @@ def _word_redaction(done: "Redacted", *, is_dry_run: bool) -> Iterator[str]:
 
 
 def _list_redactions(opened: "Store", form: Form | None) -> None:
-    from lightning_otel.store.redact import redactions
+    from lightning_otel.store.redact import read_redactions
 
     if opened.layout is None:
         raise ConfigError("redact needs a store on this disk; name one with --store")
     opened.layout.require()
     with suppress(StoreDamagedError):  # the records are a file of their own
         opened.layout.read_manifest()
-    found = redactions(opened.layout)
+    found = read_redactions(opened.layout)
     names = list(dict.fromkeys(name for each in found for name in each))
     rows = []
     for each in found:

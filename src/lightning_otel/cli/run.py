@@ -194,7 +194,7 @@ class _Run:
 
     def _record_program(self, program: Sequence[str]) -> int:
         from lightning_otel import config, provider, tracing
-        from lightning_otel.store.upkeep import keep_in_order
+        from lightning_otel.store.maintenance import maintain_store
 
         assert self._opened.layout is not None
         provider.leave_otlp_to_the_store()
@@ -211,7 +211,7 @@ class _Run:
             environment = _make_environment(
                 self._opened, recording, self._options, self._transforms
             )
-            with keep_in_order(self._opened.layout):
+            with maintain_store(self._opened.layout):
                 code = self._code = run_child(program, environment)
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
         except ProgramError as exc:

@@ -27,7 +27,7 @@ from lightning_otel.messages import (
 )  # fmt: skip
 from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.builder import MOST_BYTES, Builder, parse_time
-from lightning_otel.receivers.otlp import TIMES, Object, UnfitError
+from lightning_otel.receivers.otlp import TIMES, InvalidSpanError, Object
 from lightning_otel.types import Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import json_text, write_json
@@ -65,19 +65,19 @@ def read_trajectory(document: Object) -> Iterator[Span]:
     """Return the spans of a document and its subagents, one by one.
 
     Raises:
-        UnfitError: It cannot be kept whole.
+        InvalidSpanError: It cannot be kept whole.
     """
     if not _VERSION.fullmatch(str(document.get("schema_version"))):
-        raise UnfitError(f"schema_version is {document['schema_version']!r}, none of ATIF v1")
+        raise InvalidSpanError(f"schema_version is {document['schema_version']!r}, none of ATIF v1")
     found = dict(_walk(document, (), "trajectory"))
     main, silent = found[()], [place for place, each in found.items() if not _calls_of(each)]
     if len(silent) == len(found):
-        raise UnfitError("no step of the trajectory asked a model: there is no call to keep")
+        raise InvalidSpanError("no step of the trajectory asked a model: there is no call to keep")
     session, own = main.get("session_id"), main.get("trajectory_id") or ""
     try:
         digest = sha256(orjson.dumps(document)).hexdigest()[:12]
     except TypeError as exc:
-        raise UnfitError(f"the trajectory has a value that no store holds: {exc}") from exc
+        raise InvalidSpanError(f"the trajectory has a value that no store holds: {exc}") from exc
     rollout_id, attempt_id = own or f"{session or 'atif'}-{digest}", "1"
     if session and own.startswith(f"{session}/"):
         rollout_id, attempt_id = session, own[len(session) + 1 :]
@@ -110,9 +110,9 @@ def _walk(found: object, place: Place, where: str) -> Iterator[tuple[Place, dict
 def _check_step(found: object, index: int, where: str) -> dict[str, Any]:
     step = _check("step", found, where)
     if step["step_id"] != index + 1:
-        raise UnfitError(f"{where}.step_id is {step['step_id']}, not {index + 1}")
+        raise InvalidSpanError(f"{where}.step_id is {step['step_id']}, not {index + 1}")
     if step["source"] not in ("system", "user", "agent"):
-        raise UnfitError(f"{where}.source is {step['source']}")
+        raise InvalidSpanError(f"{where}.source is {step['source']}")
     if "tool_calls" in step:
         step["tool_calls"] = [_check("call", e, f"{where}.tool_calls") for e in step["tool_calls"]]
     if "metrics" in step:
@@ -127,15 +127,15 @@ def _check_step(found: object, index: int, where: str) -> dict[str, Any]:
 def _check(kind: str, found: object, where: str) -> dict[str, Any]:
     """Return an object without the fields that are null; one that breaks the format is unfit."""
     if not isinstance(found, dict):
-        raise UnfitError(f"{where} is no object")
+        raise InvalidSpanError(f"{where} is no object")
     for each in _FIELDS[kind].split():
         name, _, kind_name = each.partition(":")
         value, types = found.get(name), _TYPES[kind_name.rstrip("!")]
         if value is None and each.endswith("!"):
-            raise UnfitError(f"{where}.{name} is missing")
+            raise InvalidSpanError(f"{where}.{name} is missing")
         is_wrong = not isinstance(value, types) or (isinstance(value, bool) and types is not bool)
         if value is not None and is_wrong:
-            raise UnfitError(f"{where}.{name} is no {kind_name.rstrip('!')}")
+            raise InvalidSpanError(f"{where}.{name} is no {kind_name.rstrip('!')}")
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -187,7 +187,7 @@ class _Reading:
             size += sum(len(write_json(text)) for text in self._messages[-1])
             own = sum(map(len, map(str, self._attributes.get(index, {}).values())))
             if size + own > MOST_BYTES:
-                raise UnfitError(
+                raise InvalidSpanError(
                     f"the messages up to step {index + 1} take more than {MOST_BYTES} bytes, "
                     "which one span cannot hold"
                 )
@@ -210,7 +210,7 @@ class _Reading:
             for key, name, encode in _TOKENS:
                 found[key] = encode([metrics[name]]) if metrics.get(name) else None
         except (TypeError, OverflowError) as exc:
-            raise UnfitError(f"step {index + 1}: metrics.{name} are no such numbers") from exc
+            raise InvalidSpanError(f"step {index + 1}: metrics.{name} are no such numbers") from exc
         known = {key: value for key, value in found.items() if value is not None}
         self._attributes[index] = known
         prompt_ids, response_ids, logprobs, _ = read_tokens(known)
@@ -313,7 +313,7 @@ def _answers_of(step: Object) -> list[dict[str, Any]]:
 def _part_of(part: Any) -> dict[str, Any]:
     """Return a part of content as one of the conventions."""
     if not isinstance(part, dict):
-        raise UnfitError("a part of a message is no object")
+        raise InvalidSpanError("a part of a message is no object")
     source = part.get("source")
     if not isinstance(source, dict):
         return text_part(part["text"]) if isinstance(part.get("text"), str) else dict(part)

@@ -14,8 +14,8 @@ from lightning_otel.receivers.otlp import (
     SPAN_ID_BYTES,
     TIMES,
     TRACE_ID_BYTES,
-    UnfitError,
-    integer,
+    InvalidSpanError,
+    read_integer,
 )
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -84,11 +84,11 @@ def read_time(found: object) -> int:
     """Return a time that a span can have, in nanoseconds, from ISO 8601 or from nanoseconds.
 
     Raises:
-        UnfitError: It is none.
+        InvalidSpanError: It is none.
     """
     time_ns = parse_time(found)
     if time_ns not in TIMES:
-        raise UnfitError(f"time is {time_ns}" if time_ns else "a time is missing")
+        raise InvalidSpanError(f"time is {time_ns}" if time_ns else "a time is missing")
     return time_ns
 
 
@@ -100,5 +100,5 @@ def parse_time(found: object) -> int:
             aware = time if time.tzinfo else time.replace(tzinfo=UTC)
             found = (aware - _EPOCH) // timedelta(microseconds=1) * 1000
     except ValueError as exc:
-        raise UnfitError(f"time is {found!r}, not ISO 8601") from exc
-    return integer(found, "time")
+        raise InvalidSpanError(f"time is {found!r}, not ISO 8601") from exc
+    return read_integer(found, "time")

@@ -28,14 +28,14 @@ from lightning_otel.receivers.otlp import (
     STATUSES,
     TIMES,
     TRACE_ID_BYTES,
+    DecodedAttributes,
+    InvalidSpanError,
     Object,
-    Plain,
-    UnfitError,
     as_object,
-    id_bytes,
     inner,
-    integer,
     objects,
+    read_id_bytes,
+    read_integer,
     text,
 )
 from lightning_otel.types import Span
@@ -68,7 +68,7 @@ _EXTENDED: Final[Mapping[str, Callable[[str], Any]]] = {
 }
 
 
-def spans_in(body: bytes) -> Iterator[Span | Rejected]:
+def decode_spans(body: bytes) -> Iterator[Span | Rejected]:
     """Return the spans of a document, one by one.
 
     Raises:
@@ -110,14 +110,14 @@ def _read_spans(document: object) -> Iterator[Span | Rejected]:
     if not isinstance(document, dict) or not _is_known(document):
         yield Rejected(_UNKNOWN)
     elif "resourceSpans" in document:
-        yield from otlp.spans_of(document, IMPORTED, FILE_LIMITS)
+        yield from otlp.decode_request(document, IMPORTED, FILE_LIMITS)
     elif "schema_version" in document or (tool := platforms.find_tool(document)):
         try:
             is_atif = "schema_version" in document
             yield from (
                 atif.read_trajectory(document) if is_atif else platforms.read_record(document, tool)
             )
-        except (UnfitError, RecursionError) as exc:
+        except (InvalidSpanError, RecursionError) as exc:
             yield Rejected(str(exc))
     else:
         yield span_of(document, IMPORTED)
@@ -135,7 +135,7 @@ def span_of(document: Object, came: str) -> Span | Rejected:
     try:
         is_stored = _is_stored(document)
         return _read_printed(_to_printed(_relax_value(document)) if is_stored else document, came)
-    except UnfitError as exc:
+    except InvalidSpanError as exc:
         return Rejected(str(exc))
     except RecursionError:
         return Rejected("attribute value is nested too deep")
@@ -160,19 +160,19 @@ def _read_printed(found: Object, came: str) -> Span:
             "code": STATUSES.index(code) if code in STATUSES else 0,
             "message": status.get("description"),
         },
-        "attributes": Plain(as_object(found.get("attributes"))),
+        "attributes": DecodedAttributes(as_object(found.get("attributes"))),
         "events": [
             {
                 "name": each.get("name"),
                 "timeUnixNano": _read_printed_time(each.get("timestamp"), exact),
-                "attributes": Plain(inner(each, "attributes")),
+                "attributes": DecodedAttributes(inner(each, "attributes")),
             }
             for each, exact in zip(events, times_ns, strict=True)
         ],
         "links": [
             {
                 **{key: inner(each, "context").get(name) for key, name in _IDS.items()},
-                "attributes": Plain(inner(each, "attributes")),
+                "attributes": DecodedAttributes(inner(each, "attributes")),
             }
             for each in objects(found, "links")
         ],
@@ -191,17 +191,17 @@ def _read_printed(found: Object, came: str) -> Span:
 def _read_printed_time(printed: object, exact: Any) -> int:
     """Return nanoseconds; 0 for none."""
     if exact is not None:
-        return integer(exact, "time")
+        return read_integer(exact, "time")
     try:
         found = datetime.strptime(text(printed), _PRINTED_TIME) if printed else _EPOCH
     except ValueError as exc:
-        raise UnfitError("time is none of the SDK's") from exc
+        raise InvalidSpanError("time is none of the SDK's") from exc
     return (found.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def _read_position(content: object) -> int:
     """Return the place of a start or end among those of its process; -1 for none."""
-    found = -1 if content is None else integer(content, "sequence")
+    found = -1 if content is None else read_integer(content, "sequence")
     return found if found in TIMES or not found else -1
 
 
@@ -241,7 +241,7 @@ def _read_ids(found: Object) -> Object:
 
 def _read_id(content: object, size: int) -> str:
     """Return an id; its Weave tracer writes UUIDs, of which a span keeps the random half."""
-    found = id_bytes(text(content).replace("-", ""))
+    found = read_id_bytes(text(content).replace("-", ""))
     return (found[-size:] if len(found) == TRACE_ID_BYTES else found).hex()
 
 
@@ -250,7 +250,7 @@ def _read_time(sent: object) -> int:
     if sent is None:
         return 0
     if isinstance(sent, bool) or not isinstance(sent, (int, float)) or not math.isfinite(sent):
-        raise UnfitError("time is no number")
+        raise InvalidSpanError("time is no number")
     if sent > _SECONDS_UNTIL:
         return round(sent)
     whole = math.floor(sent)  # apart: their product would be rounded to 256 ns once more
@@ -269,4 +269,4 @@ def _relax_value(value: Any) -> Any:
     try:
         return _EXTENDED[kind](content)
     except ValueError as exc:
-        raise UnfitError(f"{kind} is no number") from exc
+        raise InvalidSpanError(f"{kind} is no number") from exc

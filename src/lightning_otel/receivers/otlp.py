@@ -42,15 +42,17 @@ _NUMBERS: Final = {
 _TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 
-class UnfitError(ValueError):
+class InvalidSpanError(ValueError):
     """A span cannot be kept; the message is the reason."""
 
 
-class Plain(dict[str, Any]):
+class DecodedAttributes(dict[str, Any]):
     """Attributes whose values are plain already, as no sender's JSON gives them."""
 
 
-def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[Span | Rejected]:
+def decode_spans(
+    body: bytes, came: str, limits: Limits = DEFAULT_LIMITS
+) -> Iterator[Span | Rejected]:
     """Return the spans of a trace request in JSON, one by one.
 
     Args:
@@ -65,7 +67,7 @@ def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterato
     request = load_json(body, limits)
     if not isinstance(request, dict):
         raise ReceiveError("the body is no JSON object; see the OTLP specification")
-    return spans_of(request, came, limits)
+    return decode_request(request, came, limits)
 
 
 def load_json(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
@@ -93,41 +95,41 @@ def _has_too_many(body: bytes, limits: Limits) -> bool:
     return containers > limits.messages or body.count(b",") > limits.messages * _VALUES_PER_MESSAGE
 
 
-def spans_of(request: Object, came: str, limits: Limits) -> Iterator[Span | Rejected]:
+def decode_request(request: Object, came: str, limits: Limits) -> Iterator[Span | Rejected]:
     """Yield the spans of a trace request; what is no span is rejected."""
     for in_resource in objects(request, "resourceSpans"):
         otel_resource, unread = None, ""
         try:
             otel_resource = _read_attributes(inner(in_resource, "resource"))
-        except UnfitError as exc:
+        except InvalidSpanError as exc:
             unread = f"resource cannot be read: {exc}"
         for in_scope in objects(in_resource, "scopeSpans"):
             scope = inner(in_scope, "scope").get("name")
             for span in _items(in_scope, "spans"):
                 try:
                     if otel_resource is None or not isinstance(span, dict):
-                        raise UnfitError(unread or "span is no JSON object")
+                        raise InvalidSpanError(unread or "span is no JSON object")
                     yield read_span(span, otel_resource, scope, came, limits)
-                except UnfitError as exc:
+                except InvalidSpanError as exc:
                     yield Rejected(str(exc))
 
 
 def read_span(
     found: Object, otel_resource: dict[str, Any], scope: object, came: str, limits: Limits
 ) -> Span:
-    """Return a span of OTLP's fields; attributes may be :class:`Plain`, and ids bytes.
+    """Return a span of OTLP's fields; attributes may be :class:`DecodedAttributes`, and ids bytes.
 
     Raises:
-        UnfitError: It cannot be kept.
+        InvalidSpanError: It cannot be kept.
     """
     attributes, status = _read_attributes(found), inner(found, "status")
     number = len(attributes)
     if number > limits.attributes:
-        raise UnfitError(f"more than {limits.attributes} attributes")
+        raise InvalidSpanError(f"more than {limits.attributes} attributes")
     attributes[c.RECEIVED] = came
     start_ns, end_ns = _fit_times(
-        integer(found.get("startTimeUnixNano"), "start time"),
-        integer(found.get("endTimeUnixNano"), "end time"),
+        read_integer(found.get("startTimeUnixNano"), "start time"),
+        read_integer(found.get("endTimeUnixNano"), "end time"),
         attributes,
     )
     events = [_read_event(each) for each in objects(found, "events")]
@@ -138,7 +140,7 @@ def read_span(
         ("events", len(events), 0),
         ("links", len(kept), len(links) - len(kept)),
     ):
-        lost += integer(found.get(f"dropped{noun.title()}Count"), f"dropped {noun}")
+        lost += read_integer(found.get(f"dropped{noun.title()}Count"), f"dropped {noun}")
         if lost > 0:
             _note_cut(attributes, noun, held, lost)
     kind = _read_enumeration(found.get("kind"), "kind")
@@ -165,14 +167,14 @@ def read_span(
 
 def _read_event(found: Object) -> Event:
     """Return an event; its time is 0 where that is none."""
-    time_ns = integer(found.get("timeUnixNano"), "time of an event")
+    time_ns = read_integer(found.get("timeUnixNano"), "time of an event")
     name = text(found.get("name"))
     return Event(name, time_ns if time_ns in TIMES else 0, _read_attributes(found))
 
 
 def _read_link(found: Object) -> Link | None:
     """Return a link; None for one whose ids are none. Ids of zeros are allowed in a link."""
-    trace_id, span_id = id_bytes(found.get("traceId")), id_bytes(found.get("spanId"))
+    trace_id, span_id = read_id_bytes(found.get("traceId")), read_id_bytes(found.get("spanId"))
     if len(trace_id) != TRACE_ID_BYTES or len(span_id) != SPAN_ID_BYTES:
         return None
     return Link(trace_id.hex(), span_id.hex(), _read_attributes(found))
@@ -180,17 +182,17 @@ def _read_link(found: Object) -> Link | None:
 
 def _read_id(content: object, size: int, noun: str) -> str:
     """Return an id as lower-case hex; one of another size, or of zeros, is unfit."""
-    found = id_bytes(content)
+    found = read_id_bytes(content)
     if len(found) != size:
-        raise UnfitError(f"{noun} is not {size} bytes long")
+        raise InvalidSpanError(f"{noun} is not {size} bytes long")
     if not any(found):
-        raise UnfitError(f"{noun} is all zeros")
+        raise InvalidSpanError(f"{noun} is all zeros")
     return found.hex()
 
 
 def _read_parent(content: object) -> str | None:
     """Return the parent's id; None for a root, whose parent is empty or all zeros."""
-    is_root = not any(id_bytes(content))
+    is_root = not any(read_id_bytes(content))
     return None if is_root else _read_id(content, SPAN_ID_BYTES, "parent span id")
 
 
@@ -203,7 +205,7 @@ def _fit_times(start_ns: int, end_ns: int, attributes: dict[str, Any]) -> tuple[
     if start_ns in TIMES and end_ns in TIMES and start_ns <= end_ns:
         return start_ns, end_ns
     if not start_ns and not end_ns:
-        raise UnfitError("start and end time are missing")
+        raise InvalidSpanError("start and end time are missing")
     attributes[c.SENT_TIMES] = f"[{start_ns}, {end_ns}]"
     if start_ns not in TIMES:
         start_ns = end_ns if end_ns in TIMES else min(max(start_ns, TIMES[0]), TIMES[-1])
@@ -232,7 +234,7 @@ def _note_cut(attributes: dict[str, Any], noun: str, kept: int, lost: int) -> No
 
 def _read_attributes(found: Object, key: str = "attributes", depth: int = 0) -> dict[str, Any]:
     content = found.get(key)
-    if type(content) is Plain:
+    if type(content) is DecodedAttributes:
         return dict(content)
     return {
         text(pair.get("key")): _read_value(pair.get("value"), depth) for pair in objects(found, key)
@@ -244,12 +246,12 @@ def _read_value(found: object, depth: int) -> Any:
     if found is None:
         return None
     if not isinstance(found, dict) or depth > _MAX_DEPTH:
-        raise UnfitError("attribute value is not one of OTLP's, or nested too deep")
+        raise InvalidSpanError("attribute value is not one of OTLP's, or nested too deep")
     for kind, content in found.items():
         if kind in ("stringValue", "bytesValue"):
             return text(content)
         if kind == "intValue":
-            return integer(content, "integer attribute")
+            return read_integer(content, "integer attribute")
         if kind == "boolValue":
             return content is True or content == "true"
         if kind == "doubleValue":
@@ -267,14 +269,16 @@ def _read_double(content: object) -> float:
             return float(content)
         except OverflowError:
             return math.inf
-    raise UnfitError("double attribute is no number")
+    raise InvalidSpanError("double attribute is no number")
 
 
 def _read_enumeration(content: object, noun: str) -> int:
-    return integer(_NUMBERS.get(content, content) if isinstance(content, str) else content, noun)
+    return read_integer(
+        _NUMBERS.get(content, content) if isinstance(content, str) else content, noun
+    )
 
 
-def integer(content: object, noun: str) -> int:
+def read_integer(content: object, noun: str) -> int:
     """Return a 64-bit integer, which may come as text; 0 where there is none."""
     if content is None or content == "":
         return 0
@@ -283,31 +287,31 @@ def integer(content: object, noun: str) -> int:
     elif isinstance(content, float) and content.is_integer():
         content = int(content)
     if type(content) is not int or not -(1 << 63) <= content < 1 << 64:
-        raise UnfitError(f"{noun} is no 64-bit integer")
+        raise InvalidSpanError(f"{noun} is no 64-bit integer")
     return content
 
 
-def id_bytes(content: object) -> bytes:
+def read_id_bytes(content: object) -> bytes:
     """Return an id, which may come as hex of either case; empty where there is none."""
     if isinstance(content, bytes):
         return content
     try:
         return bytes.fromhex(text(content).removeprefix("0x"))
     except ValueError as exc:
-        raise UnfitError("id is not hex") from exc
+        raise InvalidSpanError("id is not hex") from exc
 
 
 def text(content: object) -> str:
     """Return a text; empty where there is none."""
     if not isinstance(content, str | None):
-        raise UnfitError("a text is none")
+        raise InvalidSpanError("a text is none")
     return content or ""
 
 
 def as_object(content: object) -> Object:
     """Return an object; empty where there is none."""
     if not isinstance(content, dict | None):
-        raise UnfitError("an object is none")
+        raise InvalidSpanError("an object is none")
     return content or {}
 
 

@@ -22,7 +22,7 @@ from lightning_otel.messages import (
 )
 from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.builder import MOST_BYTES, Builder, read_time
-from lightning_otel.receivers.otlp import Object, UnfitError, integer
+from lightning_otel.receivers.otlp import InvalidSpanError, Object, read_integer
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import json_text, parse_json, text_or_none, write_json
@@ -145,7 +145,7 @@ def read_record(found: Object, tool: str) -> Iterator[Span]:
     """Yield the span of a record, or its reward.
 
     Raises:
-        UnfitError: It cannot be kept.
+        InvalidSpanError: It cannot be kept.
     """
     table = TABLES[tool]
     builder = Builder(tool, _find(found, table.trace), {})
@@ -165,9 +165,9 @@ def _read_score(found: Object, table: Table, builder: Builder) -> Span:
     score_id, judged, time, name, value = (_find(found, path) for path in table.scores)
     kind = _find(found, "dataType data_type")  # a category of Langfuse's has a number, too: 0
     if not isinstance(value, (int, float)) or kind not in (None, "NUMERIC", "BOOLEAN"):
-        raise UnfitError(f"score {name!r} is {kind or repr(value)}, no number")
+        raise InvalidSpanError(f"score {name!r} is {kind or repr(value)}, no number")
     if found.get("valid") is False:  # MLflow keeps what was corrected
-        raise UnfitError(f"score {name!r} was replaced by another one")
+        raise InvalidSpanError(f"score {name!r} was replaced by another one")
     trace, key = builder.trace or f"score of {judged}", f"score {score_id or (name, judged)}"
     made = builder._replace(trace=trace).make_reward(
         key, judged, {to_text(name): value}, read_time(time)
@@ -178,7 +178,7 @@ def _read_score(found: Object, table: Table, builder: Builder) -> Span:
 def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span:
     span, parent = _find(found, table.span), _find(found, table.parent)
     if not isinstance(span, str) or not isinstance(builder.trace, str):
-        raise UnfitError("the id of the span or of its trace is no text")
+        raise InvalidSpanError("the id of the span or of its trace is no text")
     kind, name = str(parse_json(_find(found, table.kind))).lower(), to_text(found.get("name"))
     given, made, end = (_find(found, at) for at in (table.given, table.made, table.end))
     operation, start_ns = _KINDS.get(kind), read_time(_find(found, table.start))
@@ -195,10 +195,12 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
         attributes |= _read_content(operation, name, given, made)
     if operation in c.CALL_OPERATIONS and not table.attributes:
         attributes[c.REQUEST_MODEL] = text_or_none(parse_json(_find(found, table.model)))
-        counts = (integer(_find(found, at), "a count of tokens") for at in table.tokens)
+        counts = (read_integer(_find(found, at), "a count of tokens") for at in table.tokens)
         attributes |= {key: count or None for key, count in zip(_COUNTS, counts, strict=True)}
     if sum(len(write_json(each)) for each in attributes.values()) > MOST_BYTES:
-        raise UnfitError(f"the record takes more than {MOST_BYTES} bytes, which no span can hold")
+        raise InvalidSpanError(
+            f"the record takes more than {MOST_BYTES} bytes, which no span can hold"
+        )
     end_ns = None if end is None else read_time(end)
     error = _find(found, table.error)
     told = _find(found, "level status/code status_code") or ("ERROR" if error else "OK")

@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from lightning_otel.errors import ReceiveError
 from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected
-from lightning_otel.receivers.otlp import Plain, UnfitError, read_span
+from lightning_otel.receivers.otlp import DecodedAttributes, InvalidSpanError, read_span
 from lightning_otel.types import Span
 
 _Schema: TypeAlias = "dict[int, _Schema]"
@@ -76,7 +76,9 @@ def _message_classes() -> list[Any]:
 _Request, _Span, _Resource, _Scope = _message_classes()
 
 
-def spans_in(body: bytes, came: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[Span | Rejected]:
+def decode_spans(
+    body: bytes, came: str, limits: Limits = DEFAULT_LIMITS
+) -> Iterator[Span | Rejected]:
     """Return the spans of an ``ExportTraceServiceRequest``, one by one.
 
     Args:
@@ -119,7 +121,7 @@ def _read_spans(request: Any, came: str, limits: Limits) -> Iterator[Span | Reje
                     yield read_span(found, attributes, scope, came, limits)
                 except _UNDECODABLE:
                     yield Rejected("span cannot be decoded: malformed, or nested too deep")
-                except UnfitError as exc:
+                except InvalidSpanError as exc:
                     yield Rejected(str(exc))
 
 
@@ -128,7 +130,7 @@ def _read_fields(found: Any) -> dict[str, Any]:
     fields = {}
     for field, content in found.ListFields():
         if field.name == "attributes":
-            content = Plain(_read_attributes(content))
+            content = DecodedAttributes(_read_attributes(content))
         elif field.name in ("name", "message"):
             content = _decode_text(content)
         elif field.name in ("events", "links"):

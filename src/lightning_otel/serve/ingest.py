@@ -116,7 +116,7 @@ class Ingester:
     ) -> Mapping[str, int]:
         if is_compressed:
             body = inflated(body, self._limits)
-        read = otlp.spans_in if content_type == JSON else protobuf.spans_in
+        read = otlp.decode_spans if content_type == JSON else protobuf.decode_spans
         found = read(body, came, self._limits)  # what is no request is refused here
         rejected: Counter[str] = Counter()
         count = 0

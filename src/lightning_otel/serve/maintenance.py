@@ -13,7 +13,7 @@ from lightning_otel.serve.api.repositories import Repositories
 from lightning_otel.serve.heap import trim_heap
 from lightning_otel.serve.ingest import Ingester
 from lightning_otel.serve.viewer.trace import drop_old_traces
-from lightning_otel.store.upkeep import Keeper
+from lightning_otel.store.maintenance import Maintainer
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ IDLE_S: Final = 5.0
 
 async def run_maintenance(store: Store, repositories: Repositories, ingester: Ingester) -> None:
     """Settle what is worth it, and give feedback that waits, again and again."""
-    keeper = None if store.layout is None else Keeper(store.layout)
-    settle = partial(_settle_store, keeper, ingester)
+    maintainer = None if store.layout is None else Maintainer(store.layout)
+    settle = partial(_settle_store, maintainer, ingester)
     give = partial(repositories.deliver_feedback, ingester.keep)
     await asyncio.gather(
         _repeat(settle, EVERY_S, EVERY_S, f"{store.name} could not be settled"),
@@ -49,9 +49,9 @@ async def _repeat(work: Callable[[], None], least_s: float, most_s: float, fault
         wait_s = min(max(least_s, 4 * (time.monotonic() - began_s)), most_s)
 
 
-def _settle_store(keeper: Keeper | None, ingester: Ingester) -> None:
+def _settle_store(maintainer: Maintainer | None, ingester: Ingester) -> None:
     ingester.seal_if_idle(IDLE_S)
-    while keeper is not None and keeper.look().segments:
+    while maintainer is not None and maintainer.run_once().segments:
         pass  # a batch at a time, as long as there is a backlog
     drop_old_traces()
     trim_heap()

@@ -19,13 +19,13 @@ from lightning_otel.types import Span
 if TYPE_CHECKING:
     import duckdb
 
-    from lightning_otel.store.compact import Compacted
+    from lightning_otel.store.compact import CompactResult
     from lightning_otel.store.counts import Accounting
-    from lightning_otel.store.engines.publish import Published
+    from lightning_otel.store.engines.publish import PublishResult
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.quarantine import Note
-    from lightning_otel.store.redact import Redacted
-    from lightning_otel.store.settle import Settled
+    from lightning_otel.store.redact import RedactResult
+    from lightning_otel.store.settle import SettleResult
     from lightning_otel.store.source import SpanSource
     from lightning_otel.store.table import Table
     from lightning_otel.store.writer import SpanWriter
@@ -66,9 +66,9 @@ class SpanStore:
             from lightning_otel.store.source import LocalSource
 
             return LocalSource(self._files)
-        from lightning_otel.store.engines import source_of
+        from lightning_otel.store.engines import make_source
 
-        return source_of(self._given, data=self._data)
+        return make_source(self._given, data=self._data)
 
     def __repr__(self) -> str:
         return f"Store({self.name!r})"
@@ -124,7 +124,7 @@ class SpanStore:
         """One row a rollout and attempt: status, times, counts, tokens, final reward, task."""
         return self.sql("SELECT * FROM rollouts ORDER BY start_ns")
 
-    def settle(self) -> "Settled":
+    def settle(self) -> "SettleResult":
         """Pack every sealed segment into Parquet now; nothing if another process is at it.
 
         Raises:
@@ -134,10 +134,10 @@ class SpanStore:
         """
         from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.damage import ensure_manifest, translate_errors
-        from lightning_otel.store.settle import Settled, settle
+        from lightning_otel.store.settle import SettleResult, settle
 
         if self.layout is None:
-            return Settled()
+            return SettleResult()
         self.layout.require()
         ensure_manifest(self.layout)
         ensure_catalogue(self.layout)
@@ -151,9 +151,9 @@ class SpanStore:
             StoreMissingError: There is no store.
             StoreError: A file of it cannot be read.
         """
-        from lightning_otel.store.packing import accounting_of
+        from lightning_otel.store.packing import read_accounting
 
-        return self.writer().accounting() if self.layout is None else accounting_of(self.layout)
+        return self.writer().accounting() if self.layout is None else read_accounting(self.layout)
 
     def accounting_by_process(self, *, since_ns: int = 0) -> "dict[str, Accounting]":
         """The same for each process with a loss, or whose segments were not settled long ago.
@@ -174,7 +174,7 @@ class SpanStore:
 
     def publish(
         self, lake: "SpanStore | str | None" = None, *, is_rest_included: bool = False
-    ) -> "Published":
+    ) -> "PublishResult":
         """Settle, and put the spans that a lake has not got yet into it, exactly once.
 
         Args:
@@ -218,7 +218,7 @@ class SpanStore:
         rollout_ids: Iterable[str] = (),
         is_dry_run: bool = False,
         progress: "Callable[[int, int], None] | None" = None,
-    ) -> "Compacted":
+    ) -> "CompactResult":
         """Pack the files as tightly as they can be, and drop what is not to be kept any more.
 
         Readers are not disturbed, and whatever cuts it off, no span is lost by it. By default
@@ -236,12 +236,12 @@ class SpanStore:
             NotFoundError: A rollout to drop is not there; nothing was dropped.
             StoreError: Another process is at it, there is no room, or a file is damaged.
         """
-        from lightning_otel.store.compact import Compacted, Retention, compact
+        from lightning_otel.store.compact import CompactResult, Retention, compact
         from lightning_otel.store.damage import translate_errors
         from lightning_otel.store.source import prepare
 
         if self.layout is None:
-            return Compacted()
+            return CompactResult()
         prepare(self.layout)
         retention = Retention(
             since_ns=None if older_than_s is None else time.time_ns() - int(older_than_s * 1e9),
@@ -263,7 +263,7 @@ class SpanStore:
         wait_s: float = 0.0,
         progress: "Callable[[int, int], None] | None" = None,
         waiting: "Callable[[float], None] | None" = None,
-    ) -> "Redacted":
+    ) -> "RedactResult":
         """Mask content in what is stored, and have it gone from the files; see docs/capture.md.
 
         Args:

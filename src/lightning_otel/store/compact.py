@@ -17,13 +17,13 @@ from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.parquet import (
     SPILL,
+    bounded_connection,
+    fetch_row,
     list_live_files,
-    packing_connection,
-    row_groups,
-    row_of,
+    row_groups_sql,
 )
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
-from lightning_otel.store.settle import exchange, sealed, settle_as_elected
+from lightning_otel.store.settle import list_sealed, replace_files, settle_elected
 from lightning_otel.store.snapshot import Snapshot, rows_sql
 from lightning_otel.store.sql import ROLLOUT, quote_text
 
@@ -66,7 +66,7 @@ class Expired:
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactResult:
     """Work that ``compact`` did, or would do.
 
     Attributes:
@@ -98,16 +98,16 @@ def compact(
     *,
     is_dry_run: bool = False,
     progress: Progress | None = None,
-) -> Compacted:
+) -> CompactResult:
     """Settle what can be, drop what is not to be kept, and merge the files that are left."""
     with hold_settler_lock(layout):
-        before = store_bytes(layout)
-        segments = len(sealed(layout)) if is_dry_run else settle_as_elected(layout).segments
-        with packing_connection(layout.new / SPILL) as con:
+        before = measure_store(layout)
+        segments = len(list_sealed(layout)) if is_dry_run else settle_elected(layout).segments
+        with bounded_connection(layout.new / SPILL) as con:
             dropped = _find_expired(con, layout, retention)
             gone, _, groups = found = _make_plan(con, layout)
             if is_dry_run:
-                done = Compacted(merged=sum(map(len, groups)), made=len(groups))
+                done = CompactResult(merged=sum(map(len, groups)), made=len(groups))
             else:
                 done = _carry_out(con, layout, *found, progress)
         return replace(
@@ -116,11 +116,13 @@ def compact(
             unlinked=len(gone),
             dropped=dropped,
             bytes_before=before,
-            bytes_after=store_bytes(layout),
+            bytes_after=measure_store(layout),
         )
 
 
-def compact_some(layout: Layout, max_bytes: int | None = None, *, least_files: int = 64) -> int:
+def compact_if_needed(
+    layout: Layout, max_bytes: int | None = None, *, least_files: int = 64
+) -> int:
     """Do a little of it, if it is worth it and no other settler is at it.
 
     Merge a group of small files once there are many, and drop the oldest rollouts of a store that
@@ -132,7 +134,7 @@ def compact_some(layout: Layout, max_bytes: int | None = None, *, least_files: i
     """
     has_many = sum(map(_may_grow, layout.read_manifest().live_files)) >= least_files
     limit = None
-    if max_bytes is not None and store_bytes(layout) > max_bytes:
+    if max_bytes is not None and measure_store(layout) > max_bytes:
         limit = max_bytes - max_bytes // 10
     if not has_many and limit is None:
         return 0
@@ -140,13 +142,13 @@ def compact_some(layout: Layout, max_bytes: int | None = None, *, least_files: i
         if not is_elected:
             return 0
         before = sum(layout.read_manifest().counts.values())
-        with packing_connection(layout.new / SPILL) as con:
+        with bounded_connection(layout.new / SPILL) as con:
             _find_expired(con, layout, Retention(max_bytes=limit))
             _carry_out(con, layout, *_make_plan(con, layout, most_untouched=int(has_many)))
         return sum(layout.read_manifest().counts.values()) - before
 
 
-def store_bytes(layout: Layout) -> int:
+def measure_store(layout: Layout) -> int:
     """Return the size of all files and segments that count."""
     manifest = layout.read_manifest()
     files = [layout.data / file.name for file in manifest.live_files]
@@ -171,16 +173,16 @@ def _find_expired(
     expire = "INSERT INTO expired SELECT rollout, '{}' FROM held ANTI JOIN expired USING (rollout)"
     for rollout_id in set(retention.without):
         where = f"WHERE rollout = {quote_text(rollout_id)}"
-        if row_of(con, f"SELECT count(*) FROM held {where}") == (0,):
+        if fetch_row(con, f"SELECT count(*) FROM held {where}") == (0,):
             raise NotFoundError(f"no rollout {rollout_id!r}, so nothing was dropped")
         con.execute(f"{expire.format(n.ROLLOUT)} {where}")
     if retention.since_ns is not None:
         con.execute(f"{expire.format(n.AGE)} WHERE newest < {retention.since_ns}")
     files = list_live_files(layout, layout.read_manifest())
     if files and retention.max_bytes is not None:
-        excess = store_bytes(layout) - retention.max_bytes
+        excess = measure_store(layout) - retention.max_bytes
         # What a rollout takes is told by the row groups its rows stand in: they hold few each.
-        groups = row_groups([layout.data / file.name for file in files])
+        groups = row_groups_sql([layout.data / file.name for file in files])
         con.execute(
             f"""
             CREATE OR REPLACE TABLE held AS SELECT rollout, newest, coalesce(sum(packed), 0) AS size
@@ -199,7 +201,7 @@ def _find_expired(
               SELECT coalesce(sum(size), 0) FROM held SEMI JOIN expired USING (rollout)))
             """
         )
-    closed = sealed(layout)
+    closed = list_sealed(layout)
     still_open = [path.name for path in snapshot.segments if path not in closed]
     rows = con.execute(
         f"""
@@ -219,7 +221,7 @@ def _make_plan(
     The table ``expired`` says what goes. Groups of which nothing does are limited in number.
     """
     files, found = list_live_files(layout, layout.read_manifest()), []
-    if row_of(con, "SELECT count(*) FROM expired") != (0,):
+    if fetch_row(con, "SELECT count(*) FROM expired") != (0,):
         found = con.execute(
             "SELECT parse_filename(filename), reason, count(*), count(end_ns) FROM "
             f"{rows_sql(layout, files)} JOIN expired ON expired.rollout = {ROLLOUT} GROUP BY ALL"
@@ -274,7 +276,7 @@ def _carry_out(
     counts: Mapping[str, int],
     groups: Sequence[Group],
     progress: Progress | None = None,
-) -> Compacted:
+) -> CompactResult:
     """Do what is planned, file by file."""
     total = 2 * sum(file.rows for group in groups for file in group)
     done = Counter[str]()
@@ -285,7 +287,7 @@ def _carry_out(
             progress(min(done["rows"], total), total)
 
     if gone:
-        exchange(layout, gone, None, counts)
+        replace_files(layout, gone, None, counts)
     waiting = list(reversed(groups))
     while waiting:
         rewrite = Rewrite(con, layout, group := waiting.pop(), step, is_packed=True)
@@ -306,4 +308,6 @@ def _carry_out(
             done["made"] += made is not None
             done.update(rewrite.counts)
     rejected = {name: done[name] for name in (n.CONFLICT, n.DUPLICATE) if done[name]}
-    return Compacted(merged=done["merged"], made=done["made"], rejected=rejected, left=done["left"])
+    return CompactResult(
+        merged=done["merged"], made=done["made"], rejected=rejected, left=done["left"]
+    )

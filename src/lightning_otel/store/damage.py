@@ -31,9 +31,9 @@ from lightning_otel.store.parquet import (
     ORIGIN,
     SPILL,
     Origin,
+    bounded_connection,
     describe_file,
     list_live_files,
-    packing_connection,
 )
 from lightning_otel.store.sql import new_connection, quote_paths, quote_text
 
@@ -309,7 +309,7 @@ def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
     import duckdb
 
     found: list[tuple[DataFile, Origin]] = []
-    with packing_connection(layout.new / SPILL) as con:
+    with bounded_connection(layout.new / SPILL) as con:
         for path in layout.data.glob("spans-*.parquet"):
             try:
                 schema, origin = _read_footer(con, path)

@@ -28,8 +28,8 @@ from lightning_otel.store.lines import is_sound
 from lightning_otel.store.parquet import (
     STORED,
     Origin,
-    packing_connection,
-    row_of,
+    bounded_connection,
+    fetch_row,
     write_file,
 )
 from lightning_otel.store.quarantine import LONGEST_LINE
@@ -88,7 +88,7 @@ def make_parquet(
     return file, [replace(each, file=name if each.rows else "") for each in segments]
 
 
-def sift_lines(path: Path, copy: Path) -> bool:
+def copy_without_starts(path: Path, copy: Path) -> bool:
     """Copy a closed segment without the starts of spans that end in it, half of what it takes.
 
     Returns:
@@ -140,7 +140,7 @@ def _choose_lines(
         """
     )
     con.execute("CREATE OR REPLACE TABLE held (trace_id VARCHAR, span_id VARCHAR, content UBIGINT)")
-    low, high = row_of(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
+    low, high = fetch_row(con, "SELECT min(start_ns), max(start_ns) FROM chosen")
     if low is None or not (
         near := list_nearby_files(list_readable_files(layout, manifest), low, high)
     ):
@@ -155,7 +155,7 @@ def _choose_lines(
           ON {same_span_sql("f", "chosen")}
         """
     )
-    if row_of(con, "SELECT count(*) FROM twice") == (0,):
+    if fetch_row(con, "SELECT count(*) FROM twice") == (0,):
         return
     con.execute(
         f"INSERT INTO held SELECT trace_id, span_id, {CONTENT} FROM {files} "
@@ -265,7 +265,7 @@ def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
     return SettledSegment(row["segment"], 0, damaged, counts=counts, rows=row["kept"])
 
 
-def accounting_of(layout: Layout) -> n.Accounting:
+def read_accounting(layout: Layout) -> n.Accounting:
     """Return what became of every span of the store, as of one moment for each file."""
     manifest, segments = _read_segments(layout)
     counts = n.sum_counts(
@@ -276,9 +276,9 @@ def accounting_of(layout: Layout) -> n.Accounting:
     stored = sum(each.counts.get(n.STORED, 0) for each in segments)
     if files:
         with translate_errors(layout), new_connection() as con:
-            stored += row_of(con, f"SELECT count(end_ns) FROM read_parquet({quote_paths(files)})")[
-                0
-            ]
+            stored += fetch_row(
+                con, f"SELECT count(end_ns) FROM read_parquet({quote_paths(files)})"
+            )[0]
     writer = writers_by_catalogue.get(layout.catalogue)
     untold = writer.unwritten_counts() if writer is not None else {}
     return n.make_accounting(
@@ -324,7 +324,7 @@ def _read_segments(layout: Layout) -> tuple[Manifest, list[SettledSegment]]:
             with (
                 translate_errors(layout, "account for"),
                 tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
-                packing_connection(Path(folder)) as con,
+                bounded_connection(Path(folder)) as con,
             ):
                 _choose_lines(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS))
                 return manifest, _count_segments(con, paths)

@@ -67,7 +67,7 @@ class Origin:
 
 
 @contextlib.contextmanager
-def packing_connection(spill: Path) -> Iterator["duckdb.DuckDBPyConnection"]:
+def bounded_connection(spill: Path) -> Iterator["duckdb.DuckDBPyConnection"]:
     """Open a DuckDB of bounded memory, on one core, that spills into a folder of its own."""
     spill.mkdir(mode=0o700, exist_ok=True)
     con = new_connection()
@@ -130,12 +130,12 @@ def describe_file(
 ) -> DataFile:
     """Return the manifest's entry of a whole data file, with its checksum (0.03 s for 14 MB)."""
     numbers = "count(*), coalesce(min(start_ns), 0), coalesce(max(start_ns), 0)"
-    rows, low, high = row_of(con, f"SELECT {numbers} FROM read_parquet({quote_text(str(path))})")
+    rows, low, high = fetch_row(con, f"SELECT {numbers} FROM read_parquet({quote_text(str(path))})")
     size, checksum = path.stat().st_size, checksum_of(path)
     return DataFile(path.name, 0, rows, size, low, high, schema=schema, checksum=checksum)
 
 
-def row_groups(paths: Iterable[Path]) -> str:
+def row_groups_sql(paths: Iterable[Path]) -> str:
     """Return a query for the row groups of data files: where each lies, and what a row of it takes.
 
     ``begins`` and ``ends`` are numbers of rows, ``first_byte`` and ``end_byte`` places in the file,
@@ -156,7 +156,7 @@ def list_live_files(layout: Layout, manifest: Manifest) -> list[DataFile]:
     return [file for file in manifest.live_files if (layout.data / file.name).exists()]
 
 
-def row_of(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:
+def fetch_row(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:
     """Return the first row of a query's result."""
     row = con.execute(query).fetchone()
     assert row is not None

@@ -26,12 +26,12 @@ from lightning_otel.store.compact import Progress
 from lightning_otel.store.damage import translate_errors
 from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock, now_us
 from lightning_otel.store.lines import parse_line
-from lightning_otel.store.parquet import SPILL, list_live_files, packing_connection
+from lightning_otel.store.parquet import SPILL, bounded_connection, list_live_files
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.schema import COLUMNS, build_span
 from lightning_otel.store.segment import request_rotation
-from lightning_otel.store.settle import await_effect, sealed, settle_as_elected
+from lightning_otel.store.settle import list_sealed, settle_elected, wait_until_visible
 from lightning_otel.store.snapshot import IS_SPAN, SEGMENT_COLUMNS, Snapshot, ndjson_sql
 from lightning_otel.store.source import prepare
 from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths, quote_text
@@ -58,7 +58,7 @@ Scope = Sequence[tuple[str, str]]
 
 
 @dataclass(slots=True)
-class Redacted:
+class RedactResult:
     """Work that a redaction did, or would do.
 
     Attributes:
@@ -101,7 +101,7 @@ def redact(
     wait_s: float = 0.0,
     progress: Progress | None = None,
     waiting: Callable[[float], None] | None = None,
-) -> Redacted:
+) -> RedactResult:
     """Mask what the rules name in every settled span, note down that it was done, and finish it.
 
     See :meth:`SpanStore.redact`.
@@ -125,7 +125,7 @@ def redact(
     return work.done
 
 
-def redactions(layout: Layout) -> list[dict[str, Any]]:
+def read_redactions(layout: Layout) -> list[dict[str, Any]]:
     """Return every redaction of a store, the oldest first: by which rules, and when.
 
     One without an ``ended_ns`` was cut off.
@@ -148,7 +148,7 @@ class _Work:
         self._layout, self._rules, self._scope, self._progress = layout, rules, scope, progress
         same = [f"{_COLUMN[noun]} = {quote_text(each)}" for noun, each in scope]
         self._where = " OR ".join(same) or "true"
-        self.done = Redacted(redaction_id=f"redaction-{secrets.token_hex(4)}")
+        self.done = RedactResult(redaction_id=f"redaction-{secrets.token_hex(4)}")
         self._redactor = Redactor(rules, self.done.redaction_id)
         self._found: dict[tuple[str, str], tuple[str, Mapping[str, int]]] = {}
         self._rollouts: set[str] = set()
@@ -171,11 +171,11 @@ class _Work:
         }
         _write_record(layout, {**begun, "reason": reason, "user": _find_user()})
         self._close_segments()
-        settle_as_elected(layout)
+        settle_elected(layout)
         files = list_live_files(layout, layout.read_manifest())
         self.done.looked_at = sum(file.rows for file in files)
         self._total = 2 * self.done.looked_at
-        with packing_connection(layout.new / SPILL) as con:
+        with bounded_connection(layout.new / SPILL) as con:
             for file in files:
                 rewrite = Rewrite(
                     con, layout, [file], self._step, transform=self._mask_span, scope=self._where
@@ -187,7 +187,7 @@ class _Work:
                     self.done.left += 1
                 self._add_found(is_published=bool(file.publication))
         self._end(layout.list_unsettled(layout.read_manifest()))
-        await_effect(layout)
+        wait_until_visible(layout)
         found = asdict(self.done)
         del found["is_gone"]
         _write_record(layout, {**found, "ended_ns": time.time_ns()})
@@ -270,7 +270,7 @@ class _Work:
 
 def _open_segments(layout: Layout) -> list[Path]:
     """Return segments that other processes still write to; this one's can be closed at any time."""
-    done = {*sealed(layout), *_own_segments(layout)}
+    done = {*list_sealed(layout), *_own_segments(layout)}
     return [path for path in layout.list_unsettled(layout.read_manifest()) if path not in done]
 
 

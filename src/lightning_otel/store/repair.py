@@ -13,7 +13,7 @@ from lightning_otel.store.damage import (
 )
 from lightning_otel.store.layout import Layout, hold_settler_lock, now_us
 from lightning_otel.store.manifest import DataFile
-from lightning_otel.store.parquet import EVER, SPILL, packing_connection
+from lightning_otel.store.parquet import EVER, SPILL, bounded_connection
 from lightning_otel.store.quarantine import (
     Note,
     checksum_of,
@@ -23,7 +23,7 @@ from lightning_otel.store.quarantine import (
     write_note,
 )
 from lightning_otel.store.rewrite import Rewrite, TooWideError
-from lightning_otel.store.settle import await_effect
+from lightning_otel.store.settle import wait_until_visible
 from lightning_otel.store.snapshot import list_nearby_files, rows_sql, same_span_sql
 
 _HAS_IDS: Final = (
@@ -51,7 +51,7 @@ def repair(layout: Layout) -> list[Note]:
                 write_note(layout, resolved)
         _renew_checksums(layout)
         (layout.root / STAMP).unlink(missing_ok=True)
-        await_effect(layout)
+        wait_until_visible(layout)
     ensure_catalogue(layout)
     return [note for note in read_notes(layout) if note.name not in known]
 
@@ -65,7 +65,7 @@ def _recover_rows(layout: Layout, note: Note) -> int:
     others = list_readable_files(layout, layout.read_manifest())
     near = list_nearby_files(others, file.min_start_ns, file.max_start_ns)
     held = f"SELECT 1 FROM {rows_sql(layout, near)} AS other WHERE {same_span_sql('other', 'f')}"
-    with packing_connection(layout.new / SPILL) as con:
+    with bounded_connection(layout.new / SPILL) as con:
         rewrite = Rewrite(
             con,
             layout,

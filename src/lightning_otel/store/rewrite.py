@@ -25,12 +25,12 @@ from lightning_otel.store.parquet import (
     SPILL,
     STORED,
     Origin,
-    row_groups,
-    row_of,
+    fetch_row,
+    row_groups_sql,
     write_file,
 )
 from lightning_otel.store.schema import COLUMNS, build_record, build_span
-from lightning_otel.store.settle import exchange
+from lightning_otel.store.settle import replace_files
 from lightning_otel.store.snapshot import rows_sql
 from lightning_otel.store.sql import ROLLOUT, quote_paths, quote_text
 from lightning_otel.types import Span
@@ -46,9 +46,9 @@ SLICE_BYTES: Final = 32 << 20
 MOST_ROWS: Final = 122_880
 """Rows in a row group of a compact file."""
 LEVEL: Final = 9
-THRIFT: Final = (1, 4, 16)
+SHRINK: Final = (1, 4, 16)
 """By how much slices and row groups shrink where rows prove too wide for the memory allowed."""
-TANGLE: Final = 16
+MAX_READS: Final = 16
 """How often, at most, the files may be read over for all slices to be gathered."""
 _NUMBERED: Final = quote_text(orjson.dumps({"number": "BIGINT", **COLUMNS}).decode())
 
@@ -91,7 +91,7 @@ class Rewrite:
         scope: str = "true",
         corrupt: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """Verify the files, on a connection of :func:`parquet.packing_connection`.
+        """Verify the files, on a connection of :func:`parquet.bounded_connection`.
 
         Packed rows are ordered by rollout; else one file's rows stay in their order. If the
         transform changes no span, the files stay as they are. Where ranges of corrupt bytes are
@@ -116,15 +116,15 @@ class Rewrite:
 
         if not self.files:
             return None
-        for thrift in THRIFT:
+        for thrift in SHRINK:
             try:
                 made = self._write_slices(list(self._gather_slices(SLICE_BYTES // thrift)), thrift)
             except duckdb.OutOfMemoryException as exc:
                 log.debug("too wide at a thrift of %d: %s", thrift, exc)
                 continue
             if self._is_changed:
-                exchange(
-                    self._layout, self.files, made, self.counts, is_readable_anew=self._is_packed
+                replace_files(
+                    self._layout, self.files, made, self.counts, keeps_segments=self._is_packed
                 )
             return made
         raise TooWideError
@@ -178,7 +178,7 @@ class Rewrite:
         con.executemany("INSERT INTO files VALUES (?, ?)", list(enumerate(map(str, paths))))
         con.execute(
             "CREATE OR REPLACE TABLE row_group AS "
-            f"FROM ({row_groups(paths)}) JOIN files USING (path)"
+            f"FROM ({row_groups_sql(paths)}) JOIN files USING (path)"
         )
         parts = ["true"]
         if self._folder != self._layout.data:
@@ -223,8 +223,8 @@ class Rewrite:
             """
         )
         conflicts = seconds = 0
-        if row_of(con, "SELECT count(*) FROM twice") != (0,):
-            conflicts, seconds = row_of(
+        if fetch_row(con, "SELECT count(*) FROM twice") != (0,):
+            conflicts, seconds = fetch_row(
                 con,
                 f"""
                 SELECT count(*) FILTER (content <> first_content), count(*) FROM (
@@ -266,7 +266,7 @@ class Rewrite:
             """
         )
         self._con.execute("DROP TABLE spot")
-        (readings,) = row_of(
+        (readings,) = fetch_row(
             self._con,
             """
             WITH raw AS (SELECT file, sum(raw_size) AS size FROM row_group GROUP BY 1)
@@ -274,7 +274,7 @@ class Rewrite:
               JOIN raw USING (file)) / (SELECT sum(size) FROM raw), 0)
             """,
         )
-        if len(self.files) > 1 and readings > TANGLE:
+        if len(self.files) > 1 and readings > MAX_READS:
             raise InterleavedError
 
     def _change_spans(self, spans: str) -> str:

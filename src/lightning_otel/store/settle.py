@@ -30,8 +30,8 @@ from lightning_otel.store.layout import (
     now_us,
     total_bytes,
 )
-from lightning_otel.store.packing import make_parquet, sift_lines
-from lightning_otel.store.parquet import SPILL, packing_connection, sync
+from lightning_otel.store.packing import copy_without_starts, make_parquet
+from lightning_otel.store.parquet import SPILL, bounded_connection, sync
 from lightning_otel.store.quarantine import quarantine_lines, read_notes
 from lightning_otel.store.segment import read_boot_id
 
@@ -50,7 +50,7 @@ _SEAL_LINE: Final = b'{"record":"seal"'
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettleResult:
     """Segments and spans that one settling packed, and the files it made."""
 
     segments: int = 0
@@ -68,7 +68,7 @@ def settle_for_reader(layout: Layout) -> None:
         log.warning("%s could not be settled: %s", layout.catalogue, exc)
 
 
-def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> Settled:
+def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> SettleResult:
     """Pack sealed segments, a batch of at most 64 MB at a time; nothing if another process does.
 
     No thread, and the memory of one batch: a loop that calls this with a limit until no segment was
@@ -84,23 +84,23 @@ def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> 
         duckdb.Error: DuckDB cannot write, or read a file it must look into.
     """
     with elect_settler(layout, wait_s=wait_s) as is_elected:
-        return settle_as_elected(layout, limit) if is_elected else Settled()
+        return settle_elected(layout, limit) if is_elected else SettleResult()
 
 
-def settle_as_elected(layout: Layout, limit: int | None = None) -> Settled:
-    """Pack sealed segments, for whom :func:`settler_elected` has elected."""
+def settle_elected(layout: Layout, limit: int | None = None) -> SettleResult:
+    """Pack sealed segments, for whom :func:`elect_settler` has elected."""
     restore_manifest(layout)
     release_missing_files(layout)
     sweep(layout)
-    batches, done = list(islice(_list_batches(sealed(layout)), limit)), set[str]()
+    batches, done = list(islice(_list_batches(list_sealed(layout)), limit)), set[str]()
     if not batches:
-        return Settled()
+        return SettleResult()
     import duckdb
 
     segments = rows = files = 0
     while batches:
         # One for all batches, as it uses its memory again; damage may leave it of no use.
-        with packing_connection(layout.new / SPILL) as con:
+        with bounded_connection(layout.new / SPILL) as con:
             try:
                 while batches:
                     made = _settle_batch(con, layout, batches[0])
@@ -111,10 +111,10 @@ def settle_as_elected(layout: Layout, limit: int | None = None) -> Settled:
                 if done >= found.keys():
                     raise
                 done |= found.keys()
-    return Settled(segments, rows, files)
+    return SettleResult(segments, rows, files)
 
 
-def sealed(layout: Layout) -> list[Path]:
+def list_sealed(layout: Layout) -> list[Path]:
     """List segments nobody writes to any more: sealed, or of this boot and unlocked."""
     boot = read_boot_id()
     waiting = layout.list_unsettled(layout.read_manifest())
@@ -161,7 +161,7 @@ def _list_batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
 def _settle_batch(con: "duckdb.DuckDBPyConnection", layout: Layout, batch: Sequence[Path]) -> int:
     paths = [_read_lines(layout, path) for path in batch]
     file, segments = make_parquet(con, layout, layout.read_manifest(), paths)
-    exchange(layout, (), file, settled=segments)
+    replace_files(layout, (), file, settled=segments)
     for path in {*paths} - {*batch}:
         path.unlink()
     return file.rows if file else 0
@@ -171,21 +171,21 @@ def _read_lines(layout: Layout, path: Path) -> Path:
     """Return the file to read a segment's lines from, once all of them are as written."""
     copy = layout.new / SPILL / path.name
     with contextlib.suppress(OSError):  # such as no room: the segment itself will do
-        if sift_lines(path, copy):
+        if copy_without_starts(path, copy):
             return copy
     copy.unlink(missing_ok=True)
     quarantine_lines(layout, path, is_closed=True)
     return path
 
 
-def exchange(
+def replace_files(
     layout: Layout,
     old: Sequence[DataFile],
     file: DataFile | None,
     counts: Mapping[str, int] = MappingProxyType({}),
     *,
     settled: Sequence[SettledSegment] = (),
-    is_readable_anew: bool = True,
+    keeps_segments: bool = True,
 ) -> None:
     """Have a new file count, where old files and segments cease to in the same instant.
 
@@ -195,7 +195,7 @@ def exchange(
         file: The new file, under ``new/``; None if nothing is left.
         counts: Ended spans that were left out, by reason.
         settled: Segments whose spans the new file holds.
-        is_readable_anew: Whether the segments that the old files' spans came from may be read again
+        keeps_segments: Whether the segments that the old files' spans came from may be read again
             if the new file turns out to be damaged.
     """
     if file is not None:
@@ -205,7 +205,7 @@ def exchange(
     manifest = layout.read_manifest()
     # A segment that waits to be taken away is read again if the file of its spans turns out to be
     # damaged; not if some of them were left out, which would come back by it.
-    name = file.name if file is not None and not counts and is_readable_anew else ""
+    name = file.name if file is not None and not counts and keeps_segments else ""
     segments = tuple(
         replace(each, file=name, rows=each.rows if name else 0) if each.file in names else each
         for each in manifest.segments
@@ -232,7 +232,7 @@ def exchange(
         ahead_us *= 2  # on a slow disk
 
 
-def await_effect(layout: Layout) -> None:
+def wait_until_visible(layout: Layout) -> None:
     """Wait until the last commit counts for every reader that starts now."""
     newest_us = max((file.added_us for file in layout.read_manifest().live_files), default=0)
     while 0 <= (left_us := newest_us - now_us()) <= FURTHEST_AHEAD_US:

@@ -20,7 +20,7 @@ from lightning_otel.errors import (
     NotInstalledError,
     StoreDamagedError,
 )  # fmt: skip
-from lightning_otel.exporters.forwarding.sending import Verdict, sender_for
+from lightning_otel.exporters.forwarding.senders import Verdict, sender_for
 from lightning_otel.provider import NO_SDK
 from lightning_otel.store import damage, quarantine
 from lightning_otel.store.catalogue import find_catalogue_fault

@@ -157,7 +157,7 @@ def ours(facts: Iterable[Mapping[str, Any]], rule: Credit = "next") -> Adaptatio
     """What our adapter makes of the same spans, read from their JSON as ``import`` reads it."""
     text = "[" + ",".join(their_span(fact).model_dump_json() for fact in facts) + "]"
     spans: list[Span] = []
-    for found in documents.spans_in(text.encode()):
+    for found in documents.decode_spans(text.encode()):
         assert not isinstance(found, Rejected), found
         spans.append(found)
     return TripletAdapter(rule).explain(spans)

@@ -195,7 +195,7 @@ def stored(name: str) -> list[Span]:
     """The spans of a file, as `lightning-otel import` reads them."""
     spans: list[Span] = []
     for line in (AGENTS / f"{name}.jsonl").read_bytes().splitlines():
-        for found in documents.spans_in(line):
+        for found in documents.decode_spans(line):
             assert not isinstance(found, Rejected), found
             spans.append(found)
     return spans

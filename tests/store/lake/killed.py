@@ -51,8 +51,8 @@ class Killed:
 
 if __name__ == "__main__":
     store, lake, moment, statement = sys.argv[1:]
-    attached = publish.attached
-    publish.attached = lambda *args, **options: Killed(  # type: ignore[assignment]  # stands for it
-        attached(*args, **options), moment, statement
+    attach = publish.attach_lake
+    publish.attach_lake = lambda *args, **options: Killed(  # type: ignore[assignment]  # stands for it
+        attach(*args, **options), moment, statement
     )
     Store(store).publish(lake, is_rest_included=True)

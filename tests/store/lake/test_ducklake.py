@@ -12,7 +12,7 @@ from tests.store.lake.test_publish import recorded
 
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
-from lightning_otel.store.engines.ducklake import attached
+from lightning_otel.store.engines.ducklake import attach_lake
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Span
@@ -104,7 +104,7 @@ def test_lake_of_a_newer_version_is_refused(
 ) -> None:
     """Neither read nor published into."""
     local = published(tmp_path / "one", lake, make_spans(3))
-    with attached(address, application="test", is_read_only=False) as con:
+    with attach_lake(address, application="test", is_read_only=False) as con:
         con.execute("UPDATE lake.published SET schema_version = 99")
     recorded(tmp_path / "one", make_spans(3, machine="b"))
 
@@ -119,7 +119,7 @@ def test_lake_of_an_earlier_version_gets_the_columns_it_lacks(
 ) -> None:
     """Spans of then read with the column empty, and later ones have it."""
     local = published(tmp_path / "one", lake, make_spans(3))
-    with attached(address, application="test", is_read_only=False) as con:
+    with attach_lake(address, application="test", is_read_only=False) as con:
         con.execute("ALTER TABLE lake.spans DROP COLUMN scope")
     before = [span.scope for span in Store(lake).spans()]
     local.add(make_spans(3, machine="b", scope="mine"))

@@ -19,7 +19,7 @@ from tests.store.lake.conftest import SPANS, spans_of
 
 from lightning_otel import Store
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.store.engines.ducklake import attached
+from lightning_otel.store.engines.ducklake import attach_lake
 from lightning_otel.store.lake import lake_address
 
 SECONDS = float(os.environ.get("LIGHTNING_TEST_LAKE_S", "8"))
@@ -132,7 +132,7 @@ def test_machines_that_are_killed_publish_everything_once(remote_lake: str, tmp_
     }
     query = "SELECT span_id FROM spans"
     recorded = [row["span_id"] for store in stores.values() for row in store.sql(query)]
-    with attached(lake_address(remote_lake), application="test", is_read_only=True) as con:
+    with attach_lake(lake_address(remote_lake), application="test", is_read_only=True) as con:
         published = [
             span_id for (span_id,) in con.execute("FROM lake.spans SELECT span_id").fetchall()
         ]

@@ -16,8 +16,8 @@ from tests.store.lake import servers
 
 from lightning_otel import Store
 from lightning_otel.errors import StoreError
-from lightning_otel.store.engines.ducklake import attached
-from lightning_otel.store.engines.publish import LEAST_ROWS, _publisher_elected
+from lightning_otel.store.engines.ducklake import attach_lake
+from lightning_otel.store.engines.publish import LEAST_ROWS, _elect_publisher
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.types import Span
 
@@ -45,7 +45,7 @@ def by_id(store: Store) -> list[Span]:
 
 def rows_of(address: LakeAddress, query: str) -> list[int]:
     """The numbers that a query in the lake itself gives."""
-    with attached(address, application="test", is_read_only=True) as con:
+    with attach_lake(address, application="test", is_read_only=True) as con:
         return [number for (number,) in con.execute(query).fetchall()]
 
 
@@ -201,7 +201,7 @@ def test_maintenance_of_the_lake_brings_nothing_back(
     for machine in "ab":
         recorded(path, make_spans(30, machine=machine)).publish(lake, is_rest_included=True)
 
-    with attached(address, application="test", is_read_only=False) as con:
+    with attach_lake(address, application="test", is_read_only=False) as con:
         for statement in documented(0):
             con.execute(statement)
         files = con.execute("FROM ducklake_list_files('lake', 'spans')").fetchall()
@@ -226,7 +226,7 @@ def test_retention_in_the_lake_brings_nothing_back(
     fresh = make_spans(30, machine="b", start_ns=now_ns, end_ns=now_ns)
     recorded(path, fresh).publish(lake, is_rest_included=True)
 
-    with attached(address, application="test", is_read_only=False) as con:
+    with attach_lake(address, application="test", is_read_only=False) as con:
         for statement in documented(1):
             con.execute(statement)
     again = Store(path).publish(lake, is_rest_included=True)
@@ -294,7 +294,7 @@ def test_one_process_publishes_a_store_at_a_time(
     local = recorded(tmp_path / "local", make_spans(30))
     assert local.layout is not None
 
-    with _publisher_elected(local.layout), pytest.raises(StoreError, match="another process"):
+    with _elect_publisher(local.layout), pytest.raises(StoreError, match="another process"):
         local.publish(lake, is_rest_included=True)
 
     assert local.publish(lake, is_rest_included=True).spans == 30

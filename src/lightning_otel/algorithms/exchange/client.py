@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 
 from lightning_otel.config import OtlpEndpoint
 from lightning_otel.errors import ConfigError, ReceiveError, StoreError
-from lightning_otel.exporters.forwarding.sending import HttpSender, Verdict
-from lightning_otel.store.engines.otlp import request_of
+from lightning_otel.exporters.forwarding.senders import HttpSender, Verdict
+from lightning_otel.store.engines.otlp import encode_request
 from lightning_otel.types import Span
 
 OUR_ROLLOUT: Final = "lightning_otel.rollout_id"
@@ -88,7 +88,7 @@ class Client:
 
     def send(self, spans: list[Span], *, with_content: bool) -> None:
         """Hand spans over by OTLP; each names a rollout and an attempt that are there."""
-        answer = self._sender.send(request_of(spans, with_content=with_content))
+        answer = self._sender.send(encode_request(spans, with_content=with_content))
         if answer.verdict is not Verdict.DELIVERED or answer.rejected:
             raise StoreError(
                 f"{self.url} did not take {len(spans)} spans: {answer.reason}; hand over again, "

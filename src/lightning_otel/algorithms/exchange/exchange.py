@@ -20,7 +20,7 @@ from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.receivers import Rejected
 from lightning_otel.receivers.documents import span_of
 from lightning_otel.rewards.feedback import write_spans
-from lightning_otel.store.engines.otlp import UnsendableError, encoded_span
+from lightning_otel.store.engines.otlp import UnsendableError, encode_span
 from lightning_otel.types import Mode, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
@@ -205,7 +205,7 @@ def _make_spans(spans: Iterable[Span], place: _Place, done: HandOverCounts) -> I
         attributes = {**_drop_number(made.attributes), **stamps}
         made = replace(made, attributes=attributes, otel_resource=_drop_number(made.otel_resource))
         try:
-            encoded_span(made, with_content=False)
+            encode_span(made, with_content=False)
         except UnsendableError as exc:
             done.left_out[str(exc)] += 1
             continue

@@ -15,8 +15,8 @@ from opentelemetry.instrumentation.utils import suppress_instrumentation
 
 from lightning_otel.adapter.interop import to_conventions
 from lightning_otel.errors import LightningOtelError
-from lightning_otel.exporters.forwarding.sending import Answer, GrpcSender, HttpSender, Verdict
-from lightning_otel.store.engines.otlp import UnsendableError, request_of
+from lightning_otel.exporters.forwarding.senders import Answer, GrpcSender, HttpSender, Verdict
+from lightning_otel.store.engines.otlp import UnsendableError, encode_request
 from lightning_otel.store.follow import POLL_S, Follower
 from lightning_otel.types import Span
 
@@ -46,7 +46,7 @@ class Forwarder:
     Attributes:
         delivered: Spans that the endpoint took.
         rejected: Spans it will never take, by the reason it gave.
-        complaint: Why it does not take spans now; empty while it does.
+        last_error: Why it does not take spans now; empty while it does.
         error: Why the thread ended before its time.
     """
 
@@ -57,7 +57,7 @@ class Forwarder:
         *,
         with_content: bool,
         wait: Callable[[float], bool] | None = None,
-        on_complaint: Callable[[str], None] = lambda text: None,
+        on_error: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Name what is sent where; nothing is sent yet.
 
@@ -66,14 +66,14 @@ class Forwarder:
             sender: Speaks to the endpoint.
             with_content: Whether messages and other content may leave.
             wait: Waits so many seconds, or less if it is told to hurry; whether it was.
-            on_complaint: Told when the endpoint begins to refuse, and with "" when it takes again.
+            on_error: Told when the endpoint begins to refuse, and with "" when it takes again.
         """
         self._follower = follower
         self._sender = sender
         self._with_content = with_content
         self._hurried = threading.Event()
         self._wait = wait or self._hurried.wait
-        self._on_complaint = on_complaint
+        self._on_error = on_error
         # The last is the next; a follower counts as delivered what stands in none of them.
         self._parts: list[list[Span]] = []
         self._tries = 0
@@ -83,7 +83,7 @@ class Forwarder:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.delivered = 0
         self.rejected: Counter[str] = Counter()
-        self.complaint = ""
+        self.last_error = ""
         self.error: LightningOtelError | None = None
 
     def start(self, *, is_once: bool = False) -> None:
@@ -112,7 +112,7 @@ class Forwarder:
         return self._is_done
 
     @property
-    def is_at_work(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether its thread has not come to an end."""
         return self._thread.is_alive()
 
@@ -120,7 +120,7 @@ class Forwarder:
     def why(self) -> str:
         """Return why something was not delivered."""
         silent = "the endpoint does not answer in time"
-        return str(self.error or "") or self.complaint or silent
+        return str(self.error or "") or self.last_error or silent
 
     def _run(self) -> None:
         try:
@@ -165,7 +165,7 @@ class Forwarder:
         """Return what the endpoint says of some spans at last; None if told not to wait."""
         try:
             sent = [to_conventions(span, with_content=self._with_content) for span in part]
-            body = request_of(sent, with_content=self._with_content)
+            body = encode_request(sent, with_content=self._with_content)
         except UnsendableError as exc:
             return Answer(Verdict.BAD, str(exc))
         is_last_try = self._hurried.is_set()
@@ -192,12 +192,12 @@ class Forwarder:
             self._asked_s = None
 
     def _note_answer(self, answer: Answer) -> None:
-        complaint = answer.reason if answer.verdict is Verdict.LATER else ""
+        last_error = answer.reason if answer.verdict is Verdict.LATER else ""
         self._is_answering = not answer.is_silent
-        self._tries = self._tries + 1 if complaint else 0
-        if complaint != self.complaint:
-            self.complaint = complaint
-            self._on_complaint(complaint)
+        self._tries = self._tries + 1 if last_error else 0
+        if last_error != self.last_error:
+            self.last_error = last_error
+            self._on_error(last_error)
 
     def _wait_s(self, answer: Answer) -> float:
         """Return an exponential wait with jitter, not less than the server asked for."""

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 
 from lightning_otel import capture, config
 from lightning_otel.exporters.forwarding import Forwarder
-from lightning_otel.exporters.forwarding.sending import sender_for
+from lightning_otel.exporters.forwarding.senders import sender_for
 from lightning_otel.store.follow import Follower
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
@@ -65,18 +65,18 @@ class ForwardingProcessor(SpanProcessor):
         writer.layout.create()
         sender = sender_for(endpoint)  # first: it may refuse, and a follower begins a position
         forwarder = Forwarder(
-            follower_of_process(writer.layout, PREFIX + writer.process, since_ns),
+            follow_process(writer.layout, PREFIX + writer.process, since_ns),
             sender,
             with_content=config.content().is_exported,
-            on_complaint=_log_complaint,
+            on_error=_log_error,
         )
         forwarder.start()
         return forwarder
 
 
-def _log_complaint(complaint: str) -> None:
-    if complaint:
-        log.warning("no span can be sent by OTLP, they are all kept here: %s", complaint)
+def _log_error(last_error: str) -> None:
+    if last_error:
+        log.warning("no span can be sent by OTLP, they are all kept here: %s", last_error)
 
 
 def _finish_forwarding(forwarder: Forwarder, writer: SpanWriter) -> None:
@@ -88,7 +88,7 @@ def _finish_forwarding(forwarder: Forwarder, writer: SpanWriter) -> None:
         )
 
 
-def follower_of_process(layout: Layout, name: str, since_ns: int = 0) -> Follower:
+def follow_process(layout: Layout, name: str, since_ns: int = 0) -> Follower:
     """Follow what the process that a position is named after recorded."""
     process = name.removeprefix(PREFIX)
     return Follower(layout, name, since_ns=since_ns, select=lambda span: span.process == process)

@@ -18,7 +18,7 @@ from lightning_otel.serve.api import operations
 from lightning_otel.serve.api.events import EVENTS
 from lightning_otel.serve.api.operation import RequestModel, ResponseModel, document, operation
 from lightning_otel.store.layout import total_bytes
-from lightning_otel.store.settle import sealed
+from lightning_otel.store.settle import list_sealed
 from lightning_otel.store.source import read_overview
 from lightning_otel.views.summary import read_summaries
 
@@ -204,7 +204,7 @@ def _read_status(request: Request) -> dict[str, Any]:
         manifest = layout.read_manifest()
         segments = layout.list_unsettled(manifest)
         files = [layout.data / file.name for file in manifest.live_files]
-        since_s = [path.stat().st_mtime for path in sealed(layout) if path.exists()]
+        since_s = [path.stat().st_mtime for path in list_sealed(layout) if path.exists()]
         found["size_bytes"], found["segments"] = total_bytes([*files, *segments]), len(segments)
         found["settle_lag_s"] = max([0.0, *(time.time() - each for each in since_s)])
     return found

@@ -11,7 +11,7 @@ from lightning_otel.types.instants import instant_ns
 _BOUNDS = ("since", "until")
 
 
-def source_of(given: str, *, data: str | None = None) -> SpanSource:
+def make_source(given: str, *, data: str | None = None) -> SpanSource:
     """Return the source that a path, ``:memory:`` or a URL names; nothing is opened or made yet.
 
     Args:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from lightning_otel.errors import ConfigError, NotInstalledError, StoreError
 from lightning_otel.store.engines import collector
-from lightning_otel.store.engines.remote import RemoteSource, fetched_columns
+from lightning_otel.store.engines.remote import RemoteSource, list_columns
 from lightning_otel.store.snapshot import SAME_SPAN_NS
 from lightning_otel.store.source import MemorySource, Selection, SpanSource
 from lightning_otel.store.sql import quote_text
@@ -90,7 +90,7 @@ class ClickHouse(RemoteSource):
 
     def send(self, selection: Selection, path: Path) -> None:
         """Write the selected spans to a Parquet file."""
-        if not fetched_columns(selection.columns):
+        if not list_columns(selection.columns):
             raise ConfigError("a selection without columns selects nothing; name some")
         query = collector.select(self._table, self._add_times(selection))
         with (

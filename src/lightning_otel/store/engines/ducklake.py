@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
-from lightning_otel.store.engines.remote import timed
+from lightning_otel.store.engines.remote import add_time_bounds
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout
-from lightning_otel.store.parquet import row_of
+from lightning_otel.store.parquet import fetch_row
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.snapshot import same_span_sql
 from lightning_otel.store.source import Selection, SpanSource
@@ -67,7 +67,7 @@ class DuckLakeSource(SpanSource):
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """Return the selected spans; files that hold none of them are not read."""
         if con is not None and selection.also is None:
-            selection = timed(selection, con)
+            selection = add_time_bounds(selection, con)
         traces, times = _selection_bounds(selection)
         text, values = selection.query()
         # The condition is said again as literals, by which DuckLake leaves out files.
@@ -78,8 +78,8 @@ class DuckLakeSource(SpanSource):
 
     def _open(self, where: str = "true") -> "duckdb.DuckDBPyConnection":
         """Attach the lake as ``lake``, to be read; the condition is one of whole traces."""
-        with telling(self.address):
-            con = attached(self.address, application=_READER, is_read_only=True)
+        with translate_errors(self.address):
+            con = attach_lake(self.address, application=_READER, is_read_only=True)
             rows = con.execute(
                 "SELECT table_name, column_name FROM duckdb_columns() "
                 f"WHERE database_name = '{LAKE}' AND schema_name = 'main'"
@@ -95,7 +95,7 @@ class DuckLakeSource(SpanSource):
             )
             # One snapshot for all that is read through a connection: what is published meanwhile
             # would otherwise come with some of its batches and not with others.
-            (snapshot,) = row_of(con, f"SELECT id FROM ducklake_current_snapshot('{LAKE}')")
+            (snapshot,) = fetch_row(con, f"SELECT id FROM ducklake_current_snapshot('{LAKE}')")
             # Not temporary, which a cursor of the connection would not see.
             con.execute("CREATE SCHEMA reading")
             con.execute(
@@ -110,13 +110,13 @@ class DuckLakeSource(SpanSource):
             return con
 
 
-def attached(
+def attach_lake(
     address: LakeAddress, *, application: str, is_read_only: bool
 ) -> "duckdb.DuckDBPyConnection":
     """Return a DuckDB with the lake attached as ``lake``; made if it is to be written.
 
     PostgreSQL lists the sessions under the application's name, of at most 63 characters. An error
-    of DuckDB's may hold secrets, see :func:`telling`.
+    of DuckDB's may hold secrets, see :func:`translate_errors`.
     """
     import duckdb
 
@@ -132,13 +132,13 @@ def attached(
                 f"a lake needs DuckDB's extension {name}, and there is none for DuckDB "
                 f"{duckdb.__version__} here; {_INSTALL}"
             ) from exc
-    _tell_keys(con)
+    _create_storage_secret(con)
     conninfo = f"{address.conninfo} application_name='{application}'"
     options = ["META_SECRET 'lake_postgres'", "DATA_INLINING_ROW_LIMIT 0"]
     if is_read_only:
         options.append("READ_ONLY")
     if address.data:
-        options.append(f"DATA_PATH {quote_text(folder_of(address.data))}")
+        options.append(f"DATA_PATH {quote_text(normalize_folder(address.data))}")
     con.execute(
         f"CREATE SECRET lake_postgres (TYPE postgres, PASSWORD {quote_text(address.password)})"
     )
@@ -148,16 +148,16 @@ def attached(
     return con
 
 
-def folder_of(data: str) -> str:
+def normalize_folder(data: str) -> str:
     """Return a data path as DuckLake keeps it: absolute, and with a slash at the end."""
     place = data if "://" in data else os.path.abspath(Path(data).expanduser())
     return place.rstrip("/") + "/"
 
 
-def data_path(con: "duckdb.DuckDBPyConnection") -> str:
+def read_data_path(con: "duckdb.DuckDBPyConnection") -> str:
     """Return the folder in which the attached lake keeps its files."""
     options = f"ducklake_options('{LAKE}')"
-    return str(row_of(con, f"SELECT value FROM {options} WHERE option_name = 'data_path'")[0])
+    return str(fetch_row(con, f"SELECT value FROM {options} WHERE option_name = 'data_path'")[0])
 
 
 def _find_extension(name: str) -> str:
@@ -172,7 +172,7 @@ def _find_extension(name: str) -> str:
     return name
 
 
-def _tell_keys(con: "duckdb.DuckDBPyConnection") -> None:
+def _create_storage_secret(con: "duckdb.DuckDBPyConnection") -> None:
     storage = config.object_storage()
     options = {
         "KEY_ID": storage.key_id,
@@ -190,7 +190,7 @@ def _tell_keys(con: "duckdb.DuckDBPyConnection") -> None:
 
 
 @contextmanager
-def telling(address: LakeAddress, verb: str = "read") -> Iterator[None]:
+def translate_errors(address: LakeAddress, verb: str = "read") -> Iterator[None]:
     """A block in which what DuckDB says of the lake is an error of ours, without any secret."""
     import duckdb
 
@@ -225,7 +225,7 @@ def _missing_message(address: LakeAddress) -> str:
 
 def check_version(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> None:
     """Check that this version knows all that was published."""
-    newest = row_of(con, f"SELECT max(schema_version) FROM {PUBLISHED}")[0] or 0
+    newest = fetch_row(con, f"SELECT max(schema_version) FROM {PUBLISHED}")[0] or 0
     if newest > SCHEMA_VERSION:
         raise StoreVersionError(
             f"the lake {address.name} holds schema {newest}, this lightning-otel knows "

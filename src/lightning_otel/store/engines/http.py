@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError
-from lightning_otel.store.engines.otlp import UnsendableError, request_of
+from lightning_otel.store.engines.otlp import UnsendableError, encode_request
 from lightning_otel.store.engines.remote import RemoteSource
 from lightning_otel.store.source import Selection
 from lightning_otel.types import Span
@@ -84,7 +84,7 @@ class Server(RemoteSource):
             count += 1
             try:
                 ended = replace(span, end_ns=span.start_ns if span.end_ns is None else span.end_ns)
-                body += request_of([ended], with_content=True)
+                body += encode_request([ended], with_content=True)
             except UnsendableError as exc:
                 rejected += 1
                 reasons.add(str(exc))

@@ -33,7 +33,7 @@ class UnsendableError(ValueError):
     """A span that OTLP has no form for."""
 
 
-def request_of(spans: Iterable[Span], *, with_content: bool) -> bytes:
+def encode_request(spans: Iterable[Span], *, with_content: bool) -> bytes:
     """One export request.
 
     Args:
@@ -55,11 +55,11 @@ def request_of(spans: Iterable[Span], *, with_content: bool) -> bytes:
             scopes[key, span.scope] = resources[key].scope_spans.add(
                 scope=InstrumentationScope(name=_encode_text(span.scope))
             )
-        scopes[key, span.scope].spans.append(encoded_span(span, with_content=with_content))
+        scopes[key, span.scope].spans.append(encode_span(span, with_content=with_content))
     return bytes(request.SerializeToString())
 
 
-def encoded_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
+def encode_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
     """One span's message.
 
     Raises:

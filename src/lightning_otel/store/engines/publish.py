@@ -24,11 +24,11 @@ from lightning_otel.store.engines.ducklake import (
     POSTGRES,
     PUBLISHED,
     SPANS,
-    attached,
+    attach_lake,
     check_version,
-    data_path,
-    folder_of,
-    telling,
+    normalize_folder,
+    read_data_path,
+    translate_errors,
 )
 from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.layout import SCHEMA_VERSION, Layout, file_lock, hold_settler_lock
@@ -61,7 +61,7 @@ _PUBLISHED_COLUMNS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishResult:
     """The result of a publication.
 
     Attributes:
@@ -75,18 +75,20 @@ class Published:
     waiting: int = 0
 
 
-def publish(layout: Layout, address: LakeAddress, *, is_rest_included: bool = False) -> Published:
+def publish(
+    layout: Layout, address: LakeAddress, *, is_rest_included: bool = False
+) -> PublishResult:
     """Settle, and put what the lake has not got yet into it; see :meth:`SpanStore.publish`."""
     import duckdb
 
     layout.require()
     put: dict[str, int] = {}
-    with _publisher_elected(layout) as publisher:
+    with _elect_publisher(layout) as publisher:
         settle(layout, wait_s=_WAIT_S)
         exclude_damage(layout)  # damage stays here
         planned = _plan_publications(layout, is_rest_included=is_rest_included)
         files = layout.read_manifest().live_files
-        with telling(address, "publish into"):
+        with translate_errors(address, "publish into"):
             for left in reversed(range(_TRIES)):
                 try:
                     with _open_lake(layout, address, publisher) as con:
@@ -105,11 +107,11 @@ def publish(layout: Layout, address: LakeAddress, *, is_rest_included: bool = Fa
                         raise
                     time.sleep(random.uniform(0.05, 0.5))
     waiting = sum(file.rows for file in files if not file.publication)
-    return Published(sum(put.values()), sum(map(bool, put.values())), waiting)
+    return PublishResult(sum(put.values()), sum(map(bool, put.values())), waiting)
 
 
 @contextlib.contextmanager
-def _publisher_elected(layout: Layout) -> Iterator[str]:
+def _elect_publisher(layout: Layout) -> Iterator[str]:
     """Elect this process the only publisher of the store for a block; give the publisher's id."""
     with file_lock(layout.root / "publisher.lock") as descriptor:
         if descriptor is None:
@@ -157,12 +159,12 @@ def _open_lake(
 ) -> "Iterator[duckdb.DuckDBPyConnection]":
     """Open the lake with its tables, made if need be, and no earlier publisher at it."""
     if address.data and "://" not in address.data:
-        Path(folder_of(address.data)).mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(normalize_folder(address.data)).mkdir(mode=0o700, parents=True, exist_ok=True)
     application = f"lightning-otel publish {publisher}"
     own = f"{application} {secrets.token_hex(4)}"
     spill = layout.root / "publish"
     shutil.rmtree(spill, ignore_errors=True)
-    with attached(address, application=own, is_read_only=False) as con:
+    with attach_lake(address, application=own, is_read_only=False) as con:
         con.execute("SET threads = 1")
         con.execute(f"SET memory_limit = '{_MEMORY}'")
         con.execute(f"SET temp_directory = {quote_text(str(spill))}")
@@ -205,7 +207,7 @@ def _put_publication(
     con: "duckdb.DuckDBPyConnection", layout: Layout, publisher: str, publication: str
 ) -> int:
     """Write a publication to the data path and register it; return its spans, 0 if none is left."""
-    folder = f"{data_path(con)}main/spans"
+    folder = f"{read_data_path(con)}main/spans"
     place = f"{folder}/spans-{publication}.parquet"
     if "://" not in folder:
         Path(folder).mkdir(parents=True, exist_ok=True)

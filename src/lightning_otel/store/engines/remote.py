@@ -55,7 +55,7 @@ class RemoteSource(SpanSource):
         own = self._open()
         for part in (replace(selection, also=None), selection.also):
             if part is not None:
-                self._load_selection(own, timed(part, con))
+                self._load_selection(own, add_time_bounds(part, con))
         ordered = Selection(is_ordered=selection.is_ordered, columns=selection.columns)
         return Query(own, *ordered.query())
 
@@ -91,7 +91,7 @@ class RemoteSource(SpanSource):
             since_ns=max(since, default=None),
             until_ns=min(until, default=None),
         )
-        names = ", ".join(fetched_columns(selection.columns))
+        names = ", ".join(list_columns(selection.columns))
         with tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder:
             path = Path(folder, "spans.parquet")
             self.send(selection, path)
@@ -105,7 +105,7 @@ class RemoteSource(SpanSource):
                 raise StoreError(f"cannot read spans from {self.name}: {exc}; try again") from exc
 
 
-def fetched_columns(columns: Collection[str]) -> list[str]:
+def list_columns(columns: Collection[str]) -> list[str]:
     """Return the columns that an answer has, in the store's order."""
     has_attributes = REWARD_ATTRIBUTES in columns or "attributes" in columns
     return [
@@ -113,7 +113,7 @@ def fetched_columns(columns: Collection[str]) -> list[str]:
     ]
 
 
-def timed(selection: Selection, con: "duckdb.DuckDBPyConnection | None") -> Selection:
+def add_time_bounds(selection: Selection, con: "duckdb.DuckDBPyConnection | None") -> Selection:
     """Return the selection with the time of its rollouts, if a connection knows it."""
     if con is None or not selection.rollout_ids or selection.since_ns is not None:
         return selection

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lightning_otel import Store, config
+from lightning_otel.store import maintenance
 from lightning_otel.store import settle as settle_module
-from lightning_otel.store import upkeep as upkeep_module
 from lightning_otel.store.layout import WORTHWHILE_SEGMENTS, Layout, elect_settler
-from lightning_otel.store.upkeep import Keeper, keep_in_order
+from lightning_otel.store.maintenance import Maintainer, maintain_store
 from lightning_otel.types import Span
 
 pytestmark = pytest.mark.usefixtures("at_once")
@@ -19,27 +19,27 @@ MakeSpan = Callable[..., Span]
 Write = Callable[[Iterable[Span]], Path]
 
 
-def test_keeper_settles_what_is_worthwhile_a_batch_at_a_time(
+def test_maintainer_settles_what_is_worthwhile_a_batch_at_a_time(
     layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A little waits while more comes; much is settled, unless another settler is at it."""
-    keeper = Keeper(layout)
+    maintainer = Maintainer(layout)
     for _ in range(WORTHWHILE_SEGMENTS - 1):
         write([make_span()])
-    done = [keeper.look()]
+    done = [maintainer.run_once()]
     write([make_span()])
     with elect_settler(layout):
-        done.append(keeper.look())
+        done.append(maintainer.run_once())
     monkeypatch.setattr(settle_module, "BATCH_BYTES", 1)
-    done += [keeper.look(), keeper.look()]
-    monkeypatch.setattr(upkeep_module, "IDLE_S", 0.0)
+    done += [maintainer.run_once(), maintainer.run_once()]
+    monkeypatch.setattr(maintenance, "IDLE_S", 0.0)
     monkeypatch.setattr(settle_module, "BATCH_BYTES", 64 << 20)
-    done += [keeper.look(), keeper.look()]
+    done += [maintainer.run_once(), maintainer.run_once()]
 
     assert [each.segments for each in done] == [0, 0, 1, 0, WORTHWHILE_SEGMENTS - 1, 0]
 
 
-def test_keeper_holds_the_size_and_says_what_went(
+def test_maintainer_holds_the_size_and_says_what_went(
     store: Store,
     layout: Layout,
     settled: Callable[[Iterable[Span]], Path],
@@ -55,11 +55,11 @@ def test_keeper_holds_the_size_and_says_what_went(
     size = sum(file.size_bytes for file in files)
 
     monkeypatch.setenv(config.MAX_SIZE.name, f"{2 * size}B")
-    Keeper(layout).look()
+    Maintainer(layout).run_once()
     below = layout.read_manifest().live_files
     monkeypatch.setenv(config.MAX_SIZE.name, f"{size - 1}B")
-    Keeper(layout).look()
-    settle_module.await_effect(layout)
+    Maintainer(layout).run_once()
+    settle_module.wait_until_visible(layout)
 
     left = layout.read_manifest().live_files
     assert below == files
@@ -74,18 +74,18 @@ def test_store_is_kept_in_order_beside_others(
     layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits is settled when all is quiet, and no thread is left; no store is made for it."""
-    monkeypatch.setattr(upkeep_module, "IDLE_S", 0.1)
+    monkeypatch.setattr(maintenance, "IDLE_S", 0.1)
     nowhere = Layout(layout.root.parent / "other.duckdb")
     write([make_span(), make_span()])
 
-    with keep_in_order(nowhere, period_s=0.01), keep_in_order(layout, period_s=0.01):
+    with maintain_store(nowhere, period_s=0.01), maintain_store(layout, period_s=0.01):
         deadline = time.monotonic() + 20
         while not layout.read_manifest().files and time.monotonic() < deadline:
             time.sleep(0.02)
 
     assert [file.rows for file in layout.read_manifest().files] == [2]
     assert not nowhere.exists()
-    assert "lightning-otel-upkeep" not in {thread.name for thread in threading.enumerate()}
+    assert "lightning-otel-maintenance" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize(

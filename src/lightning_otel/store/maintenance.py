@@ -15,7 +15,7 @@ from lightning_otel.errors import LightningOtelError, warn_once
 from lightning_otel.store.layout import Layout, is_settling_due
 
 if TYPE_CHECKING:
-    from lightning_otel.store.settle import Settled
+    from lightning_otel.store.settle import SettleResult
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ IDLE_S: Final = 30.0
 """After so long in which nothing new was sealed, what waits is settled, little as it is."""
 
 
-class Keeper:
+class Maintainer:
     """Looks at a store now and then, and keeps it in order."""
 
     def __init__(self, layout: Layout) -> None:
@@ -33,7 +33,7 @@ class Keeper:
         self._waited = 0
         self._since_s = time.monotonic()
 
-    def look(self) -> "Settled":
+    def run_once(self) -> "SettleResult":
         """Do one piece of work, if there is one: settle a batch, merge files, hold the size limit.
 
         It never raises for a full disk or a damaged file: it warns, and what waits goes on waiting.
@@ -45,16 +45,16 @@ class Keeper:
         import duckdb
 
         from lightning_otel.store.catalogue import ensure_catalogue
-        from lightning_otel.store.compact import compact_some
+        from lightning_otel.store.compact import compact_if_needed
         from lightning_otel.store.damage import translate_errors
-        from lightning_otel.store.settle import Settled, sealed, settle
+        from lightning_otel.store.settle import SettleResult, list_sealed, settle
 
-        done, layout = Settled(), self._layout
+        done, layout = SettleResult(), self._layout
         try:
             if not layout.exists():
                 return done
             ensure_catalogue(layout)
-            now_s, waiting = time.monotonic(), sealed(layout)
+            now_s, waiting = time.monotonic(), list_sealed(layout)
             if len(waiting) != self._waited:
                 self._waited, self._since_s = len(waiting), now_s
             is_idle = bool(waiting) and now_s - self._since_s >= IDLE_S
@@ -62,7 +62,7 @@ class Keeper:
                 done = settle(layout, 1)
             self._waited -= done.segments
             with translate_errors(layout, "keep in order"):
-                told = compact_some(layout, config.MAX_SIZE.read())
+                told = compact_if_needed(layout, config.MAX_SIZE.read())
             if told:
                 log.warning(
                     "%s outgrew %s: its oldest rollouts were dropped, %d spans",
@@ -77,18 +77,18 @@ class Keeper:
 
 
 @contextlib.contextmanager
-def keep_in_order(layout: Layout, *, period_s: float = PERIOD_S) -> Iterator[None]:
+def maintain_store(layout: Layout, *, period_s: float = PERIOD_S) -> Iterator[None]:
     """Keep a store in order for a block, from a thread that looks at it every so often."""
     stop = threading.Event()
-    keeper = Keeper(layout)
+    maintainer = Maintainer(layout)
 
     def work() -> None:
         wait_s = period_s
         while not stop.wait(wait_s):
             # As long as there is a backlog there is no pause.
-            wait_s = 0.0 if keeper.look().segments else period_s
+            wait_s = 0.0 if maintainer.run_once().segments else period_s
 
-    thread = threading.Thread(target=work, name="lightning-otel-upkeep", daemon=True)
+    thread = threading.Thread(target=work, name="lightning-otel-maintenance", daemon=True)
     thread.start()
     try:
         yield
