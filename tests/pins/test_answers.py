@@ -180,6 +180,7 @@ def test_http_answers_as_it_did(
         check(kept, f"GET /v1/{route}", answer_route(url, route))
 
 
+@pytest.mark.pain(18)
 @pytest.mark.parametrize("act", [Store.rollouts, Store.settle, Store.compact, Store.repair])
 def test_store_is_brought_up_to_date_with_nothing_changed(
     act: Callable[[Any], object], pinned: Store, kept: dict[str, str]

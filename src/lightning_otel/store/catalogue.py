@@ -20,7 +20,6 @@ from lightning_otel.store.layout import (
     EMPTY_DATA,
     EMPTY_LIVE,
     FURTHEST_AHEAD_US,
-    SCHEMA_VERSION,
     Layout,
     write_private,
 )
@@ -29,7 +28,6 @@ from lightning_otel.store.snapshot import (
     FIRST_LINE_ONLY,
     IS_SPAN,
     SEGMENT_COLUMNS,
-    column_sql,
     empty_file_sql,
     ndjson_sql,
     union_sql,
@@ -48,7 +46,6 @@ STAMP: Final = "catalogue.stamp"
 MANIFEST_COLUMNS: Final = {
     "kind": "VARCHAR",
     "name": "VARCHAR",
-    "schema": "BIGINT",
     "added_us": "BIGINT",
     "dropped_us": "BIGINT",
     "settled_us": "BIGINT",
@@ -118,16 +115,19 @@ def _spans_sql(layout: Layout, excluded: Collection[str]) -> str:
     column of every file for a mere count.
     """
     manifest = ndjson_sql(quote_text(str(layout.find_whole_manifest())), MANIFEST_COLUMNS)
+    files = f"read_parquet({quote_text(str(layout.data / '*.parquet'))}, filename=true)"
+    damaged = [name for name in excluded if name.endswith(".parquet")]
     segments = ndjson_sql(quote_text(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
     columns = ", ".join(COLUMNS)
     return f"""
 WITH manifest AS NOT MATERIALIZED (
-  SELECT kind, name, coalesce(schema, 1) AS schema FROM {manifest}
+  SELECT kind, name FROM {manifest}
   WHERE NOT {_is_ahead("coalesce(added_us, settled_us)")}
     AND (dropped_us IS NULL OR {_is_ahead("dropped_us")})
 ),
 settled AS NOT MATERIALIZED (
-  {_settled_sql(layout, excluded)}
+  SELECT {columns} FROM {files} WHERE {_is_in_none_of(damaged)}
+    AND parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file')
 ),
 live AS NOT MATERIALIZED (
   SELECT {columns} FROM {segments}
@@ -136,28 +136,6 @@ live AS NOT MATERIALIZED (
   {FIRST_LINE_ONLY}
 )
 {union_sql(columns)}"""
-
-
-def _settled_sql(layout: Layout, excluded: Collection[str]) -> str:
-    """SELECT the spans of files; those of older schemas are made into ours.
-
-    Apart from the others: what a column lacks is looked for in the attributes, which cost 150 times
-    more to read than a narrow column.
-    """
-    is_mixed = any(file.schema < SCHEMA_VERSION for file in layout.read_manifest().live_files)
-    options = "filename=true, union_by_name=true" if is_mixed else "filename=true"
-    damaged = [name for name in excluded if name.endswith(".parquet")]
-    listed = f"""FROM read_parquet({quote_text(str(layout.data / "*.parquet"))}, {options})
-  WHERE {_is_in_none_of(damaged)}
-    AND parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file'"""
-    ours = f"SELECT {', '.join(COLUMNS)} {listed}"
-    if not is_mixed:
-        return f"{ours})"
-    older = f"SELECT {', '.join(map(column_sql, COLUMNS))} {listed}"
-    return (
-        f"{ours} AND schema >= {SCHEMA_VERSION})\n  UNION ALL\n"
-        f"  {older} AND schema < {SCHEMA_VERSION})"
-    )
 
 
 def _is_in_none_of(names: Collection[str]) -> str:

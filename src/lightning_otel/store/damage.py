@@ -33,9 +33,10 @@ from lightning_otel.store.parquet import (
     Origin,
     bounded_connection,
     describe_file,
+    fetch_row,
     list_live_files,
 )
-from lightning_otel.store.sql import new_connection, quote_paths, quote_text
+from lightning_otel.store.sql import quote_paths, quote_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -65,7 +66,7 @@ _stores: defaultdict[Path, _Known] = defaultdict(_Known)
 def exclude_damage(
     layout: Layout, files: Sequence[DataFile] | None = None, *, is_thorough: bool = False
 ) -> dict[str, str]:
-    """Verify what this process has not read yet, and put aside what is damaged, or read without.
+    """Verify what this process has not read yet; quarantine what is damaged, or read without it.
 
     A process reads each part once (0.03 s for 14 MB), and of a segment what was appended since,
     unless it is to be thorough. Some data files are verified, or everything.
@@ -73,32 +74,31 @@ def exclude_damage(
     Returns:
         Names of what is damaged, and why; missing files are not among them.
     """
-    if found := _find_damage(layout, files, is_thorough=is_thorough):
-        try:
-            with elect_settler(layout) as is_elected:
-                if is_elected:
-                    # Verified once more: another may have put it aside, or put a whole one there.
-                    quarantine_damage(layout, files)
-                    return found
-        except (OSError, StoreError):
-            log.debug("%s keeps what is damaged", layout.root, exc_info=True)
-        _stores[layout.root].excluded.update(found)
-    return found
+    damaged = _find_damage(layout, files, is_thorough=is_thorough)
+    if damaged:
+        excluded = _stores[layout.root].excluded
+        excluded.update(damaged)
+        with contextlib.suppress(OSError, StoreError), elect_settler(layout) as is_elected:
+            if is_elected:
+                # Verified once more: another may have moved it, or put a whole one there.
+                quarantine_damage(layout, files)
+                excluded.difference_update(damaged)
+    return damaged
 
 
 def quarantine_damage(layout: Layout, files: Sequence[DataFile] | None = None) -> dict[str, str]:
-    """Verify everything, or some data files, and put aside what is damaged; settler only."""
-    found = _find_damage(layout, files, is_thorough=True)
-    damaged = {name: why for name, why in found.items() if name.endswith(_SUFFIX)}
-    quarantine.quarantine_files(layout, damaged)
-    for name in found.keys() - damaged.keys():
+    """Verify everything, or some data files, and quarantine what is damaged; settler only."""
+    damaged = _find_damage(layout, files, is_thorough=True)
+    in_files = {name: why for name, why in damaged.items() if name.endswith(_SUFFIX)}
+    quarantine.quarantine_files(layout, in_files)
+    for name in damaged.keys() - in_files.keys():
         with contextlib.suppress(FileNotFoundError):
             quarantine.quarantine_lines(layout, layout.live / name)
-    return found
+    return damaged
 
 
-def recover(exc: "duckdb.Error", layout: Layout, *, is_elected: bool = False) -> dict[str, str]:
-    """Exclude what is damaged where one of DuckDB's errors may come from that; return what is."""
+def recover(exc: "duckdb.Error", layout: Layout) -> dict[str, str]:
+    """Exclude the damage that one of DuckDB's errors may come from; return what is damaged."""
     import duckdb
 
     text = str(exc)
@@ -114,8 +114,6 @@ def recover(exc: "duckdb.Error", layout: Layout, *, is_elected: bool = False) ->
         or "maximum_object_size" in text
     ):
         return {}
-    if is_elected:
-        return quarantine_damage(layout, files)
     return exclude_damage(layout, files, is_thorough=True)
 
 
@@ -153,47 +151,31 @@ def _find_damage(
     layout: Layout, files: Sequence[DataFile] | None, *, is_thorough: bool
 ) -> dict[str, str]:
     manifest, known = layout.read_manifest(), _stores[layout.root]
-    found: dict[str, str] = {}
+    damaged: dict[str, str] = {}
     for file in manifest.live_files if files is None else files:
         path = layout.data / file.name
-        with contextlib.suppress(FileNotFoundError):
+        # Gone, or it cannot be read just now, which says nothing about it.
+        with contextlib.suppress(OSError):
             status = path.stat()
             stamp = status.st_size, status.st_mtime_ns
-            if is_thorough or (file.checksum and known.whole.get(file.name) != stamp):
-                if why := _find_fault(path, file):
-                    found[file.name] = why
+            if is_thorough or known.whole.get(file.name) != stamp:
+                if ranges := quarantine.find_corrupt_ranges(path, file.checksum):
+                    places = ", ".join(f"{first} to {end}" for first, end in ranges[:3])
+                    damaged[file.name] = f"the checksum of bytes {places} does not match"
                 else:
                     known.whole[file.name] = stamp
     # The folder may have been removed: then it is made anew later.
     for path in layout.list_unsettled(manifest) if files is None and layout.live.exists() else ():
         name = path.name
         start = 0 if is_thorough or name in known.excluded else known.whole_to.get(name, 0)
-        with contextlib.suppress(OSError):  # settled meanwhile, or DuckDB shall say what is wrong
+        with contextlib.suppress(OSError):  # settled meanwhile
             ranges, end = quarantine.find_corrupt_lines(path, start)
             if ranges:
-                found[name] = "it has a line that is not as written"
+                damaged[name] = "it has a line that is not as written"
             else:
                 known.whole_to[name] = end
                 known.excluded.discard(name)
-    return found
-
-
-def _find_fault(path: Path, file: DataFile) -> str:
-    """Say how a data file is damaged; empty if it is not, is gone, or cannot be read just now."""
-    import duckdb
-
-    try:
-        if file.checksum:
-            ranges = quarantine.find_corrupt_ranges(path, file.checksum)
-            places = ", ".join(f"{first} to {end}" for first, end in ranges[:3])
-            return f"the checksum of bytes {places} does not match" if ranges else ""
-        with new_connection() as con:
-            con.sql(f"SELECT bit_xor(hash(COLUMNS(*))) FROM {quote_text(str(path))}").fetchall()
-    except (OSError, duckdb.OperationalError, duckdb.InterruptException):
-        return ""
-    except duckdb.Error as exc:
-        return str(exc).partition("\n")[0].replace(str(path), path.name)
-    return ""
+    return damaged
 
 
 def release_missing_files(layout: Layout) -> None:
@@ -309,20 +291,19 @@ def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
     import duckdb
 
     found: list[tuple[DataFile, Origin]] = []
+    files: list[DataFile] = []
+    segments: dict[str, SettledSegment] = {}
+    ended = 0
     with bounded_connection(layout.new / SPILL) as con:
-        for path in layout.data.glob("spans-*.parquet"):
+        for path in sorted(layout.data.glob("spans-*.parquet"), reverse=True):
             try:
-                schema, origin = _read_footer(con, path)
-                found.append((describe_file(con, path, schema), origin))
+                found.append((describe_file(con, path), _read_footer(con, path)))
             except duckdb.Error as exc:
                 log.warning("%s cannot be read (%s); its spans are left out", path, exc)
                 if not isinstance(exc, duckdb.IOException):
                     unreadable[path.name] = str(exc)
         replaced = {name for _, origin in found for name in origin.files}
-        there = {path.name for path in layout.segments()}
-        files: list[DataFile] = []
-        segments: dict[str, SettledSegment] = {}
-        for file, origin in sorted(found, key=lambda each: each[0].name, reverse=True):
+        for file, origin in found:
             # A settler that died may have left a file that was made again.
             if file.name in replaced or origin.segments.keys() & segments:
                 continue
@@ -330,26 +311,17 @@ def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
             for name, rows in origin.segments.items():
                 held = file.name if rows else ""
                 segments[name] = SettledSegment(name, now_us(), file=held, rows=rows)
-        sums: list[tuple[str, int, bool]] = []
         if files:
             paths = quote_paths(layout.data / file.name for file in files)
-            sums = con.execute(
-                "SELECT parse_filename(filename), count(end_ns), bool_and(filename < newest) FROM "
-                "(SELECT filename, end_ns, max(filename) OVER (PARTITION BY trace_id, span_id) AS "
-                f"newest FROM read_parquet({paths}, filename=true, union_by_name=true)) GROUP BY 1"
-            ).fetchall()
-    older = {file.name for file, origin in found if origin == Origin()}  # by early versions
-    doubled = {name for name, _, is_doubled in sums if is_doubled and name in older}
-    files = [file for file in files if file.name not in doubled]
-    ended = sum(count for name, count, _ in sums if name not in doubled)
-    # What became of spans that are not here is not known; these, at least, ended and are stored.
-    counts = sum_counts({ENDED: ended, STORED: ended})
+            (ended,) = fetch_row(con, f"SELECT count(end_ns) FROM read_parquet({paths})")
+    there = {path.name for path in layout.segments()}
     kept = tuple(each for name, each in segments.items() if name in there)
-    return Manifest(tuple(files), kept, counts)
+    # What became of spans that are not here is not known; these, at least, ended and are stored.
+    return Manifest(tuple(files), kept, sum_counts({ENDED: ended, STORED: ended}))
 
 
-def _read_footer(con: "duckdb.DuckDBPyConnection", path: Path) -> tuple[int, Origin]:
-    """Return a file's schema, and what it was made from as far as its footer tells that."""
+def _read_footer(con: "duckdb.DuckDBPyConnection", path: Path) -> Origin:
+    """Return what a file was made from, as far as its footer tells that."""
     query = f"SELECT key, value FROM parquet_kv_metadata({quote_text(str(path))})"
     pairs = con.execute(query).fetchall()
     footer: dict[str, Any] = {bytes(key).decode(): bytes(value) for key, value in pairs}
@@ -360,6 +332,6 @@ def _read_footer(con: "duckdb.DuckDBPyConnection", path: Path) -> tuple[int, Ori
             " pip install --upgrade lightning-otel"
         )
     try:
-        return schema, Origin.from_text(footer[ORIGIN])
+        return Origin.from_text(footer[ORIGIN])
     except (KeyError, TypeError, ValueError, zlib.error):
-        return schema, Origin()
+        return Origin()

@@ -180,16 +180,16 @@ class Layout:
             known = _parsed.get(path)
             if known is not None and known[0] == stamp:
                 return known[1]
-            newest, manifest = parse_manifest(path.read_bytes())
+            schema, manifest = parse_manifest(path.read_bytes())
         except FileNotFoundError as exc:
             raise StoreDamagedError(f"{path} is missing; {REPAIR}") from exc
         except (ValueError, KeyError, TypeError) as exc:
             raise StoreDamagedError(f"{path} is damaged: {exc}; {REPAIR}") from exc
         except OSError as exc:
             raise StoreError(f"cannot read {path}: {exc}") from exc
-        if newest > SCHEMA_VERSION:
+        if schema > SCHEMA_VERSION:
             raise StoreVersionError(
-                f"{self.catalogue} has schema {newest}, this lightning-otel knows "
+                f"{self.catalogue} has schema {schema}, this lightning-otel knows "
                 f"{SCHEMA_VERSION}; upgrade with: pip install --upgrade lightning-otel"
             )
         _parsed[path] = stamp, manifest

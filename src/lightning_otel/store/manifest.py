@@ -27,8 +27,7 @@ class DataFile:
         is_compact: Whether ``compact`` made it, and packed it as tightly as it can.
         publication: What it goes into lakes as, with all files of the same one; empty if that is
             not settled yet. Files of different publications are never packed into one.
-        schema: The version of the columns in it.
-        checksum: As ``quarantine.checksum_of`` gives it; empty if it was never taken.
+        checksum: As ``quarantine.checksum_of`` gives it.
     """
 
     name: str
@@ -40,7 +39,6 @@ class DataFile:
     dropped_us: int | None = None
     is_compact: bool = False
     publication: str = ""
-    schema: int = 1
     checksum: str = ""
 
 
@@ -134,9 +132,7 @@ def _end_of(text: bytes) -> dict[str, Any]:
 
 
 def parse_manifest(text: bytes) -> tuple[int, Manifest]:
-    """Return the newest schema in a manifest, and what it says; nothing if we do not know that.
-
-    One without an end is whole if it was not written with one.
+    """Return a manifest's schema, and what it says; nothing if we do not know that schema.
 
     Raises:
         ValueError: It is not as it was written.
@@ -145,15 +141,14 @@ def parse_manifest(text: bytes) -> tuple[int, Manifest]:
     rows = [orjson.loads(line) for line in lines]
     if not rows or rows[0]["kind"] != "store":
         raise ValueError("its beginning is gone")
-    if rows[0]["schema"] <= SCHEMA_VERSION and rows[0].get("ends"):
-        if rows[-1]["kind"] != "end":
-            raise ValueError("its end is gone")
-        if rows[-1] != _end_of(text[: -len(lines[-1])]):
-            raise ValueError("its checksum does not match")
-    newest = max(row["schema"] for row in rows if "schema" in row)
-    if newest > SCHEMA_VERSION:
-        return newest, Manifest()
-    return newest, Manifest(
+    schema = rows[0]["schema"]
+    if schema > SCHEMA_VERSION:
+        return schema, Manifest()
+    if rows[-1]["kind"] != "end":
+        raise ValueError("its end is gone")
+    if rows[-1] != _end_of(text[: -len(lines[-1])]):
+        raise ValueError("its checksum does not match")
+    return schema, Manifest(
         tuple(parse_entry(DataFile, row) for row in rows if row["kind"] == "file"),
         tuple(parse_entry(SettledSegment, row) for row in rows if row["kind"] == "segment"),
         next((row["counts"] for row in rows if row["kind"] == "counts"), {}),

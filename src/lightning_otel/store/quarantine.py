@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, Literal
 
 import orjson
 
-from lightning_otel.store.layout import Layout, now_us, total_bytes, write_private
+from lightning_otel.store.layout import Layout, now_us, write_private
 from lightning_otel.store.lines import (
     MAX_RECORD_BYTES,
     format_control_line,
@@ -127,7 +127,6 @@ class Note:
         missing: Spans that no reader sees for want of it.
         recovered: Spans taken out of it by a repair.
         gone: Spans that a repair could not get back.
-        size_bytes: Its size as it was found.
         file: The manifest's entry of a data file.
         resolved_us: When nothing more was to be got out of it; None while something may be.
     """
@@ -140,7 +139,6 @@ class Note:
     missing: int = 0
     recovered: int = 0
     gone: int = 0
-    size_bytes: int = 0
     file: DataFile | None = None
     resolved_us: int | None = None
 
@@ -201,7 +199,6 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
             now,
             rows=rows,
             missing=missing,
-            size_bytes=total_bytes([path]),
             file=file,
             resolved_us=None if missing else now,
         )
@@ -265,6 +262,5 @@ def keep_copy(
     layout.quarantine.mkdir(mode=0o700, exist_ok=True)
     (layout.quarantine / name).unlink(missing_ok=True)
     write_private(layout.quarantine / name, content, is_synced=True)
-    now, size = now_us(), len(content)
-    note = Note(name, noun, why, now, spans, gone=spans, size_bytes=size, resolved_us=now)
-    write_note(layout, note)
+    now = now_us()
+    write_note(layout, Note(name, noun, why, now, spans, gone=spans, resolved_us=now))

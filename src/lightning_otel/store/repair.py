@@ -16,7 +16,6 @@ from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.parquet import EVER, SPILL, bounded_connection
 from lightning_otel.store.quarantine import (
     Note,
-    checksum_of,
     find_corrupt_ranges,
     quarantine_files,
     read_notes,
@@ -49,7 +48,6 @@ def repair(layout: Layout) -> list[Note]:
                 gone = max(0, note.missing - got)
                 resolved = replace(note, recovered=got, missing=0, gone=gone, resolved_us=now_us())
                 write_note(layout, resolved)
-        _renew_checksums(layout)
         (layout.root / STAMP).unlink(missing_ok=True)
         wait_until_visible(layout)
     ensure_catalogue(layout)
@@ -71,23 +69,10 @@ def _recover_rows(layout: Layout, note: Note) -> int:
             layout,
             [file],
             keep=f"{_HAS_IDS} AND NOT EXISTS ({held})",
-            corrupt=find_corrupt_ranges(path, file.checksum) if file.checksum else (),
+            corrupt=find_corrupt_ranges(path, file.checksum) if note.file else (),
         )
         try:
             made = rewrite.run()
         except (duckdb.Error, TooWideError):  # its footer is gone, and the places of everything
             return 0
     return made.rows if made else 0
-
-
-def _renew_checksums(layout: Layout) -> None:
-    """Take the checksum of files that have none."""
-    manifest = layout.read_manifest()
-    files = tuple(
-        file
-        if file.checksum or file.dropped_us is not None
-        else replace(file, checksum=checksum_of(layout.data / file.name))
-        for file in manifest.files
-    )
-    if files != manifest.files:
-        layout.write_manifest(replace(manifest, files=files))

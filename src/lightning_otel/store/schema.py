@@ -61,21 +61,6 @@ WIDE_COLUMNS: Final = {
 COLUMNS: Final = {**NARROW_COLUMNS, **WIDE_COLUMNS}
 """Every column of the ``spans`` view and its type, in order."""
 
-SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
-    "operation": (c.OPERATION,),
-    "agent": (c.AGENT_NAME,),
-    "provider": (c.PROVIDER,),
-    "model": (c.RESPONSE_MODEL, c.REQUEST_MODEL),
-    "response_id": (c.RESPONSE_ID,),
-    "input_tokens": (c.INPUT_TOKENS,),
-    "output_tokens": (c.OUTPUT_TOKENS,),
-    "rollout_id": (c.ROLLOUT_ID,),
-    "attempt_id": (c.ATTEMPT_ID,),
-    "reward": (c.REWARD_VALUE,),
-    **{column: (key,) for column, key in BODY_COLUMNS.items()},
-}
-"""Attributes from which a column is rebuilt that a file of an older schema lacks."""
-
 _HOT_TEXTS: Final = (
     c.OPERATION, c.AGENT_NAME, c.PROVIDER, c.RESPONSE_ID, c.RESPONSE_MODEL, c.REQUEST_MODEL,
     c.ROLLOUT_ID, c.ATTEMPT_ID,

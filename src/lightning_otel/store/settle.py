@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store.counts import sum_counts
-from lightning_otel.store.damage import recover, release_missing_files, restore_manifest
+from lightning_otel.store.damage import quarantine_damage, release_missing_files, restore_manifest
 from lightning_otel.store.layout import (
     FURTHEST_AHEAD_US,
     DataFile,
@@ -106,8 +106,8 @@ def settle_elected(layout: Layout, limit: int | None = None) -> SettleResult:
                     made = _settle_batch(con, layout, batches[0])
                     segments, rows = segments + len(batches.pop(0)), rows + made
                     files += bool(made)
-            except duckdb.Error as exc:
-                found = recover(exc, layout, is_elected=True)
+            except duckdb.Error:
+                found = quarantine_damage(layout)
                 if done >= found.keys():
                     raise
                 done |= found.keys()

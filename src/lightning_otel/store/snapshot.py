@@ -15,8 +15,6 @@ from typing import Final, Self
 from lightning_otel.errors import StoreError
 from lightning_otel.store.damage import list_excluded
 from lightning_otel.store.layout import (
-    EMPTY_DATA,
-    SCHEMA_VERSION,
     DataFile,
     Layout,
     is_in_effect,
@@ -24,8 +22,8 @@ from lightning_otel.store.layout import (
     total_bytes,
 )
 from lightning_otel.store.lines import MAX_RECORD_BYTES
-from lightning_otel.store.schema import COLUMNS, SOURCES
-from lightning_otel.store.sql import attribute_sql, quote_paths, quote_text, struct_sql
+from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.sql import quote_paths, quote_text, struct_sql
 
 _SMALL_BYTES: Final = 1 << 20
 """A store up to this size is read into memory: to plan a query over files takes longer."""
@@ -34,8 +32,6 @@ _SMALL_SEGMENT_BYTES: Final = 128 << 10
 _NO_COLUMNS: Final = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
 SAME_SPAN_NS: Final = 86_400_000_000_000
 """Of two spans with one id that start within a day the first wins; older files are not asked."""
-UNKNOWN: Final = {"kind": "'INTERNAL'", "status": "'UNSET'", "sequence": "-1", "end_sequence": "-1"}
-"""What stands in a column that a file of an older schema lacks and no attribute tells."""
 SEGMENT_COLUMNS: Final = {
     "record": "VARCHAR",
     **COLUMNS,
@@ -201,34 +197,11 @@ def rows_sql(layout: Layout, files: Sequence[DataFile], folder: Path | None = No
     """
     if not files:
         return f"(SELECT {_NO_COLUMNS}, ''::VARCHAR AS filename, 0 AS file_row_number LIMIT 0)"
-    options = "filename=true, file_row_number=true"
-    # The file without rows names every column.
-    empty = layout.data / EMPTY_DATA
-    folder = folder or layout.data
-    ours = [folder / file.name for file in files if file.schema >= SCHEMA_VERSION]
-    older = [folder / file.name for file in files if file.schema < SCHEMA_VERSION]
-    parts = []
-    if ours:
-        parts.append(
-            f"SELECT {', '.join(COLUMNS)}, filename, file_row_number "
-            f"FROM read_parquet({quote_paths(ours)}, {options})"
-        )
-    if older:
-        parts.append(
-            f"SELECT {', '.join(map(column_sql, COLUMNS))}, filename, file_row_number "
-            f"FROM read_parquet({quote_paths([*older, empty])}, {options}, union_by_name=true)"
-        )
-    return f"({' UNION ALL '.join(parts)})"
-
-
-def column_sql(column: str) -> str:
-    """A column of an older file: from the attributes, or a value that says it is not known."""
-    found = [
-        f"TRY_CAST({attribute_sql(key)} AS {COLUMNS[column]})" for key in SOURCES.get(column, ())
-    ]
-    if column in UNKNOWN:
-        found.append(UNKNOWN[column])
-    return f"coalesce({', '.join([column, *found])}) AS {column}" if found else column
+    paths = quote_paths((folder or layout.data) / file.name for file in files)
+    return (
+        f"(SELECT {', '.join(COLUMNS)}, filename, file_row_number "
+        f"FROM read_parquet({paths}, filename=true, file_row_number=true))"
+    )
 
 
 def empty_file_sql(path: Path) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
 from lightning_otel.store.damage import ensure_manifest, exclude_damage
-from lightning_otel.store.digest import DIGEST, IRREGULAR, digest_sql
-from lightning_otel.store.layout import MEMORY, SCHEMA_VERSION, DataFile, Layout, now_us
+from lightning_otel.store.digest import DIGEST, digest_sql
+from lightning_otel.store.layout import MEMORY, DataFile, Layout, now_us
 from lightning_otel.store.live import list_live_processes
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
@@ -266,19 +266,9 @@ def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot, live: s
     if source:
         _hold_rows(con, "digest", digest_sql(source, NARROW_COLUMNS), layout, files)
         parts.append("FROM reading.digest")
-    ours = [file for file in files if file.schema >= SCHEMA_VERSION]
-    if ours:
-        # A file of an early version has no digest, and an empty digest tells nothing.
-        none = ", ".join(f"NULL::{kind} AS {name}" for name, kind in DIGEST.items())
-        paths = quote_paths(layout.data / file.name for file in ours)
-        parts.append(
-            f"SELECT {narrow}, coalesce(gist_kind, {IRREGULAR})::TINYINT AS gist_kind,"
-            f" gist_before, gist_after, gist_facts FROM (FROM read_parquet({paths}, "
-            f"union_by_name=true) UNION ALL BY NAME (SELECT {none} LIMIT 0))"
-        )
-    if older := [file for file in files if file.schema < SCHEMA_VERSION]:
-        rows = rows_sql(layout, older)
-        parts.append(f"SELECT {narrow}, {IRREGULAR}::TINYINT, NULL, NULL, NULL FROM {rows}")
+    if files:
+        paths = quote_paths(layout.data / file.name for file in files)
+        parts.append(f"SELECT {narrow}, {', '.join(DIGEST)} FROM read_parquet({paths})")
     con.execute(f"CREATE OR REPLACE VIEW {NARROW} AS {' UNION ALL '.join(parts)}")
 
 
