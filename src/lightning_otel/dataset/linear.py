@@ -197,7 +197,7 @@ class _Pass:
         try:
             look = f"SELECT 1 FROM narrow WHERE {_MAY_MOVE} LIMIT 1"
             create_moved_table(con, is_likely=bool(con.execute(look).fetchall()))
-            con.answered(self._plan_batches)
+            con.run(self._plan_batches)
         except BaseException:
             self.close()
             raise
@@ -267,7 +267,7 @@ def _read_calls(con: Reader, walk: Walk) -> list[Call] | None:
         return []
     traces, _, starts = zip(*names, strict=True)
     asked = [min(starts), max(starts), list(set(traces))]
-    rows = con.answered(lambda: list(_fetch_rows(con, _SAID, asked)))
+    rows = con.run(lambda: list(_fetch_rows(con, _SAID, asked)))
     keys = tuple(BODY_COLUMNS.values())
     said = {row[:3]: dict(zip(keys, row[3:], strict=True)) for row in rows}
     found, history = list[Call](), HistoryParser()
@@ -313,7 +313,7 @@ def _check_tokens(con: Reader) -> dict[int, TokenFacts]:
     # row in them.
     con.execute("SET disabled_optimizers = 'build_side_probe_side'")
     try:
-        return con.answered(act)
+        return con.run(act)
     finally:
         con.execute("RESET disabled_optimizers")
 

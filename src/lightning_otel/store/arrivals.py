@@ -20,6 +20,7 @@ from lightning_otel.store.layout import DataFile, Layout
 from lightning_otel.store.lines import parse_line
 from lightning_otel.store.schema import COLUMNS, Record
 from lightning_otel.store.snapshot import Snapshot
+from lightning_otel.store.table import Query
 
 if TYPE_CHECKING:
     import duckdb
@@ -244,9 +245,9 @@ class Arrivals:
 
     def _choose_rows(self, con: "duckdb.DuckDBPyConnection", wanted: str) -> bool:
         """Note in the table ``wanted`` which rows are not known; False if none."""
-        con.execute(f"SELECT trace_id, span_id, file_row_number FROM every WHERE {wanted}")
+        query = f"SELECT trace_id, span_id, file_row_number FROM every WHERE {wanted}"
         chosen: list[int] = []
-        while rows := con.fetchmany(_NARROW):
+        for rows in Query(con, query).batches(_NARROW)[1]:
             keys = [key_of(trace_id, span_id) for trace_id, span_id, _ in rows]
             known = self._known(keys)
             chosen += [row[2] for key, row in zip(keys, rows, strict=True) if key not in known]
@@ -255,12 +256,12 @@ class Arrivals:
 
     def _note_numbers(self, con: "duckdb.DuckDBPyConnection") -> list[str]:
         """Take in the numbers that stand in a file, and return the processes they are of."""
-        con.execute(
+        query = (
             "SELECT process, list(sequence), list(end_sequence) FROM every "
             "WHERE process <> '' AND sequence >= 0 GROUP BY process"
         )
         processes: list[str] = []
-        while rows := con.fetchmany(_WIDE):
+        for rows in Query(con, query).batches(_WIDE)[1]:
             for process, starts, ends in rows:
                 numbers = [number for number in (*starts, *ends) if number >= 0]
                 self._orders[process].note(numbers, min(numbers))
@@ -268,12 +269,12 @@ class Arrivals:
         return processes
 
     def _read_rows(self, con: "duckdb.DuckDBPyConnection") -> Iterator[list[Ended]]:
-        names = list(COLUMNS)
-        con.execute(
-            f"SELECT {', '.join(names)} FROM every SEMI JOIN wanted ON row = file_row_number "
+        query = (
+            f"SELECT {', '.join(COLUMNS)} FROM every SEMI JOIN wanted ON row = file_row_number "
             "ORDER BY process, end_sequence, start_ns"
         )
-        while rows := con.fetchmany(_WIDE):
+        names, batches = Query(con, query).batches(_WIDE)
+        for rows in batches:
             found = [_ended_of(dict(zip(names, row, strict=True))) for row in rows]
             for process, spans in itertools.groupby(found, lambda each: each.record["process"]):
                 own = list(spans)

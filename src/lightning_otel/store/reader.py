@@ -4,10 +4,10 @@ A query that fails is asked once more of what counts then: without a file or seg
 to be damaged, which is put aside and reported, and without a file that was taken away meanwhile.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self, SupportsInt, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from lightning_otel.errors import StoreDamagedError, StoreError
+from lightning_otel.errors import StoreError
 from lightning_otel.store.damage import explain, recover, warn_of_missing_spans
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.snapshot import Snapshot
@@ -21,7 +21,6 @@ else:
 
 T = TypeVar("T")
 Define = Callable[["duckdb.DuckDBPyConnection", Snapshot], None]
-_CUT_OFF: Final = "a part of the store was damaged while it was read; read again for the rest"
 _TRIES: Final = 5
 """As often a settler may take files away; damage is excluded for good, and so is not counted."""
 
@@ -43,9 +42,9 @@ class Reader(_Connection):
         self.con = con
         self._layout, self._define = layout, define
         self._snapshot: Snapshot | None = None
-        self._statement: tuple[str, Sequence[object]] | None = None
+        self._rows: Iterator[Any] = iter(())
         self._is_within = False
-        self.answered(lambda: None)
+        self.run(lambda: None)
 
     def attempt(self, act: Callable[[], T]) -> T:
         """Return what an act gives, tried again where a part of the store had to be excluded."""
@@ -66,8 +65,8 @@ class Reader(_Connection):
             finally:
                 self._is_within = False
 
-    def answered(self, act: Callable[[], T]) -> T:
-        """Return what an act of several queries gives, as :meth:`attempt`."""
+    def run(self, act: Callable[[], T]) -> T:
+        """Return what an act gives, as :meth:`attempt`; an error of DuckDB becomes one of ours."""
         import duckdb
 
         if self._is_within:
@@ -91,30 +90,18 @@ class Reader(_Connection):
     def execute(  # type: ignore[override]
         self, query: str, parameters: Sequence[object] = ()
     ) -> Self:
-        """Put a query, as DuckDB's own ``execute``."""
-        self._statement = query, parameters
-        self.answered(lambda: self.con.execute(query, parameters or None))
+        """Run a query and hold its rows; large results are read with a cursor."""
+        held = self.run(lambda: self.con.execute(query, parameters or None).fetchall())
+        self._rows = iter(held)
         return self
 
     def fetchall(self) -> list[Any]:
         """Return the rows that are left."""
-        return self._fetch_again(lambda: self.con.fetchall())
+        return list(self._rows)
 
     def fetchone(self) -> tuple[Any, ...] | None:
         """Return the next row, if there is one."""
-        return self._fetch_again(lambda: self.con.fetchone())
-
-    def fetchmany(self, size: SupportsInt = 1) -> list[Any]:
-        """Return the next rows."""
-        return self._fetch_again(lambda: self.con.fetchmany(size))
-
-    def cursor(self) -> "duckdb.DuckDBPyConnection":
-        """Return another one on the same database."""
-        if self._is_within:
-            return self.con.cursor()
-        found = Reader(self.con.cursor())
-        found._layout, found._define, found._snapshot = self._layout, self._define, self._snapshot
-        return found
+        return next(self._rows, None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.con, name)
@@ -126,22 +113,6 @@ class Reader(_Connection):
     def __exit__(self, *exc: object) -> None:
         """Close it."""
         self.con.close()
-
-    def _fetch_again(self, fetch: Callable[[], T]) -> T:
-        """Fetch; the statement is put again only while nothing of its result was handed out."""
-        statement, self._statement = self._statement, None
-        tries = 0
-
-        def act() -> T:
-            nonlocal tries
-            tries += 1
-            if tries > 1:
-                if statement is None:
-                    raise StoreDamagedError(_CUT_OFF)
-                self.con.execute(statement[0], statement[1] or None)
-            return fetch()
-
-        return self.answered(act)
 
     def _follow_snapshot(self) -> None:
         """Define the views, unless they show the latest snapshot."""

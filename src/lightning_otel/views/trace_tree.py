@@ -19,6 +19,7 @@ from lightning_otel.dataset.formats.transition_rows import transition
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
+from lightning_otel.store.table import Query
 from lightning_otel.store.views import NARROW
 from lightning_otel.types import Report, Span, Transition
 from lightning_otel.types import conventions as c
@@ -218,12 +219,8 @@ def read_steps(store: Store, **keywords: Any) -> tuple[list[tuple[Transition, in
 def _read_spans(store: Store, trace_id: str) -> tuple[list[Row], list[Row]]:
     """Read the rows of a trace, and of the rewards given to it later, and close the connection."""
     con = store.source.connect(("spans", NARROW), (*NARROW_COLUMNS, "attributes"))
-
-    def ask() -> tuple[list[Row], list[Row]]:
-        own = _read_rows(con, f"trace_id = {quote_text(trace_id)}")
-        return own, _read_later(con, trace_id, own) if own else []
-
-    return con.answered(ask)
+    own = _read_rows(con, f"trace_id = {quote_text(trace_id)}")
+    return own, _read_later(con, trace_id, own) if own else []
 
 
 def _read_later(con: "duckdb.DuckDBPyConnection", trace_id: str, own: list[Row]) -> list[Row]:
@@ -245,11 +242,11 @@ def _read_later(con: "duckdb.DuckDBPyConnection", trace_id: str, own: list[Row])
 
 
 def _read_rows(con: "duckdb.DuckDBPyConnection", where: str) -> list[Row]:
-    cursor = con.execute(f"SELECT {_COLUMNS} FROM spans WHERE {where} ORDER BY start_ns")
+    query = f"SELECT {_COLUMNS} FROM spans WHERE {where} ORDER BY start_ns"
     found: list[Row] = []
     # DuckDB makes an object of every value; most of them say what another row said already.
     known: dict[Any, Any] = {}
-    while some := cursor.fetchmany(_AT_ONCE):
+    for some in Query(con, query).batches(_AT_ONCE)[1]:
         for *columns, facts in some:
             key = tuple(facts or ())
             if key not in known:

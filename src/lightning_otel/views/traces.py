@@ -161,7 +161,7 @@ def find_traces(
     con = source.connect(views, None if is_wide else INDEX_COLUMNS)
     alive = list_live_processes(source.layout) if source.layout is not None else ()
     con.execute(f"SET memory_limit = '{_MEMORY}'")
-    return con.answered(lambda: _find_page(con, wanted, alive, after, limit))
+    return con.run(lambda: _find_page(con, wanted, alive, after, limit))
 
 
 def _find_page(
