@@ -28,7 +28,7 @@ _WEIGHT: Final = (
 _ALL: Final = StepSelection()
 _NONE_MOVED: Final = """
 CREATE OR REPLACE TEMP TABLE moved (trace_id VARCHAR, span_id VARCHAR, own_rollout VARCHAR,
-  given_ns BIGINT, home_rollout VARCHAR, home_attempt VARCHAR)"""
+  reward_ns BIGINT, target_rollout VARCHAR, target_attempt VARCHAR)"""
 
 
 def read_batches(
@@ -134,7 +134,7 @@ def create_moved_table(con: "duckdb.DuckDBPyConnection", *, is_likely: bool) -> 
     """
     con.execute(
         f"CREATE OR REPLACE TEMP TABLE moved AS WITH {REWARD_TARGETS} "
-        "SELECT * FROM homes WHERE home_rollout <> own_rollout"
+        "SELECT * FROM placements WHERE target_rollout <> own_rollout"
         if is_likely
         else _NONE_MOVED
     )
@@ -144,14 +144,14 @@ def adjust_selection(con: "duckdb.DuckDBPyConnection", selection: Selection) -> 
     """The selection without rewards that left its rollouts, and with those that arrived."""
 
     def find_moved(column: str) -> list[Any]:
-        query = f"FROM moved SELECT trace_id, span_id, own_rollout, given_ns WHERE {column} IN "
+        query = f"FROM moved SELECT trace_id, span_id, own_rollout, reward_ns WHERE {column} IN "
         return con.execute(f"{query} (SELECT unnest(?))", [selection.rollout_ids]).fetchall()
 
     selection = replace(selection, without=[row[:2] for row in find_moved("own_rollout")])
-    arrived = find_moved("home_rollout")
+    arrived = find_moved("target_rollout")
     if not arrived:
         return selection
-    times = [given_ns for *_, given_ns in arrived]
+    times = [reward_ns for *_, reward_ns in arrived]
     also = Selection(
         rollout_ids=sorted({own for _, _, own, _ in arrived}),
         trace_ids=selection.trace_ids,

@@ -66,7 +66,7 @@ _MAY_MOVE: Final = f"""reward IS NOT NULL AND operation IS NULL
 # A reward that came from elsewhere is not among the rollout's own.
 _APART: Final = """
 CREATE OR REPLACE TABLE apart AS SELECT number FROM plan WHERE rollout IN
-  (SELECT home_rollout FROM moved UNION SELECT own_rollout FROM moved)"""
+  (SELECT target_rollout FROM moved UNION SELECT own_rollout FROM moved)"""
 
 _PART: Final = """
 CREATE OR REPLACE TABLE part AS SELECT number, rollout, spans, low, high FROM plan

@@ -34,14 +34,14 @@ _FARTHEST: Final = 256
 ATTEMPT_REWARDS: Final = f"""
 -- The agent of what names none is that of the nearest span above which names one.
 -- A call without a parent lies in the innermost agent or tool at work around it.
-mixed AS MATERIALIZED (
+agent_rollouts AS MATERIALIZED (
   SELECT DISTINCT {ROLLOUT} AS rollout FROM spans
-  WHERE agent IS NOT NULL AND {ROLLOUT} IN (SELECT rollout FROM given)
+  WHERE agent IS NOT NULL AND {ROLLOUT} IN (SELECT rollout FROM judgments)
 ),
-enclosed AS (
+hosted_calls AS (
   SELECT call.trace_id, call.span_id, arg_max(host.trace_id, host.start_ns) AS above_in,
     arg_max(host.span_id, host.start_ns) AS parent_span_id, call.rollout, NULL AS agent
-  FROM (FROM requests SEMI JOIN mixed USING (rollout)
+  FROM (FROM requests SEMI JOIN agent_rollouts USING (rollout)
     WHERE agent IS NULL AND parent_span_id IS NULL) AS call
   JOIN (SELECT *, {ROLLOUT} AS rollout FROM spans WHERE operation IN ({_HOSTS})) AS host
     ON host.rollout = call.rollout AND host.process = call.process
@@ -51,54 +51,58 @@ enclosed AS (
     AND count(*) - count(DISTINCT host.parent_span_id) = count_if(host.parent_span_id IS NULL)
     AND count_if(host.parent_span_id IS NULL) < 2
 ),
-nameless AS MATERIALIZED (
+unnamed_spans AS MATERIALIZED (
   SELECT hash(trace_id) AS trace, hash(span_id) AS span, hash(above_in) AS above_trace,
     hash(parent_span_id) AS above, rollout
   FROM (
-    FROM given SELECT trace_id, span_id, trace_id AS above_in, parent_span_id, rollout, agent
+    FROM judgments SELECT trace_id, span_id, trace_id AS above_in, parent_span_id, rollout, agent
     UNION ALL FROM requests SELECT trace_id, span_id, trace_id, parent_span_id, rollout, agent
     UNION ALL SELECT trace_id, span_id, trace_id, parent_span_id, {ROLLOUT}, agent FROM spans
     WHERE name = {quote_text(c.SPAN_ACTION)}
-    UNION ALL BY NAME FROM enclosed
-  ) WHERE agent IS NULL AND parent_span_id IS NOT NULL AND rollout IN (FROM mixed)
+    UNION ALL BY NAME FROM hosted_calls
+  ) WHERE agent IS NULL AND parent_span_id IS NOT NULL AND rollout IN (FROM agent_rollouts)
 ),
-kin AS MATERIALIZED (
+ancestors AS MATERIALIZED (
   SELECT hash(trace_id) AS trace, hash(span_id) AS span, {_PARENT} AS parent, agent
-  FROM spans WHERE {ROLLOUT} IN (SELECT rollout FROM nameless)
+  FROM spans WHERE {ROLLOUT} IN (SELECT rollout FROM unnamed_spans)
 ),
-owners AS (
-  SELECT trace, span, above_trace, above, NULL::VARCHAR AS owner, 0 AS level FROM nameless
+owner_search AS (
+  SELECT trace, span, above_trace, above, NULL::VARCHAR AS owner, 0 AS level FROM unnamed_spans
   UNION ALL
-  SELECT owners.trace, owners.span, above_trace, kin.parent, kin.agent, level + 1
-  FROM owners JOIN kin ON kin.trace = owners.above_trace AND kin.span = owners.above
+  SELECT below.trace, below.span, above_trace, ancestors.parent, ancestors.agent, level + 1
+  FROM owner_search AS below JOIN ancestors
+    ON ancestors.trace = below.above_trace AND ancestors.span = below.above
   WHERE owner IS NULL AND level < {_FARTHEST}
 ),
-owned AS MATERIALIZED (
-  SELECT trace, span, any_value(owner) AS owner FROM owners WHERE owner IS NOT NULL GROUP BY ALL
+span_owners AS MATERIALIZED (
+  SELECT trace, span, any_value(owner) AS owner FROM owner_search WHERE owner IS NOT NULL
+  GROUP BY ALL
 ),
-lost AS MATERIALIZED (
+failed_calls AS MATERIALIZED (
   SELECT hash(trace_id) AS trace, hash(span_id) AS span FROM requests WHERE NOT is_done
 ),
-noted AS (
+-- Rewards that count, each with the attempt it judges and what it names.
+finite_rewards AS (
   SELECT hash(trace_id) AS trace, hash(span_id) AS span, span_id AS id, {_PARENT} AS parent,
-    hash(coalesce(home_rollout, given.rollout)) AS rollout,
-    hash(coalesce(home_rollout, given.rollout), coalesce(home_attempt, attempt_id, '1'))
+    hash(coalesce(target_rollout, judgments.rollout)) AS rollout,
+    hash(coalesce(target_rollout, judgments.rollout), coalesce(target_attempt, attempt_id, '1'))
       AS attempt,
     coalesce(agent, '') AS agent, start_ns, reward, name, is_sequence, NOT is_bare AS is_odd,
-    given.links IS NOT NULL AS is_linked, response, linked.span AS target, link_keys, link_values,
-    response IS NULL AND target IS NULL OR coalesce(is_found, false) AS is_known
-  FROM given LEFT JOIN homes USING (trace_id, span_id)
-    LEFT JOIN (SELECT trace_id, span_id, response, span, link_keys, link_values FROM linked)
-      AS linked USING (trace_id, span_id)
-  WHERE isfinite(reward) AND NOT (is_lone AND span_id IN (FROM retracted))
+    judgments.links IS NOT NULL AS is_linked, response, linked_rewards.span AS target, link_keys,
+    link_values, response IS NULL AND target IS NULL OR coalesce(is_found, false) AS is_known
+  FROM judgments LEFT JOIN placements USING (trace_id, span_id)
+    LEFT JOIN (SELECT trace_id, span_id, response, span, link_keys, link_values FROM linked_rewards)
+      AS linked_rewards USING (trace_id, span_id)
+  WHERE isfinite(reward) AND NOT (is_reward_span AND span_id IN (FROM retracted))
 ),
-awards AS MATERIALIZED (
-  SELECT noted.* REPLACE (
+agent_rewards AS MATERIALIZED (
+  SELECT finite_rewards.* REPLACE (
     coalesce(nullif(agent, ''), owner, '') AS agent,
-    is_odd OR coalesce((trace, parent) IN (FROM lost), false) AS is_odd)
-  FROM noted LEFT JOIN owned USING (trace, span)
+    is_odd OR coalesce((trace, parent) IN (FROM failed_calls), false) AS is_odd)
+  FROM finite_rewards LEFT JOIN span_owners USING (trace, span)
 ),
-named_paces AS (
+-- What a reward may be placed on: calls that were answered, and marks of actions.
+candidate_steps AS (
   SELECT hash(trace_id) AS trace, hash(span_id) AS span, {_PARENT} AS parent,
     hash(rollout) AS rollout, hash(rollout, coalesce(attempt_id, '1')) AS attempt,
     coalesce(agent, '') AS agent, start_ns, end_ns,
@@ -113,169 +117,144 @@ named_paces AS (
       AND coalesce(operation NOT IN ({_CALLS}), true)
   )
 ),
-paces AS (
-  SELECT named_paces.* REPLACE (coalesce(nullif(agent, ''), owner, '') AS agent)
-  FROM named_paces LEFT JOIN owned USING (trace, span)
+agent_steps AS (
+  SELECT candidate_steps.* REPLACE (coalesce(nullif(agent, ''), owner, '') AS agent)
+  FROM candidate_steps LEFT JOIN span_owners USING (trace, span)
 ),
-tallied AS MATERIALIZED (
+-- Of an attempt with one plain reward that is its reward; where not, it is unclear.
+tallies AS MATERIALIZED (
   SELECT rollout, attempt, min(ended) AS first_ns, any_value(given) AS reward,
     count(given) > 1 OR bool_or(is_odd) OR coalesce(first_ns > min(start_ns)
       OR max(agent) FILTER (given IS NOT NULL) <> '' AND min(agent) <> max(agent)
-      OR bool_or(is_mark) AND NOT bool_and(is_mark), false) AS is_close
+      OR bool_or(is_mark) AND NOT bool_and(is_mark), false) AS is_unclear
   FROM (
     SELECT rollout, attempt, agent, reward AS given, start_ns, is_odd OR is_linked AS is_odd
-    FROM awards
-    UNION ALL BY NAME SELECT rollout, attempt, agent, end_ns AS ended, is_mark FROM paces
+    FROM agent_rewards
+    UNION ALL BY NAME SELECT rollout, attempt, agent, end_ns AS ended, is_mark FROM agent_steps
   ) GROUP BY rollout, attempt HAVING count(given) > 0
 ),
-judged AS MATERIALIZED (
-  FROM awards JOIN (SELECT attempt, first_ns FROM tallied WHERE is_close) USING (attempt)
+unclear_rewards AS MATERIALIZED (
+  FROM agent_rewards JOIN (SELECT attempt, first_ns FROM tallies WHERE is_unclear) USING (attempt)
 ),
-close AS MATERIALIZED (
-  SELECT DISTINCT rollout FROM tallied WHERE is_close AND first_ns IS NOT NULL
+unclear_rollouts AS MATERIALIZED (
+  SELECT DISTINCT rollout FROM tallies WHERE is_unclear AND first_ns IS NOT NULL
 ),
-around AS MATERIALIZED (
+rollout_spans AS MATERIALIZED (
   SELECT hash(trace_id) AS trace, hash(span_id) AS span, {_PARENT} AS parent
-  FROM spans WHERE hash({ROLLOUT}) IN (FROM close)
+  FROM spans WHERE hash({ROLLOUT}) IN (FROM unclear_rollouts)
 ),
-calls_around AS (
+rollout_calls AS (
   SELECT hash(trace_id) AS trace, hash(span_id) AS parent, true AS is_call FROM requests
-  WHERE hash(rollout) IN (FROM close)
+  WHERE hash(rollout) IN (FROM unclear_rollouts)
 ),
-nearby AS MATERIALIZED (FROM paces WHERE rollout IN (FROM close)),
+rollout_steps AS MATERIALIZED (FROM agent_steps WHERE rollout IN (FROM unclear_rollouts)),
 steps AS MATERIALIZED (
-  FROM nearby WHERE NOT is_mark
+  -- A mark is a step of an agent that made no call.
+  FROM rollout_steps WHERE NOT is_mark
   UNION ALL
-  FROM nearby ANTI JOIN (FROM nearby WHERE NOT is_mark) USING (attempt, agent) WHERE is_mark
+  FROM rollout_steps ANTI JOIN (FROM rollout_steps WHERE NOT is_mark) USING (attempt, agent)
+  WHERE is_mark
 ),
-latest AS MATERIALIZED (
-  -- Windows, for DuckDB may make nested loops of an ASOF join.
-  SELECT trace, span, parent, attempt, found.trace AS call_trace, found.call, found.above FROM (
-    SELECT trace, span, parent, attempt, is_reward, last_value(step IGNORE NULLS) OVER (
-      PARTITION BY attempt, agent ORDER BY ns, is_reward) AS found
-    FROM (
-      SELECT trace, span, parent, attempt, agent, start_ns AS ns, true AS is_reward FROM judged
-      WHERE NOT is_linked
-      UNION ALL BY NAME
-      SELECT attempt, unnest(list_distinct(['', agent])) AS agent, end_ns AS ns,
-        false AS is_reward, {{'trace': trace, 'call': span, 'above': parent}} AS step FROM steps
-    )
-  ) WHERE is_reward AND found IS NOT NULL
-),
-climbed AS (
-  SELECT trace, span, parent, call, above, 0 AS level FROM latest
-  WHERE trace = call_trace AND parent IS NOT NULL
-  UNION ALL
-  SELECT climbed.trace, climbed.span, climbed.parent, call, around.parent, level + 1
-  FROM climbed JOIN around ON around.trace = climbed.trace AND around.span = climbed.above
-  WHERE climbed.above <> climbed.parent AND level < {_FARTHEST}
-),
-reached AS MATERIALIZED (
-  SELECT trace, span, call FROM latest WHERE parent IS NULL
-  UNION SELECT trace, span, call FROM climbed WHERE above = parent
-),
-keyed AS MATERIALIZED (
-  SELECT trace, span, attempt, start_ns, link_keys, link_values FROM judged
+unclear_steps AS (FROM steps SEMI JOIN unclear_rewards USING (attempt)),
+-- Links by attributes of spans, and the spans that have these.
+attribute_links AS MATERIALIZED (
+  SELECT trace, span, attempt, start_ns, link_keys, link_values FROM unclear_rewards
   WHERE is_linked AND response IS NULL AND target IS NULL
 ),
-matched AS MATERIALIZED (
-  SELECT keyed.trace, keyed.span,
+link_targets AS MATERIALIZED (
+  SELECT attribute_links.trace, attribute_links.span,
     hash(coalesce(arg_max(target.span_id, target.start_ns)
-      FILTER (target.start_ns <= keyed.start_ns),
+      FILTER (target.start_ns <= attribute_links.start_ns),
       arg_min(target.span_id, target.start_ns))) AS matched
-  FROM keyed
+  FROM attribute_links
     JOIN (SELECT {_ATTEMPT} AS attempt, span_id, start_ns, attributes
       FROM spans WHERE reward IS NULL AND {_ATTEMPT} IN (
-        SELECT DISTINCT attempt FROM keyed)
+        SELECT DISTINCT attempt FROM attribute_links)
     ) AS target USING (attempt)
   WHERE list_bool_and(list_transform(list_zip(link_keys, link_values), lambda each:
     each[1] IS NULL OR coalesce(
       json_extract_string(attributes, '$."' || each[1] || '"') = each[2], false)))
   GROUP BY ALL
 ),
-named_parts AS MATERIALIZED (
-  SELECT judged.trace, judged.span, attempt,
-    CASE WHEN target IS NOT NULL THEN hash(target) ELSE matched END AS part
-  FROM judged LEFT JOIN matched USING (trace, span) WHERE is_linked AND response IS NULL
+linked_subtrees AS MATERIALIZED (
+  SELECT unclear_rewards.trace, unclear_rewards.span, attempt,
+    CASE WHEN target IS NOT NULL THEN hash(target) ELSE matched END AS subtree
+  FROM unclear_rewards LEFT JOIN link_targets USING (trace, span)
+  WHERE is_linked AND response IS NULL
 ),
-hard AS MATERIALIZED (
-  SELECT attempt FROM latest ANTI JOIN reached USING (trace, span)
-  UNION
-  SELECT attempt FROM named_parts
-    ANTI JOIN (SELECT attempt, span AS part FROM steps) USING (attempt, part)
-  WHERE part IS NOT NULL
-),
-up AS (
-  SELECT trace, span, span AS part, parent AS above, 0 AS level FROM (
-    SELECT trace, span, parent FROM steps SEMI JOIN hard USING (attempt)
-    UNION SELECT trace, span, parent FROM judged SEMI JOIN hard USING (attempt))
+-- Steps and rewards, each with every span above it.
+subtree_members AS (
+  SELECT trace, span, span AS subtree, parent AS above, 0 AS level FROM (
+    SELECT trace, span, parent FROM unclear_steps
+    UNION SELECT trace, span, parent FROM unclear_rewards)
   UNION ALL
-  SELECT up.trace, up.span, around.span, around.parent, level + 1
-  FROM up JOIN around ON around.trace = up.trace AND around.span = up.above
+  SELECT member.trace, member.span, parent.span, parent.parent, level + 1
+  FROM subtree_members AS member JOIN rollout_spans AS parent
+    ON parent.trace = member.trace AND parent.span = member.above
   WHERE level < {_FARTHEST}
 ),
-inside AS MATERIALIZED (
-  SELECT attempt, part, unnest(list_distinct(['', agent])) AS agent, end_ns, span AS call, level
+subtree_steps AS MATERIALIZED (
+  SELECT attempt, subtree, unnest(list_distinct(['', agent])) AS agent, end_ns, span AS call, level
   FROM (
-    SELECT steps.*, part, level FROM steps JOIN up USING (trace, span)
-    UNION ALL SELECT *, 0, {_FARTHEST} FROM steps SEMI JOIN hard USING (attempt))
+    SELECT unclear_steps.*, subtree, level FROM unclear_steps
+      JOIN subtree_members USING (trace, span)
+    UNION ALL SELECT *, 0, {_FARTHEST} FROM unclear_steps)
 ),
-nearest AS (
+-- By time: the latest step of the agent in the nearest subtree, else in the attempt.
+nearest_steps AS (
   SELECT trace, span, arg_min(found, level) AS call FROM (
     SELECT trace, span, level, is_reward, last_value(call IGNORE NULLS) OVER (
-      PARTITION BY attempt, part, agent ORDER BY ns, is_reward) AS found
+      PARTITION BY attempt, subtree, agent ORDER BY ns, is_reward) AS found
     FROM (
-      SELECT trace, span, attempt, agent, start_ns AS ns, part, level, true AS is_reward
-      FROM judged JOIN up USING (trace, span) WHERE level > 0
+      SELECT trace, span, attempt, agent, start_ns AS ns, subtree, level, true AS is_reward
+      FROM unclear_rewards JOIN subtree_members USING (trace, span) WHERE level > 0
       UNION ALL BY NAME
-      SELECT trace, span, attempt, agent, start_ns AS ns, 0 AS part, {_FARTHEST} + 1 AS level,
-        true AS is_reward FROM judged SEMI JOIN hard USING (attempt)
+      SELECT trace, span, attempt, agent, start_ns AS ns, 0 AS subtree, {_FARTHEST} + 1 AS level,
+        true AS is_reward FROM unclear_rewards
       UNION ALL BY NAME
-      SELECT attempt, agent, end_ns AS ns, part, call, false AS is_reward FROM inside
+      SELECT attempt, agent, end_ns AS ns, subtree, call, false AS is_reward FROM subtree_steps
     )
   ) WHERE is_reward AND found IS NOT NULL GROUP BY ALL
-  UNION ALL
-  FROM reached ANTI JOIN (FROM judged SEMI JOIN hard USING (attempt)) USING (trace, span)
 ),
-meant AS (
-  SELECT named_parts.trace, named_parts.span, arg_max(call, (level = 0, end_ns)) AS call
-  FROM named_parts JOIN (
-    SELECT attempt, span AS part, end_ns, span AS call, 0 AS level FROM steps
-    UNION ALL SELECT attempt, part, end_ns, call, level FROM inside WHERE agent = ''
-  ) USING (attempt, part) GROUP BY ALL
+-- By link: the step named, else the latest one in the subtree named.
+linked_steps AS (
+  SELECT trace, span, arg_max(call, (level = 0, end_ns)) AS call
+  FROM linked_subtrees JOIN (FROM subtree_steps WHERE agent = '') USING (attempt, subtree)
+  GROUP BY ALL
   UNION ALL
-  SELECT judged.trace, judged.span,
-    coalesce(arg_max(steps.span, steps.start_ns) FILTER (steps.start_ns <= judged.start_ns),
+  SELECT reward.trace, reward.span,
+    coalesce(arg_max(steps.span, steps.start_ns) FILTER (steps.start_ns <= reward.start_ns),
       arg_min(steps.span, steps.start_ns)) AS call
-  FROM (FROM judged WHERE response IS NOT NULL) AS judged
-    JOIN steps ON steps.attempt = judged.attempt AND steps.response = hash(judged.response)
+  FROM (FROM unclear_rewards WHERE response IS NOT NULL) AS reward
+    JOIN steps ON steps.attempt = reward.attempt AND steps.response = hash(reward.response)
   GROUP BY ALL
 ),
-placed AS (
-  SELECT attempt, reward, judged.start_ns, judged.id,
+placed_rewards AS (
+  SELECT attempt, reward, unclear_rewards.start_ns, unclear_rewards.id,
     NOT is_linked AND own IS NULL AND NOT coalesce(is_call, false) AND NOT is_sequence AS is_ruled,
-    CASE WHEN is_linked THEN meant.call WHEN own IS NOT NULL THEN own
-      WHEN is_call THEN given_in ELSE nearest.call END AS call
-  FROM (FROM judged WHERE first_ns IS NOT NULL) AS judged
-    LEFT JOIN meant USING (trace, span) LEFT JOIN nearest USING (trace, span)
+    CASE WHEN is_linked THEN linked_steps.call WHEN own IS NOT NULL THEN own
+      WHEN is_call THEN given_in ELSE nearest_steps.call END AS call
+  FROM (FROM unclear_rewards WHERE first_ns IS NOT NULL) AS unclear_rewards
+    LEFT JOIN linked_steps USING (trace, span) LEFT JOIN nearest_steps USING (trace, span)
     LEFT JOIN (SELECT trace, span, span AS own FROM steps) USING (trace, span)
-    LEFT JOIN (SELECT trace, parent, is_call, given_in FROM calls_around
+    LEFT JOIN (SELECT trace, parent, is_call, given_in FROM rollout_calls
       LEFT JOIN (SELECT trace, span AS parent, span AS given_in FROM steps) USING (trace, parent))
       USING (trace, parent)
 ),
-earned AS (
+-- The first reward of each step; where no step is, the rewards of the first name.
+attempt_rewards AS (
   SELECT attempt, sum(reward) AS reward FROM (
     SELECT attempt, arg_min(reward, (is_ruled, start_ns, id)) AS reward
-    FROM placed WHERE call IS NOT NULL GROUP BY attempt, call
+    FROM placed_rewards WHERE call IS NOT NULL GROUP BY attempt, call
   ) GROUP BY ALL
   UNION ALL
-  SELECT attempt, reward FROM tallied WHERE NOT is_close
+  SELECT attempt, reward FROM tallies WHERE NOT is_unclear
   UNION ALL
   SELECT attempt, sum(reward) FROM (
     SELECT attempt, reward, name,
       first_value(name) OVER (PARTITION BY attempt ORDER BY start_ns, id) AS first
     FROM (
-      SELECT judged.* FROM judged LEFT JOIN matched USING (trace, span)
+      SELECT unclear_rewards.* FROM unclear_rewards LEFT JOIN link_targets USING (trace, span)
       WHERE first_ns IS NULL AND is_known AND (matched IS NOT NULL OR NOT is_linked
         OR coalesce(response, target) IS NOT NULL)
       QUALIFY row_number() OVER (PARTITION BY attempt,
@@ -283,5 +262,5 @@ earned AS (
     )
   ) WHERE name = first GROUP BY ALL
 )"""
-"""Common table expressions over ``spans`` and those of the views: ``earned`` holds the reward of
-each attempt that has one, by the hash of its rollout and its own id."""
+"""Common table expressions over ``spans`` and those of the views: ``attempt_rewards`` holds the
+reward of each attempt that has one, by the hash of its rollout and its own id."""

@@ -79,7 +79,7 @@ MAY_MOVE: Final = f"""({IS_BARE_REWARD} AND
 """A reward that may belong to another attempt than the one it was recorded in, or a retraction."""
 
 IS_ANNOTATION: Final = f"({IS_BARE_REWARD} OR name = {quote_text(c.SPAN_ANNOTATION)})"
-"""A reward or a retraction, and maybe another annotation: all that ``homes`` looks into."""
+"""A reward or a retraction, and maybe another annotation: all that ``placements`` looks into."""
 
 _LINKS: Final = 4
 
@@ -105,13 +105,13 @@ def _nearest_sql(column: str) -> str:
 
 
 def _is_named(kind: str, column: str) -> str:
-    return f"{column} IN (SELECT id FROM named WHERE kind = {quote_text(kind)})"
+    return f"{column} IN (SELECT id FROM targets WHERE kind = {quote_text(kind)})"
 
 
 REWARD_TARGETS: Final = f"""
-given AS MATERIALIZED (
+judgments AS MATERIALIZED (
   SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, start_ns,
-    reward, {IS_BARE_REWARD} AS is_bare, {IS_REWARD_SPAN} AS is_lone,
+    reward, {IS_BARE_REWARD} AS is_bare, {IS_REWARD_SPAN} AS is_reward_span,
     CASE WHEN {IS_RETRACTION} THEN coalesce({attribute_sql(f"{c.LINK_PREFIX}.0.value_match")}, '')
       END AS retracts,
     coalesce({_NAME}, {quote_text(c.PRIMARY_REWARD)}) AS name,
@@ -121,83 +121,86 @@ given AS MATERIALIZED (
       THEN attributes END AS links
   FROM spans WHERE reward IS NOT NULL OR name = {quote_text(c.SPAN_ANNOTATION)}
 ),
-retracted AS (SELECT retracts FROM given WHERE retracts IS NOT NULL),
-bare AS (FROM given WHERE is_bare AND (attempt_id IS NULL OR links IS NOT NULL)),
-linked AS (
+retracted AS (SELECT retracts FROM judgments WHERE retracts IS NOT NULL),
+unplaced AS (FROM judgments WHERE is_bare AND (attempt_id IS NULL OR links IS NOT NULL)),
+linked_rewards AS (
   SELECT *, {_linked_sql(c.RESPONSE_ID)} AS response, {_linked_sql(c.LINK_SPAN_ID)} AS span FROM (
     SELECT *, {_links_sql("key_match")} AS link_keys, {_links_sql("value_match")} AS link_values
-    FROM bare WHERE links IS NOT NULL)
+    FROM unplaced WHERE links IS NOT NULL)
 ),
-named AS MATERIALIZED (
+targets AS MATERIALIZED (
   SELECT 'response' AS kind, response AS id, trace_id, span_id, rollout, attempt_id, start_ns
-  FROM linked WHERE response IS NOT NULL
+  FROM linked_rewards WHERE response IS NOT NULL
   UNION ALL
   SELECT 'span', span, trace_id, span_id, rollout, attempt_id, start_ns
-  FROM linked WHERE response IS NULL AND span IS NOT NULL
+  FROM linked_rewards WHERE response IS NULL AND span IS NOT NULL
   UNION ALL
   SELECT 'rollout', rollout, trace_id, span_id, rollout, attempt_id, start_ns
-  FROM bare WHERE attempt_id IS NULL
+  FROM unplaced WHERE attempt_id IS NULL
 ),
-near AS MATERIALIZED (
+target_spans AS MATERIALIZED (
   -- One look at the spans for all three: each costs a parse of every live segment.
   SELECT response_id, span_id, {ROLLOUT} AS rollout, coalesce(attempt_id, '1') AS attempt, start_ns
   FROM spans WHERE NOT {IS_BARE_REWARD} AND span_id NOT IN (
-    SELECT span_id FROM given WHERE retracts IS NOT NULL)
+    SELECT span_id FROM judgments WHERE retracts IS NOT NULL)
     AND ({_is_named("response", "response_id")}
     OR {_is_named("span", "span_id")} OR {_is_named("rollout", ROLLOUT)})
 ),
-held AS (
-  SELECT 'response' AS kind, response_id AS id, rollout, attempt, start_ns FROM near
+target_times AS (
+  SELECT 'response' AS kind, response_id AS id, rollout, attempt, start_ns FROM target_spans
   WHERE {_is_named("response", "response_id")}
   UNION ALL
-  SELECT 'span', span_id, rollout, attempt, start_ns FROM near WHERE {_is_named("span", "span_id")}
+  SELECT 'span', span_id, rollout, attempt, start_ns FROM target_spans
+  WHERE {_is_named("span", "span_id")}
   UNION ALL
-  SELECT 'rollout', rollout, rollout, attempt, min(start_ns) FROM near
+  SELECT 'rollout', rollout, rollout, attempt, min(start_ns) FROM target_spans
   WHERE {_is_named("rollout", "rollout")} GROUP BY ALL
 ),
-events AS (
+timeline AS (
   SELECT kind, id, rollout, attempt, start_ns, false AS is_reward, '' AS trace_id, '' AS span_id
-  FROM held
+  FROM target_times
   UNION ALL
-  SELECT kind, id, rollout, coalesce(attempt_id, '1'), start_ns, true, trace_id, span_id FROM named
+  SELECT kind, id, rollout, coalesce(attempt_id, '1'), start_ns, true, trace_id, span_id
+  FROM targets
 ),
-found AS (
+matches AS (
   SELECT kind, trace_id, span_id, is_reward, rollout AS own_rollout, start_ns,
     CASE WHEN is_own THEN rollout ELSE near_rollout END AS rollout,
     CASE WHEN is_own THEN attempt ELSE near_attempt END AS attempt
   FROM (SELECT *, {_nearest_sql("rollout")} AS near_rollout,
     {_nearest_sql("attempt")} AS near_attempt,
     kind <> 'rollout' AND bool_or(NOT is_reward) OVER (PARTITION BY kind, id, rollout, attempt)
-      AS is_own FROM events)
+      AS is_own FROM timeline)
 ),
-reward_homes AS (
-  SELECT trace_id, span_id, any_value(own_rollout) AS own_rollout, any_value(start_ns) AS given_ns,
-    bool_or(kind <> 'rollout') AS is_found, arg_min(rollout, kind = 'rollout') AS home_rollout,
-    arg_min(attempt, kind = 'rollout') AS home_attempt
-  FROM found WHERE is_reward AND rollout IS NOT NULL GROUP BY 1, 2
+reward_targets AS (
+  SELECT trace_id, span_id, any_value(own_rollout) AS own_rollout, any_value(start_ns) AS reward_ns,
+    bool_or(kind <> 'rollout') AS is_found, arg_min(rollout, kind = 'rollout') AS target_rollout,
+    arg_min(attempt, kind = 'rollout') AS target_attempt
+  FROM matches WHERE is_reward AND rollout IS NOT NULL GROUP BY 1, 2
 ),
-homes AS (
-  FROM reward_homes
+placements AS (
+  FROM reward_targets
   UNION ALL
   SELECT each.trace_id, each.span_id, any_value(each.rollout), any_value(each.start_ns), true,
-    min(coalesce(home_rollout, given.rollout)), min(coalesce(home_attempt, given.attempt_id))
-  FROM given AS each JOIN given ON each.retracts = given.span_id AND given.is_lone
-    LEFT JOIN reward_homes AS home
-      ON home.trace_id = given.trace_id AND home.span_id = given.span_id
+    min(coalesce(target_rollout, reward.rollout)), min(coalesce(target_attempt, reward.attempt_id))
+  FROM judgments AS each JOIN judgments AS reward
+      ON each.retracts = reward.span_id AND reward.is_reward_span
+    LEFT JOIN reward_targets AS target
+      ON target.trace_id = reward.trace_id AND target.span_id = reward.span_id
   GROUP BY 1, 2
 )"""
-"""Common table expressions over ``spans``: ``homes`` holds the attempt that a reward judges, where
-it has a link or names no attempt, and that of what a retraction names. The adapter's ``attempts``
-says the same."""
+"""Common table expressions over ``spans``: ``placements`` holds the attempt that a reward judges,
+where it has a link or names no attempt, and that of what a retraction names. The adapter's
+``attempts`` says the same."""
 
 REWARDS: Final = f"""
 WITH {REWARD_TARGETS}
-SELECT trace_id, span_id, parent_span_id, coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
-  coalesce(home_attempt, attempt_id) AS attempt_id, agent, start_ns, reward AS value,
+SELECT trace_id, span_id, parent_span_id, coalesce(target_rollout, {ROLLOUT}) AS rollout_id,
+  coalesce(target_attempt, attempt_id) AS attempt_id, agent, start_ns, reward AS value,
   {_NAME} AS name,
   {attribute_sql(f"{c.LINK_PREFIX}.0.key_match")} AS link_key,
   {attribute_sql(f"{c.LINK_PREFIX}.0.value_match")} AS link_value, process, sequence
-FROM spans LEFT JOIN homes USING (trace_id, span_id)
+FROM spans LEFT JOIN placements USING (trace_id, span_id)
 WHERE reward IS NOT NULL AND NOT {IS_RETRACTED}"""
 
 _IS_CALL: Final = f"operation IN ({_CALL_OPERATIONS}) AND NOT is_repeated"
@@ -217,16 +220,16 @@ _STATUS: Final = f"""
 
 ROLLOUTS: Final = f"""
 WITH RECURSIVE {REWARD_TARGETS}, {DUPLICATE_CALLS}, {ATTEMPT_REWARDS}
-SELECT found.* EXCLUDE (input_tokens, output_tokens, agents, task), earned.reward, input_tokens,
-  output_tokens, agents, task
-FROM (SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
-  coalesce(home_attempt, attempt_id, '1') AS attempt_id,
+SELECT found.* EXCLUDE (input_tokens, output_tokens, agents, task), attempt_rewards.reward,
+  input_tokens, output_tokens, agents, task
+FROM (SELECT coalesce(target_rollout, {ROLLOUT}) AS rollout_id,
+  coalesce(target_attempt, attempt_id, '1') AS attempt_id,
   {_STATUS} AS status,
   min(start_ns) AS start_ns,
   -- A reward given days later does not prolong the rollout.
-  coalesce(max(coalesce(end_ns, start_ns)) FILTER (home_rollout IS NULL),
+  coalesce(max(coalesce(end_ns, start_ns)) FILTER (target_rollout IS NULL),
     max(coalesce(end_ns, start_ns))) AS end_ns,
-  count(*) AS spans, count(DISTINCT trace_id) FILTER (home_rollout IS NULL) AS traces,
+  count(*) AS spans, count(DISTINCT trace_id) FILTER (target_rollout IS NULL) AS traces,
   count(*) FILTER ({_IS_CALL}) AS calls,
   count(*) FILTER (reward IS NOT NULL AND NOT {IS_RETRACTED}) AS rewards,
   sum(input_tokens) FILTER ({_IS_CALL}) AS input_tokens,
@@ -236,9 +239,9 @@ FROM (SELECT coalesce(home_rollout, {ROLLOUT}) AS rollout_id,
   arg_min(CASE WHEN {_IS_ROLLOUT} THEN {attribute_sql(c.TASK)} END, start_ns) AS task
 -- IN, for of a join DuckDB may hold the spans rather than the few repeated.
 FROM (SELECT *, (trace_id, span_id) IN (FROM repeated) AS is_repeated FROM spans)
-  LEFT JOIN homes USING (trace_id, span_id)
+  LEFT JOIN placements USING (trace_id, span_id)
 GROUP BY 1, 2 HAVING count(*) > count(*) FILTER ({IS_REWARD_SPAN} OR {IS_RETRACTION})) AS found
-LEFT JOIN earned ON earned.attempt = hash(found.rollout_id, found.attempt_id)"""
+LEFT JOIN attempt_rewards ON attempt_rewards.attempt = hash(found.rollout_id, found.attempt_id)"""
 
 
 DERIVED: Final = {
