@@ -8,7 +8,7 @@ import pytest
 from tests.adapter.forest import call_attributes, said, text_of, token_attributes
 
 from lightning_otel import TripletAdapter
-from lightning_otel.adapter import exactness
+from lightning_otel.adapter import tokens
 from lightning_otel.adapter.calls import HistoryParser
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.messages import parse_messages
@@ -41,7 +41,7 @@ def read(attributes: dict[str, Any], **fields: Any) -> Transition | str | None:
         ({c.ERROR_TYPE: "RateLimitError"}, FAILED, "failed: RateLimitError"),
         ({}, {**FAILED, "status_message": "slow down"}, "failed: slow down"),
         ({c.TRACK_ONLY: ["critic"]}, {}, "not tracked: the agent is not in track_only"),
-        ({**NO_TEXT, **token_attributes([1], [2, 3], [-1.0])}, {}, exactness.LENGTHS),
+        ({**NO_TEXT, **token_attributes([1], [2, 3], [-1.0])}, {}, tokens.LENGTHS),
         *[
             ({c.OPERATION: other}, {}, None)
             for other in ("execute_tool", "invoke_agent", "", ["chat"], 5)

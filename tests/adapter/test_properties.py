@@ -29,10 +29,10 @@ from lightning_otel.adapter import (
     Composition,
     TripletAdapter,
     calls,
-    marks,
     tree,
 )
 from lightning_otel.adapter.attributes import has_id
+from lightning_otel.adapter.calls import is_mark
 from lightning_otel.adapter.outline import outline
 from lightning_otel.receivers import Rejected, protobuf
 from lightning_otel.store.engines.otlp import encode_request
@@ -163,7 +163,7 @@ def test_every_call_and_mark_is_a_transition_or_has_one_reason(
         for noun in ("call", "mark")
     }
     wanted = Counter(span.span_id for span in spans if calls.is_call(span))
-    marked = Counter(span.span_id for span in spans if marks.is_mark(span))
+    marked = Counter(span.span_id for span in spans if is_mark(span))
     actions = Counter(span.span_id for span in spans if span.name == c.SPAN_ACTION)
     used = Counter(step.span_id for step in steps_of(found))
     assert {k: n for k, n in used.items() if k not in marked} == wanted - dropped["call"]

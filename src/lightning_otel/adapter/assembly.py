@@ -11,7 +11,6 @@ from lightning_otel.adapter import (
     credit,
     duplicates,
     histories,
-    marks,
     trajectories,
 )
 from lightning_otel.adapter.advantages import Outcome
@@ -26,7 +25,9 @@ from lightning_otel.adapter.calls import (
     HistoryParser,
     is_call,
     is_failure,
+    is_mark,
     read_call,
+    read_marks,
     seems_call,
 )
 from lightning_otel.adapter.credit import Placement
@@ -91,7 +92,7 @@ class Assembly:
                 self._drop_span(span, "call", REPEATED)
             if read_reward(span) is not None:
                 self._drop_span(span, "reward", REPEATED)
-            if marks.is_mark(span):
+            if is_mark(span):
                 self._drop_span(span, "mark", REPEATED)
 
     def adapt(self) -> Adaptation:
@@ -99,9 +100,7 @@ class Assembly:
         calls = [i for i, span in enumerate(self._tree.spans) if is_call(span)]
         self._drop_unknown(calls)
         self._read_calls(calls)
-        actions, dropped = marks.read_marks(
-            self._tree, {call.agent for call in self._steps.values()}
-        )
+        actions, dropped = read_marks(self._tree, {call.agent for call in self._steps.values()})
         for span, reason in dropped:
             self._drop_span(span, "mark", reason)
         self._recorded += len(calls) + len(actions)

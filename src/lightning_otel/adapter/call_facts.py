@@ -14,7 +14,9 @@ import orjson
 
 from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
 from lightning_otel.adapter.attributes import finish_reason, text
-from lightning_otel.adapter.exactness import (
+from lightning_otel.adapter.linear import Linear, Row, walk
+from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.adapter.tokens import (
     LENGTH,
     NO_IDS,
     SAMPLING_KEYS,
@@ -23,8 +25,6 @@ from lightning_otel.adapter.exactness import (
     read_tokens,
     sampling_of,
 )
-from lightning_otel.adapter.linear import Linear, Row, walk
-from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.types import Call, CaptureLevel, Dropped, Report, Reward, Span, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.transitions import fast_constructor

@@ -1,18 +1,27 @@
-"""Spans read into calls; what cannot be read gets a reason."""
+"""Spans read into calls; what cannot be read gets a reason.
+
+Actions and observations marked by hand, for code without any known client, are read as if they were
+calls: each action is a step, and what was observed since the previous action is what it answered.
+What was observed after the last action is its next observation.
+"""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
 from lightning_otel.adapter.attributes import finish_reason, integer, shown, text
-from lightning_otel.adapter.exactness import NO_IDS, NO_RESPONSE_IDS, read_tokens, sampling_of
-from lightning_otel.messages import message, parse_messages
+from lightning_otel.adapter.tokens import MARKED, NO_IDS, NO_RESPONSE_IDS, read_tokens, sampling_of
+from lightning_otel.messages import message, parse_messages, text_part
 from lightning_otel.types import Call, Message, Span, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.transitions import fast_constructor
+
+if TYPE_CHECKING:
+    from lightning_otel.adapter.tree import Tree
 
 ABANDONED = "abandoned: the program left the stream before its end"
 INCOMPLETE = "incomplete: the call never ended"
@@ -23,6 +32,9 @@ CUT = "cut: the messages were too large to keep whole"
 NO_OUTPUT = "no output: the model answered nothing"
 UNKNOWN = "unknown convention: it names a model and its tokens, but not what was said as we read it"
 UNREADABLE = "unreadable: the messages are not the JSON they should be"
+BESIDE_CALLS = "marked by hand beside model calls: the calls make the transitions"
+INCOMPLETE_MARK = "incomplete: the mark never ended"
+IDLE = "idle: its agent saw something and never acted"
 _NO_CALLS: Final = (
     c.CREATE_AGENT, c.EXECUTE_TASK, c.EXECUTE_TOOL, c.INVOKE_AGENT, c.INVOKE_WORKFLOW, c.RETRIEVAL,
 )  # fmt: skip
@@ -221,3 +233,55 @@ def _read_messages(found: object) -> tuple[Message, ...] | None:
 def _parse_repeated(found: str) -> tuple[Message, ...]:
     """Parse instructions or tools, which every call repeats, once; empty if unreadable."""
     return _read_messages(found) or ()
+
+
+def is_mark(span: Span) -> bool:
+    """Return whether the span is an action or observation marked by hand."""
+    return span.name in (c.SPAN_ACTION, c.SPAN_OBSERVATION)
+
+
+def read_marks(
+    tree: "Tree", callers: Container[str]
+) -> tuple[dict[int, Call], list[tuple[Span, str]]]:
+    """Return calls by the position of their action, and why other marks make none.
+
+    Args:
+        tree: The attempt's spans.
+        callers: Agents with model calls, whose marks make none.
+    """
+    actions: dict[int, Call] = {}
+    seen: dict[str, list[Span]] = {}
+    latest: dict[str, int] = {}
+    dropped: list[tuple[Span, str]] = []
+    for position, span in enumerate(tree.spans):
+        if not is_mark(span):
+            continue
+        agent = tree.agents[position]
+        if agent in callers:
+            dropped.append((span, BESIDE_CALLS))
+        elif span.is_incomplete:
+            dropped.append((span, INCOMPLETE_MARK))
+        elif not is_tracked(agent, span.attributes.get(c.TRACK_ONLY)):
+            dropped.append((span, NOT_TRACKED))
+        elif span.name == c.SPAN_OBSERVATION:
+            seen.setdefault(agent, []).append(span)
+        else:
+            observation = tuple(map(mark_message, seen.pop(agent, ())))
+            actions[position] = Call(
+                span, agent, observation, (mark_message(span),), inexact=MARKED
+            )
+            latest[agent] = position
+    for agent, spans in seen.items():
+        if agent in latest:
+            at = latest[agent]
+            actions[at] = replace(actions[at], ending=tuple(map(mark_message, spans)))
+        else:
+            dropped += [(span, IDLE) for span in spans]
+    return actions, dropped
+
+
+def mark_message(span: Span) -> Message:
+    """Return a mark's message: the agent speaks in actions, the world in observations."""
+    value = span.attributes.get(c.OBJECT_JSON, span.attributes.get(c.OBJECT_LITERAL, ""))
+    role = "assistant" if span.name == c.SPAN_ACTION else "user"
+    return message(role, [text_part(shown(value))], name=span.attributes.get(c.MARK_NAME))

@@ -14,9 +14,9 @@ from lightning_otel.adapter.advantages import Advantage, Outcome, group_of
 from lightning_otel.adapter.attempts import AttemptKey, order_by_time
 from lightning_otel.adapter.attributes import has_id
 from lightning_otel.adapter.calls import HistoryParser, make_transition, read_call, seems_call
-from lightning_otel.adapter.exactness import NO_IDS, notes_of
 from lightning_otel.adapter.histories import is_same, message_key
 from lightning_otel.adapter.rewards import ALREADY_REWARDED, NO_CALL_BEFORE, read_reward
+from lightning_otel.adapter.tokens import NO_IDS, notes_of
 from lightning_otel.types import (
     Call,
     Credited,

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from lightning_otel.adapter import TripletAdapter, marks, readers
+from lightning_otel.adapter import TripletAdapter, readers
 from lightning_otel.adapter.attempts import group_attempts
-from lightning_otel.adapter.calls import is_call
+from lightning_otel.adapter.calls import is_call, is_mark
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.tree import build_tree
 from lightning_otel.adapter.triplet import ReadableSpan, span_of
@@ -222,7 +222,7 @@ def kind_of(span: Span) -> Kind:
         return "call"
     if c.REWARD_VALUE in span.attributes or span.name == c.SPAN_ANNOTATION:
         return "reward"
-    if marks.is_mark(span):
+    if is_mark(span):
         return "mark"
     operation = span.attributes.get(c.OPERATION)
     return _OPERATIONS.get(operation, "work") if isinstance(operation, str) else "work"

@@ -1,17 +1,46 @@
-"""Token ids and logprobs as text: base64 of packed little-endian numbers, comma-joined per choice.
+"""Token ids and log-probabilities of calls: their encoding, their checks, and notes for trainers.
 
-An attribute of 640 ints costs 150 microseconds to set on a span, this text 29.
+An attribute holds base64 of packed little-endian numbers, comma-joined per choice: 640 ints cost
+150 microseconds to set on a span, this text 29. What fails a check is no token data: the call is
+one of text, with the reason. What is sound and yet unlike what a trainer assumes, such as
+truncating sampling, is a note, and costs nothing.
 """
 
 import base64
 import binascii
 import contextlib
+import math
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from lightning_otel.types import conventions as c
+
+if TYPE_CHECKING:
+    from lightning_otel.types import Transition
+
+NO_IDS: Final = "no token ids: none were recorded"
+NO_PROMPT_IDS: Final = "no token ids of the prompt: only the response's were recorded"
+NO_RESPONSE_IDS: Final = "no token ids of the response: only the prompt's were recorded"
+DAMAGED_IDS: Final = "token ids damaged: they are not packed numbers"
+NEGATIVE_IDS: Final = "token ids damaged: one is negative"
+DAMAGED_LOGPROBS: Final = "logprobs damaged: they are not packed numbers"
+LENGTHS: Final = "logprobs of another length: there is not one for each sampled token"
+NOT_FINITE: Final = "logprobs not finite: one is NaN or infinite"
+POSITIVE: Final = "logprobs positive: one is more than 0"
+PAIRING: Final = "tokens not paired: the logprobs name other token ids than were sampled"
+MARKED: Final = "manual step: no tokens"
+
+LENGTH: Final = "cut off: the answer reached its token limit"
+NO_LOGPROBS: Final = "no logprobs: the server gave token ids alone"
+TRUNCATED: Final = "truncating sampling: top_p, top_k or min_p left tokens out"
+PENALISED: Final = "penalised sampling: a penalty moved the probabilities"
+MODE_UNKNOWN: Final = "temperature other than 1: not known whether logprobs are raw or processed"
+COUNTS: Final = "tokens counted otherwise: the server's usage is not as many as it gave ids of"
+CHOICES: Final = "several choices: only the first one's tokens are kept"
+
+T = TypeVar("T")
 
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
@@ -122,3 +151,149 @@ def add_encoded(
     """Add what can be encoded; a null among the logprobs leaves no list to trust."""
     with contextlib.suppress(TypeError, OverflowError):
         found[key] = encode(choices)
+
+
+_ROUNDING: Final = 1e-6
+"""Log of a probability that rounded up to float32's next number above 1 is 1.2e-7."""
+_SAMPLING: Final = (
+    (c.REQUEST_TEMPERATURE, "temperature"),
+    (c.REQUEST_TOP_P, "top_p"),
+    (c.REQUEST_TOP_K, "top_k"),
+    (c.REQUEST_MIN_P, "min_p"),
+    (c.REQUEST_FREQUENCY_PENALTY, "frequency_penalty"),
+    (c.REQUEST_PRESENCE_PENALTY, "presence_penalty"),
+    (c.REQUEST_REPETITION_PENALTY, "repetition_penalty"),
+    (c.REQUEST_SEED, "seed"),
+    (c.REQUEST_MAX_TOKENS, "max_tokens"),
+    (c.REQUEST_CHOICES, "n"),
+)
+SAMPLING_KEYS: Final = tuple(key for key, _ in _SAMPLING)
+"""Attributes that say what was asked of the sampler."""
+_TOKENS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
+_WHOLE: Final = frozenset({"top_k", "seed", "max_tokens", "n"})
+"""Those that are counts; the others are measures, 1.0 also where somebody's store made it 1."""
+_MODES: Final = ("raw", "processed")
+_NEUTRAL: Final[Mapping[str, tuple[float, ...]]] = {
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "frequency_penalty": (0.0,),
+    "presence_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+}
+"""Values that leave the model's own distribution alone.
+
+Source: vLLM's ``SamplingParams``.
+"""
+
+
+class Tokens(NamedTuple):
+    """Tokens of a call's first choice.
+
+    Attributes:
+        prompt_ids: Token ids the model was given, [P]; empty if not said or not sound.
+        response_ids: Token ids the model sampled, [R]; likewise.
+        logprobs: Log-probability of each sampled token, [R]; likewise.
+        inexact: Why they are not all there; empty where they are.
+    """
+
+    prompt_ids: Sequence[int] = ()
+    response_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    inexact: str = ""
+
+
+def read_tokens(attributes: Mapping[str, Any]) -> Tokens:
+    """The first choice's tokens, if they pass every check; else the reason, and none of them.
+
+    Ids without logprobs are exact. What a server gave of the prompt, the response or the logprobs
+    alone is kept: it is sound, but not enough.
+    """
+    if attributes.keys().isdisjoint(_TOKENS):
+        return Tokens(inexact=NO_IDS)
+    prompt = _first_choice(decode_ids, attributes.get(c.PROMPT_TOKEN_IDS))
+    response = _first_choice(decode_ids, attributes.get(c.RESPONSE_TOKEN_IDS))
+    if prompt is None or response is None:
+        return Tokens(inexact=DAMAGED_IDS)
+    if has_negative(prompt) or has_negative(response):
+        return Tokens(inexact=NEGATIVE_IDS)
+    logprobs = _first_choice(decode_logprobs, attributes.get(c.RESPONSE_LOGPROBS))
+    if not len(response):
+        return Tokens(prompt, (), logprobs or (), NO_RESPONSE_IDS if len(prompt) else NO_IDS)
+    named = _first_choice(decode_ids, attributes.get(c.LOGPROB_TOKEN_IDS))
+    if named is None or (len(named) and list(named) != list(response)):
+        return Tokens(inexact=PAIRING)
+    if logprobs is None:
+        return Tokens(inexact=DAMAGED_LOGPROBS)
+    if len(logprobs):
+        if len(logprobs) != len(response):
+            # Tokens were lost on the way, of one list or the other: nobody can say of which.
+            return Tokens(inexact=LENGTHS)
+        # A sum is NaN or infinite as soon as one number is; only a huge one is that besides.
+        if not math.isfinite(sum(logprobs)) and not all(map(math.isfinite, logprobs)):
+            return Tokens(inexact=NOT_FINITE)
+        if max(logprobs) > _ROUNDING:
+            return Tokens(inexact=POSITIVE)
+    return Tokens(prompt, response, logprobs, "" if len(prompt) else NO_PROMPT_IDS)
+
+
+def _first_choice(decode: Callable[[Any], list[Sequence[T]]], packed: object) -> Sequence[T] | None:
+    """Return numbers of the first choice; none where none are packed, None if they are damaged."""
+    if packed is None or packed == "":
+        return ()
+    try:
+        return decode(packed)[0]
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def sampling_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters and the mode of the logprobs, by their usual names.
+
+    Args:
+        attributes: A call's.
+        otel_resource: That of its process, which may say the mode: no server does, but whoever runs
+            one knows it.
+    """
+    found: dict[str, Any] = {
+        name: value if name in _WHOLE else float(value)
+        for key, name in _SAMPLING
+        if key in attributes and _is_number(value := attributes[key])
+    }
+    mode = attributes.get(c.LOGPROBS_MODE, otel_resource.get(c.LOGPROBS_MODE))
+    if mode in _MODES:
+        found["logprobs_mode"] = mode
+    return found
+
+
+def _is_number(value: object) -> bool:
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) is int and abs(value) < 1 << 1000  # what a float can be made of
+
+
+def notes_of(step: "Transition") -> list[str]:
+    """List the notes for a trainer that hold of a sound transition."""
+    notes = [LENGTH] if step.finish_reason == "length" else []
+    if step.capture != "exact":
+        return notes
+    if not len(step.logprobs):
+        notes.append(NO_LOGPROBS)
+    sampling = step.sampling
+    is_one = sampling.get("n", 1) == 1
+    # A stream that loses tokens on the way is found by this where there are no logprobs.
+    if is_one and step.output_tokens not in (None, len(step.response_ids)):
+        notes.append(COUNTS)
+    if not sampling:
+        return notes
+    moved = {name for name, usual in _NEUTRAL.items() if sampling.get(name, usual[0]) not in usual}
+    if moved & {"top_p", "top_k", "min_p"}:
+        notes.append(TRUNCATED)
+    if moved & {"frequency_penalty", "presence_penalty", "repetition_penalty"}:
+        notes.append(PENALISED)
+    is_warmed = len(step.logprobs) and sampling.get("temperature", 1) != 1
+    if is_warmed and "logprobs_mode" not in sampling:
+        notes.append(MODE_UNKNOWN)
+    if not is_one:
+        notes.append(CHOICES)
+    return notes

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter import Advantage, TripletAdapter
-from lightning_otel.adapter.exactness import NO_IDS, PENALISED, TRUNCATED, notes_of
+from lightning_otel.adapter.tokens import NO_IDS, PENALISED, TRUNCATED, notes_of
 from lightning_otel.dataset.batches import read_batches
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.store.source import INDEX_COLUMNS

@@ -20,8 +20,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from importlib import import_module
 from typing import Any, Final
 
-from lightning_otel.adapter.exactness import NO_IDS
 from lightning_otel.adapter.rows import rows_of
+from lightning_otel.adapter.tokens import NO_IDS
 from lightning_otel.algorithms.groups import NO_LOGPROBS
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError

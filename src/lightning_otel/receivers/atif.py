@@ -13,8 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from lightning_otel.adapter.exactness import read_tokens
-from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
+from lightning_otel.adapter.tokens import encode_ids, encode_logprobs, read_tokens
 from lightning_otel.dataset.formats import atif
 from lightning_otel.messages import (
     content_parts,

@@ -7,7 +7,7 @@ import orjson
 
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.calls import is_call, observation_of
-from lightning_otel.adapter.exactness import read_tokens, sampling_of
+from lightning_otel.adapter.tokens import read_tokens, sampling_of
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.messages import parse_messages

@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
-from lightning_otel.adapter import TripletAdapter, marks
-from lightning_otel.adapter.calls import observation_of
-from lightning_otel.adapter.exactness import notes_of, read_tokens
+from lightning_otel.adapter import TripletAdapter
+from lightning_otel.adapter.calls import is_mark, mark_message, observation_of
 from lightning_otel.adapter.outline import label_of
+from lightning_otel.adapter.tokens import notes_of, read_tokens
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.batches import list_incomplete, read_rollouts
 from lightning_otel.serve.viewer.messages import (
@@ -186,10 +186,10 @@ def _read_messages(
     told = dict(found)
     for at, step in found.items():
         span = spans.get(step.span_id)
-        if span is not None and marks.is_mark(span):
+        if span is not None and is_mark(span):
             before = (spans.get(row.span_id) for row in seen.get(step.span_id, ()))
-            observation = tuple(marks.message_of(each) for each in before if each is not None)
-            told[at] = replace(step, observation=observation, action=(marks.message_of(span),))
+            observation = tuple(mark_message(each) for each in before if each is not None)
+            told[at] = replace(step, observation=observation, action=(mark_message(span),))
         elif span is not None:
             answers = tuple(messages_of(span, "output"))
             told[at] = replace(step, observation=observation_of(span), action=answers)
