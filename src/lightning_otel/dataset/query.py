@@ -13,6 +13,7 @@ from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
 from lightning_otel.adapter.selection import Matcher, Selection, SelectionKeywords
 from lightning_otel.dataset.formats.format import distinct
 from lightning_otel.dataset.formats.transition_rows import BODIES
+from lightning_otel.dataset.registry import Registry
 from lightning_otel.errors import AdapterError, ConfigError
 from lightning_otel.types import (
     Compose,
@@ -25,7 +26,7 @@ from lightning_otel.types import (
     Transition,
 )
 
-GROUP: Final = "lightning_otel.adapters"
+_REGISTRY: Final = Registry("adapter", "lightning_otel.adapters", error=AdapterError)
 
 Incomplete: TypeAlias = Collection[tuple[str, str]]
 """Rollout and attempt ids of attempts that broke off."""
@@ -57,7 +58,7 @@ def resolve_adapter(given: Adapter | str | None, ours: TripletAdapter) -> Report
     """Return the adapter that an object, a function or a registered name stands for, else ours."""
     if given is None:
         return ours
-    found: Any = _load_adapter(given) if isinstance(given, str) else given
+    found: Any = _REGISTRY.load(given) if isinstance(given, str) else given
     name = given if isinstance(given, str) else _name_of(given)
     if found is TripletAdapter:
         return ours
@@ -77,21 +78,6 @@ def resolve_adapter(given: Adapter | str | None, ours: TripletAdapter) -> Report
             "adapt(spans) -> trajectories, or to be a function that does that"
         )
     return _ForeignAdapter(name, found)
-
-
-def _load_adapter(name: str) -> object:
-    from importlib.metadata import entry_points  # a traced process shall not pay for it
-
-    registered = {each.name: each for each in entry_points(group=GROUP)}
-    if name not in registered:
-        known = ", ".join(sorted(registered)) or "none"
-        raise ConfigError(
-            f"there is no adapter {name!r}; those registered under {GROUP} are: {known}"
-        )
-    entry = registered[name]
-    package = f", of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
-    with _naming_errors(f"{name} ({entry.value}{package})", "cannot be loaded"):
-        return entry.load()
 
 
 def _name_of(given: object) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, LightningOtelError
 
 
 class Registry(NamedTuple):
@@ -14,11 +14,13 @@ class Registry(NamedTuple):
         noun: What a member is called in errors.
         group: The group's name.
         key: What of a name counts, such as :meth:`str.lower`.
+        error: What is raised where a member cannot be loaded.
     """
 
     noun: str
     group: str
     key: Callable[[str], str] = str
+    error: type[LightningOtelError] = ConfigError
 
     def names(self) -> list[str]:
         """The members that are installed, ours first."""
@@ -35,21 +37,25 @@ class Registry(NamedTuple):
         """The member of a name.
 
         Raises:
-            ConfigError: There is none, or it cannot be loaded.
+            ConfigError: There is none.
+            LightningOtelError: It cannot be loaded; ``error`` says which one.
         """
         from difflib import get_close_matches
 
         found, wanted = self.points(), self.key(name)
         if wanted not in found:
             near = get_close_matches(wanted, found, n=1)
-            guess = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.names())}"
-            raise ConfigError(f"no {self.noun} {name!r}; {guess}")
+            guess = f"did you mean {near[0]!r}? " if near else ""
+            known = ", ".join(self.names()) or "none"
+            raise ConfigError(f"no {self.noun} {name!r}; {guess}there are {known}")
+        point = found[wanted]
+        package = f", of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
         try:
-            return found[wanted].load()
-        except (ImportError, AttributeError) as exc:
-            raise ConfigError(
-                f"the {self.noun} {name!r} cannot be loaded ({exc}); "
-                f"install what {found[wanted].value} needs"
+            return point.load()
+        except Exception as exc:  # somebody else's code may raise anything
+            raise self.error(
+                f"the {self.noun} {name} ({point.value}{package}) cannot be loaded: "
+                f"{type(exc).__name__}: {exc}; install what it needs"
             ) from exc
 
 
