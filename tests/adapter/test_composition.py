@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.adapter.forest import draw, rewards
 
-from lightning_otel.adapter import Composition, TripletAdapter, composition
+from lightning_otel.adapter import Composition, TripletAdapter, advantages
 from lightning_otel.errors import ConfigError
 
 QUALITY = Composition({"correct": 1.0, "short": 0.5}, gates={"safe": 1.0}, floor=-1.0)
@@ -120,6 +120,6 @@ def test_the_adapter_composes_each_steps_reward(
 
     assert rewards(found.trajectories) == expected
     if drawing.startswith("root"):
-        assert found.report.reasons() == {composition.MISSING_PART.format("b"): 1}
+        assert found.report.reasons() == {advantages.MISSING_PART.format("b"): 1}
         assert (found.report.rewards, found.report.rewards_placed) == (2, 2)
         assert found.trajectories[0].transitions[1].rewards == {"a": 1.0}

@@ -93,7 +93,7 @@ def test_wrong_names_and_members_are_explained(registered: Callable[..., None]) 
         formats.rows("kto", [], treshold=1)
     with pytest.raises(ConfigError, match="no option 'threshold'; it has none"):
         formats.rows("triplets", [], threshold=1)
-    with pytest.raises(ConfigError, match="format broken .*cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"format broken .*cannot be loaded"):
         formats.rows("broken", [])
     with pytest.raises(ConfigError, match="'number' is 3; register a function or a Format"):
         formats.rows("number", [])

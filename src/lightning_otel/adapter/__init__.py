@@ -10,15 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_otel.adapter.advantages import Advantage
-    from lightning_otel.adapter.composition import Composition
+    from lightning_otel.adapter.advantages import Advantage, Composition
     from lightning_otel.adapter.linear import Adaptation
     from lightning_otel.adapter.triplet import WAITING, TraceAdapter, TripletAdapter
 
 _HOMES = {
     "Adaptation": "linear",
     "Advantage": "advantages",
-    "Composition": "composition",
+    "Composition": "advantages",
     "TraceAdapter": "triplet",
     "TripletAdapter": "triplet",
     "WAITING": "triplet",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 from lightning_otel.adapter import (
     advantages,
     branches,
-    composition,
     credit,
     duplicates,
     histories,
@@ -245,7 +244,7 @@ class Assembly:
         """The reward of each call that has one."""
         found: dict[int, float] = {}
         for position, named in placement.rewards.items():
-            value, reason = composition.compose_rewards(self._adapter.compose, named)
+            value, reason = advantages.compose_rewards(self._adapter.compose, named)
             if value is None:
                 self._drop_span(self._steps[position].span, "composition", reason)
             else:
@@ -260,10 +259,10 @@ class Assembly:
         """
         how, spans, compose = self._adapter.comparison(), self._tree.spans, self._adapter.compose
         totals, value, reason = placement.totals, placement.value, ""
-        if compose is composition.primary:
+        if compose is advantages.primary:
             totals = {}
         elif totals:
-            value, reason = composition.compose_rewards(compose, totals)
+            value, reason = advantages.compose_rewards(compose, totals)
         return Outcome(
             self._key,
             "" if how is None else advantages.group_of(spans, how.group_by),

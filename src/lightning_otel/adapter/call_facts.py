@@ -20,7 +20,6 @@ from lightning_otel.adapter.tokens import (
     LENGTH,
     NO_IDS,
     SAMPLING_KEYS,
-    Tokens,
     notes_of,
     read_tokens,
     sampling_of,
@@ -57,9 +56,6 @@ class TokenFacts(NamedTuple):
     capture: CaptureLevel
     inexact: str
     notes: tuple[str, ...]
-
-
-PENDING: Final = TokenFacts("text", "tokens that nobody looked at yet", ())
 
 
 class CallFacts(NamedTuple):
@@ -109,21 +105,14 @@ def check_tokens(facts: str, output_tokens: int | None, texts: Sequence[str | No
     """
     attributes = _make_attributes(CALL_KEYS, facts)
     tokens = read_tokens(dict(zip(_TOKENS, texts, strict=True)))
-    reason = finish_reason(attributes.get(c.FINISH_REASONS))
-    return _judge_tokens(tokens, reason, output_tokens, sampling_of(attributes, {}))
-
-
-def _judge_tokens(
-    tokens: Tokens | Call, reason: str | None, output_tokens: int | None, sampling: Any
-) -> TokenFacts:
     step = Transition(
         *("", "", "", 0, (), (), None, None, False),
         response_ids=tokens.response_ids,
         logprobs=tokens.logprobs,
         capture="exact" if len(tokens.prompt_ids) and len(tokens.response_ids) else "text",
-        finish_reason=reason,
+        finish_reason=finish_reason(attributes.get(c.FINISH_REASONS)),
         output_tokens=output_tokens,
-        sampling=sampling,
+        sampling=sampling_of(attributes, {}),
     )
     return TokenFacts(step.capture, tokens.inexact, tuple(notes_of(step)))
 
@@ -170,11 +159,8 @@ class Walk:
         rollouts: The rollout of each of these attempts.
     """
 
-    def __init__(self, tokens: Mapping[int, TokenFacts] | None) -> None:
-        """Take what is known of the calls that have tokens, by the number of their rows.
-
-        Without, the calls themselves say it: see :meth:`judge_tokens`.
-        """
+    def __init__(self, tokens: Mapping[int, TokenFacts]) -> None:
+        """Take the facts about the calls that have tokens, by the number of their rows."""
         self.steps: list[Step] = []
         self.rollouts: list[str] = []
         self.tokens = tokens
@@ -226,7 +212,7 @@ class Walk:
                 return False
             tokens = None
             if row[_HAS_TOKENS]:
-                tokens = PENDING if self.tokens is None else self.tokens.get(row[_SPOT])
+                tokens = self.tokens.get(row[_SPOT])
                 if tokens is None:
                     return False
             call = _read_call(agent, row[_FACTS], tokens)
@@ -245,16 +231,6 @@ class Walk:
             return True
 
         return walk(rows, take_call, lambda at: _read_rewards(rows[at][_FACTS])), calls
-
-    def judge_tokens(self, calls: Sequence[Call]) -> None:
-        """Take the facts about tokens from the call of each step."""
-        known: dict[tuple[int, TokenFacts], CallFacts] = {}
-        for place, (step, call) in enumerate(zip(self.steps, calls, strict=True)):
-            told = step.call
-            if told.inexact == PENDING.inexact:
-                facts = _judge_tokens(call, told.finish_reason, step.rest[-1], told.sampling)
-                found = known.setdefault((id(told), facts), told._replace(**facts._asdict()))
-                self.steps[place] = step._replace(call=found)
 
     def report(self) -> Report:
         """Return the funnel of the linear attempts."""

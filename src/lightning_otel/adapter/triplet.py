@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar, get_args
 
-from lightning_otel.adapter import advantages, composition, readers
+from lightning_otel.adapter import advantages, readers
 from lightning_otel.adapter.advantages import Advantage, Estimate, Outcome
 from lightning_otel.adapter.attempts import AttemptKey, sort_attempts
 from lightning_otel.adapter.linear import Adaptation, adapt_linear
@@ -145,7 +145,7 @@ class TripletAdapter:
 
     credit: Credit | CreditRule = "previous"
     gamma: float = 0.99
-    compose: Compose = composition.primary
+    compose: Compose = advantages.primary
     advantage: Advantage | Estimator | None = None
     is_call: Matcher | None = None
     is_reward: Matcher | None = None
@@ -265,7 +265,7 @@ class TripletAdapter:
     def _adapt_attempt(
         self, key: AttemptKey, own: Sequence[Span], repeated: Sequence[Span], *, is_complete: bool
     ) -> Adaptation:
-        is_usual = self.credit == "previous" and self.compose is composition.primary
+        is_usual = self.credit == "previous" and self.compose is advantages.primary
         if is_complete and is_usual and not repeated:
             found = adapt_linear(key, own, self.comparison())
             if found is not None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
-from lightning_otel.adapter import Advantage, composition
-from lightning_otel.adapter.advantages import Outcome, estimate_advantages, stamp_steps
+from lightning_otel.adapter import Advantage
+from lightning_otel.adapter.advantages import Outcome, estimate_advantages, primary, stamp_steps
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult
@@ -325,7 +325,7 @@ def compare_rollouts(batch: Batch, how: Advantage) -> Compared:
         start_ns = path.transitions[0].start_ns if path.transitions else 0
         group_id, reward = groups.get(path.rollout_id, ""), batch.rewards.get(path.rollout_id)
         outcomes.setdefault(key, Outcome(key, group_id, start_ns, {}, reward))
-    estimates = estimate_advantages(outcomes.values(), how, composition.primary)
+    estimates = estimate_advantages(outcomes.values(), how, primary)
     paths, _ = stamp_steps([path for path in batch if path.transitions], estimates)
     reasons = Counter(
         estimates[AttemptKey(step.rollout_id, step.attempt_id)].reason

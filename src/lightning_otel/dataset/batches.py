@@ -21,10 +21,18 @@ BATCH_SPANS: Final = 2_000
 TOKENS_A_SPAN: Final = 500
 """A call weighs a span more for so many tokens: that many are 2 KB of text."""
 _THREADS: Final = 2
-_WEIGHT: Final = (
-    f"count(*) + coalesce(sum(greatest(input_tokens, 0)), 0) // {TOKENS_A_SPAN}"
-    f" + coalesce(sum(greatest(output_tokens, 0)), 0) // {TOKENS_A_SPAN}"
-)
+_BATCHES: Final = f"""
+SELECT list(rollout ORDER BY low, rollout), min(low), max(high)
+FROM (
+  SELECT *, (sum(weight) OVER (ORDER BY low, rollout) - 1) // {{size}} AS batch
+  FROM (
+    SELECT {ROLLOUT} AS rollout, min(start_ns) AS low, max(start_ns) AS high,
+      count(*) + coalesce(sum(greatest(input_tokens, 0)), 0) // {TOKENS_A_SPAN}
+        + coalesce(sum(greatest(output_tokens, 0)), 0) // {TOKENS_A_SPAN} AS weight
+    FROM spans ANTI JOIN moved USING (trace_id, span_id) WHERE {{where}}
+    GROUP BY 1 HAVING {{having}}
+  )
+) GROUP BY batch ORDER BY batch"""
 _ALL: Final = StepSelection()
 _NONE_MOVED: Final = """
 CREATE OR REPLACE TEMP TABLE moved (trace_id VARCHAR, span_id VARCHAR, own_rollout VARCHAR,
@@ -167,21 +175,6 @@ def _make_selections(
 ) -> Iterator[Selection]:
     """Whole rollouts until they hold enough spans, with the time they lie in."""
     where, having, values = make_clauses(con, wanted)
-    rows = con.execute(
-        f"SELECT {ROLLOUT}, {_WEIGHT}, min(start_ns), max(start_ns) FROM spans "
-        f"ANTI JOIN moved USING (trace_id, span_id) WHERE {where} "
-        f"GROUP BY 1 HAVING {having} ORDER BY 3, 1",
-        values,
-    ).fetchall()
-    ids: list[str] = []
-    spans, low, high = 0, 0, 0
-    for name, weight, first, last in rows:
-        if ids and spans + weight > BATCH_SPANS:
-            yield Selection(rollout_ids=ids, since_ns=low, until_ns=high)
-            ids, spans = [], 0
-        low = min(low, first) if ids else first
-        high = max(high, last) if ids else last
-        ids.append(name)
-        spans += weight
-    if ids:
+    query = _BATCHES.format(size=BATCH_SPANS, where=where, having=having)
+    for ids, low, high in con.execute(query, values).fetchall():
         yield Selection(rollout_ids=ids, since_ns=low, until_ns=high)

@@ -243,7 +243,7 @@ class _Pass:
     def _walk_batch(self) -> tuple[list[Walk], list[str]]:
         """Walk over the batch, so many spans at a time; return the rollouts left over, too."""
         con, most = self.con, BATCH_SPANS if self._bodies else math.inf
-        tokens = None if self._bodies else _check_tokens(con)  # bodies bring them
+        tokens = _check_tokens(con)
         walks, size, linear = [Walk(tokens)], 0, set()
         attempts = con.execute(_ATTEMPTS).fetchall()
         rows = _fetch_rows(con, _READ)
@@ -278,7 +278,6 @@ def _read_calls(con: Reader, walk: Walk) -> list[Call] | None:
         if not isinstance(call, Call):
             return None
         found.append(call)
-    walk.judge_tokens(found)
     return found
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final
 
+from lightning_otel.adapter.advantages import Composition
 from lightning_otel.adapter.attributes import number
-from lightning_otel.adapter.composition import Composition
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Trajectory, Transition
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
-from lightning_otel.adapter.composition import SUCCESS
+from lightning_otel.adapter.advantages import SUCCESS
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.store.attempt_rewards import LAST_REWARD
