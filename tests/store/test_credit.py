@@ -1,17 +1,15 @@
 """Credit and advantages through a real store: late feedback, links, and two passes over it."""
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
 from tests.adapter.forest import draw, rewards, text_of
 
-from lightning_otel import Store, auto_trace, capture, emit_action, emit_reward, operation
+from lightning_otel import Store, auto_trace, emit_action, emit_reward, operation
 from lightning_otel.adapter import Advantage, Composition, TripletAdapter, advantages, credit
 from lightning_otel.dataset import batches as batches_module
-from lightning_otel.errors import ConfigError
 from lightning_otel.types import Call, Credit, CreditRule, Reward, Span
 from lightning_otel.types import conventions as c
 
@@ -73,15 +71,6 @@ def test_late_feedback_reopens_credit_under_every_rule(store: Store, run_python:
         assert table.report().reasons() == ({credit.NO_SIBLING: 1} if is_apart else {})
         if rule == "discounted":
             assert steps["first"].reward == 0.5 * (steps["second"].reward or 0) > 0
-
-
-def test_a_link_by_attribute_outside_a_recording_needs_a_rollout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In which of all rollouts to look would be a guess."""
-    monkeypatch.setattr(capture.process, "frame", None)
-    with pytest.raises(ConfigError, match=re.escape("name it: rollout_id=…")):
-        emit_reward(1.0, match={"ticket": "a"})
 
 
 def test_emitted_links_and_sequences_come_back_as_given(store: Store) -> None:

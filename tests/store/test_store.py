@@ -10,7 +10,6 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from tests.adapter.forest import SECOND, draw
 
 from lightning_otel import Store
 from lightning_otel.errors import (
@@ -36,13 +35,17 @@ from lightning_otel.views.doctor import examine
 def test_store_is_named_by_path_environment_or_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path wins over the environment, and that over ``.lightning/``."""
+    """A path wins over the environment, and that over ``.lightning/``; a chdir changes nothing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIGHTNING_OTEL_STORE", str(tmp_path / "env.duckdb"))
     given, from_environment = Store(tmp_path / "given"), Store()
     monkeypatch.delenv("LIGHTNING_OTEL_STORE")
     default = Store()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    from_home = Store("~/x.duckdb")
+    monkeypatch.chdir("/")
 
+    assert from_home.name == str(tmp_path / "x.duckdb")
     assert given.name == str(tmp_path / "given" / "traces.duckdb")
     assert from_environment.name == str(tmp_path / "env.duckdb")
     assert default.name == str(tmp_path / ".lightning" / "traces.duckdb")
@@ -69,31 +72,6 @@ def test_sql_takes_parameters(store: Store, make_span: Callable[..., Span]) -> N
 
     assert rows == [{"name": "b"}]
     assert odd.rows() == [{"n": 1}]
-
-
-def test_rollouts_have_one_row_each(store: Store) -> None:
-    """Status, times and counts of each rollout and attempt."""
-    ok = f"{c.SPAN_ROLLOUT}@{c.TASK}=solve("
-    call = f"a[ ok@tokens=5@{c.OUTPUT_TOKENS}=7 ]"
-    failed = f"#rollout=s,attempt=2,trace=b {c.SPAN_ROLLOUT}@error( )"
-    store.add(draw(f"{ok} {call} ) {failed}").spans)
-
-    first, second = store.rollouts().rows()
-
-    assert (first["rollout_id"], first["attempt_id"], first["status"]) == ("r1", "1", "succeeded")
-    times = first["start_ns"] // SECOND, first["end_ns"] // SECOND
-    assert (times, first["spans"], first["calls"]) == ((1, 6), 3, 1)
-    assert (first["input_tokens"], first["output_tokens"], first["agents"]) == (5, 7, "a")
-    assert first["task"] == "solve"
-    assert (second["rollout_id"], second["attempt_id"], second["status"]) == ("s", "2", "failed")
-
-
-def test_writing_where_nothing_can_be_made_is_an_error(tmp_path: Path) -> None:
-    """Who asks for a writer hears that there is none."""
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(StoreError, match="cannot make the store"):
-        Store(tmp_path / "file" / "x.duckdb").writer()
 
 
 @pytest.mark.parametrize(
@@ -297,29 +275,6 @@ def test_store_in_memory_is_one_of_its_own(tmp_path: Path, make_span: Callable[.
 def fresh(tmp_path: Path) -> Layout:
     """A layout whose store does not exist yet."""
     return Layout(tmp_path / "traces.duckdb")
-
-
-@pytest.mark.parametrize(
-    ("given", "catalogue"),
-    [
-        ("x.duckdb", "x.duckdb"),
-        ("folder", "folder/traces.duckdb"),
-        ("a/b.duckdb", "a/b.duckdb"),
-        ("~/x.duckdb", "x.duckdb"),
-    ],
-)
-def test_layout_names_a_catalogue(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, catalogue: str
-) -> None:
-    """A path names the catalogue, or a folder that holds one; a later chdir changes nothing."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-
-    fresh = Layout(given)
-    monkeypatch.chdir("/")
-
-    assert fresh.catalogue == tmp_path / catalogue
-    assert fresh.root == tmp_path / f"{catalogue}.d"
 
 
 def test_create_keeps_the_store_out_of_git(tmp_path: Path) -> None:

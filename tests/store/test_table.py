@@ -116,19 +116,6 @@ def test_table_needs_no_library_for_parquet_and_rows(
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
 
 
-@pytest.mark.parametrize(
-    "text", ["SELEC 1", "SELECT x FROM range(1)", "SELECT * FROM nowhere", "SELECT 'x'::INTEGER"]
-)
-def test_query_that_duckdb_refuses_is_named(text: str) -> None:
-    """A wrong query is an error of ours with DuckDB's words."""
-    query = Query(new_connection(), text)
-
-    with pytest.raises(QueryError, match="DuckDB refused the query"):
-        list(query.dicts())
-    with pytest.raises(QueryError, match="DuckDB refused the query"):
-        query.take(lambda relation: relation.fetchall())
-
-
 @pytest.mark.parametrize("end", ["", ";", "; -- the newest", " -- the newest;\n"])
 def test_query_gives_times_with_a_zone_as_text(end: str) -> None:
     """In lists and structs too, under the names and in the order that were asked for."""
@@ -186,6 +173,7 @@ INSERT INTO t VALUES (1)|DELETE FROM t|CREATE TABLE t (a INT)|DROP VIEW spans|LO
 COPY (SELECT 1) TO '{made}'|ATTACH '{made}'|EXPORT DATABASE '{made}'|INSTALL httpfs
 SET threads = 1|PRAGMA enable_profiling|CALL pragma_version()|PREPARE p AS SELECT 1
 WITH gone AS (DELETE FROM spans RETURNING *) SELECT * FROM gone|SELECT * FROM nowhere
+SELECT 'x'::INTEGER
 EXPLAIN ANALYZE COPY (SELECT 1) TO '{made}'|EXPLAIN ANALYZE CREATE TABLE t AS SELECT 1
 /**/ explain/**/analyze COPY (SELECT 1) TO '{made}'
 EXPLAIN (ANALYZE, FORMAT json) COPY (SELECT 1) TO '{made}'"""
@@ -198,7 +186,7 @@ def test_sql_only_reads(store: Store, tmp_path: Path) -> None:
     for text in re.split(r"[|\n]", READ_ONLY):
         assert store.sql(text).rows() is not None
     for text in ["", *re.split(r"[|\n]", NOT_READ_ONLY)]:
-        with pytest.raises(QueryError):
+        with pytest.raises(QueryError, match=r"DuckDB refused|expected|only SELECT"):
             store.sql(text.format(made=made)).rows()
 
     assert not made.exists()
