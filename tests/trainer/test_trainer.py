@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,16 +15,17 @@ from typing import Any
 
 import openai
 import pytest
+from tests.trainer.kills import forked
 from tests.trainer.made import Ledger, record, reward_later, spans_of
 
 import lightning_otel as lo
 from lightning_otel import Store
-from lightning_otel.algorithms import Batch, StepResult, promotion, run
+from lightning_otel.algorithms import Batch, StepResult, checkpoint, promotion, run
 from lightning_otel.algorithms.grpo import GRPO
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError, NotFoundError, TrainingError
 from lightning_otel.trainer import Trainer
-from lightning_otel.types import Resource, Trajectory
+from lightning_otel.types import Resource, Rollout, Trajectory
 
 
 class Better(Ledger):
@@ -109,7 +111,7 @@ def test_held_out_rewards_decide(
     assert aliases == {"live": 1, **({becomes: 2} if becomes else {})}
     kept = [each.reason for each in trainer.resources.withdrawals("prompt")]
     assert kept == ([] if becomes else [f"{fit.verdict.reason} ({fit.run.run_id})"])
-    assert {r.mode for r in trainer.queue.rollouts()} == {"train", "val"}
+    assert {step.mode for step in store.transitions()} == {"train", "val"}
 
 
 @pytest.mark.parametrize(
@@ -202,44 +204,33 @@ def test_unchanged_agent_is_trained_through_its_requests(
     assert (fit.verdict.live, fit.verdict.candidate) == pytest.approx((0.1, 0.4))
 
 
-@pytest.mark.parametrize("ends", ["stopped", "raised"])
-def test_tasks_that_nobody_waits_for_are_cancelled(store: Store, ends: str) -> None:
-    """Those that ``run_agent`` put and did not finish wait for no worker any more, and say why."""
+@pytest.mark.parametrize("is_here", [True, False])
+def test_tasks_that_nobody_waits_for_are_cancelled(store: Store, is_here: bool) -> None:
+    """Those that ``run_agent`` asked for and did not finish are begun by no worker any more."""
 
     class Asking(lo.BaseAlgorithm):
         def run(self, context: lo.algorithms.Context) -> None:
             seen.extend(context.run_agent([1, 2, 3]))
 
     def act(task: int) -> float:
-        if ends == "stopped":
-            is_begun.wait(20)
-            fitting.stop()
-        elif task == 1:  # once: a second one would break off the cancelling
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            is_told.wait(20)
+        is_begun.wait(20)
+        fitting.stop()
         return 1.0
 
     seen: list[Any] = []
-    is_begun, is_told = threading.Event(), threading.Event()
-    trainer = Trainer(act, Asking(), store=store)
-    if ends == "stopped":
-        fitting = trainer.fit_async()
-        is_begun.set()
-        fitting.wait(20)
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            trainer.fit()
-        is_told.set()
+    is_begun = threading.Event()
+    trainer = Trainer(act if is_here else None, Asking(), store=store, workers=int(is_here))
+    fitting = trainer.fit_async()
+    is_begun.set()
+    if not is_here:
+        wait_until(lambda: trainer.queue.counts()["queuing"] == 3)
+        fitting.stop()
+    fitting.wait(20)
 
-    rollouts = trainer.queue.rollouts()
-    waiting = [each for each in rollouts if each.status == "cancelled"]
-    assert len(waiting) >= 2
-    assert trainer.queue.counts()["queuing"] == 0
-    wanted = {"stopped": "was stopped", "raised": "failed: KeyboardInterrupt"}[ends]
-    assert {each.reason for each in waiting} == {f"whoever asked for it {wanted}"}
-    if ends == "stopped":
-        statuses = [each.rollout.status for each in seen]
-        assert statuses == ["succeeded", "cancelled", "cancelled"]
+    statuses = [each.rollout.status for each in seen]
+    assert statuses == ["succeeded" if is_here else "cancelled", "cancelled", "cancelled"]
+    assert {each.rollout.reason for each in seen[1:]} == {"whoever asked for it was stopped"}
+    assert trainer.queue.counts()["cancelled"] == (0 if is_here else 3)
 
 
 def test_fit_on_recorded_rollouts_takes_each_once(store: Store) -> None:
@@ -564,7 +555,8 @@ def test_rollouts_of_a_step_that_are_of_no_use_are_told_of(store: Store) -> None
     assert fit.left_out == {"failed": 6, "no reward in time": 1}
     assert (fit.metrics["rollouts"], fit.metrics["reward"]) == (2, 1.0)
     assert fit.metrics["left_out/no reward in time"] == 1
-    assert ("timeout", "timed out: the attempt took longer than 2 s") in trainer.queue.reasons()
+    slow = trainer.evaluate(["slow"])
+    assert slow.unrewarded == {"timed out: the attempt took longer than 2 s": 1}
     with pytest.raises(TrainingError, match=r"none of the 6 .* step 1 .*ValueError: no idea"):
         trainer.fit(["bad", "bad"])
     assert trainer.runs.get("@last").status == "failed"
@@ -768,8 +760,42 @@ def test_resume_elsewhere_begins_a_run_with_what_was_learnt(store: Store, tmp_pa
     assert again.algorithm.rows == ["r0-t", "r0-u"]
 
 
-def test_resumed_run_puts_no_task_twice(store: Store) -> None:
-    """Rollouts that were run for a step that failed are those the step is taken with again."""
+def run_killed(store: Store, begun: Path, *, is_killed: bool) -> None:
+    """Train three steps of two tasks; kill this process in the second rollout of the second."""
+
+    def act(task: str, resources: Mapping[str, Resource], rollout: Rollout) -> float:
+        with begun.open("a") as file:
+            file.write(f"{rollout.rollout_id} {rollout.attempts}\n")
+        if is_killed and len(begun.read_text().splitlines()) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return polite(task, resources)
+
+    trainer = Trainer(act, Ledger(), store=store, resources={"prompt": "good"}, max_iterations=3)
+    if not is_killed:
+        trainer.resume_from_checkpoint()
+    trainer.fit(["a", "b"])
+
+
+def test_killed_and_resumed_run_trains_on_every_task_once(store: Store, tmp_path: Path) -> None:
+    """Rollouts that had ended are not run again; the one that was cut short is tried again."""
+    begun = tmp_path / "begun"
+
+    ended = forked(lambda: run_killed(store, begun, is_killed=True))
+    again = forked(lambda: run_killed(store, begun, is_killed=False))
+
+    assert (os.WTERMSIG(ended), again) == (signal.SIGKILL, 0)
+    tried = [line.split() for line in begun.read_text().splitlines()]
+    ids = [rollout_id for rollout_id, _ in tried]
+    assert [attempt for _, attempt in tried] == ["1", "1", "1", "1", "2", "1", "1"]
+    assert ids[3] == ids[4]
+    (trainer_run,) = (runs := Trainer(store=store).runs).all()
+    held = checkpoint.read(Path(runs.checkpoints(trainer_run.run_id)[0].place))
+    assert sorted(held.state["rows"]) == sorted(set(ids))
+    assert len(set(ids)) == 6
+
+
+def test_failed_step_is_taken_again_with_its_rollouts(store: Store) -> None:
+    """A resumed run tells its progress on, and runs no task of the failed step twice."""
 
     class Stumbling(Ledger):
         stumbles = True
@@ -788,7 +814,7 @@ def test_resumed_run_puts_no_task_twice(store: Store) -> None:
     again = Trainer(polite, Stumbling(), store=store, max_iterations=3, progress=first.progress)
     again.resume_from_checkpoint().fit(["a", "b"])
 
-    rollouts = [each.rollout_id for each in again.queue.rollouts()]
+    rollouts = [row["rollout_id"] for row in store.rollouts()]
     assert isinstance(again.algorithm, Ledger)
     assert sorted(again.algorithm.rows) == sorted(rollouts)
     assert len(rollouts) == 6
@@ -836,7 +862,7 @@ def test_evaluate_says_what_the_agent_earns(store: Store) -> None:
     assert live.unrewarded == {"ValueError: no idea": 1}
     assert newer.reward == pytest.approx(0.3)
     assert [len(each.trajectories) for each in newer.rollouts] == [1]
-    assert {r.mode for r in trainer.queue.rollouts()} == {"test"}
+    assert {step.mode for step in store.transitions()} == {"test"}
 
 
 def test_nothing_trains_where_training_is_switched_off(

@@ -5,6 +5,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, name_of
@@ -17,13 +18,14 @@ from lightning_otel.algorithms.groups import (
     Member,
     count_reasons,
     find_groups,
+    find_outcomes,
     find_ready,
     find_token_fault,
     group_rollouts,
     load_groups,
     read_members,
 )
-from lightning_otel.algorithms.tasks import POLL_S, RunConfig, put_tasks, wait_rollouts
+from lightning_otel.algorithms.tasks import POLL_S, RunConfig, make_task_rollouts, run_rollouts
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import TrainingError
 from lightning_otel.state.runs import Claimable, Claims
@@ -79,8 +81,7 @@ class Collector:
 
     def _run_tasks(self, number: int) -> Batch | None:
         config = self._config
-        ids = [each.rollout_id for each in self._queue_step(number)]
-        rollouts = wait_rollouts(config, ids)
+        rollouts = run_rollouts(config, self._make_step(number))
         until = time.monotonic() + config.reward_timeout_s
         while True:
             groups = self._group_step(rollouts)
@@ -100,18 +101,20 @@ class Collector:
             raise self._explain_nothing(rollouts, number)
         return self._make_batch(number, held)
 
-    def _queue_step(self, number: int) -> list[Rollout]:
-        """Return the rollouts of a step; those that were put before a kill are not put again."""
-        config, prefix = self._config, f"{self._claims.run_id}/{number}/"
-        known = [each for each in config.queue.rollouts() if each.group_id.startswith(prefix)]
-        if known:
-            return known
-        tasks = self._pick_tasks(number)
-        group_ids = [f"{prefix}{index}" for index in range(len(tasks))]
-        return put_tasks(
-            config, tasks, self._versions(), mode="train", samples=config.samples,
-            group_ids=group_ids,
-        )  # fmt: skip
+    def _make_step(self, number: int) -> list[Rollout]:
+        """Return the rollouts of a step; those that were run before a kill are not run again."""
+        config, tasks = self._config, self._pick_tasks(number)
+        prefix = f"{self._claims.run_id}-{number}"
+        group_ids = [f"{prefix}-{index}" for index in range(len(tasks))]
+        rollouts = [
+            replace(each, rollout_id=f"{each.group_id}-{index % config.samples}")
+            for index, each in enumerate(
+                make_task_rollouts(
+                    config, tasks, self._versions(), "train", config.samples, group_ids
+                )
+            )
+        ]
+        return find_outcomes(config.store, rollouts) if self._is_first else rollouts
 
     def _pick_tasks(self, number: int) -> list[object]:
         """Return the tasks of a step: every task once an epoch, in an order of its own."""

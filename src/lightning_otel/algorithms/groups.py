@@ -53,6 +53,9 @@ LEFT JOIN (
 WHERE (?::VARCHAR[] IS NULL OR list_contains(?::VARCHAR[], rollout_id))
   AND start_ns >= ? AND start_ns < ?
 ORDER BY start_ns, rollout_id"""
+_OUTCOMES: Final = """
+SELECT rollout_id, attempt_id, status, end_ns FROM rollouts
+WHERE rollout_id IN (SELECT unnest(?::VARCHAR[])) ORDER BY start_ns"""
 _LATEST_NS: Final = (1 << 63) - 1
 
 
@@ -101,6 +104,29 @@ def read_members(store: "Store", wanted: "Selection") -> dict[str, Member]:
             rollout_id, attempt_id, reward, is_over, ended_ns, lost, task or "", mode
         )
     return found
+
+
+def find_outcomes(store: "Store", rollouts: Sequence["Rollout"]) -> list["Rollout"]:
+    """Return rollouts as a store has them: over, or to be tried again after a kill."""
+    ids = [each.rollout_id for each in rollouts]
+    try:
+        rows = store.sql(_OUTCOMES, [ids])
+        found = {row["rollout_id"]: row for row in rows}
+    except StoreMissingError:
+        return list(rollouts)
+    stand: list[Rollout] = []
+    for each in rollouts:
+        row = found.get(each.rollout_id)
+        if row is None:
+            stand.append(each)
+            continue
+        made = replace(each, attempts=int(row["attempt_id"]))
+        if row["status"] == "succeeded":
+            made = replace(made, status="succeeded", ended_ns=row["end_ns"])
+        elif made.attempts >= made.max_attempts:
+            made = replace(made, status="failed", reason=row["status"], ended_ns=row["end_ns"])
+        stand.append(made)
+    return stand
 
 
 def make_member(rollout: "Rollout", seen: Member | None = None) -> Member:

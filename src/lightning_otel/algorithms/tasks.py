@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,12 +12,13 @@ from lightning_otel.algorithms.groups import load_groups, make_member
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import ConfigError, LightningOtelError
 from lightning_otel.state.queue import FINAL
+from lightning_otel.state.rollouts import make_rollouts
 from lightning_otel.types import Mode, Rollout, Trajectory
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
     from lightning_otel.resources import Resources
-    from lightning_otel.runner import Hook
+    from lightning_otel.runner import Hook, Runner
     from lightning_otel.runner.agents import Agent
     from lightning_otel.runner.pool import Kind
     from lightning_otel.state.queue import Queue
@@ -100,23 +102,15 @@ def run_tasks(
     it any more.
     """
     require_agent(config)
-    queue = config.queue
-    rollouts = put_tasks(config, tasks, versions, mode=mode, samples=samples)
-    ids = [each.rollout_id for each in rollouts]
-
-    def cancel(reason: str) -> None:
-        for rollout_id in ids:
-            queue.cancel(rollout_id, reason)
-
+    rollouts = make_task_rollouts(config, tasks, versions, mode, samples)
     try:
-        done = wait_rollouts(config, ids)
+        done = run_rollouts(config, rollouts)
     except BaseException as exc:
         with contextlib.suppress(LightningOtelError):  # the first failure is the one to tell
-            cancel(f"whoever asked for it failed: {type(exc).__name__}")
+            _cancel_rest(config, rollouts, f"whoever asked for it failed: {type(exc).__name__}")
         raise
     if any(each.status not in FINAL for each in done):
-        cancel(STOPPED)
-        done = queue.rollouts(ids=ids)
+        done = _cancel_rest(config, done, STOPPED)
     query = TransitionQuery.of({**config.select, "mode": None})  # type: ignore[typeddict-item]  # as given
     loaded = load_groups(
         config.store, query, {each.rollout_id: [make_member(each)] for each in done}
@@ -132,49 +126,82 @@ def run_tasks(
     ]
 
 
-def put_tasks(
+def make_task_rollouts(
     config: RunConfig,
     tasks: Sequence[Any],
     versions: Mapping[str, int],
-    *,
     mode: Mode,
     samples: int,
     group_ids: Sequence[str] | None = None,
 ) -> list[Rollout]:
-    """Put tasks into the queue, pinned to versions by name."""
-    return config.queue.put(
-        list(tasks),
+    """Return rollouts of tasks, pinned to versions by name."""
+    return make_rollouts(
+        tasks,
+        samples,
+        group_ids,
         mode=mode,
         agent=None if config.agent is None else config.agent.name,
-        samples=samples,
         max_attempts=config.max_attempts,
         timeout_s=config.timeout_s,
-        resources=versions,
-        group_ids=group_ids,
+        resources=dict(versions),
+        created_ns=time.time_ns(),
     )
 
 
-def wait_rollouts(config: RunConfig, rollout_ids: Sequence[str]) -> list[Rollout]:
-    """Return the rollouts once they are over, or as they stand when it is time to stop."""
-    from lightning_otel.runner.pool import run_workers
+def run_rollouts(config: RunConfig, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Return the rollouts once they are over, or as they stand when it is time to stop.
 
+    Threads of this process make the attempts at once; for workers elsewhere the rollouts go through
+    the queue, which knows those that were put before a kill.
+    """
+    if _runs_here(config):
+        from lightning_otel.runner.pool import run_rollouts as run_here
+
+        runners = [_make_runner(config) for _ in range(config.workers)]
+        return run_here(rollouts, runners, config.stop)
+    queue, ids = config.queue, [each.rollout_id for each in rollouts]
+    known = {each.rollout_id for each in queue.rollouts(ids=ids)}
+    queue.add([each for each in rollouts if each.rollout_id not in known])
     while not config.stop.is_set():
-        rollouts = config.queue.rollouts(ids=rollout_ids)
-        if all(each.status in FINAL for each in rollouts):
-            return rollouts
+        if all(each.status in FINAL for each in queue.rollouts(ids=ids)):
+            break
         if config.agent is not None and config.workers:
+            from lightning_otel.runner.pool import run_workers
+
             run_workers(
-                config.workers,
-                config.agent,
-                store=config.store,
-                queue=config.queue,
-                resources=config.resources,
-                kind=config.kind,
-                hooks=config.hooks,
-                reward_evaluator=config.reward_evaluator,
-                apply=config.apply,
-                stop=config.stop,
-            )
+                config.workers, config.agent, queue=config.queue, kind=config.kind,
+                stop=config.stop, **_runner_settings(config),
+            )  # fmt: skip
         # The rollout of a killed worker is there again once its lease has run out.
-        config.queue.wait(rollout_ids, timeout_s=POLL_S)
-    return config.queue.rollouts(ids=rollout_ids)
+        queue.wait(ids, timeout_s=POLL_S)
+    return queue.rollouts(ids=ids)
+
+
+def _runs_here(config: RunConfig) -> bool:
+    """Return whether threads of this process run the agent."""
+    return config.agent is not None and bool(config.workers) and config.kind == "threads"
+
+
+def _make_runner(config: RunConfig) -> "Runner":
+    from lightning_otel.runner.worker import Runner
+
+    return Runner(config.agent, **_runner_settings(config))
+
+
+def _runner_settings(config: RunConfig) -> dict[str, Any]:
+    names = ("store", "resources", "hooks", "reward_evaluator", "apply")
+    return {name: getattr(config, name) for name in names}
+
+
+def _cancel_rest(config: RunConfig, rollouts: Sequence[Rollout], reason: str) -> list[Rollout]:
+    """Cancel what is not over, and return the rollouts as they then are."""
+    if not _runs_here(config):
+        for each in rollouts:
+            config.queue.cancel(each.rollout_id, reason)
+        return config.queue.rollouts(ids=[each.rollout_id for each in rollouts])
+    return [
+        each
+        if each.status in FINAL
+        else replace(each, status="cancelled", reason=reason, ended_ns=time.time_ns())
+        for each in rollouts
+    ]

@@ -16,7 +16,7 @@ from lightning_otel.runner.attempt import Hook, ResourceSource
 from lightning_otel.runner.worker import LEASE_S, Runner, Stop, store_path
 from lightning_otel.state.queue import Queue
 from lightning_otel.tracing import RewardEvaluator
-from lightning_otel.types import Mode
+from lightning_otel.types import Mode, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,15 @@ def run_workers(
     stop = stop if stop is not None else threading.Event()
     if kind == "threads":
         runners = [first, *(make(number) for number in range(2, n + 1))]
-        return _run_threads(runners, queue, stop, until_empty=until_empty)
+        try:
+            _run_threads(
+                runners, stop, lambda runner, ends: runner.run(until_empty=until_empty, stop=ends)
+            )
+        except BaseException:  # an interrupted program waits for no attempt
+            for runner in runners:
+                queue.fail_worker(runner.worker_id, "the worker was interrupted")
+            raise
+        return queue.count_attempts(runner.worker_id for runner in runners)
     if kind == "processes":
         from lightning_otel.runner.processes import Process
 
@@ -120,31 +128,58 @@ def run_workers(
     return _run_others(n, add, queue, stop, is_done)
 
 
-def _run_threads(runners: Sequence[Runner], queue: Queue, stop: Stop, *, until_empty: bool) -> int:
+def run_rollouts(
+    rollouts: Sequence[Rollout], runners: Sequence[Runner], stop: Stop
+) -> list[Rollout]:
+    """Run rollouts here, without a queue, one at a time with each runner; return them in order.
+
+    Those that are not begun when it is time to stop are returned as they are.
+
+    Raises:
+        ConfigError: The store is not on disk.
+        WorkerError: Too many attempts hang in threads.
+    """
+    store_path(runners[0].store)
+    waiting = iter(list(rollouts))  # whose next is one step to other threads
+    ended: dict[str, Rollout] = {}
+
+    def run_next(runner: Runner, stop: Stop) -> None:
+        try:
+            while not stop.is_set() and (rollout := next(waiting, None)) is not None:
+                ended[rollout.rollout_id] = runner.run_rollout(rollout)
+        finally:
+            runner.close()
+
+    _run_threads(runners, stop, run_next)
+    return [ended.get(each.rollout_id, each) for each in rollouts]
+
+
+def _run_threads(
+    runners: Sequence[Runner], stop: Stop, work: Callable[[Runner, Stop], object]
+) -> None:
     over = threading.Event()
     failed: list[BaseException] = []
 
-    def work(runner: Runner) -> None:
+    def work_until_over(runner: Runner) -> None:
         try:
-            runner.run(until_empty=until_empty, stop=_AnyStop(stop, over))
+            work(runner, _AnyStop(stop, over))
         except BaseException as exc:  # noqa: BLE001  # raised where the workers were asked for
             failed.append(exc)
             over.set()
 
-    threads = [threading.Thread(target=work, args=(each,), daemon=True) for each in runners]
+    threads = [
+        threading.Thread(target=work_until_over, args=(each,), daemon=True) for each in runners
+    ]
     for thread in threads:
         thread.start()
     try:
         for thread in threads:
             thread.join()
-    except BaseException:  # an interrupted program waits for no attempt
+    except BaseException:
         over.set()
-        for runner in runners:
-            queue.fail_worker(runner.worker_id, "the worker was interrupted")
         raise
     if failed:
         raise failed[0]
-    return queue.count_attempts(runner.worker_id for runner in runners)
 
 
 class _AnyStop(NamedTuple):

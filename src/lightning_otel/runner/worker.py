@@ -1,4 +1,4 @@
-"""The runner: takes one rollout after the other out of the queue and has the agent act on it."""
+"""The runner: has the agent act on one rollout after the other, of the queue or given here."""
 
 import itertools
 import logging
@@ -6,10 +6,12 @@ import os
 import signal
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, wait
 from contextvars import Context
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -19,7 +21,8 @@ from lightning_otel.runner.agents import Agent, agent_of
 from lightning_otel.runner.agents.agent import cancel_agent
 from lightning_otel.runner.attempt import Hook, Outcome, ResourceSource, call_hooks, run_attempt
 from lightning_otel.state import State
-from lightning_otel.state.queue import Lease, Queue
+from lightning_otel.state.queue import FINAL, Lease, Queue
+from lightning_otel.state.rollouts import clean_reason, describe_timeout
 from lightning_otel.tracing import RewardEvaluator
 from lightning_otel.types import Mode, Rollout
 
@@ -95,7 +98,7 @@ class Runner:
         """
         self.agent = agent_of(agent)
         self.store = store if isinstance(store, Store) else Store(store)
-        self.queue = queue if queue is not None else Queue(State.beside(self.store))
+        self._queue = queue
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
         self.resources = resources
         self.hooks = tuple(hooks)
@@ -105,7 +108,7 @@ class Runner:
         self._lease_s = lease_s
         self._is_process_own = is_process_own
         self._pid = os.getpid()
-        self._hand: _AttemptThread | None = None
+        self._thread: _AttemptThread | None = None
         self._hanging: list[threading.Thread] = []
 
     def __reduce__(self) -> Any:
@@ -125,6 +128,13 @@ class Runner:
         return _reopen_runner, (self.agent, kind, settings)
 
     @property
+    def queue(self) -> Queue:
+        """The queue that :meth:`step` takes rollouts from."""
+        if self._queue is None:
+            self._queue = Queue(State.beside(self.store))
+        return self._queue
+
+    @property
     def hanging(self) -> int:
         """The number of abandoned attempts whose threads still run."""
         self._hanging = [thread for thread in self._hanging if thread.is_alive()]
@@ -137,6 +147,48 @@ class Runner:
             StateError: The queue cannot be read or changed.
             WorkerError: Too many attempts hang in threads.
         """
+        self._check_threads()
+        lease = self.queue.lease(
+            self.worker_id, agents=self.agent.names, modes=self._modes, lease_s=self._lease_s
+        )
+        if lease is None:
+            return None
+        agent, outcome = self._make_attempt(lease, self.queue)
+        if outcome is not None and outcome.reason:
+            self.queue.fail(lease, outcome.reason)
+        elif outcome is not None:
+            self.queue.succeed(lease, outcome.reward)
+        rollout = self.queue.get(lease.rollout.rollout_id)
+        self._end_attempt(agent, rollout, outcome)
+        return rollout
+
+    def run_rollout(self, rollout: Rollout) -> Rollout:
+        """Run a rollout that no queue holds, as often as it may be tried; return it as it ended.
+
+        Raises:
+            WorkerError: Too many attempts hang in threads.
+        """
+        while rollout.status not in FINAL:
+            self._check_threads()
+            begun = replace(rollout, status="running", attempts=rollout.attempts + 1)
+            now_ns, limit_s = time.time_ns(), rollout.timeout_s
+            deadline_ns = None if limit_s is None else now_ns + int(limit_s * 1e9)
+            lease = Lease(
+                begun, str(begun.attempts), self.worker_id, now_ns, self._lease_s, deadline_ns
+            )
+            agent, outcome = self._make_attempt(lease, None)
+            reason = describe_timeout(limit_s) if outcome is None else clean_reason(outcome.reason)
+            if outcome is not None and not reason:
+                rollout = replace(begun, status="succeeded", reward=outcome.reward)
+            elif begun.attempts < begun.max_attempts:
+                rollout = replace(begun, status="queuing")
+            else:
+                rollout = replace(begun, status="failed", reason=reason)
+            rollout = replace(rollout, ended_ns=time.time_ns())
+            self._end_attempt(agent, rollout, outcome)
+        return rollout
+
+    def _check_threads(self) -> None:
         if self.hanging >= _MOST_HANGING:
             raise WorkerError(
                 f"{self.hanging} attempts of {self.agent.name} took too long and hang in threads, "
@@ -146,18 +198,11 @@ class Runner:
         if self._pid != os.getpid():  # a forked child: what the parent holds is the parent's
             self._pid = os.getpid()
             self.worker_id = f"{self.worker_id}-fork-{self._pid}"
-            self._hand, self._hanging = None, []
-        lease = self.queue.lease(
-            self.worker_id, agents=self.agent.names, modes=self._modes, lease_s=self._lease_s
-        )
-        if lease is None:
-            return None
-        agent, outcome = self._make_attempt(lease)
-        rollout = self.queue.get(lease.rollout.rollout_id)
-        call_hooks(
-            self, "on_rollout_end", agent=agent, rollout=rollout, recording=outcome.recording
-        )
-        return rollout
+            self._thread, self._hanging = None, []
+
+    def _end_attempt(self, agent: Agent, rollout: Rollout, outcome: Outcome | None) -> None:
+        recording = None if outcome is None else outcome.recording
+        call_hooks(self, "on_rollout_end", agent=agent, rollout=rollout, recording=recording)
 
     def run(self, *, until_empty: bool = True, stop: Stop | None = None) -> int:
         """Make attempts one after the other; return their number.
@@ -185,59 +230,66 @@ class Runner:
                     signal_set.wait(idle_s)
                     idle_s = min(2 * idle_s, _LONGEST_IDLE_S)
         finally:
-            hand, self._hand = self._hand, None
-            if hand is not None:
-                hand.end()
-                hand.thread.join(_GRACE_S)
+            self.close()
         return made
 
-    def _make_attempt(self, lease: Lease) -> tuple[Agent, Outcome]:
-        """Make one attempt and put its outcome into the queue; an empty one if it was lost."""
+    def close(self) -> None:
+        """End the thread that the agent acts in."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.end()
+            thread.thread.join(_GRACE_S)
+
+    def _make_attempt(self, lease: Lease, queue: Queue | None) -> tuple[Agent, Outcome | None]:
+        """Make one attempt; there is no outcome if its lease was lost, or its time is up."""
         try:
             agent = self.agent.choose(lease.rollout)
         except Exception as exc:  # noqa: BLE001  # a rule is the user's own
-            self.queue.fail(lease, f"no agent: {exc}")
-            return self.agent, Outcome()
+            return self.agent, Outcome(reason=f"no agent: {exc}")
         call_hooks(self, "on_rollout_start", agent=agent, rollout=lease.rollout)
-        if self._hand is None:
-            self._hand = _AttemptThread(f"attempts of {self.worker_id}")
-            weakref.finalize(self, self._hand.end)
-        hand = self._hand
-        job = hand.start(lambda: run_attempt(self, agent, lease))
+        if self._thread is None:
+            self._thread = _AttemptThread(f"attempts of {self.worker_id}")
+            weakref.finalize(self, self._thread.end)
+        thread = self._thread
+        job = thread.start(lambda: run_attempt(self, agent, lease))
         try:
-            is_held = self._attend_lease(lease, job)
+            is_held = self._attend_lease(lease, job, queue)
         except BaseException:
-            self.queue.fail(lease, "the worker was interrupted")
-            self._give_up(hand, job, lease)
+            if queue is not None:
+                queue.fail(lease, "the worker was interrupted")
+            self._give_up(thread, job, lease)
             raise
-        if not is_held:
-            self._give_up(hand, job, lease)
-            return agent, Outcome()
-        outcome = job.result()
-        if outcome.reason:
-            self.queue.fail(lease, outcome.reason)
-        else:
-            self.queue.succeed(lease, outcome.reward)
-        return agent, outcome
+        if is_held:
+            return agent, job.result()
+        self._give_up(thread, job, lease)
+        return agent, None
 
-    def _attend_lease(self, lease: Lease, job: Job) -> bool:
-        """Prolong the lease until the attempt is over; return False as soon as it is lost."""
+    def _attend_lease(self, lease: Lease, job: Job, queue: Queue | None) -> bool:
+        """Prolong the lease until the attempt is over; return False as soon as it is lost.
+
+        Without a queue an attempt is lost by its deadline alone.
+        """
+        now_ns = time.time_ns if queue is None else queue.state.now_ns
         while True:
             wait_s = min(self._lease_s / 3, _HEARTBEAT_S)
             if lease.deadline_ns is not None:
-                left_s = (lease.deadline_ns - self.queue.state.now_ns()) / 1e9
+                left_s = (lease.deadline_ns - now_ns()) / 1e9
                 wait_s = min(wait_s, max(left_s, 0.001))
             if wait([job], wait_s).done:
                 return True
+            if queue is None:
+                if lease.deadline_ns is not None and now_ns() >= lease.deadline_ns:
+                    return False
+                continue
             try:
-                if not self.queue.heartbeat(lease):
+                if not queue.heartbeat(lease):
                     return False
             except StateError:  # it may answer again before the lease is over
                 log.warning("no heartbeat for %s", lease.rollout.rollout_id, exc_info=True)
 
-    def _give_up(self, hand: "_AttemptThread", job: Job, lease: Lease) -> None:
+    def _give_up(self, thread: "_AttemptThread", job: Job, lease: Lease) -> None:
         """Leave an attempt whose lease is lost, as far as it can be ended."""
-        if cancel_agent(hand.thread):
+        if cancel_agent(thread.thread):
             wait([job], _GRACE_S)
         if job.done():
             return
@@ -251,9 +303,9 @@ class Runner:
             attempt_id,
             rollout_id,
         )
-        self._hand = None
-        self._hanging.append(hand.thread)
-        hand.end()
+        self._thread = None
+        self._hanging.append(thread.thread)
+        thread.end()
 
 
 def store_path(store: Store) -> str:

@@ -4,11 +4,9 @@ Any number of threads, processes and machines put rollouts in and take them out;
 time holds one, under a lease that ends by itself when the worker dies.
 """
 
-import json
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 # Before SQLAlchemy, for it names the extra where that is missing.
@@ -17,21 +15,18 @@ from lightning_otel.state import State
 # isort: split
 import sqlalchemy as sa
 
-from lightning_otel.errors import ConfigError
 from lightning_otel.state.leases import Leases, id_batches
 from lightning_otel.state.rollouts import (
     Attempt,
     AttemptStatus,
     Lease,
-    check_put,
     check_reward,
     clean_reason,
     column_conditions,
-    encode_task,
     expire_attempt,
     finish_attempt,
     lock_rollout,
-    make_id,
+    make_rollouts,
     rollout_of,
     row_of,
     unknown_rollout,
@@ -100,16 +95,10 @@ class Queue:
         Raises:
             ConfigError: A task is no JSON value, or a number makes no sense.
         """
-        check_put(tasks, mode, samples, max_attempts, timeout_s)
-        texts = [encode_task(task) for task in tasks]
-        if group_ids is not None and len(group_ids) != len(texts):
-            raise ConfigError(
-                f"there are {len(group_ids)} group_ids for {len(texts)} tasks; give one each"
-            )
-        groups = group_ids or [make_id("group") if samples > 1 else "" for _ in texts]
-        shared = Rollout(
-            rollout_id="",
-            task=None,
+        made = make_rollouts(
+            tasks,
+            samples,
+            group_ids,
             mode=mode,
             agent=agent,
             priority=priority,
@@ -118,15 +107,14 @@ class Queue:
             resources=dict(resources or {}),
             created_ns=self.state.now_ns(),
         )
-        made = [
-            replace(shared, rollout_id=make_id("rollout"), task=json.loads(text), group_id=group_id)
-            for text, group_id in zip(texts, groups, strict=True)
-            for _ in range(samples)
-        ]
-        if made:
-            with self.state.change() as connection:
-                connection.execute(sa.insert(ROLLOUTS), [row_of(each) for each in made])
+        self.add(made)
         return made
+
+    def add(self, rollouts: Sequence[Rollout]) -> None:
+        """Put rollouts that are made already at the end of the queue: all of them, or none."""
+        if rollouts:
+            with self.state.change() as connection:
+                connection.execute(sa.insert(ROLLOUTS), [row_of(each) for each in rollouts])
 
     def lease(
         self,

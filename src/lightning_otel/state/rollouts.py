@@ -2,8 +2,8 @@
 
 import json
 import secrets
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
@@ -71,19 +71,38 @@ def clean_reason(text: str) -> str:
     return reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…"
 
 
-def check_put(
-    tasks: object, mode: str, samples: int, max_attempts: int, timeout_s: float | None
-) -> None:
-    """Raise ConfigError for what makes no sense."""
+def describe_timeout(timeout_s: float | None) -> str:
+    """Return the reason of an attempt that took longer than it may."""
+    return f"timed out: the attempt took longer than {timeout_s or 0:g} s"
+
+
+def make_rollouts(
+    tasks: Iterable[Any], samples: int = 1, group_ids: Sequence[str] | None = None, **shared: Any
+) -> list[Rollout]:
+    """Make rollouts of tasks, those of one task beside each other, or raise ConfigError."""
     if isinstance(tasks, (str, bytes, Mapping)):
         raise ConfigError(f"tasks is one {type(tasks).__name__}; put a list of tasks")
-    if mode not in get_args(Mode):
-        raise ConfigError(f"mode is {mode!r}; it must be one of {', '.join(get_args(Mode))}")
-    for name, number in (("samples", samples), ("max_attempts", max_attempts)):
+    common = Rollout(rollout_id="", task=None, **shared)
+    if common.mode not in get_args(Mode):
+        modes = ", ".join(get_args(Mode))
+        raise ConfigError(f"mode is {common.mode!r}; it must be one of {modes}")
+    for name, number in (("samples", samples), ("max_attempts", common.max_attempts)):
         if number < 1:
             raise ConfigError(f"{name} is {number!r}; it must be 1 or more")
-    if timeout_s is not None and not 0 < timeout_s < float("inf"):
-        raise ConfigError(f"timeout_s is {timeout_s!r}; give seconds above 0, or None for any time")
+    limit_s = common.timeout_s
+    if limit_s is not None and not 0 < limit_s < float("inf"):
+        raise ConfigError(f"timeout_s is {limit_s!r}; give seconds above 0, or None for any time")
+    texts = [encode_task(task) for task in tasks]
+    if group_ids is not None and len(group_ids) != len(texts):
+        raise ConfigError(
+            f"there are {len(group_ids)} group_ids for {len(texts)} tasks; give one each"
+        )
+    groups = group_ids or [make_id("group") if samples > 1 else "" for _ in texts]
+    return [
+        replace(common, rollout_id=make_id("rollout"), task=json.loads(text), group_id=group_id)
+        for text, group_id in zip(texts, groups, strict=True)
+        for _ in range(samples)
+    ]
 
 
 def encode_task(task: object) -> str:
@@ -127,8 +146,7 @@ def row_of(rollout: Rollout) -> dict[str, Any]:
 def expire_attempt(connection: "Connection", row: "sa.Row[Any]", now_ns: int) -> None:
     """End the attempt of a locked row whose lease is over."""
     if row.deadline_ns is not None and row.deadline_ns <= now_ns:
-        reason = f"timed out: the attempt took longer than {row.timeout_s:g} s"
-        finish_attempt(connection, row, "timeout", reason, now_ns)
+        finish_attempt(connection, row, "timeout", describe_timeout(row.timeout_s), now_ns)
     else:
         reason = f"worker {row.worker_id} was not heard of in time"
         finish_attempt(connection, row, "unresponsive", reason, now_ns)

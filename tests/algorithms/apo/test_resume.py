@@ -95,8 +95,8 @@ def test_apo_goes_on_after_a_kill(store: Store, tmp_path: Path) -> None:
     steps = [(each.step, each.value) for each in resumed.metrics(["val_reward"])]
     assert steps == [(0, 0.0), (1, 0.5), (2, 1.0)]
     assert killer.asked == 3  # once for the first step, twice for the one that was cut short
-    tried = resumed.queue.rollouts(mode="val")
-    by_seed = [each for each in tried if each.resources["system_prompt"] == 1]
+    tried = {step.rollout_id: step for step in store.transitions(mode="val")}
+    by_seed = [each for each in tried.values() if each.resources["system_prompt"] == "1"]
     assert len(by_seed) == 2 * len(val)  # at the beginning, and to compare with in the end
     saved = resumed.save_checkpoint(tmp_path / "saved")
     assert {each.suffix for each in saved.rglob("*") if each.is_file()} == {".json"}
