@@ -1,5 +1,6 @@
 """The store as a user meets it: its name, its folders, and what is read of it."""
 
+import json
 import os
 import shutil
 import stat
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from click.testing import CliRunner
 
 from lightning_otel import Store
+from lightning_otel.cli.look import ls
 from lightning_otel.errors import (
     ConfigError,
     NotFoundError,
@@ -118,6 +121,18 @@ def test_find_says_why_nothing_is_found(
         store.find("job")
     with pytest.raises(NotFoundError, match="no span yet"):
         empty.find("@last")
+
+
+def test_last_of_rollouts_that_began_at_once_is_listed_first(
+    store: Store, make_span: Callable[..., Span]
+) -> None:
+    """``@last``, ``@last~1`` and so on are the rows of ``ls rollouts``, from the top."""
+    store.add(make_span(start_ns=1, attributes={c.ROLLOUT_ID: f"r{n}"}) for n in (2, 1, 3))
+
+    listed = CliRunner().invoke(ls, ["rollouts", "--store", store.name, "--format", "jsonl"])
+
+    rows = [json.loads(line)["rollout_id"] for line in listed.stdout.splitlines()]
+    assert rows == [store.find(name)[1] for name in ("@last", "@last~1", "@last~2")]
 
 
 def test_reading_never_makes_a_store(store: Store, tmp_path: Path) -> None:

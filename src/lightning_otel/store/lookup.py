@@ -70,7 +70,7 @@ def _last_rollout(con: "duckdb.DuckDBPyConnection", named: str) -> str:
     rows = con.execute(
         f"SELECT rollout, max(began) FROM (SELECT {ROLLOUT} AS rollout, min(start_ns) AS began "
         f"FROM spans WHERE NOT {IS_ANNOTATION} GROUP BY rollout, coalesce(attempt_id, '1')) "
-        "GROUP BY rollout ORDER BY 2 DESC, rollout LIMIT 1 OFFSET ?",
+        "GROUP BY rollout ORDER BY 2 DESC, rollout DESC LIMIT 1 OFFSET ?",
         [int(found[1] or 0)],
     ).fetchall()
     if rows:
