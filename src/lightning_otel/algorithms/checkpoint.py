@@ -158,11 +158,16 @@ def find_origin(runs: "Runs", place: str | os.PathLike[str], algorithm: str) -> 
     return Origin(run, folder, read(folder, algorithm))
 
 
+_locks: Final[set[int]] = set()
+"""Descriptors of this process's locks."""
+
+
 @contextlib.contextmanager
 def lock_folder(run_dir: Path) -> Iterator[None]:
     """Keep other processes of this machine from the folder of a run."""
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    _locks.add(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,4 +177,15 @@ def lock_folder(run_dir: Path) -> Iterator[None]:
             ) from exc
         yield
     finally:
-        os.close(descriptor)
+        if descriptor in _locks:
+            _locks.remove(descriptor)
+            os.close(descriptor)
+
+
+def _leave_locks() -> None:
+    # A child that an agent forked may outlive a killed trainer, and would hold its lock.
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_leave_locks)
