@@ -50,11 +50,7 @@ class _HeldGroups(NamedTuple):
 
 
 class Collector:
-    """Gathers batch after batch of what one run has not trained on.
-
-    Attributes:
-        counts: Rollouts that were left out, by reason.
-    """
+    """Gathers batch after batch of what one run has not trained on."""
 
     def __init__(
         self,
@@ -62,8 +58,17 @@ class Collector:
         algorithm: BaseAlgorithm,
         claims: Claims,
         versions: Callable[[], Mapping[str, int]],
+        counts: Counter[str],
     ) -> None:
-        """Prepare batches; ``versions`` returns those that the next rollouts are pinned to."""
+        """Prepare batches.
+
+        Args:
+            config: The run's settings.
+            algorithm: What is learnt from, and what of that is of use.
+            claims: Keeps others from what is taken.
+            versions: Returns those that the next rollouts are pinned to.
+            counts: Where rollouts that are left out are counted, by reason.
+        """
         self._config = config
         self._algorithm = algorithm
         self._claims = claims
@@ -71,7 +76,7 @@ class Collector:
         self._query = TransitionQuery.of(config.select)  # type: ignore[arg-type]  # checked there
         self._is_first = True
         self._known: Groups = {}
-        self.counts: Counter[str] = Counter()
+        self.counts = counts
 
     def next(self, number: int) -> Batch | None:
         """Return the batch of a step, from 1; None if there is none, or it is time to stop."""
@@ -205,7 +210,7 @@ class Collector:
         Where no size was given, it is all there are, within reason.
         """
         config = self._config
-        waited_ns = config.queue.state.now_ns() - int(config.reward_timeout_s * 1e9)
+        waited_ns = config.state.now_ns() - int(config.reward_timeout_s * 1e9)
         ready = self._find_ready(groups, waited_ns if config.follows else _FOREVER_NS)
         ordered = list(ready.items())
         if self._algorithm.takes_newest:

@@ -5,9 +5,10 @@ import logging
 import math
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.algorithms import checkpoint as checkpoints
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, name_of
@@ -15,7 +16,6 @@ from lightning_otel.algorithms.batches import Collector
 from lightning_otel.algorithms.checkpoint import Checkpoint, Origin
 from lightning_otel.algorithms.groups import read_members
 from lightning_otel.algorithms.promotion import Fit, promote
-from lightning_otel.algorithms.reporters import ReportedRun, open_reports
 from lightning_otel.algorithms.tasks import RolloutResult, RunConfig, run_tasks
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import (
@@ -27,6 +27,9 @@ from lightning_otel.errors import (
 from lightning_otel.resources import bodies
 from lightning_otel.state.runs import RunStatus
 from lightning_otel.types import Mode, Resource
+
+if TYPE_CHECKING:
+    from lightning_otel.state.queue import Queue
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +44,6 @@ class Run:
     Attributes:
         config: All settings.
         store: The store of the rollouts.
-        queue: The queue of the rollouts.
         resources: The versioned resources.
         train: The tasks to learn from; empty if it learns from what is recorded.
         val: Held-out tasks; they may choose among candidates, and decide on promotion.
@@ -66,7 +68,7 @@ class Run:
         An algorithm that ``remembers`` knows of an earlier run, which a checkpoint must hold.
         """
         self.config = config
-        self.store, self.queue, self.resources = config.store, config.queue, config.resources
+        self.store, self.resources = config.store, config.resources
         self.train, self.val, self.options = config.train, config.val, config.options
         self._algorithm = algorithm
         self._origin = origin = origin or Origin()
@@ -74,7 +76,7 @@ class Run:
         kept = origin.kept
         self.run = origin.run or config.runs.start(
             name_of(algorithm),
-            _describe_config(config),
+            config.describe(),
             consumer=config.consumer or (kept.consumer if kept is not None else ""),
         )
         self.run_dir = config.run_dir / self.run.run_id
@@ -85,8 +87,9 @@ class Run:
         self._unpublished: dict[str, Any] = {}
         self._measured: dict[str, float] = {}
         self._yielded: list[Batch] = []
+        self._collector: Collector | None = None
         self._report_elsewhere: Callable[[int, Mapping[str, float]], None] = lambda *_: None
-        self._collector = Collector(config, algorithm, self._claims, lambda: self.versions)
+        self._left_out: Counter[str] = Counter()
 
     def fit(self) -> Fit:
         """Run the algorithm to its end, or until it is told to stop.
@@ -103,9 +106,15 @@ class Run:
             for folder in (self.run_dir / "checkpoints").glob("*"):
                 if folder not in kept:  # a killed process left it, whole or not
                     shutil.rmtree(folder, ignore_errors=True)
-            reported = ReportedRun(run_id, self.run_dir, _describe_config(self.config), self.step)
             try:
-                with open_reports(self.config.report_to, reported) as self._report_elsewhere:
+                with contextlib.ExitStack() as opened:
+                    if names := self.config.report_to:
+                        from lightning_otel.algorithms.reporters import ReportedRun, open_reports
+
+                        reported = ReportedRun(
+                            run_id, self.run_dir, self.config.describe(), self.step
+                        )
+                        self._report_elsewhere = opened.enter_context(open_reports(names, reported))
                     return self._learn()
             except BaseException as exc:
                 is_told = isinstance(exc, KeyboardInterrupt)
@@ -197,9 +206,14 @@ class Run:
             thread.join()
 
     @property
+    def queue(self) -> "Queue":
+        """The queue of rollouts for workers elsewhere."""
+        return self.config.queue
+
+    @property
     def left_out(self) -> dict[str, int]:
         """The number of rollouts left out, by reason."""
-        return dict(self._collector.counts.most_common())
+        return dict(self._left_out.most_common())
 
     def should_stop(self) -> bool:
         """Return whether to end: somebody asked for it, or all steps are done."""
@@ -216,6 +230,10 @@ class Run:
             TrainingError: There is nothing that the algorithm can learn from, and why.
         """
         most = self.config.max_iterations
+        if self._collector is None:
+            self._collector = Collector(
+                self.config, self._algorithm, self._claims, lambda: self.versions, self._left_out
+            )
         if most is None and self.train and not self.config.follows:
             most = 1  # tasks are never used up: once is what was asked for
         while not self.config.stop.is_set():
@@ -377,17 +395,3 @@ class Run:
     def _parent_version(self, name: str) -> int | None:
         version = self.versions.get(name)
         return version if version is not None else self.resources.aliases(name).get("live")
-
-
-def _describe_config(config: RunConfig) -> dict[str, Any]:
-    return {
-        "store": config.store.name,
-        "agent": None if config.agent is None else config.agent.name,
-        "train": len(config.train),
-        "val": len(config.val),
-        "samples": config.samples,
-        "min_batch_size": config.min_batch_size,
-        "max_iterations": config.max_iterations,
-        "seed": config.seed,
-        "options": {name: repr(value)[:200] for name, value in config.options.items()},
-    }

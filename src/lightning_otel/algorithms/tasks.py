@@ -18,9 +18,10 @@ from lightning_otel.types import Mode, Rollout, Trajectory
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
     from lightning_otel.resources import Resources
-    from lightning_otel.runner import Hook, Runner
+    from lightning_otel.runner import Hook
     from lightning_otel.runner.agents import Agent
     from lightning_otel.runner.pool import Kind
+    from lightning_otel.state import State
     from lightning_otel.state.queue import Queue
     from lightning_otel.state.runs import Runs
     from lightning_otel.tracing import RewardEvaluator
@@ -43,7 +44,7 @@ class RunConfig:
     """
 
     store: "Store"
-    queue: "Queue"
+    state: "State"
     resources: "Resources"
     runs: "Runs"
     run_dir: Path
@@ -70,6 +71,27 @@ class RunConfig:
     follows: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     progress: "Callable[[int, int | None, Mapping[str, float]], None] | None" = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is written down with the run."""
+        return {
+            "store": self.store.name,
+            "agent": None if self.agent is None else self.agent.name,
+            "train": len(self.train),
+            "val": len(self.val),
+            "samples": self.samples,
+            "min_batch_size": self.min_batch_size,
+            "max_iterations": self.max_iterations,
+            "seed": self.seed,
+            "options": {name: repr(value)[:200] for name, value in self.options.items()},
+        }
+
+    @property
+    def queue(self) -> "Queue":
+        """The queue, for workers elsewhere."""
+        from lightning_otel.state.queue import Queue
+
+        return Queue(self.state)
 
 
 class RolloutResult(NamedTuple):
@@ -155,9 +177,11 @@ def run_rollouts(config: RunConfig, rollouts: Sequence[Rollout]) -> list[Rollout
     the queue, which knows those that were put before a kill.
     """
     if _runs_here(config):
-        from lightning_otel.runner.pool import run_rollouts as run_here
+        from lightning_otel.runner.worker import Runner
+        from lightning_otel.runner.worker import run_rollouts as run_here
 
-        runners = [_make_runner(config) for _ in range(config.workers)]
+        settings = _runner_settings(config)
+        runners = [Runner(config.agent, **settings) for _ in range(config.workers)]
         return run_here(rollouts, runners, config.stop)
     queue, ids = config.queue, [each.rollout_id for each in rollouts]
     known = {each.rollout_id for each in queue.rollouts(ids=ids)}
@@ -180,12 +204,6 @@ def run_rollouts(config: RunConfig, rollouts: Sequence[Rollout]) -> list[Rollout
 def _runs_here(config: RunConfig) -> bool:
     """Return whether threads of this process run the agent."""
     return config.agent is not None and bool(config.workers) and config.kind == "threads"
-
-
-def _make_runner(config: RunConfig) -> "Runner":
-    from lightning_otel.runner.worker import Runner
-
-    return Runner(config.agent, **_runner_settings(config))
 
 
 def _runner_settings(config: RunConfig) -> dict[str, Any]:

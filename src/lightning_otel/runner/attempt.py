@@ -1,9 +1,13 @@
 """One attempt: the agent acts on its task, recorded, with its resources, and hooks look on."""
 
 import logging
+import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextvars import Context
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from opentelemetry import trace
 
@@ -96,6 +100,9 @@ class Outcome(NamedTuple):
     reward: float | None = None
     reason: str = ""
     recording: Recording | None = None
+
+
+Job: TypeAlias = "Future[Outcome]"
 
 
 def run_attempt(runner: "Runner", agent: Agent, lease: "Lease") -> Outcome:
@@ -214,3 +221,36 @@ def emit_answer(answer: Answer, *, is_judged: bool = False) -> float | None:
         )
     emit_reward(float(answer))
     return float(answer)
+
+
+class AttemptThread:
+    """A daemon thread that makes attempts one after the other, while another one looks on."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[tuple[Job, Callable[[], Outcome]] | None] = SimpleQueue()
+        self.thread = threading.Thread(
+            target=_work_jobs, args=(self._jobs,), name=name, daemon=True
+        )
+        self.thread.start()
+
+    def start(self, function: Callable[[], Outcome]) -> Job:
+        """Make an attempt there; return what its outcome comes to."""
+        job: Job = Future()
+        self._jobs.put((job, function))
+        return job
+
+    def end(self) -> None:
+        """End the thread after its present attempt."""
+        self._jobs.put(None)
+
+
+def _work_jobs(jobs: "SimpleQueue[tuple[Job, Callable[[], Outcome]] | None]") -> None:
+    while (entry := jobs.get()) is not None:
+        job, function = entry
+        outcome = Outcome()
+        try:
+            # In a context that knows nothing of who asked for it.
+            outcome = Context().run(function)
+        finally:
+            job.set_result(outcome)
+        del job, function, entry, outcome

@@ -8,15 +8,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, WorkerError
 from lightning_otel.runner.attempt import Hook, ResourceSource
-from lightning_otel.runner.worker import LEASE_S, Runner, Stop, store_path
+from lightning_otel.runner.worker import LEASE_S, Runner, Stop, run_threads, store_path
 from lightning_otel.state.queue import Queue
 from lightning_otel.tracing import RewardEvaluator
-from lightning_otel.types import Mode, Rollout
+from lightning_otel.types import Mode
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def run_workers(
     if kind == "threads":
         runners = [first, *(make(number) for number in range(2, n + 1))]
         try:
-            _run_threads(
+            run_threads(
                 runners, stop, lambda runner, ends: runner.run(until_empty=until_empty, stop=ends)
             )
         except BaseException:  # an interrupted program waits for no attempt
@@ -126,73 +126,6 @@ def run_workers(
         return until_empty and queue.is_empty(agents=first.agent.names, modes=modes)
 
     return _run_others(n, add, queue, stop, is_done)
-
-
-def run_rollouts(
-    rollouts: Sequence[Rollout], runners: Sequence[Runner], stop: Stop
-) -> list[Rollout]:
-    """Run rollouts here, without a queue, one at a time with each runner; return them in order.
-
-    Those that are not begun when it is time to stop are returned as they are.
-
-    Raises:
-        ConfigError: The store is not on disk.
-        WorkerError: Too many attempts hang in threads.
-    """
-    store_path(runners[0].store)
-    waiting = iter(list(rollouts))  # whose next is one step to other threads
-    ended: dict[str, Rollout] = {}
-
-    def run_next(runner: Runner, stop: Stop) -> None:
-        try:
-            while not stop.is_set() and (rollout := next(waiting, None)) is not None:
-                ended[rollout.rollout_id] = runner.run_rollout(rollout)
-        finally:
-            runner.close()
-
-    _run_threads(runners, stop, run_next)
-    return [ended.get(each.rollout_id, each) for each in rollouts]
-
-
-def _run_threads(
-    runners: Sequence[Runner], stop: Stop, work: Callable[[Runner, Stop], object]
-) -> None:
-    over = threading.Event()
-    failed: list[BaseException] = []
-
-    def work_until_over(runner: Runner) -> None:
-        try:
-            work(runner, _AnyStop(stop, over))
-        except BaseException as exc:  # noqa: BLE001  # raised where the workers were asked for
-            failed.append(exc)
-            over.set()
-
-    threads = [
-        threading.Thread(target=work_until_over, args=(each,), daemon=True) for each in runners
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        over.set()
-        raise
-    if failed:
-        raise failed[0]
-
-
-class _AnyStop(NamedTuple):
-    """Set as soon as one of two is."""
-
-    first: Stop
-    second: threading.Event
-
-    def is_set(self) -> bool:
-        return self.first.is_set() or self.second.is_set()
-
-    def wait(self, timeout: float) -> bool:
-        return self.first.wait(timeout) or self.second.is_set()
 
 
 def _run_others(

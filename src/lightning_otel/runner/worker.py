@@ -8,18 +8,24 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, wait
-from contextvars import Context
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
-from queue import SimpleQueue
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, StateError, WorkerError
 from lightning_otel.runner.agents import Agent, agent_of
 from lightning_otel.runner.agents.agent import cancel_agent
-from lightning_otel.runner.attempt import Hook, Outcome, ResourceSource, call_hooks, run_attempt
+from lightning_otel.runner.attempt import (
+    AttemptThread,
+    Hook,
+    Job,
+    Outcome,
+    ResourceSource,
+    call_hooks,
+    run_attempt,
+)
 from lightning_otel.state import State
 from lightning_otel.state.queue import FINAL, Lease, Queue
 from lightning_otel.state.rollouts import clean_reason, describe_timeout
@@ -36,8 +42,6 @@ _MOST_HANGING: Final = 16
 _SHORTEST_IDLE_S: Final = 0.02
 _LONGEST_IDLE_S: Final = 0.5
 _numbers: Final = itertools.count(1)
-
-Job: TypeAlias = "Future[Outcome]"
 
 
 class Stop(Protocol):
@@ -108,7 +112,7 @@ class Runner:
         self._lease_s = lease_s
         self._is_process_own = is_process_own
         self._pid = os.getpid()
-        self._thread: _AttemptThread | None = None
+        self._thread: AttemptThread | None = None
         self._hanging: list[threading.Thread] = []
 
     def __reduce__(self) -> Any:
@@ -248,7 +252,7 @@ class Runner:
             return self.agent, Outcome(reason=f"no agent: {exc}")
         call_hooks(self, "on_rollout_start", agent=agent, rollout=lease.rollout)
         if self._thread is None:
-            self._thread = _AttemptThread(f"attempts of {self.worker_id}")
+            self._thread = AttemptThread(f"attempts of {self.worker_id}")
             weakref.finalize(self, self._thread.end)
         thread = self._thread
         job = thread.start(lambda: run_attempt(self, agent, lease))
@@ -287,7 +291,7 @@ class Runner:
             except StateError:  # it may answer again before the lease is over
                 log.warning("no heartbeat for %s", lease.rollout.rollout_id, exc_info=True)
 
-    def _give_up(self, thread: "_AttemptThread", job: Job, lease: Lease) -> None:
+    def _give_up(self, thread: "AttemptThread", job: Job, lease: Lease) -> None:
         """Leave an attempt whose lease is lost, as far as it can be ended."""
         if cancel_agent(thread.thread):
             wait([job], _GRACE_S)
@@ -323,32 +327,69 @@ def _reopen_runner(
     return Runner(agent, resources=None if kind is None else kind(state), **settings)
 
 
-class _AttemptThread:
-    """A daemon thread that makes attempts one after the other, while another one looks on."""
+def run_rollouts(
+    rollouts: Sequence[Rollout], runners: Sequence[Runner], stop: Stop
+) -> list[Rollout]:
+    """Run rollouts here, without a queue, one at a time with each runner; return them in order.
 
-    def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[tuple[Job, Callable[[], Outcome]] | None] = SimpleQueue()
-        self.thread = threading.Thread(
-            target=_work_jobs, args=(self._jobs,), name=name, daemon=True
-        )
-        self.thread.start()
+    Those that are not begun when it is time to stop are returned as they are.
 
-    def start(self, function: Callable[[], Outcome]) -> Job:
-        job: Job = Future()
-        self._jobs.put((job, function))
-        return job
+    Raises:
+        ConfigError: The store is not on disk.
+        WorkerError: Too many attempts hang in threads.
+    """
+    store_path(runners[0].store)
+    waiting = iter(list(rollouts))  # whose next is one step to other threads
+    ended: dict[str, Rollout] = {}
 
-    def end(self) -> None:
-        self._jobs.put(None)
-
-
-def _work_jobs(jobs: "SimpleQueue[tuple[Job, Callable[[], Outcome]] | None]") -> None:
-    while (entry := jobs.get()) is not None:
-        job, function = entry
-        outcome = Outcome()
+    def run_next(runner: Runner, stop: Stop) -> None:
         try:
-            # In a context that knows nothing of who asked for it.
-            outcome = Context().run(function)
+            while not stop.is_set() and (rollout := next(waiting, None)) is not None:
+                ended[rollout.rollout_id] = runner.run_rollout(rollout)
         finally:
-            job.set_result(outcome)
-        del job, function, entry, outcome
+            runner.close()
+
+    run_threads(runners, stop, run_next)
+    return [ended.get(each.rollout_id, each) for each in rollouts]
+
+
+def run_threads(
+    runners: Sequence[Runner], stop: Stop, work: Callable[[Runner, Stop], object]
+) -> None:
+    """Have each runner work in a thread of its own; raise what the first of them raised."""
+    over = threading.Event()
+    failed: list[BaseException] = []
+
+    def work_until_over(runner: Runner) -> None:
+        try:
+            work(runner, _AnyStop(stop, over))
+        except BaseException as exc:  # noqa: BLE001  # raised where the workers were asked for
+            failed.append(exc)
+            over.set()
+
+    threads = [
+        threading.Thread(target=work_until_over, args=(each,), daemon=True) for each in runners
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        over.set()
+        raise
+    if failed:
+        raise failed[0]
+
+
+class _AnyStop(NamedTuple):
+    """Set as soon as one of two is."""
+
+    first: Stop
+    second: threading.Event
+
+    def is_set(self) -> bool:
+        return self.first.is_set() or self.second.is_set()
+
+    def wait(self, timeout: float) -> bool:
+        return self.first.wait(timeout) or self.second.is_set()

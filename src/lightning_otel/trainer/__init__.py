@@ -22,7 +22,6 @@ from lightning_otel.algorithms import (
     name_of,
 )
 from lightning_otel.algorithms.promotion import Evaluation, Fit, Verdict
-from lightning_otel.algorithms.reporters import reporter_names
 from lightning_otel.algorithms.tasks import RunConfig, require_agent, run_tasks
 from lightning_otel.config import TRAIN
 from lightning_otel.dataset import Store
@@ -32,7 +31,6 @@ from lightning_otel.resources import Resources
 from lightning_otel.rewards.pending import settle_pending
 from lightning_otel.runner.agents import agent_of
 from lightning_otel.state import State
-from lightning_otel.state.queue import Queue
 from lightning_otel.state.runs import Metric, Runs, TrainingRun
 from lightning_otel.types import Mode
 
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     from lightning_otel.algorithms.exchange import Backend
     from lightning_otel.runner import Hook
     from lightning_otel.runner.pool import Kind
+    from lightning_otel.state.queue import Queue
     from lightning_otel.tracing import RewardEvaluator
 
 __all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict"]
@@ -164,7 +163,7 @@ class Trainer:
         if adapter is not None and not isinstance(adapter, TraceAdapter):
             select.setdefault("adapter", adapter)
         self.state = state if state is not None else State.beside(self.store)
-        self.queue, self.runs = Queue(self.state), Runs(self.state)
+        self.runs = Runs(self.state)
         self.resources = Resources(self.state)
         TransitionQuery.of({**select})  # type: ignore[typeddict-item]  # refused here, not later
         _check_numbers(min_batch_size, max_iterations, samples, self.algorithm)
@@ -172,7 +171,7 @@ class Trainer:
         beside = Path(".lightning", "runs") if layout is None else layout.root / "runs"
         self._config = RunConfig(
             store=self.store,
-            queue=self.queue,
+            state=self.state,
             resources=self.resources,
             runs=self.runs,
             run_dir=Path(run_dir) if run_dir is not None else beside,
@@ -193,7 +192,7 @@ class Trainer:
             min_gain=min_gain,
             seed=seed,
             options=options,
-            report_to=reporter_names(report_to),
+            report_to=_check_reporters(report_to),
         )
         self._origin: checkpoint.Origin | None = None
         self.progress = progress
@@ -206,6 +205,11 @@ class Trainer:
         for name, body in (resources or {}).items():
             if name not in known:
                 self.resources.publish(name, body, alias="live")
+
+    @property
+    def queue(self) -> "Queue":
+        """The queue of rollouts for workers elsewhere."""
+        return self._config.queue
 
     def add_agent(self, agent: object) -> None:
         """Name the agent, where the trainer was made without."""
@@ -329,6 +333,14 @@ class Trainer:
         if self.started is not None:
             self.started(run.run)
         return run.fit()
+
+
+def _check_reporters(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    if not names:
+        return ()
+    from lightning_otel.algorithms.reporters import reporter_names
+
+    return reporter_names(names)
 
 
 def _check_numbers(

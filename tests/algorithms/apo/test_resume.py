@@ -19,7 +19,7 @@ from tests.algorithms.apo.desk import PATH, desk
 
 from lightning_otel import Store
 from lightning_otel.algorithms.apo import APO
-from lightning_otel.algorithms.apo.state import decode_state, encode_state, write_state
+from lightning_otel.algorithms.apo.search import decode_state, encode_state, write_state
 from lightning_otel.demo.policy import Reply
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import TrainingError

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from lightning_otel import errors
 from lightning_otel.algorithms.apo import episodes
-from lightning_otel.algorithms.apo.search import Search, TaskSet
-from lightning_otel.algorithms.apo.texts import AGENT, Candidate, Model, Texts, chat
+from lightning_otel.algorithms.apo.search import Search
+from lightning_otel.algorithms.apo.texts import AGENT, Candidate, Model, TaskSet, Texts, chat
 from lightning_otel.algorithms.base import BaseAlgorithm
 from lightning_otel.algorithms.run import Run
 from lightning_otel.dataset import Store

@@ -3,18 +3,20 @@
 import contextlib
 import hashlib
 import json
+import pickle
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from lightning_otel.algorithms.apo.episodes import Episode, check_rewards, read_spans
-from lightning_otel.algorithms.apo.state import encode_state, write_state
 from lightning_otel.algorithms.apo.texts import (
     Candidate,
     Records,
     Shots,
+    TaskSet,
     Texts,
     Writer,
     is_examples,
@@ -22,6 +24,7 @@ from lightning_otel.algorithms.apo.texts import (
 from lightning_otel.algorithms.base import StepResult
 from lightning_otel.algorithms.tasks import STOPPED
 from lightning_otel.errors import ConfigError, TrainingError
+from lightning_otel.store.layout import write_private
 from lightning_otel.types import Mode, Resource
 
 if TYPE_CHECKING:
@@ -41,35 +44,8 @@ Example: TypeAlias = tuple[Any, Mode]
 """A task, and whether one learns from it or chooses by it."""
 FOLDER: Final = "gepa"
 """GEPA's folder within that of the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSet:
-    """The tasks of one category; of all where there are none.
-
-    Attributes:
-        category: Its name; empty if there are none.
-        train: Tasks to learn from.
-        val: Tasks to choose by; empty to choose by those one learns from.
-    """
-
-    category: str
-    train: Sequence[Any]
-    val: Sequence[Any]
-
-    @property
-    def place(self) -> str:
-        """The name in messages."""
-        return f" of {self.category}" if self.category else ""
-
-    def named(self, name: str) -> str:
-        """Return the name of the resource that its tasks have in place of another."""
-        return f"{name}[{self.category}]" if self.category else name
-
-    def measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return metrics by names that no other category has."""
-        prefix = f"{self.category}/" if self.category else ""
-        return {f"{prefix}{name}": value for name, value in metrics.items()}
+_FILE: Final = "gepa_state.bin"
+_NOT_KEPT: Final = ("_budget_hooks", "evaluation_cache")
 
 
 class StoppedError(Exception):
@@ -336,3 +312,57 @@ class Search:
             # The run may have published it before a restart.
             if version is None or context.resources.get(name, version).body != body:
                 context.publish(name, body, metrics={self._judged_by: scores[best]})
+
+
+# GEPA keeps its state as a pickle, and to read one runs whatever it says. It is never read but from
+# a folder into which it was written a moment before; what checkpoints hold is JSON.
+
+
+def encode_state(state: "GEPAState[Any, Any]") -> dict[str, Any]:
+    """GEPA's state as JSON."""
+    return {key: _to_json(value) for key, value in vars(state).items() if key not in _NOT_KEPT}
+
+
+def write_state(kept_state: Mapping[str, Any] | None, folder: Path) -> None:
+    """Make a folder for GEPA: with the state to go on from, or with none."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    if kept_state is not None:
+        write_private(folder / _FILE, pickle.dumps(decode_state(kept_state)))
+
+
+def decode_state(kept_state: Mapping[str, Any]) -> dict[str, Any]:
+    """GEPA's state as it was, by attribute."""
+    try:
+        found = {key: _from_json(value) for key, value in kept_state.items()}
+    except (TypeError, ValueError, AttributeError) as exc:
+        raise TrainingError(
+            f"the search to go on with is damaged ({exc}); resume from another checkpoint"
+        ) from exc
+    return {**found, "evaluation_cache": None}
+
+
+def _to_json(value: Any) -> Any:
+    """JSON has lists and texts as keys; what else there is says what it is."""
+    if isinstance(value, Mapping):
+        return {"map": [[_to_json(key), _to_json(each)] for key, each in value.items()]}
+    if isinstance(value, (set, frozenset)):
+        return {"set": sorted(map(_to_json, value))}
+    if isinstance(value, tuple):
+        return {"tuple": [_to_json(each) for each in value]}
+    if isinstance(value, list):
+        return [_to_json(each) for each in value]
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_json(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, held),) = value.items()
+    if kind == "map":
+        return {_from_json(key): _from_json(each) for key, each in held}
+    if kind not in ("set", "tuple"):
+        raise ValueError(f"there is no {kind!r} in it")
+    return (set if kind == "set" else tuple)(map(_from_json, held))

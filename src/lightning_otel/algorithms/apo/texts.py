@@ -9,6 +9,7 @@ import json
 import random
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.adapter.conversations import make_conversations
@@ -39,6 +40,35 @@ Model = Callable[[str], str | None]
 """Answers a prompt."""
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 """For each text what the agent was given with it, answered, and was told about that."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSet:
+    """The tasks of one category; of all where there are none.
+
+    Attributes:
+        category: Its name; empty if there are none.
+        train: Tasks to learn from.
+        val: Tasks to choose by; empty to choose by those one learns from.
+    """
+
+    category: str
+    train: Sequence[Any]
+    val: Sequence[Any]
+
+    @property
+    def place(self) -> str:
+        """The name in messages."""
+        return f" of {self.category}" if self.category else ""
+
+    def named(self, name: str) -> str:
+        """Return the name of the resource that its tasks have in place of another."""
+        return f"{name}[{self.category}]" if self.category else name
+
+    def measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return metrics by names that no other category has."""
+        prefix = f"{self.category}/" if self.category else ""
+        return {f"{prefix}{name}": value for name, value in metrics.items()}
 
 
 class Texts:
