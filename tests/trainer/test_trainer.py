@@ -277,6 +277,23 @@ def test_group_waits_until_it_is_whole(store: Store) -> None:
     assert sorted(algorithm.rows) == sorted(ids)
 
 
+def test_groups_of_another_trainer_stay_groups(store: Store) -> None:
+    """What was run as samples of one task at one step is compared by whoever learns from it."""
+    seen: list[Batch] = []
+
+    class Seeing(Ledger):
+        def train_step(self, batch: Batch) -> StepResult:
+            seen.append(batch)
+            return StepResult()
+
+    first = Trainer(polite, Ledger(2), store=store, resources={"prompt": "x"}, max_iterations=2)
+    first.fit(["a"])
+    Trainer(store=store, algorithm=Seeing(2)).fit()
+
+    (batch,) = seen
+    assert [len(ids) for ids in batch.groups.values()] == [2, 2]
+
+
 def test_rest_of_a_queued_group_is_counted(store: Store) -> None:
     """Where others ran it: what has no reward is left out of a group that is trained on."""
     algorithm = Ledger(2)

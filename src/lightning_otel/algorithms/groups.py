@@ -45,10 +45,12 @@ WHOLE: Final = (
 )
 
 _RECORDED: Final = f"""
-SELECT rollout_id, attempt_id, status, reward, end_ns, task, mode FROM rollouts
+SELECT rollout_id, attempt_id, status, reward, end_ns, coalesce(task_id, task), mode FROM rollouts
 LEFT JOIN (
-  SELECT {ROLLOUT} AS rollout_id, any_value({attribute_sql(c.MODE)}) AS mode FROM spans
-  WHERE contains(attributes::VARCHAR, '{c.MODE}') GROUP BY 1
+  SELECT {ROLLOUT} AS rollout_id, any_value({attribute_sql(c.MODE)}) AS mode,
+    any_value({attribute_sql(c.TASK_ID)}) AS task_id
+  FROM spans WHERE contains(attributes::VARCHAR, '{c.MODE}')
+    OR contains(attributes::VARCHAR, '{c.TASK_ID}') GROUP BY 1
 ) USING (rollout_id)
 WHERE (?::VARCHAR[] IS NULL OR list_contains(?::VARCHAR[], rollout_id))
   AND start_ns >= ? AND start_ns < ?
@@ -67,6 +69,7 @@ class Member(NamedTuple):
         is_over: Nothing more is to come but rewards.
         ended_ns: The end; None if it is not over.
         lost: The reason why it never will be of use; empty if it may.
+        task: The id of its task; by default the task as JSON text.
         is_queued: It comes from the queue, and its group is closed.
     """
 
