@@ -15,7 +15,7 @@ from lightning_otel.adapter.rewards import RETRACTED
 from lightning_otel.errors import ConfigError
 from lightning_otel.resources import Resources
 from lightning_otel.rewards.best_version import learned
-from lightning_otel.rewards.totals import standing
+from lightning_otel.rewards.totals import count_totals
 from lightning_otel.runner import Runner
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
@@ -64,7 +64,7 @@ def test_reward_is_one_number_at_every_door(
     rewards = {
         "queue": queue.get(put.rollout_id).reward,
         "trajectory": attempt.reward,
-        "standing": standing(store).total.average_reward,
+        "standing": count_totals(store).total.average_reward,
         "learned": learned("", "style", min_rollouts=1, resources=resources, store=store)
         .versions[0].mean,
         "curve": chart.series[0].points[0].value,
@@ -166,5 +166,5 @@ def test_what_a_reward_function_passed_over_is_counted(store: Store) -> None:
     done = lo.apply_rewards(store, exact)
 
     assert (done.attempts, done.stepless) == (0, 1)
-    total = standing(store).total
+    total = count_totals(store).total
     assert (total.rewarded_rollouts, total.steps, total.average_reward) == (1, 0, None)

@@ -20,7 +20,7 @@ from lightning_otel import (
     instrument,
     uninstrument,
 )
-from lightning_otel.algorithms.exchange.backend import missing
+from lightning_otel.algorithms.exchange.backend import explain_missing
 from lightning_otel.algorithms.microsoft import Microsoft
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
@@ -39,14 +39,14 @@ def test_auto_falls_back_and_says_why(store: Store, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         trainer = Trainer(lambda task: 1.0, "baseline", backend="auto", store=store)
 
-    if missing():
+    if explain_missing():
         assert type(trainer.algorithm).__name__ == "Baseline"
         assert "backend 'auto' is 'builtin' here: agentlightning" in caplog.text
     else:
         assert isinstance(trainer.algorithm, Microsoft)
 
 
-@pytest.mark.skipif(not missing(), reason="agentlightning is installed here")
+@pytest.mark.skipif(not explain_missing(), reason="agentlightning is installed here")
 def test_microsoft_where_it_is_not_installed_is_an_error(store: Store) -> None:
     """Asked for by name, nothing else is done instead."""
     with pytest.raises(ConfigError, match="agentlightning is not installed; pip install"):
@@ -186,7 +186,7 @@ def test_what_it_has_not_is_refused(store: Store) -> None:
 
 def test_train_command_says_why_it_falls_back(store: Store, tmp_path: Path) -> None:
     """``train --backend auto`` goes on with ours where Agent Lightning is not, and says so."""
-    if not missing():
+    if not explain_missing():
         pytest.skip("agentlightning is installed here")
     with auto_trace(store=store, task="hi"):
         emit_action("say", "hi")

@@ -109,7 +109,7 @@ def make_backend_algorithm(algorithm: Any, backend: "Backend", **options: Any) -
     is_unknown = isinstance(algorithm, str) and algorithm.lower() not in NAMES
     unfit = f"Agent Lightning has no algorithm {algorithm!r}" if is_ours or is_unknown else ""
     if backend == "auto" and not unfit and not explain_missing():
-        unfit = Microsoft(algorithm, **options).fault()
+        unfit = Microsoft(algorithm, **options).find_fault()
     if choose_backend(backend, unfit=unfit).name == "builtin":
         return make_algorithm(algorithm, **options)
     return Microsoft(algorithm, **options)

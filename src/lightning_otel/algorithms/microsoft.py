@@ -77,7 +77,7 @@ class Microsoft(BaseAlgorithm):
         given = _live_bodies(context)
         work = _Work(agl, context.config)
         store = agl.InMemoryLightningStore(thread_safe=True)
-        algorithm = self._made(agl)
+        algorithm = self._make_algorithm(agl)
         trainer = agl.Trainer(
             algorithm=algorithm,
             adapter=_make_adapter(agl, algorithm),
@@ -94,15 +94,15 @@ class Microsoft(BaseAlgorithm):
         latest = _run_in_thread(lambda: asyncio.run(store.get_latest_resources()))
         self._publish_results(context, work, given, {} if latest is None else latest.resources)
 
-    def fault(self) -> str:
+    def find_fault(self) -> str:
         """Return the reason why its algorithm cannot be made; empty if it can."""
         try:
-            self._made(importlib.import_module("agentlightning"))
+            self._make_algorithm(importlib.import_module("agentlightning"))
         except ConfigError as exc:
             return str(exc)
         return ""
 
-    def _made(self, agl: Any) -> Any:
+    def _make_algorithm(self, agl: Any) -> Any:
         if isinstance(self._algorithm, str):
             name = NAMES[self._algorithm.lower()]
             try:

@@ -97,7 +97,7 @@ class PolicyGradient(GradientAlgorithm):
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
         """Return the reason if all of a rollout was sampled by weights that are too old."""
-        newest = self._newest()
+        newest = self._newest_version()
         steps = [step for path in trajectories for step in path.transitions]
         return STALE if steps and all(self._is_stale((each,), newest) for each in steps) else ""
 
@@ -118,7 +118,7 @@ class PolicyGradient(GradientAlgorithm):
             fault, count = faults.most_common(1)[0]
             raise TrainingError(f"{count} of {len(exact)} steps have {fault}")
         left.update(faults)
-        newest = self._newest()
+        newest = self._newest_version()
         tokens: Counter[str] = Counter()
         judged: set[str] = set()
         held: list[TrainingRow] = []
@@ -175,7 +175,7 @@ class PolicyGradient(GradientAlgorithm):
         most = self._max_staleness
         return most is not None and _version_lag(steps, self._follow, newest) > most
 
-    def _newest(self) -> int:
+    def _newest_version(self) -> int:
         """Return the newest version that agents are given of what they follow; 0 if none."""
         if self._context is None:
             return 0

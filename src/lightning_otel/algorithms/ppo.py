@@ -92,7 +92,7 @@ class PPO(PolicyGradient):
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
         """Return the reason if a step of a rollout was sampled by weights that are too old."""
-        newest = self._newest()
+        newest = self._newest_version()
         steps = [step for path in trajectories for step in path.transitions]
         return STALE if any(self._is_stale((each,), newest) for each in steps) else ""
 

@@ -75,7 +75,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         # TRL would load the reference anew, or copy the adapter as it is by now, in each trainer.
         beta, args.beta = args.beta, 0.0
         placeholder = datasets.Dataset.from_dict({"prompt": [""]})
-        super().__init__(model, [_never], args=args, train_dataset=placeholder, **others)
+        super().__init__(model, [_refuse_reward], args=args, train_dataset=placeholder, **others)
         self.beta = args.beta = beta
         self.train_dataset: list[Any] = list(rows)
         self._longest = max((row["rollout_tokens"] for row in rows), default=1)
@@ -119,7 +119,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         self._normalizer = by_rollout.get(self._weighing, tokens)
         return found, items
 
-    def _weights(self, row: RecordedRow) -> list[float]:
+    def _token_weights(self, row: RecordedRow) -> list[float]:
         """The weight of each token in the step's sum, 0 where it was given, [C].
 
         TRL takes a sum of weights below 1 for 1, hence none is.
@@ -131,11 +131,11 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         return self._generate_and_score_completions(generation_batch)
 
     def _generate_and_score_completions(self, inputs: list[RecordedRow]) -> dict[str, Any]:
-        batch = self._tokens(inputs)
+        batch = self._make_tokens(inputs)
         batch |= {
-            "tool_mask": self._padded([self._weights(row) for row in inputs], 0),
-            "advantages": self._padded([row["advantages"] for row in inputs], 0.0),
-            "old_per_token_logps": self._padded([row["logprobs"] for row in inputs], 0.0),
+            "tool_mask": self._pad_rows([self._token_weights(row) for row in inputs], 0),
+            "advantages": self._pad_rows([row["advantages"] for row in inputs], 0.0),
+            "old_per_token_logps": self._pad_rows([row["logprobs"] for row in inputs], 0.0),
         }
         # TRL counts what is in a generation batch, and divides by what falls to one step of it.
         share = self.args.steps_per_generation / self.current_gradient_accumulation_steps
@@ -146,16 +146,16 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
             batch["ref_per_token_logps"] = self._reference_logprobs(batch)
         return batch
 
-    def _tokens(self, rows: Sequence[RecordedRow]) -> dict[str, Any]:
+    def _make_tokens(self, rows: Sequence[RecordedRow]) -> dict[str, Any]:
         """Their tokens; what was given to the model in between is seen by it as well."""
         pad = self._tokenizer.pad_token_id
         prompts = [row["prompt_ids"] for row in rows]
         completions = [row["completion_ids"] for row in rows]
         return {
-            "prompt_ids": self._padded(prompts, pad, is_left=True),
-            "prompt_mask": self._padded([[1] * len(each) for each in prompts], 0, is_left=True),
-            "completion_ids": self._padded(completions, pad),
-            "completion_mask": self._padded([[1] * len(each) for each in completions], 0),
+            "prompt_ids": self._pad_rows(prompts, pad, is_left=True),
+            "prompt_mask": self._pad_rows([[1] * len(each) for each in prompts], 0, is_left=True),
+            "completion_ids": self._pad_rows(completions, pad),
+            "completion_mask": self._pad_rows([[1] * len(each) for each in completions], 0),
         }
 
     def _reference_logprobs(self, batch: dict[str, Any]) -> Any:
@@ -169,7 +169,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
             with self.accelerator.unwrap_model(self.model).disable_adapter():
                 return self._get_per_token_logps_and_entropies(self.model, ids, seen, size)[0]
 
-    def _padded(
+    def _pad_rows(
         self, rows: Sequence[Sequence[float]], padding: float, *, is_left: bool = False
     ) -> Any:
         """The rows as one tensor, [B, longest]."""
@@ -183,7 +183,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         return torch.tensor(full, device=self.accelerator.device)
 
 
-def _never(**_: Any) -> list[float]:
+def _refuse_reward(**_: Any) -> list[float]:
     raise AssertionError("recorded rows have their rewards; no function is to be asked for one")
 
 
@@ -221,17 +221,17 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
         """Judge the steps by the values as they are, then train."""
         base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
         backbone = getattr(base, base.base_model_prefix)
-        self._judge(backbone)
-        hook = backbone.register_forward_hook(self._keep)
+        self._estimate_values(backbone)
+        hook = backbone.register_forward_hook(self._keep_hidden)
         try:
             return super().train(*args, **keywords)
         finally:
             hook.remove()
 
-    def _keep(self, _: Any, __: Any, output: Any) -> None:
+    def _keep_hidden(self, _: Any, __: Any, output: Any) -> None:
         self._hidden = output.last_hidden_state
 
-    def _judge(self, backbone: Any) -> None:
+    def _estimate_values(self, backbone: Any) -> None:
         """Give each row values, returns and advantages of its steps, which stay as they are."""
         rows, size = self.train_dataset, self.args.per_device_train_batch_size
         was_training = self.model.training
@@ -239,11 +239,11 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
         with torch.no_grad():
             for start in range(0, len(rows), size):
                 held = rows[start : start + size]
-                batch = self._tokens(held)
+                batch = self._make_tokens(held)
                 ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
                 seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
                 hidden = backbone(input_ids=ids, attention_mask=seen).last_hidden_state
-                found = iter(self._values(hidden, self._places(batch, held)).tolist())
+                found = iter(self._read_values(hidden, self._find_places(batch, held)).tolist())
                 for row in held:
                     row["values"] = [next(found) for _ in row["order"]]
         self.model.train(was_training)
@@ -255,13 +255,13 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
         explained = 1 - (returns - values).var(False) / returns.var(False).clamp(min=_TINY)
         self._metrics["train"]["explained_variance"].append(explained.item())
 
-    def _places(self, batch: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Any:
+    def _find_places(self, batch: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Any:
         """Row and place of the last token before each step's own, [2, steps]."""
         width = batch["prompt_ids"].shape[1]
         found = [(at, width + s - 1) for at, row in enumerate(rows) for s in row["starts"]]
         return torch.tensor(found, device=self.accelerator.device).T
 
-    def _values(self, hidden: Any, places: Any) -> Any:
+    def _read_values(self, hidden: Any, places: Any) -> Any:
         """The value of each step, [steps]."""
         return self._head(hidden[places[0], places[1]].float()).squeeze(-1).float()
 
@@ -273,7 +273,7 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[Any]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
-        batch["value_places"] = self._places(batch, inputs)
+        batch["value_places"] = self._find_places(batch, inputs)
         for name in ("values", "returns"):
             held = [each for row in inputs for each in row[name]]
             batch[name] = torch.tensor(held, device=self.accelerator.device)
@@ -281,7 +281,10 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         policy_loss = super()._compute_loss(model, inputs)
-        values, clip = self._values(self._hidden, inputs["value_places"]), self._cliprange_value
+        values, clip = (
+            self._read_values(self._hidden, inputs["value_places"]),
+            self._cliprange_value,
+        )
         moved = torch.clamp(values - inputs["values"], -clip, clip) + inputs["values"]
         errors = [(each - inputs["returns"]) ** 2 for each in (values, moved)]
         value_loss = torch.maximum(*errors).sum() / (2 * self._step_count)

@@ -70,7 +70,7 @@ class StoreTotals(NamedTuple):
     categories: Mapping[str, Totals]
 
 
-def standing(store: Store) -> StoreTotals:
+def count_totals(store: Store) -> StoreTotals:
     """Count a store's totals; read no message."""
     found: dict[str, Totals] = {}
     kinds: dict[str, str] = {}

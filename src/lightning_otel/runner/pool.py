@@ -112,9 +112,9 @@ def run_workers(
 
         start: Callable[..., Any] = Process
     elif kind == "ray":
-        from lightning_otel.runner.ray import starter
+        from lightning_otel.runner.ray import make_starter
 
-        start = starter(queue.state, options or {})
+        start = make_starter(queue.state, options or {})
     else:
         raise ConfigError(f"workers are of kind {kind!r}; it must be threads, processes or ray")
 
@@ -144,7 +144,7 @@ def _run_others(
     def reap_workers() -> list[tuple[str, str]]:
         """Forget who works no more; give back what the dead held, and return why they died."""
         ended = [each for each, member in members.items() if not member.is_alive()]
-        dead = [(each, reason) for each in ended if (reason := members.pop(each).ended())]
+        dead = [(each, reason) for each in ended if (reason := members.pop(each).describe_end())]
         for worker_id, reason in dead:
             queue.fail_worker(worker_id, reason)
         return dead

@@ -20,7 +20,7 @@ class Process:
         context = multiprocessing.get_context("spawn")
         heard, self._tell = context.Pipe(duplex=False)
         self._process = context.Process(
-            target=_work,
+            target=_run_worker,
             args=(runner, heard),
             kwargs={"until_empty": until_empty},
             name=runner.worker_id,
@@ -39,7 +39,7 @@ class Process:
         """Return whether it works."""
         return self._process.is_alive()
 
-    def ended(self) -> str:
+    def describe_end(self) -> str:
         """Return why it died; empty if it ended in order."""
         self._tell.close()
         code = self._process.exitcode
@@ -62,7 +62,7 @@ class Process:
         self._process.join()
 
 
-def _work(runner: Runner, heard: "Connection[object, object]", *, until_empty: bool) -> None:
+def _run_worker(runner: Runner, heard: "Connection[object, object]", *, until_empty: bool) -> None:
     # An interrupt of the terminal reaches everybody; whoever started this says what is to be done.
     # A handler, since what is ignored would be ignored by the agent's own children too.
     signal.signal(signal.SIGINT, lambda number, frame: None)

@@ -15,7 +15,7 @@ from lightning_otel.runner.worker import Runner
 from lightning_otel.state import State
 
 
-def starter(state: State, options: Mapping[str, Any]) -> "Callable[..., Actor]":
+def make_starter(state: State, options: Mapping[str, Any]) -> "Callable[..., Actor]":
     """Return a function that starts workers on Ray; start Ray here if there is no cluster."""
     try:
         ray = import_module("ray")
@@ -67,7 +67,7 @@ class Actor:
         ready, _ = self._ray.wait([self._result], timeout=0)
         return not ready
 
-    def ended(self) -> str:
+    def describe_end(self) -> str:
         """Return why it died; empty if it ended in order."""
         try:
             self._ray.get(self._result)

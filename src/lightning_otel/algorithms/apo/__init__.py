@@ -184,7 +184,7 @@ class APO(BaseAlgorithm):
                 context.commit(self.state_dict())
 
             own = [_category_prompt(context, seed, part) for seed in seeds]
-            named = [{part.named(name): each[name] for name in each} for each in first]
+            named = [{part.name_resource(name): each[name] for name in each} for each in first]
             Search(context, own, part, self, named, keep).run(self._searches.get(part.category))
 
     def _learn_recorded(self, context: Run) -> None:
@@ -324,7 +324,7 @@ def _live_prompt(context: Run, target: str) -> Resource | None:
 
 def _category_prompt(context: Run, seed: Resource, part: TaskSet) -> Resource:
     """The prompt that tasks of a category have; it begins as the one for all."""
-    name = part.named(seed.name)
+    name = part.name_resource(seed.name)
     if name == seed.name:
         return seed
     try:
@@ -344,7 +344,7 @@ def _check_candidate(texts: Texts, given: str | Mapping[str, str]) -> Candidate:
     for name, text in given.items():
         if name not in texts.names:
             raise ConfigError(f"a candidate names {name!r}; there are {', '.join(texts.names)}")
-        if fault := texts.fault(name, text):
+        if fault := texts.find_fault(name, text):
             raise ConfigError(f"the candidate {text[:60]!r} for {name} cannot be used; {fault}")
     return dict(given)
 

@@ -241,7 +241,7 @@ def _rewrite(
         found = writer.rewrite(texts.seed, records) if given is None else given
         bodies = {
             name: body
-            for name, body in texts.changed({**texts.seed, **found}).items()
+            for name, body in texts.changed_bodies({**texts.seed, **found}).items()
             if all(body != each.body for each in context.resources.versions(name))
         }
         if bodies:

@@ -230,7 +230,7 @@ class Search:
                 "left to learn; give perfect_score=… the most a reward can be, or None"
             )
         if self._apo.few_shot and episode.rollout.mode == "train":
-            self._shots.take(episode.trajectories, episode.reward)
+            self._shots.add_answers(episode.trajectories, episode.reward)
 
     # GEPA's proposer, stopper and callback.
 
@@ -247,7 +247,7 @@ class Search:
                 candidate, {name: records[name] for name in components if not is_examples(name)}
             )
             for name in filter(is_examples, components):
-                if drawn := self._shots.draw(candidate[name]):
+                if drawn := self._shots.draw_examples(candidate[name]):
                     found[name] = drawn
             self._has_proposed = self._has_proposed or bool(found)
             return found
@@ -294,20 +294,20 @@ class Search:
         found["rollouts"] = float(state.total_num_evals)
         found |= {key: float(count) for key, count in self._counts.items() if count}
         if step > context.step:
-            context.report(StepResult(part.measured(found)))
+            context.report(StepResult(part.prefix_metrics(found)))
             context.step = step
         elif state.i < 0:  # what there was to begin with
-            context.log(step, part.measured(found))
+            context.log(step, part.prefix_metrics(found))
         self._measured.clear()
         self._keep(encode_state(state))
         progress = context.config.progress
         if progress is not None and step > self._told:
             self._told = step
-            progress(step, context.config.max_iterations, part.measured(found))
+            progress(step, context.config.max_iterations, part.prefix_metrics(found))
         if state.program_candidates[best] == self._published:
             return
         self._published = dict(state.program_candidates[best])
-        for name, body in self._texts.changed(self._published).items():
+        for name, body in self._texts.changed_bodies(self._published).items():
             version = context.versions.get(name)
             # The run may have published it before a restart.
             if version is None or context.resources.get(name, version).body != body:

@@ -61,11 +61,11 @@ class TaskSet:
         """The name in messages."""
         return f" of {self.category}" if self.category else ""
 
-    def named(self, name: str) -> str:
+    def name_resource(self, name: str) -> str:
         """Return the name of the resource that its tasks have in place of another."""
         return f"{name}[{self.category}]" if self.category else name
 
-    def measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def prefix_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return metrics by names that no other category has."""
         prefix = f"{self.category}/" if self.category else ""
         return {f"{prefix}{name}": value for name, value in metrics.items()}
@@ -98,7 +98,7 @@ class Texts:
                 found[name]["examples"] = json.loads(candidate[name + EXAMPLES])
         return found
 
-    def changed(self, candidate: Candidate) -> dict[str, dict[str, Any]]:
+    def changed_bodies(self, candidate: Candidate) -> dict[str, dict[str, Any]]:
         """Return the bodies that differ from before."""
         new = {key for key, text in self.seed.items() if candidate[key] != text}
         bodies = self.bodies(candidate)
@@ -108,7 +108,7 @@ class Texts:
         """Return the names that the agent fills into a prompt."""
         return Prompt(self.seed[name]).placeholders
 
-    def fault(self, name: str, template: str) -> str:
+    def find_fault(self, name: str, template: str) -> str:
         """Return the reason to reject a template; empty if there is none.
 
         An agent fills in the placeholders it knows: of one that is new it knows no value, and
@@ -153,7 +153,7 @@ class Shots:
         self._count, self._perfect_score, self._seed = count, perfect_score, seed
         self._state: dict[str, Any] = {"known": {}, "drawn": 0, "sum": 0.0, "taken": 0}
 
-    def take(self, trajectories: Iterable[Trajectory], reward: float | None) -> None:
+    def add_answers(self, trajectories: Iterable[Trajectory], reward: float | None) -> None:
         """Note what an agent did and earned; of one question the best answer is kept."""
         if reward is None:
             return
@@ -165,7 +165,7 @@ class Shots:
             if key not in known or known[key][0] < reward:
                 known[key] = (reward, pair)
 
-    def draw(self, current: str) -> str | None:
+    def draw_examples(self, current: str) -> str | None:
         """Return other examples than the current ones, as text; None if there are no good ones.
 
         Good is what earned the most possible, or more than the mean.
@@ -294,7 +294,7 @@ class Writer:
         if not answer or not answer.strip():
             return "", "it answered nothing"
         text = Signature.output_extractor(answer.strip())["new_instruction"]
-        return text, self._texts.fault(name, text)
+        return text, self._texts.find_fault(name, text)
 
 
 class _Chat:

@@ -18,7 +18,7 @@ from lightning_otel.adapter.agent_patterns import resources_text
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.rewards.best_version import learned, rewards_by_version
-from lightning_otel.rewards.totals import standing
+from lightning_otel.rewards.totals import count_totals
 from lightning_otel.serve.api.cache import CachedRead, read_store_fingerprint
 from lightning_otel.serve.api.feedback import Key
 from lightning_otel.serve.api.operation import RequestModel, ResponseModel, operation, write_json
@@ -223,7 +223,7 @@ def status(request: Request, params: StatusQuery) -> TrainingResponse:
     """Tell totals, average reward and the rewarded share, by category; runs and requests."""
     state, repositories = request.app.state, request.app.state.repositories
     store: Store = state.store
-    found = state.totals.of(store, standing)
+    found = state.totals.of(store, count_totals)
     runs = repositories.runs.all()
     total = TotalsResponse.of(found.total).model_dump()
     return TrainingResponse(
