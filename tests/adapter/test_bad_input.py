@@ -80,13 +80,13 @@ def stored(bad_store: Store) -> Kept:
     return Kept(list(table), list(report.dropped), report)
 
 
-@pytest.mark.parametrize("how", ["alone", "together", "stored"])
+@pytest.mark.parametrize("how", ["together", "stored"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_comes_to_its_outcome(name: str, how: str, request: Any) -> None:
-    """By itself, among all others, and written, half of it settled, and read back."""
+    """Among all others, and written, half of it settled, and read back."""
     case = CASES[name]
 
-    found: Kept = adapted(case.spans) if how == "alone" else request.getfixturevalue(how)
+    found: Kept = request.getfixturevalue(how)
 
     own = {case.names.get((s.trace_id, s.span_id)): s.reward for s in found.steps}
     reasons = {text: short for short, text in REASONS.items()}

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.adapter.forest import draw, rewards
+from tests.adapter.forest import draw
 from tests.formats.made import step
 
 from lightning_otel import TripletAdapter
@@ -47,16 +47,10 @@ def test_the_first_pattern_that_matches_an_agent_decides(agents: Any, wanted: li
 @pytest.mark.parametrize(
     ("wanted", "is_wanted"),
     [
-        ({}, True),
-        ({"agents": "writer"}, False),
-        ({"mode": "train"}, True),
-        ({"mode": "val"}, False),
         ({"resource_version": "prompt@v3"}, True),
         ({"resource_version": "prompt@*"}, True),
         ({"resource_version": "model@m2"}, True),
         ({"resource_version": "model@m1"}, False),
-        ({"rewarded": True}, True),
-        ({"rewarded": False}, False),
         ({"min_reward": 0.5, "max_reward": 0.5}, True),
         ({"min_reward": 0.6}, False),
         ({"max_reward": 0.4}, False),
@@ -67,12 +61,6 @@ def test_the_first_pattern_that_matches_an_agent_decides(agents: Any, wanted: li
 def test_a_transition_is_wanted_if_all_says_so(wanted: Any, is_wanted: bool) -> None:
     """Each keyword leaves out what it does not mean."""
     assert Selection.of(wanted).wants(step(reward=0.5, **OWN)) is is_wanted
-
-
-def test_a_reward_range_leaves_out_what_has_none() -> None:
-    """A missing reward is not 0: it lies in no range."""
-    assert not Selection.of({"max_reward": 1.0}).wants(step())
-    assert Selection.of({"rewarded": False}).wants(step())
 
 
 @pytest.mark.parametrize(
@@ -90,16 +78,6 @@ def test_what_cannot_be_understood_is_refused(wanted: Any, message: str) -> None
     """The error names the keyword, what was given and what may be."""
     with pytest.raises(ConfigError, match=message):
         Selection.of(wanted)
-
-
-def test_received_spans_may_be_left_out() -> None:
-    """A reward that came over the network is as if it had never come."""
-    spans = draw(f"answer !1@.{c.RECEIVED}=otlp:10.0.0.9").spans
-
-    trusted = TripletAdapter().adapt(Selection.of({"received": False}).spans(spans))
-
-    assert rewards(TripletAdapter().adapt(spans)) == {"answer": 1.0}
-    assert rewards(trusted) == {"answer": None}
 
 
 def _is_chatty(span: Span) -> bool | None:

@@ -82,6 +82,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ({"until": 7200 * 10**9}, ["planner 1", "writer 1"]),
         ({"mode": "val"}, ["planner 2"]),
         ({"min_reward": 1.0}, ["planner 2", "writer 1"]),
+        ({"max_reward": 1.0}, ["writer 1"]),  # a missing reward is not 0
         ({"rewarded": False}, ["planner 1"]),
         ({"received": False, "rewarded": True}, ["writer 1"]),
     ],

@@ -152,8 +152,9 @@ def _lost(report: Report) -> tuple[int, int, Counter[str]]:
     return report.rewards, report.rewards_placed, Counter(each.span_id for each in report.dropped)
 
 
-@pytest.mark.parametrize("place", ["segments", "files", "memory"])
-@pytest.mark.parametrize("batch", [1, 20_000])
+@pytest.mark.parametrize(
+    ("place", "batch"), [("segments", 20_000), ("files", 1), ("memory", 1), ("files", 20_000)]
+)
 def test_rewards_reach_the_same_calls_however_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, batch: int
 ) -> None:
