@@ -1,8 +1,8 @@
-"""Algorithms: what learns from rollouts, one member each, over libraries that do the optimising.
+"""Algorithms: they learn from rollouts, over libraries that do the optimising.
 
-A member is a class with :class:`BaseAlgorithm`'s methods and registers under the entry point group
-``lightning_otel.algorithms``, as anybody's does. Members do not know each other, and import what
-they need when they run.
+A member is a class with :class:`BaseAlgorithm`'s methods, registered under the entry point group
+``lightning_otel.algorithms``. Members do not know each other, and import their libraries when they
+run.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -78,7 +78,7 @@ def get(name: str) -> type[BaseAlgorithm]:
 def make_algorithm(
     algorithm: "str | type[BaseAlgorithm] | BaseAlgorithm", **options: Any
 ) -> BaseAlgorithm:
-    """Make an algorithm of its name or class; configure one that is made."""
+    """Make an algorithm of its name or class; configure an instance."""
     if isinstance(algorithm, str):
         algorithm = get(algorithm)
     if isinstance(algorithm, type):
@@ -94,10 +94,10 @@ def make_algorithm(
 
 
 def make_backend_algorithm(algorithm: Any, backend: "Backend", **options: Any) -> BaseAlgorithm:
-    """Make an algorithm, to be run by us or by Agent Lightning.
+    """Make an algorithm of ours, or of Agent Lightning's.
 
-    ``auto`` is Agent Lightning where it is installed, fits and can make that algorithm of the
-    options, and says why where it is not.
+    ``auto`` takes Agent Lightning's where that is installed, fits and accepts the options; else it
+    logs the reason.
     """
     if backend == "builtin":
         return make_algorithm(algorithm, **options)

@@ -22,8 +22,8 @@ class Batch(list[Trajectory]):
     """The trajectories of whole groups of rollouts, each with its reward.
 
     Attributes:
-        number: The step it is for, from 1.
-        rewards: Reward by rollout id; of all its steps together.
+        number: Its step, from 1.
+        rewards: The reward of each rollout, by id.
         groups: Rollout ids by group.
     """
 
@@ -43,7 +43,7 @@ class Batch(list[Trajectory]):
         self.groups = {group_id: tuple(ids) for group_id, ids in groups.items()}
 
     def __getitem__(self, index: Any) -> Any:
-        """A trajectory by its place; of a name, ``spans`` or ``rewards``."""
+        """Return a trajectory by its index, or ``spans`` or ``rewards`` by name."""
         if index == "spans":
             return self.spans()
         if index == "rewards":
@@ -64,11 +64,11 @@ class Batch(list[Trajectory]):
 
     @property
     def rollout_ids(self) -> list[str]:
-        """Its rollouts, group by group."""
+        """The ids of its rollouts, group by group."""
         return [rollout_id for ids in self.groups.values() for rollout_id in ids]
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics that any algorithm has: means over its rollouts."""
+        """Return metrics of any algorithm: means over its rollouts."""
         rollouts = len(self.rollout_ids)
         steps = {id(step): step for path in self for step in path.transitions}.values()
         metrics = {"rollouts": float(rollouts)}
@@ -88,7 +88,7 @@ class StepResult:
 
     Attributes:
         metrics: Numbers by name, such as ``{"loss": 0.3}``.
-        resources: Bodies by name of what it made better; published once the step is kept.
+        resources: Bodies of improved resources by name; published once the step is committed.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class StepResult:
 
     @classmethod
     def of(cls, given: object) -> "StepResult":
-        """Convert what ``train_step`` returned: a result, None, or a mapping of metrics.
+        """Convert the return value of ``train_step``: a result, None, or a mapping of metrics.
 
         A mapping has the resources under ``resource_update``: bodies by name, or a text.
 
@@ -123,19 +123,19 @@ class StepResult:
 
 
 class BaseAlgorithm:
-    """Turns experience into better resources; write ``train_step``, or ``run`` for another loop.
+    """Turns rollouts into better resources; override ``train_step``, or ``run`` for your own loop.
 
     Attributes:
         name: The name in runs and checkpoints; by default that of the class.
         needs: ``exact`` if it trains on the server's own token ids; ``text`` takes both.
-        extra: The extra of this package that installs what it imports; empty if none.
-        group_size: Rewarded rollouts of a group that it needs to compare them; 1 compares none.
-        batch_size: Rollouts that a step learns from where the trainer is not told.
-        needs_reward: Only rollouts with a reward are of use.
-        needs_difference: Groups that all earned the same are of no use.
-        takes_newest: The newest rollouts are taken first, not the oldest.
-        needs_steps: Only rollouts of which calls were recorded are of use.
-        needs_logprobs: The probabilities that tokens were sampled with must be known.
+        extra: The extra of this package that installs its libraries; empty if none.
+        group_size: The least number of rewarded rollouts in a group; 1 compares none.
+        batch_size: Rollouts per step, by default.
+        needs_reward: Exclude rollouts without a reward.
+        needs_difference: Exclude groups whose rollouts all have the same reward.
+        takes_newest: Take the newest rollouts first, not the oldest.
+        needs_steps: Exclude rollouts without a recorded call.
+        needs_logprobs: Exclude rollouts without the log-probabilities of sampled tokens.
     """
 
     name: ClassVar[str] = ""
@@ -153,7 +153,7 @@ class BaseAlgorithm:
     _named_adapter: Any = None
 
     def set_store(self, store: "Store") -> None:
-        """Name the store to learn from, for a trainer that is given none."""
+        """Set the store to learn from, for a trainer without one."""
         self._named_store = store
 
     def get_store(self) -> "Store | None":
@@ -161,21 +161,21 @@ class BaseAlgorithm:
         return self._named_store
 
     def set_adapter(self, adapter: Any) -> None:
-        """Name what turns spans into what is learnt from.
+        """Set the adapter that turns spans into training data.
 
         Args:
-            adapter: An object with ``adapt(spans)`` that gives trajectories, of which batches are
-                made; or a :class:`TraceAdapter`, which gives anything, and which ``train_step``
-                asks by itself: ``self.get_adapter().adapt(batch["spans"])``.
+            adapter: An object whose ``adapt(spans)`` returns the trajectories of batches; or a
+                :class:`TraceAdapter`, which returns anything, and which ``train_step`` calls by
+                itself: ``self.get_adapter().adapt(batch["spans"])``.
         """
         self._named_adapter = adapter
 
     def get_adapter(self) -> Any:
-        """Return the adapter that :meth:`set_adapter` named; None if none was."""
+        """Return the adapter that :meth:`set_adapter` set, or None."""
         return self._named_adapter
 
     def configure(self, **settings: Any) -> None:
-        """Take settings of the algorithm's own after it was made; by default there are none.
+        """Change options of an instance; by default there are none.
 
         Raises:
             ConfigError: It has none that may be set then.
@@ -186,7 +186,7 @@ class BaseAlgorithm:
         )
 
     def run(self, context: "Run") -> None:
-        """Learn until there is nothing more to learn from, or the run is to stop."""
+        """Learn until nothing is left to learn from, or the run is stopped."""
         for batch in context.batches():
             context.report(self.train_step(batch))
             context.commit(self.state_dict())
@@ -201,25 +201,25 @@ class BaseAlgorithm:
         raise NotImplementedError(f"{type(self).__name__} needs a train_step or a run of its own")
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
-        """Return the reason to leave a rollout out of the next step; empty by default.
+        """Return the reason to exclude a rollout from the next step; empty by default.
 
-        It is asked before a batch is made: what is of no use is left out, counted with the reason,
-        and others take its place, so that no step is spent on it.
+        It is called before a batch is made: excluded rollouts are counted by reason, and others
+        take their place, so that no step is spent on them.
         """
         return ""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the state as JSON; :meth:`save` puts large things into files."""
+        """Return the state as JSON; :meth:`save` writes large files."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned."""
 
     def save(self, folder: Path) -> None:
-        """Write files of its own, such as weights, into an empty folder; none by default."""
+        """Write files such as weights into an empty folder; by default none."""
 
     def load(self, folder: Path) -> None:
-        """Read what :meth:`save` wrote, at another place perhaps."""
+        """Read what :meth:`save` wrote; the folder may have moved."""
 
 
 def name_of(algorithm: BaseAlgorithm) -> str:

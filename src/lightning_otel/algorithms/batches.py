@@ -1,4 +1,4 @@
-"""Batches: rollouts run or waited for, claimed in whole groups, read, and checked."""
+"""Batches: run or wait for rollouts, claim whole groups, read and check them."""
 
 import logging
 import random
@@ -50,7 +50,7 @@ class _HeldGroups(NamedTuple):
 
 
 class Collector:
-    """Gathers batch after batch of what one run has not trained on."""
+    """Makes the batches of a run from rollouts that it has not trained on."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Collector:
         self.counts = counts
 
     def next(self, number: int) -> Batch | None:
-        """Return the batch of a step, from 1; None if there is none, or it is time to stop."""
+        """Return the batch of a step, from 1; None if there is none, or the run is stopped."""
         batch = self._run_tasks(number) if self._config.train else self._wait_for_batch(number)
         self._is_first = self._is_first and batch is None
         return batch
@@ -185,7 +185,7 @@ class Collector:
         return None
 
     def _find_offered(self, short: int) -> tuple[Groups, Groups]:
-        """Return groups that are not taken, and those to claim; look anew if there are too few."""
+        """Return free groups, and those to claim; read the store again if there are too few."""
         taken = self._claims.read_taken().keys()
         self._known = {
             key: members
@@ -248,7 +248,7 @@ class Collector:
         return find_ready(groups, size=size, needs_reward=needs_reward, before_ns=before_ns)
 
     def _claim_groups(self, chosen: Groups, held: _HeldGroups) -> Groups:
-        """Claim groups, read and return them; what cannot be used is left, with the reason."""
+        """Claim groups, read and return them; exclude what cannot be used, with the reason."""
         algorithm = self._algorithm
         offered = {
             key: [Claimable(each.rollout_id, each.reward) for each in members]
@@ -292,7 +292,7 @@ class Collector:
         )
 
     def _find_faults(self, loaded: LoadedGroups) -> dict[str, str]:
-        """Return rollouts that the algorithm has no use for, or whose tokens it cannot use."""
+        """Return why rollouts are excluded: by the algorithm, or for their tokens."""
         algorithm, paths = self._algorithm, loaded.trajectories
         unfit = {key: fault for key, held in paths.items() if (fault := algorithm.unfit(held))}
         for fault, count in Counter(unfit.values()).items():
@@ -325,7 +325,7 @@ class Collector:
             self.counts[reason] += len(left)
 
     def _leave_rest(self, groups: Groups, chosen: Groups) -> None:
-        """Say what became of the rollouts of a step that are in no batch."""
+        """Exclude the rollouts of a step that are in no batch, with the reason."""
         for key, members in groups.items():
             for each in members:
                 if each not in chosen.get(key, ()):

@@ -1,7 +1,7 @@
-"""Checkpoints: a folder of JSON and the algorithm's own files; nothing in it is ever run.
+"""Checkpoints: a folder of JSON and the algorithm's own files; nothing in it is executed.
 
 A folder is written under a temporary name and renamed once it is whole, so that one with its final
-name is never half there.
+name is complete.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Rollouts to learn from, in the groups they are compared in, read and adapted for a step."""
+"""Rollouts to learn from: grouped for comparison, read and adapted for a step."""
 
 import hashlib
 from collections import Counter
@@ -62,15 +62,15 @@ _LATEST_NS: Final = (1 << 63) - 1
 
 
 class Member(NamedTuple):
-    """A rollout as far as it matters for learning.
+    """The facts of a rollout that decide if it can be learnt from.
 
     Attributes:
         attempt_id: The attempt that counts: the last.
-        is_over: Nothing more is to come but rewards.
+        is_over: It has ended; rewards may still come.
         ended_ns: The end; None if it is not over.
-        lost: The reason why it never will be of use; empty if it may.
+        lost: The reason why it can never be learnt from; empty if it can.
         task: The id of its task; by default the task as JSON text.
-        is_queued: It comes from the queue, and its group is closed.
+        is_queued: It was put into the queue, so that its whole group is known.
     """
 
     rollout_id: str
@@ -156,10 +156,10 @@ def find_groups(
     is_grouped: bool,
     without: Collection[str],
 ) -> Groups:
-    """Return the groups of all that a store holds and a queue knows but some, the oldest first.
+    """Return the groups of a store's and a queue's rollouts, without some, the oldest first.
 
-    A rollout of the queue is in the group it was put into; another one in that of its task. Without
-    a wanted mode, all but those for validation and testing are.
+    A rollout of the queue is in the group it was put into, another one in that of its task. Without
+    a wanted mode those of validation and testing are left out.
     """
     here = read_members(store, wanted)
     known = {rollout.rollout_id: rollout for rollout in queue.rollouts()}
@@ -196,10 +196,10 @@ def group_rollouts(
 
 
 def find_ready(groups: Groups, *, size: int, needs_reward: bool, before_ns: int) -> Groups:
-    """Return the groups that can be learnt from, each with those of its rollouts that can.
+    """Return the groups that can be learnt from, each with its usable rollouts.
 
-    A group is whole when every rollout of it is over and has a reward, or never will have one: what
-    ended before a time has waited for its reward for long enough.
+    A group is whole when each of its rollouts is over and has a reward, or will never have one.
+    Rollouts that ended before ``before_ns`` have waited long enough for theirs.
     """
     ready: Groups = {}
     for key, members in groups.items():

@@ -1,7 +1,7 @@
-"""Promotion and withdrawal of what a run made: rewards decide, and nothing but evidence.
+"""Promotion and withdrawal of a run's candidates, by evidence of their rewards.
 
-It becomes live where it earns more on held-out tasks, or in live traffic, and is withdrawn where it
-earns less. Until one or the other is told for sure enough it waits as the canary.
+A candidate goes live if it earns more on held-out tasks or in live traffic, and is withdrawn if it
+earns less. Until the evidence suffices it stays the canary.
 """
 
 import statistics
@@ -86,7 +86,7 @@ class Fit:
 
 
 def promote(run: "Run") -> Verdict:
-    """Compare what a run made with what is live, task by task, and do what follows from it."""
+    """Compare a run's candidates with what is live, task by task; promote or withdraw them."""
     config, resources = run.config, run.resources
     live: dict[str, int] = {}
     for name, version in run.versions.items():
@@ -127,7 +127,7 @@ def _explain_unmeasured(config: RunConfig) -> str:
 
 
 def _judge_traffic(run: "Run", live: Mapping[str, int], unmeasured: str) -> Verdict:
-    """Judge by what recorded rollouts earned with what is live and with what the run made."""
+    """Judge by the rewards of recorded rollouts with the live version and the candidate."""
     promoted, withdrawn, reasons = [], [], []
     for name, standing in live.items():
         version = run.versions[name]
@@ -151,7 +151,7 @@ def _judge_traffic(run: "Run", live: Mapping[str, int], unmeasured: str) -> Verd
 
 
 def _make_live(run: "Run", name: str) -> None:
-    """Make what was measured live, whatever became the canary meanwhile."""
+    """Make the measured version live, whatever is the canary by now."""
     if run.resources.aliases(name).get("canary") == run.versions[name]:
         run.resources.promote(name)
     else:

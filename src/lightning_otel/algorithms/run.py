@@ -1,4 +1,4 @@
-"""A training run in one process: begun or resumed, alone in its folder, and brought to an end."""
+"""A training run in one process: started or resumed, run under a lock, and finished."""
 
 import contextlib
 import logging
@@ -39,7 +39,7 @@ _LONGEST_REASON: Final = 500
 
 
 class Run:
-    """A training run, as its algorithm sees it: experience in, results out, and when to stop.
+    """A training run as its algorithm sees it: batches in, results out, and the signal to stop.
 
     Attributes:
         config: All settings.
@@ -63,9 +63,9 @@ class Run:
         *,
         remembers: bool = False,
     ) -> None:
-        """Begin a run, or go on with one.
+        """Start a run, or continue one.
 
-        An algorithm that ``remembers`` knows of an earlier run, which a checkpoint must hold.
+        An algorithm that ``remembers`` has the state of an earlier run, which is saved at once.
         """
         self.config = config
         self.store, self.resources = config.store, config.resources
@@ -92,7 +92,7 @@ class Run:
         self._left_out: Counter[str] = Counter()
 
     def fit(self) -> Fit:
-        """Run the algorithm to its end, or until it is told to stop.
+        """Run the algorithm until it ends or is stopped.
 
         Raises:
             LightningOtelError: The failure, which is written down with the run.
@@ -186,7 +186,7 @@ class Run:
 
     @contextlib.contextmanager
     def _hold_claims(self) -> Iterator[None]:
-        """Hold the claims and be seen for as long as this lasts."""
+        """Extend the claims and the run's heartbeat within the block."""
         over = threading.Event()
 
         def beat() -> None:
@@ -216,15 +216,15 @@ class Run:
         return dict(self._left_out.most_common())
 
     def should_stop(self) -> bool:
-        """Return whether to end: somebody asked for it, or all steps are done."""
+        """Return True if the run is stopped, or all its steps are done."""
         most = self.config.max_iterations
         return self.config.stop.is_set() or (most is not None and self.step >= most)
 
     def batches(self) -> Iterator[Batch]:
-        """Batch after batch of whole groups that were never trained on; each is for one step.
+        """Yield batches of whole groups that were never trained on, one for each step.
 
-        It ends when it is time to stop, or there is nothing more to learn from. Whatever was given
-        and is not committed comes again after a kill.
+        It ends when the run is stopped, or nothing is left to learn from. A batch that was not
+        committed comes again after a kill.
 
         Raises:
             TrainingError: There is nothing that the algorithm can learn from, and why.
@@ -334,9 +334,9 @@ class Run:
         batch: Batch | None = None,
         step: int | None = None,
     ) -> Path:
-        """Keep what was learnt, and with it acknowledge what it was learnt from; then publish.
+        """Write a checkpoint, acknowledge the rollouts that it was learnt from, and publish.
 
-        Whatever kills the process, a row is either in the checkpoint that counts or comes again.
+        After a kill each row is either in the checkpoint that counts, or comes again.
 
         Args:
             state: The state to remember; by default the algorithm's ``state_dict``.

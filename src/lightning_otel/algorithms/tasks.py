@@ -1,4 +1,4 @@
-"""A run's settings, and its agent's rollouts: run by its own workers, or by runners elsewhere."""
+"""The settings of a run, and the rollouts of its agent, run here or by workers elsewhere."""
 
 import contextlib
 import threading
@@ -102,7 +102,7 @@ class RolloutResult(NamedTuple):
 
 
 def require_agent(config: RunConfig) -> None:
-    """Check that somebody runs rollouts."""
+    """Raise ConfigError if there is no agent, and no runner elsewhere is announced."""
     if config.agent is None and config.workers:
         raise ConfigError(
             "tasks are to be run, and there is no agent; give Trainer(agent, …), or workers=0 if "
@@ -120,8 +120,7 @@ def run_tasks(
 ) -> list[RolloutResult]:
     """Run tasks and return their outcomes in order; a failed rollout has a reason and no reward.
 
-    What is not over when it is time to stop, or something fails, is cancelled: nobody would look at
-    it any more.
+    Rollouts that are not over when the run stops or fails are cancelled: nobody waits for them.
     """
     require_agent(config)
     rollouts = make_task_rollouts(config, tasks, versions, mode, samples)

@@ -1,7 +1,7 @@
-"""Resources: what is tuned, in versions that never change, and aliases that say which one is given.
+"""Resources: immutable versions of prompts, endpoints and weights, and aliases that name them.
 
-``live`` is what everybody is given, ``canary`` what a share is given instead. To publish makes a
-version, to promote or to roll back moves an alias; nothing is ever overwritten.
+``live`` is the version that everybody gets, ``canary`` the one that a share gets instead.
+Publishing makes a version; promotion and rollback move an alias. Nothing is overwritten.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["CANARY", "LIVE", "Resources", "Withdrawal", "stamps"]
 
 FRESH_S: Final = 1.0
-"""How old an answer may be before it is asked for anew."""
+"""Seconds for which an answer is reused."""
 
 
 class Resources:
@@ -68,18 +68,18 @@ class Resources:
         alias: str | None = None,
         weight: float | None = None,
     ) -> Resource:
-        """Keep a version; what the newest version says already stays that version.
+        """Publish a version; a body that the newest version has stays that version.
 
         Args:
-            name: What it is a version of; ``agent/name`` is given to that agent alone.
+            name: The resource; ``agent/name`` is for that agent alone.
             body: Text or a :class:`Prompt`; chat messages, of which the first is the system's and
                 the rest are examples; or an object of the kind's keys, as :class:`Resource` lists.
-            kind: What it is; guessed by default.
+            kind: The kind; guessed by default.
             parent: The version it was made from.
             run_id: The training run that made it.
-            metrics: What it was measured by.
-            alias: What is to name it from now on, such as ``live`` or ``canary``. By default none
-                does; but the first version of a name goes live.
+            metrics: Measured numbers by name.
+            alias: An alias that names it from now on, such as ``live`` or ``canary``; by default
+                none, but the first version of a name goes live.
             weight: The share of a canary, as :meth:`set_alias` takes it.
 
         Raises:
@@ -177,15 +177,15 @@ class Resources:
         weight: float | None = None,
         last_move: int | None = None,
     ) -> None:
-        """Let an alias mean a version from now on, for every process that asks.
+        """Point an alias to a version, for every process.
 
         Args:
             name: The resource.
-            alias: ``live``, ``canary``, or a word of one's own, which is given to nobody unasked.
-            version: The version; None takes the alias away, from a canary as :meth:`withdraw` does.
-            weight: The share that is given the canary, 0 to 1; by default what it was, else a
-                tenth. No other alias has one.
-            last_move: Do so only if no alias of the name moved since :meth:`last_move` gave this.
+            alias: ``live``, ``canary``, or another word, which agents get only by name.
+            version: The version; None removes the alias, of a canary as :meth:`withdraw` does.
+            weight: The share that gets the canary, 0 to 1; by default what it was, else 0.1. No
+                other alias has one.
+            last_move: Move it only if no alias of the name moved since :meth:`last_move` said so.
 
         Raises:
             ChangedError: One did.
@@ -221,14 +221,14 @@ class Resources:
             return entry.get(canary.version)
 
     def withdraw(self, name: str, reason: str = "", *, version: int | None = None) -> Resource:
-        """Give the canary to nobody any more, and keep why; gives the version that it was.
+        """Withdraw the canary, and keep the reason; return the version.
 
-        Agents that run follow within two seconds; a rollout that has begun with it ends with it.
+        Running agents follow within two seconds; a rollout that began with it ends with it.
 
         Args:
             name: The resource.
-            reason: Why, for people who look at it later.
-            version: Withdraw only if this is the canary still; by default whichever is.
+            reason: The reason, as people read it later.
+            version: Withdraw only if this is still the canary; by default any.
 
         Raises:
             NotFoundError: There is no canary, or it is another version by now.
@@ -242,7 +242,7 @@ class Resources:
             return tables.Entry(connection, name).withdrawals()
 
     def rollback(self, name: str, *, last_move: int | None = None) -> Resource:
-        """Make live what was live before; once more goes back further.
+        """Make the previous live version live again; each call goes back one further.
 
         Raises:
             ChangedError: An alias moved since.
@@ -268,14 +268,14 @@ class Resources:
         agent: str | None = None,
         pinned: Mapping[str, int | str] | None = None,
     ) -> dict[str, Resource]:
-        """The version of each resource that a key is given: live, or canary for a share of keys.
+        """Return the version of each resource for a key: live, or canary for a share of keys.
 
-        Quick: it asks for what changed at most once a second.
+        It reads the state at most once a second.
 
         Args:
-            key: What the choice sticks to, in every process: a rollout's id, or a user's.
-            agent: Who acts: what is named ``agent/name`` is given to it as ``name``, too.
-            pinned: Versions by name that are given whatever is live.
+            key: A rollout's or user's id; the choice for it is the same in every process.
+            agent: The agent; it gets resources named ``agent/name`` as ``name``, too.
+            pinned: Versions by name that go before what is live.
 
         Raises:
             NotFoundError: A pinned version does not exist.

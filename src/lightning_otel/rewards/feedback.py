@@ -1,4 +1,4 @@
-"""People's feedback on an answer: one reward between -1 and 1, given once to what it judges."""
+"""People's feedback on an answer, as one reward between -1 and 1, stored once."""
 
 import hashlib
 import logging
@@ -68,15 +68,15 @@ Keep: TypeAlias = Callable[[Sequence[Span]], None]
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """One person's judgement, as a reward.
+    """Feedback of one person, as a reward.
 
     Attributes:
         noun: The kind of its target.
         target: The target's whole id.
         value: The reward, -1 to 1.
-        given_ns: The time at which it was said.
-        attributes: Kept with it.
-        feedback_id: Its id, under which it is kept once, however often it is sent; empty if none.
+        given_ns: Its time, Unix nanoseconds.
+        attributes: Stored with it.
+        feedback_id: Its id, under which it is stored once; empty if none.
     """
 
     noun: Noun
@@ -88,7 +88,7 @@ class Feedback:
 
 
 class StoredReward(NamedTuple):
-    """A reward that stands in the store: its span and rollout, and if it was not there before."""
+    """A stored reward: its span and rollout, and True if it is new."""
 
     span_id: str
     rollout_id: str
@@ -96,7 +96,7 @@ class StoredReward(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """The refusal of feedback whose id was given to other feedback before."""
+    """The refusal of feedback whose id other feedback has."""
 
     reason: str
 
@@ -114,11 +114,11 @@ def reward_from_feedback(
     satisfied: bool | None = None,
     used_result: bool | None = None,
 ) -> float:
-    """Return one reward of what somebody said, between -1 and 1.
+    """Return the reward of feedback, between -1 and 1.
 
-    Its base is what was measured, brought to -1…1: the quality score, the rating, or of both 0.4
-    times the one and 0.6 times the other. ``satisfied`` adds 0.2 and ``used_result`` 0.1; that they
-    were not takes as much away where nothing was measured, and else changes nothing.
+    The base is the quality score or the rating, scaled to -1…1; of both, 0.4 times the score plus
+    0.6 times the rating. ``satisfied`` adds 0.2 and ``used_result`` 0.1. Where neither number was
+    given, ``False`` subtracts as much; else it changes nothing.
 
     Args:
         quality_score: 0 to 100.
@@ -183,10 +183,10 @@ def emit_feedback(
     feedback_id: str | None = None,
     store: Store | None = None,
 ) -> str | None:
-    """Give the reward that feedback comes to, now or days later, from this process or another.
+    """Store feedback as a reward, now or days later, from this process or another.
 
-    It is called ``feedback``, and its span keeps what was said beside it. Without a target it
-    judges the rollout that is being recorded.
+    The reward is named ``feedback``; its span keeps the answers. Without a target it judges the
+    rollout that is being recorded.
 
     Args:
         quality_score: As :func:`reward_from_feedback` takes it, like the next three.
@@ -199,9 +199,8 @@ def emit_feedback(
         trace_id: The trace it judges.
         span_id: The span it judges.
         conversation_id: The conversation it judges, by its latest call so far.
-        feedback_id: An id of the caller's: feedback that has it is kept once, however often it is
-            sent.
-        store: The store of the target; by default the store that is used where none is named.
+        feedback_id: An id of the caller's, under which feedback is stored once.
+        store: The store of the target; by default the default store.
 
     Returns:
         The reward's span id; None if nothing is recorded, here or at all.
@@ -253,7 +252,7 @@ def emit_feedback(
 
 
 def feedback_attributes(**said: AttributeValue | None) -> dict[str, AttributeValue]:
-    """Return the attributes that keep feedback beside its reward, without what was not said."""
+    """Return the span attributes of feedback, without answers that were not given."""
     return {_KEYS[name]: value for name, value in said.items() if value is not None}
 
 
@@ -263,7 +262,7 @@ def give(
     keep: Keep | None = None,
     known: Mapping[str, str] = MappingProxyType({}),
 ) -> list[StoredReward | Conflict | None]:
-    """Give feedback to what it judges; return None for targets that the store does not hold.
+    """Store feedback as rewards of its targets; return None for those that the store lacks.
 
     Args:
         store: Where the targets are.
@@ -359,7 +358,7 @@ def _make_span(feedback: Feedback, span_id: str, home: _Target) -> Span:
 
 
 def write_spans(store: Store, spans: Iterable[Span]) -> None:
-    """Keep spans, or raise StoreError: the store cannot be written."""
+    """Write spans; raise StoreError if the store cannot be written."""
     if store.layout is None:
         store.add(spans)
         return

@@ -1,7 +1,7 @@
-"""Feedback that came before what it judges: kept until the store holds that, then given once.
+"""Feedback that arrives before its target: kept until the store holds that, then stored once.
 
-It lies in the state beside the store, so that no restart or kill loses it. It is no reward until
-then: nothing else gets it meanwhile.
+It waits in the state beside the store, so that no restart or kill loses it, and counts as a reward
+only once it is stored.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ class Settled(NamedTuple):
 
 
 class Pending:
-    """The feedback of a state that waits."""
+    """The waiting feedback of a state."""
 
     def __init__(self, state: State) -> None:
         """Name the state; a table is made there if it is not there."""
@@ -79,7 +79,7 @@ class Pending:
         keep: Keep | None = None,
         known: Mapping[str, str] = MappingProxyType({}),
     ) -> Answer:
-        """Give feedback, or keep it until what it judges is there; None says that it waits.
+        """Store feedback, or keep it until its target is there; return None if it waits.
 
         When this returns, it is on disk either way.
         """
@@ -97,7 +97,7 @@ class Pending:
         return answer
 
     def settle(self, store: Store, keep: Keep | None = None) -> Settled:
-        """Give what waits to what it judges, as far as that is there; after 30 days it is gone.
+        """Store the waiting feedback whose targets are there; drop what waited for 30 days.
 
         Any number of processes may do so at once: each reward has one span id, and is kept once.
         """
@@ -162,7 +162,7 @@ class Pending:
 
 
 def settle_pending(store: Store) -> Settled:
-    """Give what waits beside a store, where anything does; nothing is made for it."""
+    """Store the feedback that waits beside a store, if any; make no state for it."""
     if store.layout is None:
         return Settled()  # whoever serves it gives it
     state = State.beside(store)
@@ -193,7 +193,7 @@ def _digest(feedback: Feedback) -> str:
 
 
 def _check_room(connection: "sa.Connection", feedback: Feedback) -> None:
-    """Refuse what would be too much; nobody without a key takes the room of those who have one."""
+    """Refuse feedback above the limits; senders without a key have a share of their own."""
     query, most = sa.select(sa.func.count()).select_from(FEEDBACK), MOST
     if str(feedback.attributes.get(c.RECEIVED, "")).startswith(OPEN):
         mark = json.dumps({c.RECEIVED: OPEN})[1:-2]

@@ -1,4 +1,4 @@
-"""One attempt: the agent acts on its task, recorded, with its resources, and hooks look on."""
+"""One attempt: the agent acts on a task with its resources, recorded, between hooks."""
 
 import logging
 import threading
@@ -44,30 +44,30 @@ class ResourceSource(Protocol):
 
 
 class Hook:
-    """Called around each attempt; write those that are wanted, each sync or async.
+    """Methods that a runner calls around each attempt; override any, sync or async.
 
-    An error of a hook is logged, and disturbs nothing.
+    An error of a hook is logged; the attempt continues.
 
     Source: Agent Lightning 0.3, ``Hook``, whose names these are.
     """
 
     def on_rollout_start(self, *, agent: Agent, runner: "Runner", rollout: Rollout) -> Any:
-        """Look on before an attempt begins, outside its recording."""
+        """Called before an attempt begins, outside its recording."""
 
     def on_trace_start(
         self, *, agent: Agent, runner: "Runner", rollout: Rollout, recording: Recording
     ) -> Any:
-        """Look on in the recording, before the agent acts: emitted spans are the rollout's."""
+        """Called in the recording, before the agent acts: emitted spans are the rollout's."""
 
     def on_trace_end(
         self, *, agent: Agent, runner: "Runner", rollout: Rollout, recording: Recording
     ) -> Any:
-        """Look on in the recording, when the agent has acted or failed (``recording.error``)."""
+        """Called in the recording, after the agent acted or failed (``recording.error``)."""
 
     def on_rollout_end(
         self, *, agent: Agent, runner: "Runner", rollout: Rollout, spans: list[Span]
     ) -> Any:
-        """Look on after the attempt, with the rollout as the queue has it then."""
+        """Called after the attempt, with the rollout as it then stands."""
 
 
 def call_hooks(
@@ -106,7 +106,7 @@ Job: TypeAlias = "Future[Outcome]"
 
 
 def run_attempt(runner: "Runner", agent: Agent, lease: "Lease") -> Outcome:
-    """Make the attempt; whatever goes wrong in it is its outcome."""
+    """Make the attempt; return any failure as its outcome."""
     recording: Recording | None = None
     rollout = lease.rollout
     try:

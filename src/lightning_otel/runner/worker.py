@@ -55,13 +55,12 @@ class Stop(Protocol):
 
 
 class Runner:
-    """One worker: an agent, the queue it takes rollouts from, and the store they are recorded in.
+    """One worker: an agent that acts on rollouts of a queue, recorded in a store.
 
-    The agent acts in a thread of the runner's own, while this one prolongs the lease. An attempt
-    whose lease is lost (it was cancelled, or took too long) is given up: an async agent is
-    cancelled; a thread cannot be ended from outside, so a sync one goes on there until it comes
-    back, and what it gives back is not counted. A worker process is ended with it
-    (``run_workers(kind="processes")``).
+    The agent acts in a thread of the runner, while the caller's thread extends the lease. An
+    attempt that is cancelled or takes too long is given up: an async agent is cancelled; a sync one
+    continues in its thread, which cannot be ended from outside, and its result is ignored. A worker
+    process ends with it (``run_workers(kind="processes")``).
     """
 
     def __init__(
@@ -79,23 +78,23 @@ class Runner:
         worker_id: str | None = None,
         is_process_own: bool = False,
     ) -> None:
-        """Make a runner; it takes nothing yet.
+        """Configure a runner; it takes nothing yet.
 
         Args:
-            agent: Whatever :func:`agent_of` takes.
-            store: Where attempts are recorded.
-            queue: Where rollouts are taken from; by default from the one beside the store.
-            resources: Says what the agent works with; None is nothing.
+            agent: Anything that :func:`agent_of` takes.
+            store: The store of the attempts.
+            queue: The queue of the rollouts; by default the one beside the store.
+            resources: The source of the agent's resources; None gives it none.
             hooks: Called around each attempt.
-            reward_evaluator: Judges each attempt in the agent's place: gives the reward of a
-                recording, whose ``result`` is what the agent gave back.
+            reward_evaluator: Returns the reward of a recording in the agent's place; its ``result``
+                is what the agent returned.
             apply: Make the requests of an agent that does not take resources with them; by default
                 as ``LIGHTNING_OTEL_APPLY`` says, which is off.
-            modes: What rollouts are taken for; None is all.
+            modes: Modes of the rollouts that are taken; None takes all.
             lease_s: Seconds without a heartbeat after which the worker counts as dead.
             worker_id: Its name in the queue; no two workers may have the same.
-            is_process_own: Kill the process with an attempt that cannot be ended otherwise;
-                somebody else must start it anew.
+            is_process_own: Kill the process to end an attempt that hangs; the caller starts
+                another one.
 
         Raises:
             ConfigError: The agent is none.
@@ -212,9 +211,9 @@ class Runner:
         """Make attempts one after the other; return their number.
 
         Args:
-            until_empty: Come back when nothing waits, nor runs elsewhere that may have to be tried
-                again; otherwise only ``stop`` ends it. A pause is waited for.
-            stop: When it is set, the attempt that runs is finished, and none is begun.
+            until_empty: Return when nothing waits, nor runs elsewhere and may be tried again;
+                otherwise run until ``stop``. A pause is waited for.
+            stop: Once it is set, the running attempt is finished, and none begins.
 
         Raises:
             StateError: The queue cannot be read or changed.

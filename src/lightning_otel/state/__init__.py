@@ -1,8 +1,7 @@
-"""The small transactional state beside a store: what is queued, tuned and trained.
+"""The transactional state beside a store: queue, resources, training runs, waiting feedback.
 
-Spans are telemetry and lie in files; this is none, and lies in SQLite on one machine, or in
-PostgreSQL where several share it: one code on SQLAlchemy Core for both. Every change is one
-transaction, so that whatever dies in it leaves nothing half done.
+It is a SQLite file on one machine, or a PostgreSQL database that several share; SQLAlchemy Core
+speaks to both. Every change is one transaction, so that a kill leaves nothing half done.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from lightning_otel.dataset import Store
 
 METADATA: Final = sa.MetaData()
-"""Every table: a room that owns one defines it with this, and names it to :meth:`State.ensure`."""
+"""The metadata of every table; its owner passes a table to :meth:`State.ensure`."""
 VERSION: Final = 1
 _BUSY_S: Final = 30.0
 _WRITES: Final = "lightning_writes"
@@ -43,7 +42,7 @@ _VERSIONS: Final = sa.Table(
 
 
 class State:
-    """A place for small facts that change, used by any number of threads and processes at once."""
+    """A database of small facts that change; threads and processes share it."""
 
     def __init__(
         self,
@@ -51,16 +50,16 @@ class State:
         *,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Name a place; a database is made there when it is first used.
+        """Name a database; it is made when it is first used.
 
         Args:
             place: ``postgresql+psycopg://user@host/database``, another URL of SQLAlchemy's, or a
                 store on this machine, beside whose files it lies as ``state.sqlite``. By default
                 ``LIGHTNING_OTEL_STATE``, else the store that is used where none is named.
-            now_ns: The clock, Unix nanoseconds; all who share the state must agree about the time.
+            now_ns: The clock, Unix nanoseconds; all machines that share a state need the same time.
 
         Raises:
-            ConfigError: The place is none of these, or its driver is not installed.
+            ConfigError: The place is none of these, or its driver is missing.
         """
         given = os.fspath(place) if place is not None else config.state_place()
         self._layout = None if _is_database(given) else Layout(given)
@@ -97,7 +96,7 @@ class State:
         return self._engine.url.render_as_string(hide_password=True)
 
     def ensure(self, *tables: sa.Table) -> None:
-        """Make tables that are not there yet; any number of processes may do so at once.
+        """Create missing tables; any number of processes may do so at once.
 
         Raises:
             StateError: They cannot be made.
@@ -123,10 +122,9 @@ class State:
 
     @contextlib.contextmanager
     def change(self) -> "Iterator[Connection]":
-        """One transaction that may write: all of it is kept, or none.
+        """Open a transaction that may write: all of it is kept, or none.
 
-        In SQLite whoever is within is alone; in PostgreSQL rows are to be locked
-        (``with_for_update``).
+        SQLite allows one at a time; in PostgreSQL lock rows with ``with_for_update``.
 
         Raises:
             StateError: The database does not answer or is damaged, or others held it too long.
@@ -136,7 +134,7 @@ class State:
 
     @contextlib.contextmanager
     def read(self) -> "Iterator[Connection]":
-        """A connection to read from; what it sees is one moment's, and it keeps nobody waiting.
+        """Open a connection that reads one snapshot and blocks no writer.
 
         Raises:
             StateError: The database does not answer or is damaged.
@@ -145,7 +143,7 @@ class State:
             yield connection
 
     def close(self) -> None:
-        """Let go of connections; the next use opens new ones."""
+        """Close all connections; the next use opens new ones."""
         self._engine.dispose()
 
     @contextlib.contextmanager
@@ -170,9 +168,9 @@ def _reopen_state(place: str, now_ns: Callable[[], int]) -> State:
 
 
 def take_lock(connection: "Connection", lock: int) -> None:
-    """Let nobody else who asks for the same go on until the transaction ends.
+    """Hold an advisory lock of PostgreSQL until the transaction ends.
 
-    SQLite lets one change anything at a time; this is for PostgreSQL.
+    SQLite needs none: it allows one writer at a time.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(lock)))

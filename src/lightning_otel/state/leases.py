@@ -1,8 +1,8 @@
-"""The lease: a row that one holder has until a time, whoever dies meanwhile.
+"""The lease: one holder has a row until a time, even if its process dies.
 
-The queue of rollouts, the training that is asked for and the claims of training runs all hold their
-rows by this. The clock alone decides whether a lease is over, not who looks first. A claim is the
-lease of a rollout that a consumer works on; one that was trained on or left has no end.
+The queue of rollouts, training requests and the claims of training runs use it. The clock alone
+ends a lease. A claim is the lease of a rollout that a consumer works on; one that was trained on or
+excluded has no end.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ class Leases:
         return sa.and_(self._status == self._held, sa.or_(*ends))
 
     def is_held(self, holder: str, *of_row: "sa.ColumnElement[bool]") -> "sa.ColumnElement[bool]":
-        """Return the condition that nobody took a row from a holder, be its lease over or not."""
+        """Return the condition that a holder still has a row, even if its lease is over."""
         return sa.and_(self._status == self._held, self._holder == holder, *of_row)
 
     def end_ns(self, duration_s: float) -> int:
@@ -80,7 +80,7 @@ class Leases:
         self, connection: "Connection", holder: str, query: "sa.Select[Any]", lease_s: float,
         **values: Any,
     ) -> "sa.Row[Any] | None":  # fmt: skip
-        """Give the first row of a query to a holder; None if there is none."""
+        """Lease the first row of a query to a holder; return None if there is none."""
         free = query.limit(1).with_for_update(skip_locked=True)
         row = connection.execute(free).first()
         if row is None:
@@ -96,7 +96,7 @@ class Leases:
     def lock(
         self, connection: "Connection", held: "sa.ColumnElement[bool]"
     ) -> "sa.Row[Any] | None":
-        """Lock a held row until the transaction ends; None if its lease is over or was lost."""
+        """Lock a held row until the transaction ends; return None if its lease ended."""
         self.expire(connection)
         is_alive = sa.not_(sa.func.coalesce(self.is_over(self._state.now_ns()), sa.false()))
         query = sa.select(self._table).where(held, is_alive)
@@ -105,7 +105,7 @@ class Leases:
     def extend(
         self, connection: "Connection", held: "sa.ColumnElement[bool]", lease_s: float
     ) -> int:
-        """Let leases end later, and return their number."""
+        """Extend leases, and return their number."""
         return self.finish(connection, held, until_ns=self.end_ns(lease_s))
 
     def finish(
@@ -132,7 +132,7 @@ class Leases:
 
     @contextlib.contextmanager
     def read(self) -> "Iterator[Connection]":
-        """Open a connection to read from, which finds no row held by a lease that is over."""
+        """Open a connection to read from, after ended leases were expired."""
         over = sa.select(self._table.c.until_ns).where(self.is_over(self._state.now_ns())).limit(1)
         with self._state.read() as connection:
             if connection.execute(over).first() is None:
@@ -152,7 +152,7 @@ class Claimable(NamedTuple):
 
 
 class Claims:
-    """Rollouts that one consumer has taken, as one holder of its claims sees them."""
+    """The rollouts that a consumer has claimed, trained on or excluded, for one holder."""
 
     def __init__(
         self, state: State, consumer: str, *, run_id: str, holder: str, lease_s: float = 120.0
@@ -169,7 +169,7 @@ class Claims:
         state.ensure(CLAIMS)
 
     def claim(self, groups: Mapping[str, Sequence[Claimable]]) -> list[str]:
-        """Claim whole groups; one of which another holds a member, or trained on it, is not."""
+        """Claim whole groups; skip those of which a member is claimed or trained on already."""
         claimed: list[str] = []
         ids = [each.rollout_id for members in groups.values() for each in members]
         with self._change_alone() as connection:
@@ -181,7 +181,7 @@ class Claims:
         return claimed
 
     def exclude(self, group_id: str, members: Iterable[Claimable], reason: str) -> None:
-        """Leave rollouts out for good: they are counted with the reason and not offered again."""
+        """Exclude rollouts for good: they are counted by reason and never offered again."""
         every = list(members)
         ids = [each.rollout_id for each in every]
         of_others = sa.and_(self._is_taken(), sa.not_(self._held))
@@ -191,12 +191,12 @@ class Claims:
             self._put_claims(connection, group_id, free, "left", reason)
 
     def extend(self) -> None:
-        """Hold what is held for another lease."""
+        """Extend all claims of this holder."""
         with self._state.change() as connection:
             self._leases.extend(connection, self._held, self._lease_s)
 
     def acknowledge(self, connection: "Connection", rollout_ids: Sequence[str], step: int) -> None:
-        """Say within a transaction that rollouts were trained on: they never come again."""
+        """Mark rollouts as trained on, within a transaction: they never come again."""
         done = sum(
             self._leases.finish(
                 connection, sa.and_(self._held, CLAIMS.c.rollout_id.in_(ids)),
@@ -212,15 +212,14 @@ class Claims:
             )
 
     def release(self, rollout_ids: Sequence[str]) -> int:
-        """Give back what is held and was not trained on, and return the number of rollouts."""
+        """Release claims that were not trained on, and return the number of rollouts."""
         with self._state.change() as connection:
             return self._release_claims(connection, self._held, rollout_ids)
 
     def rewind(self, step: int) -> int:
-        """Give back what this run took after a checkpoint, and return the number of rollouts.
+        """Release what this run took after a checkpoint, and return the number of rollouts.
 
-        For a run that nobody else is at work on: what a killed process of it held is there again
-        at once.
+        The caller must be alone at work on the run: claims of a killed process end at once.
         """
         is_later = sa.or_(CLAIMS.c.state == "claimed", CLAIMS.c.step > step)
         own = sa.and_(self._mine, CLAIMS.c.run_id == self.run_id, is_later)
@@ -228,7 +227,7 @@ class Claims:
             return self._leases.release(connection, own)
 
     def reopen(self, rollout_ids: Iterable[str]) -> int:
-        """Let rollouts be trained on once more, such as after a reward that came late."""
+        """Allow rollouts to be trained on again, such as after a late reward."""
         is_closed = sa.and_(self._mine, CLAIMS.c.state != "claimed")
         with self._state.change() as connection:
             return self._release_claims(connection, is_closed, rollout_ids)
@@ -253,7 +252,7 @@ class Claims:
 
     @contextlib.contextmanager
     def _change_alone(self) -> "Iterator[Connection]":
-        """Open a transaction that nobody else claims in: two would both find a rollout free."""
+        """Open a transaction that excludes other claims: two could find the same rollout free."""
         with self._state.change() as connection:
             take_lock(connection, _LOCK)
             yield connection

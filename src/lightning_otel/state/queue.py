@@ -1,7 +1,7 @@
-"""The queue of rollouts: what waits to be run, who runs it, and what came of it.
+"""The queue of rollouts: waiting, running and finished ones, with their attempts.
 
-Any number of threads, processes and machines put rollouts in and take them out; one worker at a
-time holds one, under a lease that ends by itself when the worker dies.
+Any number of threads, processes and machines put rollouts in and take them out. One worker at a
+time holds a rollout, under a lease that ends if the worker dies.
 """
 
 import time
@@ -48,10 +48,10 @@ _LONGEST_WAIT_S: Final = 0.25
 
 
 class Queue:
-    """Rollouts that wait, run and are over, in the state beside a store."""
+    """The waiting, running and finished rollouts of a state."""
 
     def __init__(self, state: State) -> None:
-        """Open the queue of a state; its tables are made if they are not there.
+        """Open the queue of a state, and create missing tables.
 
         Raises:
             StateError: The state cannot be read or made.
@@ -111,7 +111,7 @@ class Queue:
         return made
 
     def add(self, rollouts: Sequence[Rollout]) -> None:
-        """Put rollouts that are made already at the end of the queue: all of them, or none."""
+        """Put rollouts with ids of their own at the end of the queue: all of them, or none."""
         if rollouts:
             with self.state.change() as connection:
                 connection.execute(sa.insert(ROLLOUTS), [row_of(each) for each in rollouts])
@@ -124,7 +124,7 @@ class Queue:
         modes: Collection[Mode] | None = None,
         lease_s: float = 30.0,
     ) -> Lease | None:
-        """Take the rollout that is next, for one attempt at it; None if none waits, or in a pause.
+        """Take the next rollout for one attempt; return None if none waits, or in a pause.
 
         Args:
             worker_id: Unique among workers.
@@ -154,14 +154,14 @@ class Queue:
             return Lease(rollout_of(row), number, worker_id, until_ns, lease_s, row.deadline_ns)
 
     def heartbeat(self, lease: Lease) -> bool:
-        """Prolong a lease; False if it is lost: cancelled, timed out, or taken away."""
+        """Extend a lease; return False if it is lost: cancelled, timed out, or taken away."""
         with self.state.change() as connection:
             if self._leases.lock(connection, self._held_condition(lease)) is None:
                 return False
             return bool(self._leases.extend(connection, self._held_condition(lease), lease.lease_s))
 
     def succeed(self, lease: Lease, reward: float | None = None) -> bool:
-        """End a rollout with success; False, and nothing is changed, if the lease was lost.
+        """End a rollout with success; return False, and change nothing, if the lease was lost.
 
         Raises:
             ConfigError: The reward is no finite number.
@@ -176,7 +176,7 @@ class Queue:
             return True
 
     def fail(self, lease: Lease, reason: str) -> bool:
-        """End an attempt without success; False, and nothing is changed, if the lease was lost.
+        """End an attempt without success; return False, and change nothing, if the lease was lost.
 
         The rollout waits again if it may be tried again; else it failed, with this reason.
         """
@@ -188,7 +188,7 @@ class Queue:
             return True
 
     def fail_worker(self, worker_id: str, reason: str) -> int:
-        """End the attempts of a worker that is known to be dead, at once; gives their number."""
+        """End the attempts of a worker that died, at once; return their number."""
         own = sa.select(ROLLOUTS).where(self._leases.is_held(worker_id))
         with self.state.change() as connection:
             rows = connection.execute(own.with_for_update()).all()
@@ -197,7 +197,7 @@ class Queue:
             return len(rows)
 
     def cancel(self, rollout_id: str, reason: str = "") -> bool:
-        """End a rollout that waits or runs, whose worker learns of it; False if it was over.
+        """Cancel a rollout that waits or runs; return False if it was over.
 
         Raises:
             NotFoundError: There is no such rollout.
@@ -215,7 +215,7 @@ class Queue:
             return True
 
     def reward(self, rollout_id: str, reward: float) -> None:
-        """Keep what a rollout is worth, where that is learnt when it is over.
+        """Set the reward of a rollout, such as after its end.
 
         Raises:
             NotFoundError: There is no such rollout.
@@ -238,14 +238,14 @@ class Queue:
 
     @property
     def is_paused(self) -> bool:
-        """Return True while nobody may take anything."""
+        """Return True while the queue is paused."""
         with self.state.read() as connection:
             return _is_paused(connection)
 
     def is_empty(
         self, *, agents: Collection[str] | None = None, modes: Collection[Mode] | None = None
     ) -> bool:
-        """Return True if nothing waits, nor runs that may have to be tried again."""
+        """Return True if nothing waits, nor runs and may be tried again."""
         may_return = sa.and_(
             ROLLOUTS.c.status == "running", ROLLOUTS.c.attempts < ROLLOUTS.c.max_attempts
         )

@@ -1,8 +1,8 @@
-"""Training that was asked for: a durable queue of runs, which workers take one at a time.
+"""Training requests: a durable queue of runs, which workers take one at a time.
 
-Whoever asks trains nothing; a worker claims a request under a lease, says now and then that it
-lives, and ends it. A request of a worker that died is there again when the lease has run out, with
-the run that was begun for it, so that the next worker goes on where that one was.
+A worker claims a request under a lease, extends it by heartbeats, and finishes it. A request whose
+worker died waits again when the lease ends, with the run that was begun for it, which the next
+worker continues.
 """
 
 import json
@@ -31,7 +31,7 @@ _LOCK: Final = 0x6C6F7471
 
 @dataclass(frozen=True, slots=True)
 class TrainingRequest:
-    """Training that somebody asked for."""
+    """A request for training."""
 
     request_id: str
     idempotency_key: str | None
@@ -48,7 +48,7 @@ class TrainingRequest:
 
 
 class Requests:
-    """The training that was asked for in a state; any number of processes ask and work at once."""
+    """The training requests of a state; any number of processes put and claim at once."""
 
     def __init__(self, state: State, *, lease_s: float = LEASE_S) -> None:
         """Name the state; a table is made there if it is not there."""
@@ -65,7 +65,7 @@ class Requests:
         settings: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> tuple[TrainingRequest, bool]:
-        """Ask for training; True if that is new. The same key asks once, however often."""
+        """Put a request; return it, and True if it is new. A key makes one request at most."""
         text = json.dumps(dict(settings or {}), sort_keys=True, allow_nan=False)
         by_key = sa.select(REQUESTS).where(REQUESTS.c.idempotency_key == idempotency_key)
         with self._state.change() as connection:
@@ -101,9 +101,9 @@ class Requests:
     def claim(
         self, worker_id: str, algorithms: Collection[str] | None = None
     ) -> TrainingRequest | None:
-        """Take the request that waits longest; None if none does.
+        """Claim the request that waits longest; return None if none does.
 
-        One whose worker has been silent for a lease waits, too; after three of those it failed.
+        A request whose lease ended waits, too; after three such workers it failed.
         """
         query = sa.select(REQUESTS).where(REQUESTS.c.status == "waiting")
         if algorithms is not None:
@@ -116,12 +116,12 @@ class Requests:
             return None if row is None else _request_of(row)
 
     def heartbeat(self, request: TrainingRequest, *, run_id: str = "") -> bool:
-        """Say that its worker lives, and which run it began; False if it is another's by now."""
+        """Extend a lease, and note the run; return False if another worker has the request."""
         begun = {"run_id": run_id} if run_id else {}
         return self._change_request(request, until_ns=self._leases.end_ns(self._lease_s), **begun)
 
     def finish(self, request: TrainingRequest, *, run_id: str = "", reason: str = "") -> bool:
-        """End a request; False, and nothing is changed, if it is another's by now."""
+        """End a request; return False, and change nothing, if another worker has it."""
         return self._change_request(
             request,
             status="failed" if reason else "succeeded",
@@ -131,7 +131,7 @@ class Requests:
         )
 
     def release(self, request: TrainingRequest, *, run_id: str = "") -> bool:
-        """Give a request back, such as when its worker is told to stop; it is no try."""
+        """Give a request back, such as when its worker stops; that counts as no try."""
         back = {"status": "waiting", "tries": request.tries - 1}
         return self._change_request(request, **back, run_id=run_id or request.run_id)
 

@@ -1,7 +1,7 @@
-"""The trainer: an agent or a store, an algorithm, and resources that get better by it.
+"""The trainer: runs an algorithm over an agent or a store, and publishes better resources.
 
-Nothing is trained but by a call of its methods. What a run makes is given to agents as ``canary``
-alone; it becomes live on held-out reward, or by hand.
+Training starts only when a method is called. A run publishes its result as ``canary``; held-out
+reward, live traffic or a person makes it ``live``.
 """
 
 import asyncio
@@ -47,10 +47,10 @@ Progress = Callable[[int, int | None, Mapping[str, float]], None]
 
 
 class Fitting:
-    """A training run in a thread of its own: stopped, waited for, awaited."""
+    """A training run in a thread: stop it, wait for it, or await it."""
 
     def __init__(self, fit: Callable[[], Fit], stop: threading.Event) -> None:
-        """Begin; ``stop`` tells ``fit`` to end."""
+        """Start ``fit`` in a thread; ``stop`` tells it to end."""
         self._stop = stop
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="lightning-otel-trainer")
         self._fit = self._pool.submit(fit)
@@ -62,7 +62,7 @@ class Fitting:
         return not self._fit.done()
 
     def stop(self) -> None:
-        """Have it end after its present step, which is kept."""
+        """End the run after its present step, which is kept."""
         self._stop.set()
 
     def wait(self, timeout_s: float | None = None) -> Fit | None:
@@ -82,7 +82,7 @@ class Fitting:
 
 
 class Trainer:
-    """Fits an agent: runs it or reads what it did, learns, and gives better resources back."""
+    """Trains an agent: runs it or reads its recorded rollouts, and publishes better resources."""
 
     def __init__(
         self,
@@ -113,46 +113,46 @@ class Trainer:
         report_to: str | Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        """Name what is to be trained; nothing is begun yet.
+        """Configure the training; nothing starts yet.
 
         Args:
-            agent: What runs tasks: a function ``(task)`` or ``(task, resources)`` that gives a
-                reward, a :class:`LitAgent`, or whatever else ``agent_of`` takes; None to learn from
-                what is recorded.
-            algorithm: Its name, its class, or one that is made.
-            backend: Who runs it: ``builtin`` is we, ``microsoft`` Agent Lightning 0.3, and ``auto``
-                it where it can.
-            store: Where rollouts are recorded; by default the default store.
-            resources: Bodies by name; those that have no version yet are published as live.
-            min_batch_size: The fewest rollouts a step learns from; by default all of ``train``, or
-                of what is recorded all there are, 1024 at most.
-            max_iterations: How many steps a run has; by default one for ``train``, and as many as
-                there is experience for if it is recorded.
+            agent: Runs tasks: a function ``(task)`` or ``(task, resources)`` that returns a reward,
+                a :class:`LitAgent`, or anything else that ``agent_of`` takes. None learns from
+                recorded rollouts.
+            algorithm: The algorithm, by its name, its class or an instance.
+            backend: ``builtin`` runs our algorithms, ``microsoft`` those of Agent Lightning 0.3,
+                and ``auto`` the latter where it can.
+            store: The store of the rollouts; by default the default store.
+            resources: Bodies by name; those without a version are published as live.
+            min_batch_size: The least number of rollouts per step; by default all of ``train``, or
+                all that are recorded, 1,024 at most.
+            max_iterations: The number of steps; by default one pass over ``train``, or as many as
+                the recorded rollouts allow.
             samples: Rollouts of each task, which are compared; by default what the algorithm needs.
-            workers: How many rollouts run at once; 0 where runners elsewhere take them.
+            workers: Rollouts that run at once; 0 leaves them to runners elsewhere.
             kind: ``threads``, ``processes`` or ``ray``.
-            hooks: Told of what the workers do.
-            reward_evaluator: Judges a rollout whose agent does not.
-            apply: Whether the requests of an agent that takes a task alone are made with the
-                resources that are tuned; by default as ``LIGHTNING_OTEL_APPLY`` says.
-            max_attempts: How often a rollout is tried, so that one of a killed worker is not lost.
-            timeout_s: How long an attempt may take, seconds; by default any time.
-            reward_timeout_s: How long a group waits for rewards that come late, seconds.
-            select: Which rollouts are learnt from, and how their spans become transitions: keywords
-                of :meth:`Store.transitions`, such as ``{"agents": "planner*"}``.
-            consumer: Several runs that share this name never train on the same rollout; by default
-                each trainer has its own.
-            min_gain: How much more held-out reward makes what was learnt live.
-            seed: Decides the order of tasks.
-            state: Where queue, resources and runs lie; by default beside the store.
-            run_dir: Where runs keep their files; by default beside the store.
-            progress: Told after each step of its number, of how many, and what was measured.
-            report_to: Where metrics are shown besides: any of ``tensorboard``, ``wandb`` and
-                ``mlflow``. An algorithm object's own ``report_to`` is that of TRL's callbacks.
-            **options: The algorithm's own.
+            hooks: Called around each attempt.
+            reward_evaluator: Returns the reward of a recording in the agent's place.
+            apply: Put the tuned resources into the requests of an agent that takes a task alone; by
+                default as ``LIGHTNING_OTEL_APPLY`` says.
+            max_attempts: Attempts at a rollout, at most; one of a killed worker is tried again.
+            timeout_s: Time limit of an attempt, seconds; by default none.
+            reward_timeout_s: Time that a group waits for late rewards, seconds.
+            select: Keywords of :meth:`Store.transitions` that select rollouts and say how their
+                spans become transitions, such as ``{"agents": "planner*"}``.
+            consumer: Runs that share this name never train on the same rollout; by default each
+                trainer has its own.
+            min_gain: The extra mean reward that a candidate needs to go live.
+            seed: Seed of the order of tasks.
+            state: The state of queue, resources and runs; by default beside the store.
+            run_dir: The folder of the runs' files; by default beside the store.
+            progress: Called after each step with its number, the number of all, and the metrics.
+            report_to: Trackers that get the metrics too: any of ``tensorboard``, ``wandb`` and
+                ``mlflow``. An algorithm object's own ``report_to`` goes to TRL's callbacks.
+            **options: Options of the algorithm.
 
         Raises:
-            ConfigError: Something cannot be used as given.
+            ConfigError: An argument cannot be used.
         """
         self.algorithm = make_backend_algorithm(algorithm, backend, **options)
         store = store if store is not None else self.algorithm.get_store()
@@ -196,9 +196,9 @@ class Trainer:
         )
         self._origin: checkpoint.Origin | None = None
         self.progress = progress
-        """Told after each step; see the argument."""
+        """Called after each step; see the argument."""
         self.started: Callable[[TrainingRun], None] | None = None
-        """Told of each run as soon as there is one."""
+        """Called with each run as soon as it is written down."""
         self.latest: TrainingRun | None = None
         """The latest run of this trainer."""
         known = set(self.resources.names()) if resources else set()
@@ -212,7 +212,7 @@ class Trainer:
         return self._config.queue
 
     def add_agent(self, agent: object) -> None:
-        """Name the agent, where the trainer was made without."""
+        """Set the agent of a trainer that has none."""
         self._config = replace(self._config, agent=agent_of(agent))
 
     def fit(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> Fit:
@@ -233,13 +233,11 @@ class Trainer:
     def fit_async(
         self, train: Sequence[Any] = (), val: Sequence[Any] = (), *, follow: bool = True
     ) -> Fitting:
-        """Train beside whoever records: wait for new experience for as long as it is not stopped.
+        """Train in a thread, and wait for new rollouts until stopped.
 
-        The agent may run in any number of other processes, which write the same store. It goes on
-        until ``max_iterations`` are done, or :meth:`Fitting.stop` is called.
-
-        Without ``follow`` it ends where :meth:`fit` would. What is returned stops it, waits for it,
-        and can be awaited.
+        Agents in any number of other processes may write the store meanwhile. The run ends after
+        ``max_iterations``, or when :meth:`Fitting.stop` is called; without ``follow``, where
+        :meth:`fit` would.
         """
         config = replace(self._configure(train, val), follows=follow)
         return Fitting(lambda: self._run_fit(config), config.stop)
@@ -247,7 +245,7 @@ class Trainer:
     train_async = fit_async
 
     async def run(self, train: Sequence[Any] = (), val: Sequence[Any] = ()) -> Fit:
-        """As :meth:`fit`, for a program with an event loop, which goes on meanwhile."""
+        """Run :meth:`fit` without blocking the event loop."""
         return await asyncio.to_thread(self.fit, train, val)
 
     def evaluate(
@@ -258,13 +256,13 @@ class Trainer:
         mode: Mode = "test",
         samples: int = 1,
     ) -> Evaluation:
-        """Run the agent on tasks and say what it earned; nothing is learnt.
+        """Run the agent on tasks and return its rewards; nothing is learnt.
 
         Args:
             tasks: Any JSON values.
             resources: Versions by name that it is given; by default what is live.
-            mode: What the rollouts are for; never to be trained on.
-            samples: How many rollouts of each task.
+            mode: The purpose of the rollouts; they are never trained on.
+            samples: Rollouts of each task.
 
         Raises:
             ConfigError: There is no agent.
@@ -298,7 +296,7 @@ class Trainer:
         return Path(path)
 
     def resume_from_checkpoint(self, place: str | os.PathLike[str] = "@last") -> "Trainer":
-        """Have the next ``fit`` go on where a run was; what it trained on does not come again.
+        """Continue a run with the next ``fit``; rollouts that it trained on do not come again.
 
         Args:
             place: A folder that :meth:`save_checkpoint` made, a run's id, or the latest run.

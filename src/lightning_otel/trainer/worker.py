@@ -1,7 +1,7 @@
-"""A worker: takes the training that was asked for, one request at a time, and does it.
+"""A worker: takes training requests, one at a time, and runs them.
 
-Whatever kills it, the request is there again when its lease has run out, and whoever takes it then
-goes on with the run from its last kept step.
+If it is killed, the request waits again when its lease ends, and the next worker continues the run
+from its last checkpoint.
 """
 
 import glob
@@ -26,13 +26,13 @@ _WAIT_S: Final = 0.2
 _LONGEST_REASON: Final = 2_000
 
 Make = Callable[[str, Mapping[str, Any]], Trainer]
-"""Makes a trainer for an algorithm, told what else was asked for."""
+"""Makes a trainer of an algorithm's name and the request's settings."""
 Ended = Callable[[TrainingRequest, Fit | None, str], None]
-"""Told of each request that is over: what came of it, or why nothing did."""
+"""Called with each request that ended, its result, and the reason of a failure."""
 
 
 class TrainingWorker:
-    """Trains what was asked for."""
+    """Runs training requests."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TrainingWorker:
         val: Sequence[Any] = (),
         lease_s: float = LEASE_S,
     ) -> None:
-        """Name how requests are done; nothing is taken yet.
+        """Configure the worker; it takes nothing yet.
 
         Args:
             requests: The requests.
@@ -77,7 +77,7 @@ class TrainingWorker:
         return done
 
     def _do_request(self, request: TrainingRequest, stop: Stop, ended: Ended) -> bool:
-        """Do one; return False if it was given back, or is another's by now."""
+        """Run a request; return False if it was given back, or another worker has it by now."""
         fit: Fit | None = None
         run_id = reason = ""
         try:
@@ -139,7 +139,7 @@ class TrainingWorker:
         return fit
 
     def _note_run(self, request: TrainingRequest, run_id: str) -> None:
-        """Write down which run it is before its first step: then a kill is no matter."""
+        """Note the run with the request before its first step, so that a kill loses nothing."""
         self._requests.heartbeat(request, run_id=run_id)
 
 
