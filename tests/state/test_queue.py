@@ -90,28 +90,27 @@ def test_result_ends_the_rollout(queue: Queue, clock: Clock) -> None:
     good, bad = queue.put(["a", "b"], max_attempts=2)
     clock.go_on(1)
 
-    assert queue.succeed(taken(queue), 0.5)
+    lease = taken(queue)
+    with pytest.raises(ConfigError, match="finite"):
+        queue.succeed(lease, float("nan"))
+    assert queue.succeed(lease, 0.5)
     assert queue.fail(taken(queue), "once")
     assert queue.get(bad.rollout_id).status == "queuing"
     assert not queue.is_empty()
     assert [each.status for each in queue.wait([bad.rollout_id], 0.05)] == ["queuing"]
     assert queue.fail(taken(queue, "other"), "twice")
-    queue.reward(bad.rollout_id, 0.75)  # learnt later
 
     first, second = queue.wait([good.rollout_id, bad.rollout_id], 5)
     assert (first.status, first.reward, first.reason) == ("succeeded", 0.5, "")
-    assert (second.status, second.reward, second.reason) == ("failed", 0.75, "twice")
+    assert (second.status, second.reward, second.reason) == ("failed", None, "twice")
     assert first.ended_ns == second.ended_ns == clock.ns
     assert queue.counts()["succeeded"] == queue.counts()["failed"] == 1
     assert queue.reasons() == {("failed", "once"): 1, ("failed", "twice"): 1}
     found = [(each.attempt_id, each.worker_id) for each in queue.attempts(bad.rollout_id)]
     assert found == [("1", "w"), ("2", "other")]
     assert queue.is_empty()
-    with pytest.raises(ConfigError, match="finite"):
-        queue.reward(bad.rollout_id, float("nan"))
-    for ask in (lambda: queue.reward("r9", 1.0), lambda: queue.wait([good.rollout_id, "r9"], 5)):
-        with pytest.raises(NotFoundError):
-            ask()
+    with pytest.raises(NotFoundError):
+        queue.wait([good.rollout_id, "r9"], 5)
 
 
 def test_clock_alone_ends_a_lease(queue: Queue, clock: Clock) -> None:
@@ -131,8 +130,11 @@ def test_clock_alone_ends_a_lease(queue: Queue, clock: Clock) -> None:
     clock.go_on(10)
     assert not queue.succeed(silent, 1.0)
     gone = taken(queue, "gone")
+    queue.put(["b"])
+    mine = taken(queue, "mine")
     assert queue.fail_worker("gone", "its process was ended by SIGKILL") == 1  # at once
     assert not queue.heartbeat(gone)
+    assert queue.heartbeat(mine)
 
     found = queue.get(rollout.rollout_id)
     assert (found.status, found.reward) == ("failed", None)
@@ -141,20 +143,6 @@ def test_clock_alone_ends_a_lease(queue: Queue, clock: Clock) -> None:
         ("unresponsive", "worker silent was not heard of in time"),
         ("unresponsive", "its process was ended by SIGKILL"),
     ]
-
-
-def test_worker_known_to_be_dead_gives_back_its_own_at_once(queue: Queue) -> None:
-    """Nobody need wait for its lease to end, and others keep theirs."""
-    queue.put(["a", "b"], max_attempts=2)
-    dead, mine = taken(queue, "dead"), taken(queue, "mine")
-
-    assert queue.fail_worker("dead", "its process was ended by SIGKILL") == 1
-
-    other = taken(queue, "other")
-    assert other.rollout.task == "a"
-    assert not queue.succeed(dead, 1.0)
-    assert queue.heartbeat(mine)
-    assert queue.succeed(other, 0.5)
 
 
 def test_cancelled_rollout_is_over(queue: Queue) -> None:

@@ -214,17 +214,6 @@ class Queue:
                 update_rollout(connection, row, status="cancelled", reason=why, ended_ns=now_ns)
             return True
 
-    def reward(self, rollout_id: str, reward: float) -> None:
-        """Set the reward of a rollout, such as after its end.
-
-        Raises:
-            NotFoundError: There is no such rollout.
-            ConfigError: The reward is no finite number.
-        """
-        value = check_reward(reward)
-        with self.state.change() as connection:
-            update_rollout(connection, lock_rollout(connection, rollout_id), reward=value)
-
     def pause(self) -> None:
         """Pause the queue until :meth:`resume`; running rollouts continue."""
         with self.state.change() as connection:
