@@ -20,7 +20,7 @@ from lightning_otel import (
     instrument,
     uninstrument,
 )
-from lightning_otel.algorithms.exchange.backend import explain_missing
+from lightning_otel.algorithms.exchange import explain_missing
 from lightning_otel.algorithms.microsoft import Microsoft
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError

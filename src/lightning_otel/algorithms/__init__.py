@@ -101,8 +101,7 @@ def make_backend_algorithm(algorithm: Any, backend: "Backend", **options: Any) -
     """
     if backend == "builtin":
         return make_algorithm(algorithm, **options)
-    from lightning_otel.algorithms.exchange import choose_backend
-    from lightning_otel.algorithms.exchange.backend import explain_missing
+    from lightning_otel.algorithms.exchange import choose_backend, explain_missing
     from lightning_otel.algorithms.microsoft import NAMES, Microsoft
 
     is_ours = isinstance(algorithm, (BaseAlgorithm, type))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from lightning_otel.adapter import readers
 from lightning_otel.algorithms.base import BaseAlgorithm
-from lightning_otel.algorithms.exchange.backend import choose_backend
+from lightning_otel.algorithms.exchange import choose_backend
 from lightning_otel.algorithms.exchange.calls import to_agentlightning
 from lightning_otel.algorithms.tasks import require_agent
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError

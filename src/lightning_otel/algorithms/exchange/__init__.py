@@ -4,13 +4,19 @@ Its running store is spoken to over HTTP, and may live in an environment of its 
 package is wanted here, ``choose_backend`` says if it can be; ``algorithms/microsoft.py`` runs it.
 """
 
-from lightning_otel.algorithms.exchange.backend import Backend, ChosenBackend, choose_backend
+import importlib
+import logging
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
 from lightning_otel.algorithms.exchange.exchange import (
     HandOverCounts,
     ReadBackCounts,
     hand_over,
     read_back,
 )
+from lightning_otel.errors import ConfigError
 
 __all__ = [
     "Backend",
@@ -21,3 +27,69 @@ __all__ = [
     "hand_over",
     "read_back",
 ]
+
+log = logging.getLogger(__name__)
+
+Backend: TypeAlias = Literal["auto", "builtin", "microsoft"]
+"""Who optimises: ``builtin`` are our algorithms, ``microsoft`` those of Agent Lightning; ``auto``
+is theirs where they can be used."""
+
+FITS: Final = "0.3"
+REMEDY: Final = "pip install 'agentlightning==0.3.0', or say backend='builtin'"
+_PACKAGE: Final = "agentlightning"
+
+
+class ChosenBackend(NamedTuple):
+    """The chosen backend.
+
+    Attributes:
+        name: ``builtin`` or ``microsoft``.
+        reason: Why it is not ``microsoft``, where that might have been; empty otherwise.
+    """
+
+    name: Literal["builtin", "microsoft"]
+    reason: str = ""
+
+
+def choose_backend(wanted: Backend = "auto", *, unfit: str = "") -> ChosenBackend:
+    """Choose the backend from the wanted and the installed ones.
+
+    Where ``auto`` comes to ``builtin``, a warning says why.
+
+    Args:
+        wanted: As :data:`Backend` says.
+        unfit: Why Agent Lightning cannot do what is asked, though it may be installed.
+
+    Raises:
+        ConfigError: There is no such backend, or ``microsoft`` cannot be used.
+    """
+    if wanted not in get_args(Backend):
+        raise ConfigError(
+            f"backend is {wanted!r}; it must be one of {', '.join(get_args(Backend))}"
+        )
+    if wanted == "builtin":
+        return ChosenBackend("builtin")
+    reason = explain_missing() or unfit
+    if not reason:
+        return ChosenBackend("microsoft")
+    if wanted == "microsoft":
+        raise ConfigError(f"the backend microsoft cannot be used: {reason}; {REMEDY}")
+    log.warning("backend 'auto' is 'builtin' here: %s", reason)
+    return ChosenBackend("builtin", reason)
+
+
+def explain_missing() -> str:
+    """Return why Agent Lightning cannot be used; empty if it can."""
+    try:
+        found = version(_PACKAGE)
+    except PackageNotFoundError:
+        return "agentlightning is not installed"
+    if found.split(".")[:2] != FITS.split("."):
+        return f"agentlightning {found} is installed, and {FITS} is what fits"
+    try:
+        with warnings.catch_warnings():  # what it imports warns of its own making
+            warnings.simplefilter("ignore")
+            importlib.import_module(_PACKAGE)
+    except Exception as exc:  # noqa: BLE001  # somebody else's code may raise anything
+        return f"agentlightning {found} cannot be imported: {type(exc).__name__}: {exc}"
+    return ""
