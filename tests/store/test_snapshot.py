@@ -17,7 +17,8 @@ from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-from lightning_otel.views.nouns import ATTEMPTS, TRACES
+from lightning_otel.views.nouns import ATTEMPTS
+from lightning_otel.views.traces import TRACES
 
 MakeSpan = Callable[..., Span]
 Write = Callable[..., Path]

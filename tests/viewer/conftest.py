@@ -58,7 +58,7 @@ def visit(browser: Any, served: Callable[..., str]) -> Iterator[Visits]:
         context = browser.new_context(
             **{"viewport": {"width": 1280, "height": 800}, "base_url": url, **options}
         )
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(60_000)
         visits.append(Visit(context, url, tolerated))
         page = context.new_page()
         page.goto(f"{path}{'&' if '?' in path else '?'}key={KEY}")

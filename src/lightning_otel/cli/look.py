@@ -23,7 +23,8 @@ from lightning_otel.cli.output import (
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import QueryError
-from lightning_otel.views.nouns import ATTEMPTS, TRACES
+from lightning_otel.views.nouns import ATTEMPTS
+from lightning_otel.views.traces import TRACES
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store

@@ -67,9 +67,10 @@ def _make_server(place: str) -> Any:
     from lightning_otel.cli.show import diff_document, show_rows
     from lightning_otel.dataset import Store
     from lightning_otel.views.analysis import analyze_episode
-    from lightning_otel.views.nouns import ATTEMPTS, CONVERSATIONS, TRACES
+    from lightning_otel.views.nouns import ATTEMPTS, CONVERSATIONS
     from lightning_otel.views.sandbox import Limits
     from lightning_otel.views.stats import store_stats
+    from lightning_otel.views.traces import TRACES
 
     kind, errors = _import_server()
     server = kind("lightning-otel", instructions=_INSTRUCTIONS, log_level="WARNING")

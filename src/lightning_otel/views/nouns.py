@@ -1,12 +1,12 @@
-"""Views: rollouts, their attempts, traces and conversations, the newest first."""
+"""Views: rollouts, their attempts and conversations, the newest first."""
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.views import IS_ANNOTATION
 from lightning_otel.types import conventions as c
+from lightning_otel.views.previews import read_texts
 from lightning_otel.views.table import SINCE, WHEN, Filter, View
 
 if TYPE_CHECKING:
@@ -34,49 +34,14 @@ def _add_modes(store: "Store", rows: list[dict[str, Any]]) -> None:
 
 
 def _add_texts(store: "Store", rows: list[dict[str, Any]]) -> None:
-    for row, (asked, answered) in zip(
-        rows, _read_texts(store, rows, "trace_id", [[row["trace_id"]] for row in rows]), strict=True
-    ):
-        row |= {"input": asked, "output": answered}
-
-
-def _add_talk(store: "Store", rows: list[dict[str, Any]]) -> None:
-    ends = [[ids[0], ids[-1]] for ids in (row["rollout_ids"] for row in rows)]
-    for row, (asked, answered) in zip(
-        rows, _read_texts(store, rows, "rollout_id", ends), strict=True
-    ):
-        row |= {"asked": asked, "answered": answered}
-
-
-def _read_texts(
-    store: "Store", rows: list[dict[str, Any]], key: str, ids: Collection[list[str]]
-) -> list[tuple[str, str]]:
-    """Return what a user asked first and a model answered last in each row's parts.
-
-    A query of its own: a list reads no bodies, and texts are read of its page alone.
-    """
-    from lightning_otel.messages import parse_messages, plain_text
-
-    bounds = min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)
-    every = [one for own in ids for one in own]
-    texts = {row["id"]: row for row in store.sql(_TEXTS.format(key=key), [every, *bounds])}
-    found = []
-    for own in ids:
-        held = [texts[one] for one in own if one in texts]
-        asked = parse_messages(held[0]["asked"]) or () if held else ()
-        answered = parse_messages(held[-1]["answered"]) or () if held else ()
-        users = [message for message in asked if message.get("role") == "user"]
-        found.append((plain_text(users[:1]), plain_text(answered[:1])))
-    return found
+    ends = [(row["rollout_ids"][0], row["rollout_ids"][-1]) for row in rows]
+    for row, texts in zip(rows, read_texts(store, rows, "rollout_id", ends), strict=True):
+        row["asked"], row["answered"] = texts
 
 
 _MODES: Final = f"""
 SELECT {ROLLOUT} AS rollout_id, any_value({attribute_sql(c.MODE)}) AS mode FROM spans
 WHERE {ROLLOUT} IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1"""
-_TEXTS: Final = """
-SELECT {key} AS id, arg_min(input_messages, start_ns) AS asked,
-  arg_max(output_messages, start_ns) AS answered
-FROM calls WHERE {key} IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1"""
 # A look for the text costs a third of parsing the JSON, and most spans have no such attribute.
 _NAME: Final = f"""CASE WHEN contains(attributes::VARCHAR, '"{c.CONVERSATION_ID}"')
   THEN nullif({attribute_sql(c.CONVERSATION_ID)}, '') END"""
@@ -120,7 +85,9 @@ ROLLOUTS: Final = View(
     left(arg_max(task, start_ns), 300) AS task
   FROM rollouts GROUP BY rollout_id""",
     {
-        "id": Filter("starts_with(rollout_id, ?)", "Only ids with this prefix.", hint=_PREFIX),
+        "id": Filter(
+            "starts_with(rollout_id, ?)", "Only ids with this prefix.", hint=_PREFIX, label="ID"
+        ),
         "agent": Filter(_AGENTS, "Only those whose agents' names contain it."),
         "status": _STATUS, "since": SINCE,
     },
@@ -129,27 +96,6 @@ ROLLOUTS: Final = View(
     _add_modes,
 )  # fmt: skip
 """Rollouts, each with its attempts as one."""
-
-# A reward given later stands in a trace of its own, which to a person is none.
-TRACES: Final = View(
-    (
-        "trace_id", "rollout_id", "start_ns", "end_ns", "agents", "input", "output", "spans",
-        "calls", "tools", "reward", "input_tokens", "output_tokens",
-    ),
-    f"""SELECT * FROM (
-    SELECT trace_id, min({ROLLOUT}) AS rollout_id,
-      min(start_ns) AS start_ns, max(coalesce(end_ns, start_ns)) AS end_ns,
-      string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents, count(*) AS spans,
-      count(*) FILTER (operation IN ({_GENERATIVE})) AS calls,
-      count(*) FILTER (operation = '{c.EXECUTE_TOOL}') AS tools,
-      sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens
-    FROM spans GROUP BY trace_id HAVING count(*) FILTER (name <> '{c.SPAN_ANNOTATION}') > 0
-  ) LEFT JOIN ({_REWARDS}) USING (rollout_id)""",
-    WHEN,
-    ("start_ns DESC", "trace_id"),
-    add=_add_texts,
-)  # fmt: skip
-"""Traces, with what was asked first and answered last."""
 
 CONVERSATIONS: Final = View(
     (
@@ -164,13 +110,13 @@ CONVERSATIONS: Final = View(
   FROM ({TALKS}) LEFT JOIN (SELECT *, true AS has_reward FROM ({_REWARDS})) USING (rollout_id)
   GROUP BY 1 HAVING sum(calls) > 0""",
     {
-        "id": Filter("starts_with(id, ?)", "Only ids with this prefix.", hint=_PREFIX),
+        "id": Filter("starts_with(id, ?)", "Only ids with this prefix.", hint=_PREFIX, label="ID"),
         "agent": Filter(_AGENTS, "Only those whose agents' names contain it."),
         "since": Filter("end_ns >= ?", "Only those with a message since.", int, hint="2h"),
     },
     ("end_ns DESC", "id"),
     ("calls", "reward", "end_ns", "duration"),
-    _add_talk,
+    _add_texts,
 )  # fmt: skip
 """Conversations, the latest active first.
 

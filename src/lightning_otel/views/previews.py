@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.adapter import readers
@@ -34,14 +34,6 @@ _QUOTE: Final = re.compile(r'(?<!\\)"')
 _MARKED: Final = (c.MESSAGE_BODY, c.OBJECT_LITERAL, c.OBJECT_JSON)
 _SHORT_KEYS: Final = (c.TOOL_ARGUMENTS, c.TOOL_RESULT, *_MARKED)
 
-WORDS_OF: Final = f"""
-SELECT trace_id, name = {quote_text(c.SPAN_ROLLOUT)} AS is_task,
-  CASE WHEN is_task THEN left({attribute_sql(c.TASK)}, {_LONGEST}) END AS task,
-  left(coalesce(input_messages, {attribute_sql("input.value")}, ''), {_LONGEST}) AS asked
-FROM spans WHERE start_ns BETWEEN ? AND ?
-  AND trace_id IN ({{traces}}) AND span_id IN ({{ids}})"""
-"""What names a trace, of its first span and its first call."""
-
 _SEARCHED: Final = (
     "output_messages", "input_messages", "system_instructions", "attributes::VARCHAR",
     "status_message", "name",
@@ -59,10 +51,16 @@ def _message_at(column: str, place: str) -> str:
     return f"CASE WHEN json_valid({column}) THEN {at} END"
 
 
-ANSWERS_OF: Final = f"""
-SELECT trace_id, {_message_at("output_messages", "0")} FROM spans WHERE start_ns BETWEEN ? AND ?
-  AND trace_id IN ({{traces}}) AND span_id IN ({{ids}})"""
-"""The answer of a trace's last call."""
+_TITLE: Final = f"""
+SELECT span_id, CASE WHEN name = {quote_text(c.SPAN_ROLLOUT)}
+    THEN left({attribute_sql(c.TASK)}, {_LONGEST}) END AS task,
+  left(coalesce(input_messages, {attribute_sql("input.value")}, ''), {_LONGEST}) AS input
+FROM spans WHERE start_ns BETWEEN ? AND ? AND trace_id = {{trace}} AND span_id IN ({{ids}})"""
+"""Texts that name a trace: of its root and of its first call."""
+_TEXTS: Final = """
+SELECT {key} AS id, arg_min(input_messages, start_ns) AS asked,
+  arg_max(output_messages, start_ns) AS answered
+FROM calls WHERE {key} IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1"""
 _SAID: Final = f"""
 SELECT span_id, name, scope, {_message_at("input_messages", "#-1")} AS asked,
   {_message_at("output_messages", "0")} AS answered,
@@ -72,32 +70,45 @@ FROM spans WHERE trace_id IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ?
   AND span_id IN (SELECT unnest(?))"""
 
 
-def choose_words(found: Iterable[tuple[str, bool, str | None, str | None]]) -> dict[str, str]:
-    """Choose the first words of each trace from rows of ``WORDS_OF``: a task, else a question."""
-    words: dict[str, str] = {}
-    for trace_id, is_task, task, asked in found:
-        text = task_words(task) if is_task else _asked_words(asked)
-        if text and (is_task or trace_id not in words):
-            words[trace_id] = text[:_WORDS]
-    return words
+def read_texts(
+    store: "Store", rows: Sequence[Mapping[str, Any]], key: str, ends: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Return what a user asked first and a model answered last in each row of a list.
 
+    A query of its own: a list reads no content, and texts are read of its page alone.
 
-def answer_words(message: str | None) -> str:
-    """Return the first words of an answer; empty if it has no text."""
-    return " ".join(_first_text(_TEXT, message or "").split())[:_WORDS]
+    Args:
+        store: The store.
+        rows: Their times bound what is read.
+        key: ``trace_id`` or ``rollout_id``.
+        ends: The ids of each row's first part and of its last.
+    """
+    bounds = min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)
+    ids = [name for names in ends for name in names]
+    texts = {row["id"]: row for row in store.sql(_TEXTS.format(key=key), [ids, *bounds])}
+    found = []
+    for first, last in ends:
+        asked = parse_messages(texts.get(first, {}).get("asked")) or ()
+        answered = parse_messages(texts.get(last, {}).get("answered")) or ()
+        users = [message for message in asked if message.get("role") == "user"]
+        found.append((plain_text(users[:1]), plain_text(answered[:1])))
+    return found
 
 
 def read_title(store: "Store", rows: "Sequence[Row]") -> str:
     """Return the words that name a trace; empty if nothing was asked in it."""
+    root = next((row for row in rows if row.name == c.SPAN_ROLLOUT), None)
     call = next((row for row in rows if row.operation in c.GENERATIVE_OPERATIONS), None)
-    named = [row for row in rows if row.name == c.SPAN_ROLLOUT][:1] + ([call] if call else [])
+    named = [row for row in (root, call) if row is not None]
     if not named:
         return ""
-    trace_id, times = named[0].trace_id, [row.start_ns for row in named]
-    ids = ", ".join(quote_text(row.span_id) for row in named)
-    query = WORDS_OF.format(traces=quote_text(trace_id), ids=ids)
-    told = store.sql(query, [min(times), max(times)]).rows()
-    return choose_words(tuple(row.values()) for row in told).get(trace_id, "")
+    times, ids = [row.start_ns for row in named], [quote_text(row.span_id) for row in named]
+    query = _TITLE.format(trace=quote_text(named[0].trace_id), ids=", ".join(ids))
+    texts = {each["span_id"]: each for each in store.sql(query, [min(times), max(times)])}
+    words = task_words(texts.get(root.span_id, {}).get("task")) if root is not None else ""
+    if not words and call is not None:
+        words = _asked_words(texts.get(call.span_id, {}).get("input"))
+    return words[:_WORDS]
 
 
 def read_previews(store: "Store", rows: "Sequence[Row]", cells: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
+    from lightning_otel.store.source import SpanSource
 
 _ALL: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -20,6 +21,8 @@ class Filter(NamedTuple):
         kind: The type of the value; ``int`` is a time in Unix nanoseconds.
         choices: The words that a text is one of; none if it is any.
         hint: An example, for a form.
+        label: The name in a form; by default the filter's own.
+        has_bodies: The condition reads content of spans.
     """
 
     condition: str
@@ -27,6 +30,8 @@ class Filter(NamedTuple):
     kind: type = str
     choices: tuple[str, ...] = ()
     hint: str = ""
+    label: str = ""
+    has_bodies: bool = False
 
 
 SINCE: Final = Filter(
@@ -59,7 +64,8 @@ class View:
 
     Attributes:
         columns: Columns for programs, in order.
-        query: SQL of all rows, over ``spans``, ``rewards`` and ``rollouts`` without content.
+        query: SQL of all rows, over ``spans``, ``rewards`` and ``rollouts`` without content; or a
+            function of the source that returns it.
         filters: Conditions by name.
         order: SQL terms of columns that tell rows apart; all ``DESC`` where ``after`` is used.
         sorts: Columns that rows can be sorted by; ``duration`` is from start to end.
@@ -67,7 +73,7 @@ class View:
     """
 
     columns: tuple[str, ...]
-    query: str
+    query: "str | Callable[[SpanSource], str]"
     filters: Mapping[str, Filter]
     order: tuple[str, ...]
     sorts: tuple[str, ...] = ()
@@ -103,14 +109,21 @@ class View:
             order = f"{term} {'DESC' if sort[0] == '-' else 'ASC'} NULLS LAST, {order}"
         behind = f"({', '.join(keys)}) < ({', '.join('?' * len(keys))})"
         bound = "" if limit is None else f"LIMIT {limit + 1}"
+        base = self.query if isinstance(self.query, str) else self.query(store.source)
         # One look at the spans for both: a view costs as much as it reads.
         query = f"""
-WITH matching AS MATERIALIZED (SELECT * FROM ({self.query}) WHERE {where})
+WITH matching AS MATERIALIZED (SELECT * FROM ({base}) WHERE {where})
 SELECT total, page.* FROM (SELECT count(*) AS total FROM matching) LEFT JOIN (
   SELECT *, true AS is_row FROM matching WHERE {"true" if after is None else behind}
   ORDER BY {order} {bound} OFFSET {offset}
 ) AS page ON true ORDER BY {order}"""
-        found = read_overview(store.source, query, [*named.values(), *(after or ())])
+        values = [*named.values(), *(after or ())]
+        has_bodies = any(self.filters[name].has_bodies for name in named)
+        found = (
+            store.sql(query, values).rows()
+            if has_bodies
+            else read_overview(store.source, query, values)
+        )
         total = max(row.pop("total") for row in found)
         rows = [row for row in found if row.pop("is_row")][:limit]
         is_more = limit is not None and len(found) > limit

@@ -17,18 +17,14 @@ from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.messages import ShownMessage, show_thread
 from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
 from lightning_otel.serve.viewer.spans import keep_feedback
-from lightning_otel.serve.viewer.transitions import cut
 from lightning_otel.serve.viewer.urls import Links, page_path
 from lightning_otel.types import Trajectory, Transition
 from lightning_otel.views.nouns import CONVERSATIONS, TALKS
 
-ROWS: Final = 30
-"""Conversations on a page."""
 ROLLOUTS: Final = 20
 """Rollouts of one conversation on a page, the first ones first."""
 MESSAGES: Final = 200
 """Messages of one agent's branch that are shown, the last ones; the rest is in the trace."""
-TEXT: Final = 200
 _REWARDS: Final = 100
 
 _ONE: Final = f"""
@@ -114,24 +110,9 @@ def _word_answer(answer: ShownMessage) -> str:
 @page.with_form_faults
 async def conversations(request: Request) -> Response:
     """The list."""
-    number = page.integer(request, "page", 1, 1, 10_000_000)
-    wanted = page.read_filters(request, CONVERSATIONS.filters)
-    sort = page.sort_of(request, CONVERSATIONS)
-
-    def work(store: Store) -> Mapping[str, object]:
-        if page.faults_of(request):
-            return {"filters": CONVERSATIONS.filters}
-        rows, total, _ = CONVERSATIONS.read(
-            store, wanted, limit=ROWS, offset=(number - 1) * ROWS, sort=sort
-        )
-        for row in rows:
-            row |= {name: cut(row[name], TEXT) for name in ("asked", "answered")}
-        return {
-            "rows": rows, "total": total, "size": ROWS, "number": number,
-            "filters": CONVERSATIONS.filters,
-        }  # fmt: skip
-
-    return await page.answer(request, "conversations.html", work, title="Conversations")
+    return await page.answer_list(
+        request, "conversations.html", CONVERSATIONS, title="Conversations"
+    )
 
 
 async def conversation(request: Request) -> Response:

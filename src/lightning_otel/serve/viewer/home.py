@@ -25,7 +25,8 @@ from lightning_otel.views.doctor import examine
 from lightning_otel.views.plot import PlotQuery, read_charts, svg
 from lightning_otel.views.plot.queries import METRICS
 from lightning_otel.views.summary import PERIODS, list_failures, read_summaries
-from lightning_otel.views.traces import TracePage, find_traces
+from lightning_otel.views.table import Listing
+from lightning_otel.views.traces import TRACES
 
 _NEWEST: Final = 10
 _AXES: Final = ("rollout", "time", "step", "version")
@@ -111,10 +112,10 @@ def _name_curve(by: str, metric: str) -> Mapping[str, object]:
     return {"by": by, "metric": metric, "axes": _AXES, "metrics": tuple(METRICS)}
 
 
-def _read_newest(store: Store) -> TracePage | None:
+def _read_newest(store: Store) -> Listing | None:
     """The newest traces; None where there is no store yet."""
     try:
-        return find_traces(store.source, limit=_NEWEST)
+        return TRACES.read(store, limit=_NEWEST)
     except StoreMissingError:
         return None
 

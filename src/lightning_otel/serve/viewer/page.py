@@ -28,6 +28,8 @@ from lightning_otel.views.table import Filter, View
 
 T = TypeVar("T")
 
+ROWS: Final = 50
+"""Rows of a list on a page."""
 _AT_ONCE: Final = 4
 """Reads at the same time: each has a DuckDB of its own."""
 LONG_AT_ONCE: Final = 2
@@ -343,6 +345,27 @@ def show_fault(request: Request, error: FieldError) -> dict[str, Any]:
     return {"asked": error.values, "query_of": given, "choices": CHOICES}
 
 
+async def answer_list(
+    request: Request, template: str, view: View, *, title: str, **more: object
+) -> Response:
+    """A page of a view's rows, as the filters, order and number in its address say.
+
+    Raises:
+        RefusalError: As of :func:`answer`.
+    """
+    number = integer(request, "page", 1, 1, 10_000_000)
+    wanted, sort = read_filters(request, view.filters), sort_of(request, view)
+    shown = {"filters": view.filters, "number": number, "size": ROWS, **more}
+
+    def read(store: Store) -> Mapping[str, object]:
+        if faults_of(request):
+            return shown
+        rows, total, _ = view.read(store, wanted, limit=ROWS, offset=(number - 1) * ROWS, sort=sort)
+        return {**shown, "rows": rows, "total": total}
+
+    return await answer(request, template, read, title=title)
+
+
 def read_filters(request: Request, filters: Mapping[str, Filter]) -> dict[str, Any]:
     """The values of a view's filters in the query; None where one is not given.
 
@@ -353,6 +376,8 @@ def read_filters(request: Request, filters: Mapping[str, Filter]) -> dict[str, A
     def read(name: str, each: Filter) -> object:
         if each.kind is int:
             return time(request, name)
+        if each.kind is float:
+            return decimal(request, name)
         if each.kind is bool:
             return {"yes": True, "no": False}.get(choice(request, name, ("", "yes", "no")))
         if each.choices:

@@ -25,8 +25,6 @@ from lightning_otel.views.nouns import ROLLOUTS
 from lightning_otel.views.table import Filter
 from lightning_otel.views.trace_tree import read_steps
 
-ROWS: Final = 50
-"""Rollouts on a page."""
 STEPS: Final = 100
 """Steps of one rollout on a page."""
 _MANY: Final = 100
@@ -65,23 +63,20 @@ class Shown(NamedTuple):
 @page.with_form_faults
 async def rollouts(request: Request) -> Response:
     """The list of what was recorded, or of the queue, the newest first."""
-    shown = page.choice(request, "of", ("recorded", "queue"))
+    if page.choice(request, "of", ("recorded", "queue")) == "recorded":
+        return await page.answer_list(
+            request, "rollouts_recorded.html", ROLLOUTS, title="Rollouts", of="recorded"
+        )
     number = page.integer(request, "page", 1, 1, 10_000_000)
-    filters = ROLLOUTS.filters if shown == "recorded" else _QUEUED
-    wanted, sort = page.read_filters(request, filters), page.sort_of(request, ROLLOUTS)
+    wanted = page.read_filters(request, _QUEUED)
 
-    def read(store: Store) -> Mapping[str, object]:
-        told: Mapping[str, object]
-        if page.faults_of(request):
-            told = {"queue": None}
-        elif shown == "recorded":
-            found = ROLLOUTS.read(store, wanted, limit=ROWS, offset=(number - 1) * ROWS, sort=sort)
-            told = {"rows": found.rows, "total": found.total}
-        else:
-            told = _list_queue(request, number, **wanted)
-        return {"of": shown, "filters": filters, "number": number, "size": ROWS, **told}
+    def read(_: Store) -> Mapping[str, object]:
+        found = (
+            {"queue": None} if page.faults_of(request) else _list_queue(request, number, **wanted)
+        )
+        return {"of": "queue", "filters": _QUEUED, "number": number, "size": page.ROWS, **found}
 
-    return await page.answer(request, f"rollouts_{shown}.html", read, title="Rollouts")
+    return await page.answer(request, "rollouts_queue.html", read, title="Rollouts")
 
 
 def _list_queue(request: Request, number: int, **wanted: Any) -> Mapping[str, object]:
@@ -96,7 +91,7 @@ def _list_queue(request: Request, number: int, **wanted: Any) -> Mapping[str, ob
         "reasons": repositories.queue.reasons().most_common(_MANY),
         "paused_ns": paused_since_ns(repositories.state),
     }
-    found = read_page(repositories.state, ROWS, (number - 1) * ROWS, **wanted)
+    found = read_page(repositories.state, page.ROWS, (number - 1) * page.ROWS, **wanted)
     return {"rows": found.rollouts, "total": found.total, "queue": told}
 
 
