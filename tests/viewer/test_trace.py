@@ -156,7 +156,7 @@ def test_parts_of_a_page_are_of_the_trace_as_the_page_showed_it(
     store.add([span(2, 1)])
     assert (count("/rows?first=0"), count(""), count("/rows?first=0")) == (1, 2, 2)
     store.add([span(3, 1)])
-    monkeypatch.setattr(pages, "_KEPT_S", 0.0)
+    monkeypatch.setattr(pages, "KEPT_S", 0.0)
     assert count("/rows?first=0") == 3
 
 

@@ -28,6 +28,7 @@ from lightning_otel.serve.streaming import Streams
 from lightning_otel.serve.viewer import ROUTES as PAGES
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.home import HomeCache
+from lightning_otel.serve.viewer.trace import drop_traces
 
 _REASONS: Final = {
     404: "there is nothing at this address; see the pages above, or GET /openapi.json",
@@ -52,7 +53,8 @@ def make_app(
     state = app.state
     state.store, state.ingester, state.access = store, ingester, access
     state.bodies = Bodies()
-    state.readers, state.long_readers = page.Readers(), page.Readers(page.LONG_AT_ONCE)
+    state.readers = page.Readers()
+    state.long_readers = page.Readers(page.LONG_AT_ONCE, drop_traces)
     state.home_cache = HomeCache()
     # Anybody here may give feedback: however much that is, who has the key is not kept waiting.
     state.feedback_readers = page.Readers()

@@ -25,7 +25,7 @@ from lightning_otel.provider import NO_SDK
 from lightning_otel.store import damage, quarantine
 from lightning_otel.store.catalogue import find_catalogue_fault
 from lightning_otel.store.counts import INTENDED
-from lightning_otel.store.layout import Layout
+from lightning_otel.store.layout import Layout, find_state
 from lightning_otel.types.text import count_noun
 
 Code = Literal[
@@ -372,16 +372,15 @@ def _check_accounts(store: Store, *, is_whole: bool) -> Iterator[Finding]:
 
 
 def _check_feedback(store: Store) -> Iterator[Finding]:
+    if find_state(store) is None:
+        return  # nor is SQLAlchemy needed, which is as large as the web framework
     try:
         from lightning_otel.rewards.pending import Pending
         from lightning_otel.state import State
-    except NotInstalledError:  # without SQLAlchemy there is no state to look into
+    except NotInstalledError:
         return
     try:
-        state = State.beside(store)
-        if not state.is_made:
-            return
-        pending = Pending(state)
+        pending = Pending(State.beside(store))
         waiting = pending.waiting()
         if waiting.oldest_ns is None:
             return

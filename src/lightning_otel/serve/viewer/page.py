@@ -70,9 +70,12 @@ _TITLES: Final = {
 class Readers:
     """Threads in which pages read the store, a few at a time."""
 
-    def __init__(self, at_once: int = _AT_ONCE) -> None:
-        """Allow so many; none is started yet."""
+    def __init__(
+        self, at_once: int = _AT_ONCE, make_room: Callable[[], None] = lambda: None
+    ) -> None:
+        """Allow so many; none is started yet. ``make_room`` is called before each read."""
         self._at_once = at_once
+        self._make_room = make_room
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="viewer")
         self._waiting = 0
 
@@ -87,17 +90,17 @@ class Readers:
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, partial(_run_and_trim, work))
+            return await loop.run_in_executor(self._threads, self._run_and_trim, work)
         finally:
             self._waiting -= 1
 
-
-def _run_and_trim(work: Callable[[], T]) -> T:
-    """Do some work and give the memory that it took back."""
-    try:
-        return work()
-    finally:
-        trim_heap()
+    def _run_and_trim(self, work: Callable[[], T]) -> T:
+        """Do some work and give the memory that it took back."""
+        self._make_room()
+        try:
+            return work()
+        finally:
+            trim_heap()
 
 
 async def run(

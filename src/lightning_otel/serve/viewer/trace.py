@@ -54,8 +54,8 @@ _WIDTH: Final = 1000
 _LEAST: Final = 4.0
 """Of a bar: a pixel where a waterfall is as narrow as on a telephone."""
 _RAW: Final = 65_536
-_KEPT_S: Final = 60.0
-"""A process that dies ends its attempts, and writes nothing."""
+KEPT_S: Final = 60.0
+"""For a page's parts; and a process that dies ends its attempts, and writes nothing."""
 
 
 class _Kept(NamedTuple):
@@ -82,7 +82,7 @@ def read_cached_trace(store: Store, trace_id: str, *, is_part: bool = False) -> 
     """
     # Taken before it is read: what comes meanwhile makes it old.
     mark = None if store.layout is None else read_fingerprint(store.layout)
-    drop_old_traces()
+    drop_traces(KEPT_S)
     kept = _LAST.get(store)
     if (
         kept is not None
@@ -97,11 +97,11 @@ def read_cached_trace(store: Store, trace_id: str, *, is_part: bool = False) -> 
     return found
 
 
-def drop_old_traces() -> None:
-    """Let go of traces that were read too long ago for a page to ask for its parts."""
+def drop_traces(kept_s: float = 0.0) -> None:
+    """Let go of traces that were read so long ago: of 30,000 spans one takes 20 MB."""
     now_s = time.monotonic()
     for store, kept in list(_LAST.items()):
-        if now_s - kept.since_s >= _KEPT_S:
+        if now_s - kept.since_s >= kept_s:
             _LAST.pop(store, None)
 
 
