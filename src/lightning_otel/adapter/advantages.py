@@ -17,8 +17,7 @@ from hashlib import sha256
 from typing import Final, NamedTuple, TypeAlias, get_args
 
 from lightning_otel.adapter.attempts import AttemptKey
-from lightning_otel.adapter.attributes import matched_text
-from lightning_otel.adapter.attributes import number as number_of
+from lightning_otel.adapter.attributes import matched_text, to_number
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Compose, Dropped, Estimator, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
@@ -70,7 +69,7 @@ class Composition:
             raise ConfigError("a composition needs weights, such as {'correct': 1.0}")
         for given in (self.weights, self.gates, {"floor": self.floor}):
             for name, number in given.items():
-                if number_of(number) is None:
+                if to_number(number) is None:
                     raise ConfigError(f"{name!r} is {number!r}; give a finite number")
 
     def __call__(self, rewards: Mapping[str, float]) -> float | None:
@@ -266,7 +265,7 @@ def _compare_members(
 def _compute_advantages(values: Sequence[float], how: Advantage) -> Sequence[float]:
     if not callable(how.estimator):
         return NAMED[how.estimator](values)
-    given = [number_of(value) for value in how.estimator(values)]
+    given = [to_number(value) for value in how.estimator(values)]
     found = [value for value in given if value is not None]
     if len(found) != len(values) or len(given) != len(values):
         raise ConfigError(

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
 
-from lightning_otel.adapter.attributes import shown
+from lightning_otel.adapter.attributes import to_text
 from lightning_otel.errors import ConfigError
 
 REGEX: Final = "re:"
@@ -141,7 +141,7 @@ def _version_text(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     except RecursionError:
-        return shown(value)
+        return to_text(value)
 
 
 def resources_of(agent: str, stamped: object) -> dict[str, str]:

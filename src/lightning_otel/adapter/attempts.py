@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from lightning_otel.adapter.attributes import has_id, number, read_links, text
+from lightning_otel.adapter.attributes import get_text, has_id, read_links, to_number
 from lightning_otel.adapter.rewards import Retracted
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -121,8 +121,8 @@ def _record_rank(span: Span) -> tuple[bool, int, str, int, str]:
 def _own_attempt(span: Span) -> AttemptKey:
     """Return the attempt a span names; else its trace, and the first attempt."""
     return AttemptKey(
-        text(span.attributes, c.ROLLOUT_ID) or span.trace_id,
-        text(span.attributes, c.ATTEMPT_ID) or "1",
+        get_text(span.attributes, c.ROLLOUT_ID) or span.trace_id,
+        get_text(span.attributes, c.ATTEMPT_ID) or "1",
     )
 
 
@@ -131,7 +131,7 @@ def _is_bare(span: Span) -> bool:
     value = span.attributes.get(c.REWARD_VALUE)
     return (
         value is not None
-        and number(value) is not None
+        and to_number(value) is not None
         and not isinstance(span.attributes.get(c.OPERATION), str)
     )
 
@@ -159,7 +159,7 @@ def _is_retraction(span: Span) -> bool:
     return (
         span.name == c.SPAN_ANNOTATION
         and span.attributes.get(c.REWARD_RETRACTED) is not None
-        and number(span.attributes.get(c.REWARD_VALUE)) is None
+        and to_number(span.attributes.get(c.REWARD_VALUE)) is None
     )
 
 
@@ -167,7 +167,7 @@ def may_move(span: Span) -> bool:
     """Return whether a reward goes to the attempt it judges, wherever it was given."""
     if c.REWARD_VALUE not in span.attributes or not _is_bare(span):
         return False
-    return _FIRST_LINK in span.attributes or text(span.attributes, c.ATTEMPT_ID) is None
+    return _FIRST_LINK in span.attributes or get_text(span.attributes, c.ATTEMPT_ID) is None
 
 
 _Name = tuple[str, str | None]
@@ -186,7 +186,7 @@ def _add_rewards(groups: dict[AttemptKey, list[Span]], rewards: Sequence[Span]) 
             if _is_bare(span):
                 continue
             begun.append(span.start_ns)
-            response_id = text(span.attributes, c.RESPONSE_ID)
+            response_id = get_text(span.attributes, c.RESPONSE_ID)
             for name in ((c.LINK_SPAN_ID, span.span_id), (c.RESPONSE_ID, response_id)):
                 if name in wanted:
                     places.setdefault(name, []).append((span.start_ns, key))
@@ -198,7 +198,7 @@ def _add_rewards(groups: dict[AttemptKey, list[Span]], rewards: Sequence[Span]) 
     for reward, name, key in zip(rewards, named, own, strict=True):
         if key not in holders.get(name, ()):
             found = places.get(name)
-            if found is None and text(reward.attributes, c.ATTEMPT_ID) is None:
+            if found is None and get_text(reward.attributes, c.ATTEMPT_ID) is None:
                 found = places.get((c.ROLLOUT_ID, key.rollout_id))
             if found:  # the latest before the reward, else the first
                 before = bisect_right(found, reward.start_ns, key=lambda place: place[0])

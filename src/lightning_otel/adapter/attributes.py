@@ -11,13 +11,13 @@ Attributes = Mapping[str, Any]
 _NO_IDS = ("", "0" * 16)
 
 
-def text(attributes: Attributes, key: str) -> str | None:
+def get_text(attributes: Attributes, key: str) -> str | None:
     """The attribute if it is text that says something."""
     value = attributes.get(key)
     return value if isinstance(value, str) and value else None
 
 
-def shown(value: object) -> str:
+def to_text(value: object) -> str:
     """The value as text, whatever it is.
 
     Python refuses to print whole numbers of more than 4,300 digits, and what is nested too deep.
@@ -28,13 +28,13 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-def integer(attributes: Attributes, key: str) -> int | None:
+def get_integer(attributes: Attributes, key: str) -> int | None:
     """The attribute if it is a whole number of 64 bits, which is what tables take."""
     value = attributes.get(key)
     return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None
 
 
-def number(value: object) -> float | None:
+def to_number(value: object) -> float | None:
     """The value if it is a finite number; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -61,7 +61,7 @@ def link_pairs(attributes: Attributes) -> tuple[tuple[str, str], ...]:
     found: list[tuple[str, str]] = []
     while (key := attributes.get(f"{c.LINK_PREFIX}.{len(found)}.key_match")) is not None:
         value = attributes.get(f"{c.LINK_PREFIX}.{len(found)}.value_match", "")
-        found.append((shown(key), matched_text(value)))
+        found.append((to_text(key), matched_text(value)))
     return tuple(found)
 
 
@@ -77,4 +77,4 @@ def matched_text(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError):
-        return shown(value)
+        return to_text(value)

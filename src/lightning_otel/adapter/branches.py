@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Final
 
 from lightning_otel.adapter import histories, ordering
-from lightning_otel.adapter.attributes import integer
+from lightning_otel.adapter.attributes import get_integer
 from lightning_otel.adapter.histories import History
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.tree import Tree
@@ -174,7 +174,7 @@ class Links:
         if 0 < len(self.hashes[call].prefixes) < len(self.hashes[previous].prefixes):
             return True
         size, other = (
-            integer(self.calls[i].span.attributes, c.INPUT_TOKENS) for i in (call, previous)
+            get_integer(self.calls[i].span.attributes, c.INPUT_TOKENS) for i in (call, previous)
         )
         return size is not None and other is not None and size < other
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
-from lightning_otel.adapter.attributes import finish_reason, text
+from lightning_otel.adapter.attributes import finish_reason, get_text
 from lightning_otel.adapter.linear import Linear, Row, walk
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tokens import (
@@ -133,10 +133,10 @@ def _read_call(agent: str, facts: str, tokens: TokenFacts | None) -> CallFacts |
     reason = finish_reason(attributes.get(c.FINISH_REASONS))
     return CallFacts(
         agent,
-        text(attributes, c.RESOURCE_VERSION) or join_versions(resources),
+        get_text(attributes, c.RESOURCE_VERSION) or join_versions(resources),
         resources,
-        text(attributes, c.MODE),
-        text(attributes, c.RESPONSE_MODEL) or text(attributes, c.REQUEST_MODEL),
+        get_text(attributes, c.MODE),
+        get_text(attributes, c.RESPONSE_MODEL) or get_text(attributes, c.REQUEST_MODEL),
         reason,
         sampling_of(attributes, {}),
         *(tokens or ("text", NO_IDS, (LENGTH,) if reason == "length" else ())),

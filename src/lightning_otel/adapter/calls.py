@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
-from lightning_otel.adapter.attributes import finish_reason, integer, shown, text
+from lightning_otel.adapter.attributes import finish_reason, get_integer, get_text, to_text
 from lightning_otel.adapter.tokens import MARKED, NO_IDS, NO_RESPONSE_IDS, read_tokens, sampling_of
 from lightning_otel.messages import message, parse_messages, text_part
 from lightning_otel.types import Call, Message, Span, Transition
@@ -164,7 +164,7 @@ def make_transition(
     resources: dict[str, str] = {}
     if c.RESOURCES in attributes:
         resources = resources_of(call.agent, attributes[c.RESOURCES])
-    version = text(attributes, c.RESOURCE_VERSION) or (
+    version = get_text(attributes, c.RESOURCE_VERSION) or (
         join_versions(resources) if resources else None
     )
     is_exact = len(call.prompt_ids) and len(call.response_ids)
@@ -173,13 +173,13 @@ def make_transition(
         *key, call.agent, step, call.observation, call.action, reward, following, is_last,
         rewards, is_shared, call.tools, call.prompt_ids, call.response_ids, call.logprobs,
         "exact" if is_exact else "text", version,
-        text(attributes, c.RESPONSE_MODEL) or text(attributes, c.REQUEST_MODEL),
-        text(attributes, c.RESPONSE_ID), finish_reason(attributes.get(c.FINISH_REASONS)),
+        get_text(attributes, c.RESPONSE_MODEL) or get_text(attributes, c.REQUEST_MODEL),
+        get_text(attributes, c.RESPONSE_ID), finish_reason(attributes.get(c.FINISH_REASONS)),
         span.trace_id, span.span_id, span.start_ns,
         span.end_ns if span.end_ns is not None else span.start_ns,
-        integer(attributes, c.INPUT_TOKENS), integer(attributes, c.OUTPUT_TOKENS), resources,
-        sampling_of(attributes, span.otel_resource), "", None, 1.0, text(attributes, c.MODE),
-        call.inexact,
+        get_integer(attributes, c.INPUT_TOKENS), get_integer(attributes, c.OUTPUT_TOKENS),
+        resources, sampling_of(attributes, span.otel_resource), "", None, 1.0,
+        get_text(attributes, c.MODE), call.inexact,
     )  # fmt: skip
     return made
 
@@ -207,7 +207,7 @@ def _why_unusable(span: Span, agent: str) -> str | None:
     # With a finish reason the model's answer is whole: what failed is what the client made of it,
     # such as a structured output that did not validate.
     if span.status == "ERROR" and not get(c.FINISH_REASONS):
-        why = shown(get(c.ERROR_TYPE) or span.status_message or "the call ended in an error")
+        why = to_text(get(c.ERROR_TYPE) or span.status_message or "the call ended in an error")
         return f"failed: {why}"
     if c.TRACK_ONLY in span.attributes and not is_tracked(agent, get(c.TRACK_ONLY)):
         return NOT_TRACKED
@@ -284,4 +284,4 @@ def mark_message(span: Span) -> Message:
     """Return a mark's message: the agent speaks in actions, the world in observations."""
     value = span.attributes.get(c.OBJECT_JSON, span.attributes.get(c.OBJECT_LITERAL, ""))
     role = "assistant" if span.name == c.SPAN_ACTION else "user"
-    return message(role, [text_part(shown(value))], name=span.attributes.get(c.MARK_NAME))
+    return message(role, [text_part(to_text(value))], name=span.attributes.get(c.MARK_NAME))

@@ -238,11 +238,8 @@ def _place_by_rule(
         elif ended and ended.calls:
             part = ended.part(position)
             if rule == "agents":
-                by, names = (
-                    rule,
-                    [agent] if agent else [name for name in finished if name is not None],
-                )
-                found = [finished[name].last_within(part) for name in names]
+                names = [agent] if agent else [name for name in finished if name is not None]
+                by, found = rule, [finished[name].last_within(part) for name in names]
             elif rule == "step":
                 key = agent, frozenset(reward.values)
                 by, seen = rule, rewarded.setdefault(key, _Ranks(ended.places))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any, Final, Literal, NamedTuple
 
-from lightning_otel.adapter.attributes import integer, number
+from lightning_otel.adapter.attributes import get_integer, to_number
 from lightning_otel.adapter.outline import Outline
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.messages import parse_messages, plain_text
@@ -33,7 +33,7 @@ class Figure(NamedTuple):
     @property
     def change(self) -> float | None:
         """The second less the first, where both are numbers."""
-        is_known = None not in (number(self.a), number(self.b))
+        is_known = None not in (to_number(self.a), to_number(self.b))
         return self.b - self.a if is_known else None
 
 
@@ -115,7 +115,7 @@ def _read_figures(found: Outline) -> dict[str, Any]:
     calls = [node.span.attributes for node in found.nodes if node.kind == "call"]
     tokens: list[int | None] = []
     for key in (c.INPUT_TOKENS, c.OUTPUT_TOKENS):
-        known = [value for each in calls if (value := integer(each, key)) is not None]
+        known = [value for each in calls if (value := get_integer(each, key)) is not None]
         tokens.append(sum(known) if known else None)
     acted = [node.span for node in found.nodes if node.kind != "reward"]
     ends = [span.end_ns for span in acted if span.end_ns is not None]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lightning_otel.adapter.attributes import text
+from lightning_otel.adapter.attributes import get_text
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.tree import Tree
 from lightning_otel.messages import parse_messages, plain_text
@@ -72,7 +72,7 @@ def _group_by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
     latest: dict[str, _Request] = {}
     for position in calls:
         span = tree.spans[position]
-        response_id = text(span.attributes, c.RESPONSE_ID)
+        response_id = get_text(span.attributes, c.RESPONSE_ID)
         held = latest.get(response_id or "")
         if held is None or not _is_of_request(tree, held, position):
             held = _Request([], set(), set(), response_id)
@@ -80,7 +80,7 @@ def _group_by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
                 latest[response_id] = held
         held.members.append(position)
         held.scopes.add(span.scope)
-        names = [text(span.attributes, key) for key in (c.REQUEST_MODEL, c.RESPONSE_MODEL)]
+        names = [get_text(span.attributes, key) for key in (c.REQUEST_MODEL, c.RESPONSE_MODEL)]
         # Without the provider that some makes write before them.
         held.models |= {name.rpartition("/")[2] for name in names if name}
         requests[position] = held

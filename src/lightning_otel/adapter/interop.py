@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_otel.adapter.attributes import text
+from lightning_otel.adapter.attributes import get_text
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.messages import message, text_part
 from lightning_otel.types import Event, Reward, Span
@@ -50,7 +50,7 @@ def to_conventions(span: Span, *, with_content: bool) -> Span:
     if not isinstance(reward, Reward) or c.EVALUATION_NAME in span.attributes:
         return span
     shared: dict[str, Any] = {}
-    if with_content and (said := text(span.attributes, c.FEEDBACK_TEXT)):
+    if with_content and (said := get_text(span.attributes, c.FEEDBACK_TEXT)):
         shared[c.EVALUATION_EXPLANATION] = said
     if response_id := dict(reward.links).get(c.RESPONSE_ID):
         shared[c.RESPONSE_ID] = response_id
@@ -67,7 +67,7 @@ def to_conventions(span: Span, *, with_content: bool) -> Span:
 
 def _to_workflow(span: Span, *, with_content: bool) -> Span:
     attributes = span.attributes
-    name = text(attributes, c.OPERATION_NAME)
+    name = get_text(attributes, c.OPERATION_NAME)
     added: dict[str, Any] = {c.OPERATION: c.INVOKE_WORKFLOW, _KIND: "CHAIN"}
     if name:
         added[c.WORKFLOW_NAME] = name
@@ -82,7 +82,7 @@ def _to_workflow(span: Span, *, with_content: bool) -> Span:
 
 def _words_of(attributes: Mapping[str, Any], key: str) -> str | None:
     """Return what stands under a key as JSON: a text itself, anything else as written."""
-    held = text(attributes, key)
+    held = get_text(attributes, key)
     if held is None:
         return None
     try:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from lightning_otel.adapter.attributes import link_pairs, number, text
+from lightning_otel.adapter.attributes import get_text, link_pairs, to_number
 from lightning_otel.types import Reward, Span
 from lightning_otel.types import conventions as c
 
@@ -43,11 +43,11 @@ def read_reward(span: Span) -> Reward | str | None:
     values: dict[str, float] = {}
     key, index = c.REWARD_VALUE, 0
     while key in attributes:
-        value = number(attributes[key])
+        value = to_number(attributes[key])
         if value is None:
             is_number = type(attributes[key]) in (int, float)
             return NOT_FINITE if is_number else NOT_A_NUMBER
-        name = text(attributes, f"{c.REWARD_PREFIX}.{index}.name") or (
+        name = get_text(attributes, f"{c.REWARD_PREFIX}.{index}.name") or (
             c.PRIMARY_REWARD if index == 0 else f"reward_{index}"
         )
         values.setdefault(name, value)
@@ -94,7 +94,7 @@ def evaluations_of(span: Span) -> Iterator[Span]:
         return
     shared = {key: span.attributes[key] for key in _SHARED if key in span.attributes}
     for place, event in enumerate(span.events):
-        value = number(event.attributes.get(c.EVALUATION_SCORE))
+        value = to_number(event.attributes.get(c.EVALUATION_SCORE))
         if event.name != c.EVENT_EVALUATION or value is None:
             continue
         told = f"{span.trace_id} {span.span_id} {place}".encode()
@@ -102,7 +102,7 @@ def evaluations_of(span: Span) -> Iterator[Span]:
         attributes = {
             **event.attributes,
             **shared,
-            f"{c.REWARD_PREFIX}.0.name": text(event.attributes, c.EVALUATION_NAME)
+            f"{c.REWARD_PREFIX}.0.name": get_text(event.attributes, c.EVALUATION_NAME)
             or c.PRIMARY_REWARD,
             c.REWARD_VALUE: value,
             _FIRST_LINK: c.LINK_SPAN_ID,
@@ -123,6 +123,6 @@ def _read_sequence(found: object) -> tuple[float | None, ...] | None:
         return None
     if not isinstance(given, (list, tuple)):
         return None
-    numbers = tuple(None if each is None else number(each) for each in given)
+    numbers = tuple(None if each is None else to_number(each) for each in given)
     is_sound = numbers.count(None) == given.count(None) < len(given)
     return numbers if is_sound else None

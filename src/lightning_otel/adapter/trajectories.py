@@ -12,7 +12,7 @@ from typing import Final
 
 from lightning_otel.adapter import branches, credit, histories
 from lightning_otel.adapter.attempts import AttemptKey
-from lightning_otel.adapter.attributes import text
+from lightning_otel.adapter.attributes import get_text
 from lightning_otel.adapter.branches import NONE, Links
 from lightning_otel.adapter.calls import is_call, make_transition, observation_of
 from lightning_otel.adapter.histories import History
@@ -160,7 +160,7 @@ class Causes:
                     self._has_caller[parent] if is_inside else tree.agents[parent] != ""
                 )
         for position, span in enumerate(tree.spans):
-            target = text(span.attributes, c.HANDOFF_TARGET)
+            target = get_text(span.attributes, c.HANDOFF_TARGET)
             if target is not None and tree.agents[position] != target:
                 self._handed.setdefault(target, position)
 

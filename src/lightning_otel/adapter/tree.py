@@ -12,7 +12,7 @@ from typing import Final
 
 from lightning_otel.adapter import ordering
 from lightning_otel.adapter.attempts import Ordered, may_move, order_by_time
-from lightning_otel.adapter.attributes import has_id, text
+from lightning_otel.adapter.attributes import get_text, has_id
 from lightning_otel.adapter.calls import is_call
 from lightning_otel.adapter.linear import HOSTS
 from lightning_otel.adapter.ordering import NO_PARENT
@@ -253,7 +253,7 @@ class Tree(Walk):
             is_even = depths[parent] - depths[far] == depths[far] - depths[jumps[far]]
             depths[node] = depths[parent] + 1
             jumps[node] = jumps[far] if is_even else parent
-            name = text(self.spans[node].attributes, c.AGENT_NAME)
+            name = get_text(self.spans[node].attributes, c.AGENT_NAME)
             self.agents[node] = name or (self.agents[parent] if parent != NO_PARENT else "")
 
     def apart(self, nodes: Iterable[int], others: Iterable[int]) -> list[int]:

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
+from lightning_otel.adapter.linear import count_steps
 from lightning_otel.adapter.selection import Matcher, Selection, SelectionKeywords
 from lightning_otel.dataset.formats.format import distinct
 from lightning_otel.dataset.formats.transition_rows import BODIES
@@ -118,13 +119,11 @@ class _ForeignAdapter:
             given = adapt(kept)
         paths = self._check_trajectories(given)
         steps = {id(step): step for path in paths for step in path.transitions}.values()
-        report = Report(
+        report = count_steps(
+            list(steps),
             spans=len(every),
             rollouts=len({span.rollout_id for span in every}),
             calls=len(steps),
-            transitions=len(steps),
-            exact=sum(step.capture == "exact" for step in steps),
-            rewarded=sum(step.reward is not None for step in steps),
         )
         return Adaptation(paths, report)
 

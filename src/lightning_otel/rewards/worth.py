@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from lightning_otel.adapter.advantages import Composition
-from lightning_otel.adapter.attributes import number
+from lightning_otel.adapter.attributes import to_number
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Trajectory, Transition
 
@@ -33,7 +33,7 @@ class Price:
 
     def __post_init__(self) -> None:
         for name, value in (("input", self.input), ("output", self.output)):
-            found = number(value)
+            found = to_number(value)
             if found is None or found < 0:
                 raise ConfigError(f"a price for {name} is {value!r}; give what a million cost")
 

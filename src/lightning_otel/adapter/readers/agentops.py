@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_otel.adapter.attributes import text
+from lightning_otel.adapter.attributes import get_text
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.chat import drop_none, parse_json
 from lightning_otel.messages import message, objects, tool_call_part
@@ -51,13 +51,13 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "session":
         return {c.SESSION: True}
     if kind not in _OPERATIONS or _CALL_TYPE in attributes:
-        return drop_none({c.AGENT_NAME: text(attributes, _CHAIN)})
+        return drop_none({c.AGENT_NAME: get_text(attributes, _CHAIN)})
     operation, key, theirs = _OPERATIONS[kind]
     return drop_none({c.OPERATION: operation, key: _first_of(attributes, theirs)})
 
 
 def _first_of(attributes: Mapping[str, Any], keys: Iterable[str]) -> str | None:
-    return next((found for key in keys if (found := text(attributes, key))), None)
+    return next((found for key in keys if (found := get_text(attributes, key))), None)
 
 
 def content(span: Span) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from lightning_otel.adapter.attributes import shown
+from lightning_otel.adapter.attributes import to_text
 from lightning_otel.adapter.tokens import sampled_ids, token_content
 from lightning_otel.messages import (
     flatten_tools,
@@ -84,7 +84,7 @@ def to_message(item: Mapping[str, Any], *, role: str = "", **extra: Any) -> dict
         role: Its role, where the message does not say it.
         extra: Further fields of the result.
     """
-    return read_message({**item, "role": shown(item.get("role") or role)}, **extra)
+    return read_message({**item, "role": to_text(item.get("role") or role)}, **extra)
 
 
 def read_choices(choices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ Source: the GenAI semantic conventions; ``opentelemetry-util-genai`` 1.3b0; Trac
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lightning_otel.adapter.attributes import number, shown
+from lightning_otel.adapter.attributes import to_number, to_text
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.chat import parse_json
 from lightning_otel.messages import read_call
@@ -23,7 +23,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Reasons for which the choices ended, and an evaluation as a reward: the rest is as ours."""
     found: dict[str, Any] = {}
     score = attributes.get(c.EVALUATION_SCORE)
-    if number(score) is not None and c.REWARD_VALUE not in attributes:
+    if to_number(score) is not None and c.REWARD_VALUE not in attributes:
         found = {c.REWARD_VALUE: score, c.REWARD_NAME: attributes.get(c.EVALUATION_NAME)}
     reasons = attributes.get(c.FINISH_REASONS)
     if isinstance(reasons, str) and reasons.startswith("["):
@@ -59,7 +59,7 @@ def _normalize_message(item: Mapping[str, Any]) -> dict[str, Any]:
         is_chat = parts is None and ("content" in kept or "tool_calls" in kept)
         return chat.to_message(kept, finish_reason=kept.get("finish_reason")) if is_chat else kept
     if "tool_call_id" in kept:
-        text = "".join(shown(p.get("content", "")) for p in parts if isinstance(p, Mapping))
+        text = "".join(to_text(p.get("content", "")) for p in parts if isinstance(p, Mapping))
         return chat.to_message({"role": "tool", "content": text, "id": kept["tool_call_id"]})
     calls = kept.pop("tool_calls", None)
     if isinstance(calls, list):

@@ -9,7 +9,7 @@ OpenLLMetry up to 0.5x; AgentOps 0.4.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lightning_otel.adapter.attributes import shown
+from lightning_otel.adapter.attributes import to_text
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.chat import drop_none, parse_json, read_rows
 from lightning_otel.types import Span
@@ -51,7 +51,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if c.OPERATION not in attributes:
         asked = next((kind for key in _REQUEST_TYPES if (kind := get(key))), None)
-        operation = _OPERATIONS.get(shown(asked))
+        operation = _OPERATIONS.get(to_text(asked))
         if operation == c.TEXT_COMPLETION and f"{_PROMPT}.0.role" in attributes:
             operation = c.CHAT
         found[c.OPERATION] = operation or (c.CHAT if f"{_PROMPT}.0.role" in attributes else None)

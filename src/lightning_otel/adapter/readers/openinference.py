@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lightning_otel.adapter.attributes import shown
+from lightning_otel.adapter.attributes import to_text
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.chat import drop_none, parse_json, read_rows
 from lightning_otel.messages import content_parts, object_of, objects
@@ -50,7 +50,7 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Operation, names, model, id and usage."""
     get = attributes.get
     kind = get(_KIND)
-    operation = _OPERATIONS.get(shown(kind))
+    operation = _OPERATIONS.get(to_text(kind))
     found: dict[str, Any] = {key: get(theirs) for key, theirs in _KEYS.items()}
     if operation == c.CHAT and "llm.prompts.0.prompt.text" in attributes:
         operation = c.TEXT_COMPLETION

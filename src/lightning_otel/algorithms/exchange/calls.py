@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_otel.adapter.attributes import text
+from lightning_otel.adapter.attributes import get_text
 from lightning_otel.adapter.calls import is_call, read_call
 from lightning_otel.messages.chat import messages_of
 from lightning_otel.types import Span
@@ -29,11 +29,11 @@ def to_agentlightning(span: Span, *, with_content: bool) -> Span:
     """The span as their adapters read it; what ours reads stays on it."""
     attributes = span.attributes
     if not is_call(span) or attributes.get(c.OPERATION) == c.EMBEDDINGS:
-        agent = text(attributes, c.AGENT_NAME)
+        agent = get_text(attributes, c.AGENT_NAME)
         is_named = agent is None or _AGENT in attributes
         return span if is_named else replace(span, attributes={**attributes, _AGENT: agent})
     # Not by its name alone: a call that came to nothing has no action to learn from.
-    call = read_call(span, text(attributes, c.AGENT_NAME) or "")
+    call = read_call(span, get_text(attributes, c.AGENT_NAME) or "")
     if isinstance(call, str):
         return span
     found: dict[str, Any] = {}
