@@ -844,6 +844,23 @@ def test_failed_step_is_taken_again_with_its_rollouts(store: Store) -> None:
     assert told == [(1, 3, 2.0), (2, 3, 2.0), (3, 3, 2.0)]
 
 
+def test_run_that_goes_back_takes_the_rollouts_it_ran(store: Store, tmp_path: Path) -> None:
+    """Those of steps after an older checkpoint are there already, and no attempt is made twice."""
+    first = Trainer(polite, Ledger(), store=store, resources={"prompt": "x"}, max_iterations=1)
+    first.fit(["a"])
+    saved = first.save_checkpoint(tmp_path / "saved")
+    for _ in range(2):
+        trainer = Trainer(polite, Ledger(), store=store, max_iterations=3)
+        fit = trainer.resume_from_checkpoint(saved).fit(["a"])
+
+    assert fit.run.step == 3
+    rows = store.rollouts().rows()
+    assert len(rows) == 3
+    assert {row["spans"] for row in rows} == {rows[0]["spans"]}
+    assert isinstance(trainer.algorithm, Ledger)
+    assert sorted(trainer.algorithm.rows) == sorted(row["rollout_id"] for row in rows)
+
+
 def test_two_processes_are_not_at_work_on_one_run(store: Store) -> None:
     """The second is refused, and the first does not notice."""
     trainer = Trainer(store=store, algorithm=Ledger())

@@ -59,6 +59,8 @@ class Collector:
         claims: Claims,
         versions: Callable[[], Mapping[str, int]],
         counts: Counter[str],
+        *,
+        is_resumed: bool = False,
     ) -> None:
         """Prepare batches.
 
@@ -68,6 +70,7 @@ class Collector:
             claims: Keeps others from what is taken.
             versions: Returns those that the next rollouts are pinned to.
             counts: Where rollouts that are left out are counted, by reason.
+            is_resumed: Rollouts of the run may be in the store already.
         """
         self._config = config
         self._algorithm = algorithm
@@ -75,6 +78,7 @@ class Collector:
         self._versions = versions
         self._query = TransitionQuery.of(config.select)  # type: ignore[arg-type]  # checked there
         self._is_first = True
+        self._is_resumed = is_resumed
         self._known: Groups = {}
         self.counts = counts
 
@@ -119,7 +123,7 @@ class Collector:
                 )
             )
         ]
-        return find_outcomes(config.store, rollouts) if self._is_first else rollouts
+        return find_outcomes(config.store, rollouts) if self._is_resumed else rollouts
 
     def _pick_tasks(self, number: int) -> list[object]:
         """Return the tasks of a step: every task once an epoch, in an order of its own."""

@@ -232,8 +232,9 @@ class Run:
         most = self.config.max_iterations
         if self._collector is None:
             self._collector = Collector(
-                self.config, self._algorithm, self._claims, lambda: self.versions, self._left_out
-            )
+                self.config, self._algorithm, self._claims, lambda: self.versions, self._left_out,
+                is_resumed=self.resume,
+            )  # fmt: skip
         if most is None and self.train and not self.config.follows:
             most = 1  # tasks are never used up: once is what was asked for
         while not self.config.stop.is_set():
