@@ -15,7 +15,7 @@ from lightning_otel import LitAgent, Router, Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.runner.agents import FunctionAgent, agent_of, rollout
 from lightning_otel.runner.agents import agent as agent_module
-from lightning_otel.runner.agents.agent import interrupt
+from lightning_otel.runner.agents.agent import cancel_agent
 from lightning_otel.runner.agents.functions import by_value
 from lightning_otel.types import Mode, Resource, Rollout
 from lightning_otel.types import conventions as c
@@ -214,11 +214,11 @@ def test_async_agent_can_be_interrupted_from_elsewhere() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     assert started.wait(10)
-    assert interrupt(thread)
+    assert cancel_agent(thread)
     thread.join(10)
 
     assert seen == ["cancelled"]
-    assert not interrupt(threading.current_thread())
+    assert not cancel_agent(threading.current_thread())
 
 
 def test_interrupt_that_comes_early_is_not_lost() -> None:
