@@ -143,9 +143,8 @@ def content_policy() -> config.Content:
     return process.content
 
 
-def asks_for_ids() -> bool:
-    """Return whether a request asks its server for token ids."""
-    frame = current_frame()
+def asks_for_ids(frame: Frame | None) -> bool:
+    """Return whether a request made in a frame asks its server for token ids."""
     return process.asks_for_ids if frame is None else frame.asks_for_ids
 
 
@@ -189,16 +188,13 @@ class attach_context:  # noqa: N801  # used as a function; a generator would cos
         self._token = otel_context.attach(self._context)
 
     def __exit__(self, *exc: object) -> None:
-        if otel_context.get_current() is self._context and self._is_here():
-            otel_context.detach(self._token)
-
-    def _is_here(self) -> bool:
-        # A task that copied this context looks the same, but cannot take back what was set here.
+        if otel_context.get_current() is not self._context:
+            return
         try:
             _attached_here.reset(self._mark)
-        except ValueError:
-            return False
-        return True
+        except ValueError:  # a task that copied this context cannot take back what was set here
+            return
+        otel_context.detach(self._token)
 
 
 def note_fault() -> None:
@@ -220,9 +216,10 @@ def guard_call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -
         return None
 
 
-def is_wanted() -> bool:
-    """Return whether a call made here and now should become a span."""
-    context = otel_context.get_current()
+def is_wanted(context: Context | None = None) -> bool:
+    """Return whether a call made now, in a context (default: this one), should become a span."""
+    if context is None:
+        context = otel_context.get_current()
     if current_frame(context) is None and not (
         process.is_global or guard_call(process.is_wanted_outside)
     ):

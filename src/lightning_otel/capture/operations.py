@@ -228,13 +228,13 @@ def type_name(exc: BaseException) -> str:
     )
 
 
-def parent_context() -> Context:
-    """The context new spans start in: the current one, put under what encloses it.
+def parent_context(context: Context | None = None) -> Context:
+    """The context new spans start in: the given or current one, put under what encloses it.
 
     That is a framework's innermost operation, where the framework calls us in a context that knows
     nothing of it; and the frame's parent span, where the context holds no span of its own.
     """
-    context = _outside_ended_call(otel_context.get_current())
+    context = _outside_ended_call(otel_context.get_current() if context is None else context)
     for innermost in process.frameworks:
         operation: Operation | None = guard_call(innermost)
         if operation is None or operation.encloses(context):
@@ -290,15 +290,15 @@ def context_within(operation: Operation) -> Context:
     return context if context.get(_CALL_KEY) is None else offer_call(None, context)
 
 
-def current_call() -> Operation | None:
+def current_call(context: Context | None = None) -> Operation | None:
     """Return the framework's innermost call, claimed or not; None if there is none."""
-    found = otel_context.get_current().get(_CALL_KEY)
+    found = (otel_context.get_current() if context is None else context).get(_CALL_KEY)
     return found if isinstance(found, Operation) else None
 
 
-def unclaimed_call() -> Operation | None:
+def unclaimed_call(context: Context | None = None) -> Operation | None:
     """Return the framework's innermost call if it still waits for its client."""
-    call = current_call()
+    call = current_call(context)
     return None if call is None or call.is_claimed or call.is_over else call
 
 
@@ -306,14 +306,16 @@ def start_call(
     name: str,
     attributes: Mapping[str, AttributeValue],
     body: dict[str, str] | None = None,
-    parent: Context | None = None,
+    context: Context | None = None,
 ) -> Operation:
     """The call of the request about to be sent: the framework's that waits for it, or a new one.
 
-    The arguments are those of an ``Operation``; a claimed call keeps its own place.
+    The arguments are those of an ``Operation``, in a context (default: the current one); a claimed
+    call keeps its own place.
     """
-    name, operation = clean_text(name), unclaimed_call()
+    name, operation = clean_text(name), unclaimed_call(context)
     if operation is None:
+        parent = parent_context(context)
         return Operation(name, SpanKind.CLIENT, attributes, body, parent=parent)
     operation.is_claimed = True
     operation.span.update_name(name)

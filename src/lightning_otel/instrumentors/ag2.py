@@ -14,7 +14,6 @@ from typing import Any
 
 from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.attributes import read_word
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.steps import (
     Arguments,
@@ -27,7 +26,13 @@ from lightning_otel.instrumentors.steps import (
     output_content,
 )
 from lightning_otel.instrumentors.wrappers import wrap_call
-from lightning_otel.messages import message, text_part, tool_call_part, tool_response_part
+from lightning_otel.messages import (
+    message,
+    read_word,
+    text_part,
+    tool_call_part,
+    tool_response_part,
+)
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import text_of
 

@@ -31,15 +31,20 @@ class Run:
 
     Attributes:
         context: The context that the code runs in.
+        arguments: What a function is called with instead of what its caller gave: a tuple and a
+            dictionary.
     """
 
-    __slots__ = ()
-
     context: Context
+    arguments: tuple[Any, Any] | None = None
 
     def active(self) -> AbstractContextManager[None]:
         """Return the block in which the code runs, or one step of a generator does."""
         return capture.attach_context(self.context)
+
+    def retries(self, exc: BaseException) -> bool:
+        """Return whether to call a function again, instead of ending with what it raised."""
+        return False
 
     def succeed(self, result: Any) -> None:
         """End it with the result of a call."""
@@ -90,21 +95,25 @@ def wrap_call(begin: Begin) -> Make:
 
     def make(original: Any) -> Any:
         if inspect.iscoroutinefunction(original):
-            return _around_async(begin, original)
+            return _wrap_async(begin, original)
 
         def function(*args: Any, **kwargs: Any) -> Any:
             run = capture.guard_call(begin, args, kwargs)
             if run is None:
                 return original(*args, **kwargs)
-            try:
-                with run.active():
-                    result = original(*args, **kwargs)
-            except BaseException as exc:
-                capture.guard_call(run.fail, exc)
-                del run  # it may know the exception, whose traceback knows this frame
-                raise
+            while True:
+                given, named = run.arguments or (args, kwargs)
+                try:
+                    with run.active():
+                        result = original(*given, **named)
+                    break
+                except BaseException as exc:
+                    if not capture.guard_call(run.retries, exc):
+                        capture.guard_call(run.fail, exc)
+                        del run  # it may know the exception, whose traceback knows this frame
+                        raise
             if inspect.iscoroutine(result):
-                return _await_run(run, result)
+                return _await_run(run, original, args, kwargs, result)
             capture.guard_call(run.succeed, result)
             return result
 
@@ -113,34 +122,37 @@ def wrap_call(begin: Begin) -> Make:
     return make
 
 
-def _around_async(begin: Begin, original: Any) -> Any:
+def _wrap_async(begin: Begin, original: Any) -> Any:
     async def function(*args: Any, **kwargs: Any) -> Any:
         run = capture.guard_call(begin, args, kwargs)
         if run is None:
             return await original(*args, **kwargs)
         try:
-            work = _await_run(run, original(*args, **kwargs))
-        except BaseException as exc:  # the arguments do not fit, or it is a function in disguise
-            capture.guard_call(run.fail, exc)
-            raise
+            return await _await_run(run, original, args, kwargs)
         finally:
             del run  # as above
-        return await work
 
     return function
 
 
-async def _await_run(run: Run, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    try:
-        with run.active():
-            result = await coroutine
-    except BaseException as exc:
-        if isinstance(exc, GeneratorExit):  # a coroutine that is closed cannot await any more
-            capture.guard_call(run.fail, exc)
-        else:
-            await _tell_async(run, "fail", exc)
-        del run  # as above
-        raise
+async def _await_run(
+    run: Run, original: Any, args: Any, kwargs: Any, begun: Coroutine[Any, Any, Any] | None = None
+) -> Any:
+    while True:
+        given, named = run.arguments or (args, kwargs)
+        try:
+            with run.active():
+                result = await (begun or original(*given, **named))
+            break
+        except BaseException as exc:
+            begun = None
+            if not capture.guard_call(run.retries, exc):
+                if isinstance(exc, GeneratorExit):  # a coroutine that is closed cannot await
+                    capture.guard_call(run.fail, exc)
+                else:
+                    await _tell_async(run, "fail", exc)
+                del run  # as above
+                raise
     await _tell_async(run, "succeed", result)
     return result
 

@@ -1,4 +1,4 @@
-"""Messages of any library as those of the GenAI conventions, and their JSON.
+"""Messages, settings and token counts of any library as those of the GenAI conventions.
 
 Chat completions, the Responses API and all libraries that speak either are read here, once; what
 has no word in the conventions is handed on as it is.
@@ -14,15 +14,44 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import orjson
 
-from lightning_otel.messages.media import is_object
 from lightning_otel.messages.media import part_of as part_of
 from lightning_otel.messages.media import text_part as text_part
 from lightning_otel.types import Message
+from lightning_otel.types import conventions as c
 from lightning_otel.types.text import plain_text as plain_text
+from lightning_otel.types.values import is_object
 
 Part: TypeAlias = dict[str, Any]
 
 _CALLS: Final = frozenset({"function_call", "custom_tool_call"})
+_NO_FIELDS: Final[Mapping[str, Any]] = {}
+_GIVEN: Final = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
+_MADE: Final = ("completion_tokens_details", "output_tokens_details", "output_token_details")
+_NUMBER: Final = (int, float)
+SETTINGS: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
+    "temperature": (c.REQUEST_TEMPERATURE, _NUMBER),
+    "top_p": (c.REQUEST_TOP_P, _NUMBER),
+    "top_k": (c.REQUEST_TOP_K, int),
+    "min_p": (c.REQUEST_MIN_P, _NUMBER),
+    "repetition_penalty": (c.REQUEST_REPETITION_PENALTY, _NUMBER),
+    "max_tokens": (c.REQUEST_MAX_TOKENS, int),
+    "max_completion_tokens": (c.REQUEST_MAX_TOKENS, int),
+    "max_output_tokens": (c.REQUEST_MAX_TOKENS, int),
+    "frequency_penalty": (c.REQUEST_FREQUENCY_PENALTY, _NUMBER),
+    "presence_penalty": (c.REQUEST_PRESENCE_PENALTY, _NUMBER),
+    "seed": (c.REQUEST_SEED, int),
+    "reasoning_effort": (c.REQUEST_REASONING_LEVEL, str),
+    "previous_response_id": (c.REQUEST_PREVIOUS_RESPONSE, str),
+    "dimensions": (c.EMBEDDING_DIMENSIONS, int),
+}
+"""By name of a request's field its attribute and type."""
+_COUNTS: Final = (
+    (c.INPUT_TOKENS, ("prompt_tokens", "input_tokens"), None),
+    (c.OUTPUT_TOKENS, ("completion_tokens", "output_tokens"), None),
+    (c.CACHED_TOKENS, ("cached_tokens", "cache_read"), _GIVEN),
+    (c.REASONING_TOKENS, ("reasoning_tokens", "reasoning"), _MADE),
+)
+"""By attribute the names a count has, and those of the object it stands in."""
 
 
 def _refuse_constant(constant: str) -> NoReturn:
@@ -126,7 +155,7 @@ def content_parts(content: object) -> list[Part]:
     """Return a message's content, a text or a list of parts, as parts."""
     kind = type(content)
     if issubclass(kind, str):
-        return [text_part(content)] if content else []  # type: ignore[arg-type]  # by its type
+        return [{"type": "text", "content": content}] if content else []
     if issubclass(kind, (list, tuple)):
         return [part_of(item) for item in content]  # type: ignore[attr-defined]  # by its type
     return [part_of(content)] if is_object(content) else []
@@ -224,3 +253,67 @@ def flatten_tools(tools: object) -> list[Part]:
         else:
             flat.append(dict(tool) if "type" in tool else {"type": "function", **tool})
     return flat
+
+
+# --- objects of any library, past their own methods -----------------------------------------------
+
+
+def fields_of(value: object) -> Mapping[str, Any]:
+    """Return an object's fields, past its properties; empty if it has none."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return _NO_FIELDS
+    return held if isinstance(held, dict) else _NO_FIELDS
+
+
+def field_of(value: Any, name: str) -> Any:
+    """Return a field of a dict or an object."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+
+
+def read_word(value: Any) -> str | None:
+    """The value if it is a text of more than blanks, without those around it."""
+    return (str.strip(value) or None) if issubclass(type(value), str) else None
+
+
+def read_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sampling parameters and the like, where they have the type the conventions name."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name not in SETTINGS:
+            continue
+        key, kind = SETTINGS[name]
+        if isinstance(value, kind) and not isinstance(value, bool):
+            found[key] = float(value) if kind == _NUMBER else value  # type: ignore[arg-type]  # checked by kind
+    stop = fields.get("stop")
+    if isinstance(stop, str):
+        found[c.REQUEST_STOP] = [stop]
+    elif isinstance(stop, list) and all(isinstance(item, str) for item in stop):
+        found[c.REQUEST_STOP] = list(stop)
+    return found
+
+
+def token_counts(counts: object, *, is_zero_known: bool = True) -> dict[str, Any]:
+    """Token counts, under any of the names that OpenAI's APIs and LangChain have for each.
+
+    Args:
+        counts: What says them; nothing where it is no object of fields.
+        is_zero_known: Whether counts that are all zero were counted.
+    """
+    held = counts if isinstance(counts, dict) else fields_of(counts)
+    found: dict[str, Any] = {}
+    for key, names, holders in _COUNTS:
+        holder = held if holders is None else _first(held, holders)
+        if isinstance(holder, dict) or holders is None:
+            value = _first(holder, names)
+            if type(value) is int:
+                found[key] = value
+    return found if is_zero_known or any(found.values()) else {}
+
+
+def _first(held: Any, names: tuple[str, ...]) -> Any:
+    for name in names:
+        if name in held:
+            return held[name]
+    return None

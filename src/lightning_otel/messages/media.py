@@ -8,9 +8,9 @@ import json
 import math
 from collections.abc import Mapping
 from types import NoneType
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
-from lightning_otel.types.values import make_plain
+from lightning_otel.types.values import is_object, make_plain
 
 _TEXTS: Final = frozenset(
     {"text", "input_text", "output_text", "summary_text", "reasoning_text", "plaintext"}
@@ -56,12 +56,6 @@ def _make_uri(modality: str, url: str, part: Mapping[str, Any]) -> dict[str, Any
 
 def _make_named(file: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
     return {**file, **({"filename": part["filename"]} if "filename" in part else {})}
-
-
-def is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
-    """Return whether a value is a mapping, without asking it for its ``__class__``."""
-    # By its type first: to ask the abstract class costs five times as much.
-    return type(value) is dict or issubclass(type(value), Mapping)
 
 
 def part_of(part: object) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
+from secrets import randbits
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -79,13 +80,8 @@ class _Ids:
     imported for them: they are all that is asked of it.
     """
 
-    def generate_span_id(self) -> int:
-        """Any of 64 bits but nought, which stands for none."""
-        return int.from_bytes(os.urandom(8)) or self.generate_span_id()
-
-    def generate_trace_id(self) -> int:
-        """Any of 128 bits but nought."""
-        return int.from_bytes(os.urandom(16)) or self.generate_trace_id()
+    generate_span_id = staticmethod(functools.partial(randbits, 64))
+    generate_trace_id = staticmethod(functools.partial(randbits, 128))
 
     def is_trace_id_random(self) -> bool:
         """Return whether samplers may draw by trace ids."""

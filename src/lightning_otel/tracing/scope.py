@@ -109,7 +109,7 @@ class Scope(Lifetime[Recording]):
             str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID]), options.get("task"),
         )  # fmt: skip
         asks = options.get("enable_retokenization_fix")
-        asks_for_ids = capture.asks_for_ids() if asks is None else bool(asks)
+        asks_for_ids = capture.asks_for_ids(around) if asks is None else bool(asks)
         frame = capture.Frame(
             sink, stamps, outer.parent, recording, asks_for_ids, assigner,
             transforms=(*outer.transforms, *(options.get("transforms") or ())),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 from uuid import UUID
 
 import orjson
@@ -42,6 +42,12 @@ _TEXTS: Final[Mapping[type, Callable[[Any], str]]] = {
     time: time.isoformat,
     UUID: str,
 }
+
+
+def is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a value is a mapping, without asking it for its ``__class__``."""
+    # By its type first: to ask the abstract class costs five times as much.
+    return type(value) is dict or issubclass(type(value), Mapping)
 
 
 def make_plain(value: Any) -> Any:

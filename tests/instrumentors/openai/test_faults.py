@@ -15,10 +15,9 @@ from tests.instrumentors.transport import http
 from lightning_otel import Store, auto_trace, capture, messages, provider, redact
 from lightning_otel.capture import operations
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.instrumentors import attributes
 from lightning_otel.instrumentors import openai as instrumentor
 from lightning_otel.instrumentors.base import LibraryInstrumentor
-from lightning_otel.instrumentors.openai import endpoints, request, responses
+from lightning_otel.instrumentors.openai import ModelRequest, body, endpoints, responses
 from lightning_otel.messages import media
 from lightning_otel.types import values
 
@@ -29,10 +28,10 @@ MODULES = [
         # LiteLLM's is an instrumentor of its own.
         if name.startswith(instrumentor.__name__) and not name.endswith("litellm")
     ),
-    redact, messages, media, values, capture, attributes,
+    redact, messages, media, values, capture,
 ]  # fmt: skip
 CLASSES = [
-    request.ModelRequest, request.BodyRecorder, operations.Operation, endpoints.Chat,
+    ModelRequest, body.BodyRecorder, operations.Operation, endpoints.Chat,
     endpoints.Completions, endpoints.Embeddings, responses.Responses,
 ]  # fmt: skip
 FENCE = {"guard_call", "note_fault", "__del__"}

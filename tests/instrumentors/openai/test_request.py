@@ -14,7 +14,7 @@ from tests.instrumentors.transport import answering
 
 from lightning_otel import Store, auto_trace
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.instrumentors.openai.request import ModelRequest
+from lightning_otel.instrumentors.openai import ModelRequest
 from lightning_otel.types import conventions as c
 
 ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]

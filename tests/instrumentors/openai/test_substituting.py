@@ -482,7 +482,7 @@ def test_every_fault_of_ours_sends_the_agents_own_request(
             with scene.applied() as recording:
                 answer = scene.ask()
         assert answer.choices[0].message.content
-        is_reached = name not in not_reached and (owner, name) != (substitution, "assigned")
+        is_reached = name not in not_reached and (owner, name) != (substitution, "assign_versions")
         assert (prompt_of(scene.server.log[-1]) != BETTER) is is_reached, name
         assert ((scene.server.log[-1].request or {})["model"] == "toy") is is_reached, name
         assert (versions(recording) == [None]) is is_reached, name
@@ -562,7 +562,7 @@ def test_pinned_version_is_given_though_the_first_reading_failed(
     monkeypatch.setattr(watcher, "FRESH_S", 60)
     reader: Any = Locked()
 
-    given = watcher.Watch(lambda: reader).given("key", None, {"system_prompt": 1})
+    given = watcher.Watch(lambda: reader).assign("key", None, {"system_prompt": 1})
 
     assert given == {"system_prompt": "system_prompt@1"}
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lightning_otel.instrumentors.attributes import fields_of
 from lightning_otel.messages import (
+    fields_of,
     message,
     reasoning_part,
     text_part,

@@ -15,10 +15,10 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import capture
 from lightning_otel.adapter.tokens import encode_logprobs
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.attributes import fields_of, read_settings, token_counts
 from lightning_otel.instrumentors.autogen import messages, runs
 from lightning_otel.instrumentors.patches import MARK
 from lightning_otel.instrumentors.wrappers import bind_names
+from lightning_otel.messages import fields_of, read_settings, token_counts
 from lightning_otel.types import conventions as c
 
 _OPENAI_CLIENT: Final = "BaseOpenAIChatCompletionClient"
@@ -113,7 +113,7 @@ def begin_call(
         c.CHAT if model is None else f"{c.CHAT} {model}",
         attributes,
         {key: text for key, text in body.items() if text is not None},
-        parent=outside,
+        context=outside,
     )
     # Only the slot and not the span: a second request beneath it stands beside the first.
     return ModelRun(operation, operations.offer_call(operation, outside))

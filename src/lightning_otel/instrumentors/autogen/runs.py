@@ -20,9 +20,9 @@ from opentelemetry.trace import INVALID_SPAN, ProxyTracerProvider, Span
 from lightning_otel import capture, config
 from lightning_otel.capture import operations
 from lightning_otel.instrumentors import steps, wrappers
-from lightning_otel.instrumentors.attributes import fields_of
 from lightning_otel.instrumentors.autogen import messages
 from lightning_otel.instrumentors.patches import MARK
+from lightning_otel.messages import fields_of
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import text_of
 

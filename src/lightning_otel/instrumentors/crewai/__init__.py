@@ -13,7 +13,6 @@ from typing import Any, Final
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel.capture import operations
-from lightning_otel.instrumentors.attributes import field_of, read_word
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.steps import (
     Arguments,
@@ -26,7 +25,15 @@ from lightning_otel.instrumentors.steps import (
     output_content,
 )
 from lightning_otel.instrumentors.wrappers import Begin, Run, bind_names, wrap_call
-from lightning_otel.messages import message, objects, read_message, text_part, tool_call_part
+from lightning_otel.messages import (
+    field_of,
+    message,
+    objects,
+    read_message,
+    read_word,
+    text_part,
+    tool_call_part,
+)
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import text_of
 

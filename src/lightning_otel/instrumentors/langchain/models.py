@@ -16,17 +16,20 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
 from lightning_otel.instrumentors import steps
-from lightning_otel.instrumentors.attributes import SETTINGS, fields_of, read_settings, token_counts
 from lightning_otel.instrumentors.langchain import runs
 from lightning_otel.instrumentors.wrappers import Begin, bind_names
 from lightning_otel.messages import (
+    SETTINGS,
+    fields_of,
     flatten_tools,
     message,
     objects,
     part_of,
     read_message,
+    read_settings,
     reasoning_part,
     text_part,
+    token_counts,
     tool_response_part,
 )
 from lightning_otel.types import conventions as c

@@ -5,20 +5,41 @@ its JSON made; ``_process_response`` shows the HTTP response. What is not a mode
 untouched, and the caller gets the very object the client returned.
 """
 
-import functools
+import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-from lightning_otel import capture
+import orjson
+from opentelemetry import context as otel_context
+from opentelemetry.context import Context
+
+from lightning_otel import capture, debugging
+from lightning_otel.capture import operations
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai import token_ids
-from lightning_otel.instrumentors.openai.request import (
-    ModelRequest,
-    current_request,
-    endpoint_of,
+from lightning_otel.instrumentors.openai.body import BodyRecorder, parse_object, read_events
+from lightning_otel.instrumentors.openai.endpoints import (
+    Attributes,
+    Chat,
+    Completions,
+    Embeddings,
+    Json,
 )
-from lightning_otel.instrumentors.wrappers import wrap_call
+from lightning_otel.instrumentors.openai.responses import Responses
+from lightning_otel.instrumentors.wrappers import Run, wrap_call
+from lightning_otel.types import conventions as c
+
+_ENDPOINTS: Final[Mapping[str, Chat]] = {
+    "/chat/completions": Chat(),
+    "/responses": Responses(),
+    "/completions": Completions(),
+    "/embeddings": Embeddings(),
+}
+_NO_CHANGE: Final = nullcontext()
 
 
 class OpenAIInstrumentor(LibraryInstrumentor):
@@ -31,14 +52,8 @@ class OpenAIInstrumentor(LibraryInstrumentor):
         return {"openai._base_client": self._patch_clients}
 
     def _patch_clients(self, module: ModuleType) -> None:
-        for client, send in (
-            (module.SyncAPIClient, _send_request),
-            (module.AsyncAPIClient, _send_async),
-        ):
-
-            def request(original: Any, send: Any = send) -> Any:
-                return wrap_call(_begin_request)(functools.wraps(original)(send(original)))
-
+        request = wrap_call(_begin_request)
+        for client in (module.SyncAPIClient, module.AsyncAPIClient):
             self.wrap(client, "request", request)
             # OpenInference's, switched on first, stands in ``OpenAI`` and calls the bare method.
             self.wrap_past(client, "request", request)
@@ -49,65 +64,250 @@ class OpenAIInstrumentor(LibraryInstrumentor):
 _instrumentor = OpenAIInstrumentor()
 
 
-def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
-    client, options = args[0], args[2] if len(args) > 2 else kwargs.get("options")
-    if options is None or not _instrumentor.is_wanted():
+def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "ModelRequest | None":
+    client, given = args[0], args[2] if len(args) > 2 else kwargs.get("options")
+    context = otel_context.get_current()
+    if given is None or not _instrumentor.is_active or not capture.is_wanted(context):
         return None
-    sent, stamp = options, None
-    assigner = capture.current_assigner()
-    if assigner is not None and endpoint_of(options.method, str(options.url)) is not None:
+    endpoint = endpoint_of(given.method, str(given.url))
+    if endpoint is None:
+        return None
+    options, resources = given, None
+    frame = capture.current_frame(context)
+    if frame is not None and frame.assigner is not None:
         # Only where it was asked for.
         from lightning_otel.instrumentors.substitution.requests import substitute_resources
 
-        made = capture.guard_call(substitute_resources, assigner, client, options)
+        made = capture.guard_call(substitute_resources, frame.assigner, client, options)
         if made is not None:
-            sent, stamp = made
+            options, resources = made
     is_stream = bool(kwargs.get("stream"))
-    request = ModelRequest.begin(client, sent, is_stream=is_stream, resources=stamp)
-    if request is not None:
-        request.given = options
+    request = ModelRequest(client, options, endpoint, context, resources, is_stream=is_stream)
+    with_ids = None
+    if capture.asks_for_ids(frame):
+        with_ids = capture.guard_call(token_ids.add_requests, endpoint, client, options)
+    if with_ids is not None:
+        request.fallback = _put_options(args, kwargs, options)
+    if with_ids is not None or options is not given:
+        request.arguments = _put_options(args, kwargs, with_ids or options)
     return request
 
 
-def _send_request(original: Any) -> Any:
-    """Send what is to be sent, and what the agent wrote where the server refuses what is asked."""
-
-    def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
-        sent, asked = capture.guard_call(token_ids.sent_for, options) or (options, None)
-        if asked is not None:
-            try:
-                return original(self, cast_to, asked, **kwargs)
-            except Exception as exc:
-                if not capture.guard_call(token_ids.is_refusal, exc):
-                    raise
-        # Out here, an exception of the agent's own request does not name the refusal as its cause.
-        result = original(self, cast_to, sent, **kwargs)
-        if asked is not None:
-            capture.guard_call(token_ids.note_refusal, self, sent)
-        return result
-
-    return request
-
-
-def _send_async(original: Any) -> Any:
-    async def request(self: Any, cast_to: Any, options: Any, **kwargs: Any) -> Any:
-        sent, asked = capture.guard_call(token_ids.sent_for, options) or (options, None)
-        if asked is not None:
-            try:
-                return await original(self, cast_to, asked, **kwargs)
-            except Exception as exc:
-                if not capture.guard_call(token_ids.is_refusal, exc):
-                    raise
-        result = await original(self, cast_to, sent, **kwargs)
-        if asked is not None:
-            capture.guard_call(token_ids.note_refusal, self, sent)
-        return result
-
-    return request
+def _put_options(args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Any) -> tuple[Any, Any]:
+    if len(args) > 2:
+        return (*args[:2], options, *args[3:]), kwargs
+    return args, {**kwargs, "options": options}
 
 
 def _note_response(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    request, response = current_request(), kwargs.get("response")
+    operation = operations.operation_of()
+    request = operation.request if operation is not None else None
+    response = kwargs.get("response")
     # Another client may ask for something while this one's request is under way, such as a token.
-    if request is not None and request.client is args[0] and response is not None:
+    if isinstance(request, ModelRequest) and request.client is args[0] and response is not None:
         request.observe(response)
+
+
+def endpoint_of(method: str, url: str) -> Chat | None:
+    """The model endpoint a request goes to; None for everything else."""
+    if method.lower() == "post":
+        if url in _ENDPOINTS:  # as the client's own methods write it
+            return _ENDPOINTS[url]
+        path = f"/{urlsplit(url).path.strip('/')}"
+        for suffix, endpoint in _ENDPOINTS.items():
+            # The longest suffix stands first: "/chat/completions" also ends in "/completions".
+            if path.endswith(suffix):
+                return endpoint
+    if debugging.is_on:
+        debugging.log(f"missed  {method} {url}: it asks no model")
+    return None
+
+
+class ModelRequest(Run):
+    """One request to a model: its span from the first attempt to the last byte of the answer.
+
+    Attributes:
+        client: The client that sends it.
+        operation: Its span.
+        fallback: Arguments to send where the server refuses what is asked besides; None if nothing
+            is.
+    """
+
+    fallback: tuple[Any, Any] | None = None
+
+    def __init__(
+        self,
+        client: Any,
+        options: Any,
+        endpoint: Chat,
+        context: Context,
+        resources: str | None = None,
+        *,
+        is_stream: bool,
+    ) -> None:
+        """Start the span.
+
+        Args:
+            client: The client that sends it.
+            options: The client's options of it, as it is sent.
+            endpoint: The endpoint it goes to.
+            context: The current context.
+            resources: The versions it is made with, as spans say it, where some were substituted.
+            is_stream: Whether the answer is streamed.
+        """
+        self.client = client
+        self._options = options
+        self._endpoint = endpoint
+        self._response: Any = None
+        self._is_streaming = self._is_refused = False
+        body = options.json_data if isinstance(options.json_data, Mapping) else {}
+        if options.extra_json:
+            body = {**body, **options.extra_json}
+        model = body.get("model")
+        attributes: Attributes = {
+            c.OPERATION: endpoint.operation,
+            c.PROVIDER: _provider_of(type(client)),  # type: ignore[arg-type]  # a class has a hash
+            **_server_of(client, str(options.url)),
+        }
+        name = endpoint.operation
+        if isinstance(model, str):
+            attributes[c.REQUEST_MODEL], name = model, f"{name} {model}"
+        if is_stream:
+            attributes[c.REQUEST_STREAM] = True
+        if resources is not None:
+            attributes[c.RESOURCES] = resources
+        # Read before sending: the program may change its own lists while it waits.
+        content: dict[str, str] = {}
+        capture.guard_call(_read_request, endpoint, body, attributes, content)
+        self.operation = operations.start_call(name, attributes, content, context)
+        self.operation.request = self
+        # A framework's call that waited for this request may be current already.
+        self._is_current = operations.operation_of(context) is self.operation
+        self.context = context if self._is_current else self.operation.context
+        self._started_s = time.perf_counter()
+
+    def active(self) -> AbstractContextManager[None]:
+        """Return the block in which the request is sent."""
+        return _NO_CHANGE if self._is_current else super().active()
+
+    def retries(self, exc: BaseException) -> bool:
+        """Return whether to send what the agent wrote, as the server refuses what was added."""
+        if self.fallback is None or not token_ids.is_refusal(exc):
+            return False
+        self.arguments, self.fallback = self.fallback, None
+        self._is_refused = True
+        return True
+
+    def observe(self, response: Any) -> None:
+        """Note the HTTP response: read after the client has read it, or as it passes by."""
+        if self._response is None and not self._is_streaming:
+            if response.is_closed:
+                self._response = response
+            else:
+                BodyRecorder(response, self._started_s, self._end)
+                self._is_streaming = True
+
+    def succeed(self, result: Any) -> None:
+        """End the span of a call whose answer is there; a stream's span goes on."""
+        if self._is_refused:
+            token_ids.note_refusal(self.client, self._options)
+        if not self._is_streaming:
+            self._end(None, is_whole=True, result=result)
+
+    def fail(self, exc: BaseException) -> None:
+        """End the span with the exception the caller is about to see, and the answer if it came."""
+        self._end(None, is_whole=True, exc=exc)
+
+    def _end(
+        self,
+        body: bytes | None,
+        *,
+        is_whole: bool,
+        first_chunk_s: float | None = None,
+        exc: BaseException | None = None,
+        result: Any = None,
+    ) -> None:
+        """End the span with the answer's body, as far as it was read.
+
+        Args:
+            body: A JSON document, or server-sent events; None for that of the response.
+            is_whole: Whether the body was read to its end.
+            first_chunk_s: Seconds from the span's start to the first byte of a stream.
+            exc: What ended the call instead.
+            result: What the client made of the response, which it may hide.
+        """
+        operation = self.operation
+        if operation.is_over:
+            return
+        read = capture.guard_call(self._read_answer, body, result, first_chunk_s)
+        answer, is_complete = read or ({}, False)
+        # Apart, both and the answer's body are freed at once.
+        operation.request, self.context, self._response = None, Context(), None
+        self._options = self.arguments = self.fallback = None
+        error = answer.get("error")
+        if exc is not None:
+            operation.fail(exc)
+        elif isinstance(error, dict):
+            kind = str(error.get("type") or error.get("code") or "error")
+            operation.fail_with(kind, str(error.get("message") or ""))
+        else:
+            if not is_whole and not is_complete:
+                operation.attributes[c.ABANDONED] = True
+            operation.stop()
+
+    def _read_answer(
+        self, body: bytes | None, result: Any, first_chunk_s: float | None
+    ) -> tuple[Json, bool]:
+        """Put an answer on the span; return it, and whether a stream said that it is over."""
+        if body is None and self._response is not None:
+            body = self._response.content
+        elif body is None and hasattr(result, "model_dump_json"):
+            body = result.model_dump_json().encode()
+        if not body:
+            return {}, False
+        is_complete = False
+        try:
+            answer = orjson.loads(body)
+        except ValueError:  # a stream, or what the client alone can read
+            answer = parse_object(body)
+            if answer is None and (events := read_events(body)):
+                if first_chunk_s is not None:
+                    self.operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
+                is_complete = self._endpoint.is_complete(events)
+                answer = self._endpoint.assemble(events)
+        if not isinstance(answer, dict):
+            return {}, is_complete
+        capture.guard_call(self._take_answer, answer)
+        return answer, is_complete
+
+    def _take_answer(self, answer: Json) -> None:
+        self.operation.attributes.update(self._endpoint.response_attributes(answer))
+        if capture.process.content.is_kept:
+            self.operation.body.update(self._endpoint.response_content(answer))
+
+
+def _read_request(
+    endpoint: Chat, body: Json, attributes: Attributes, content: dict[str, str]
+) -> None:
+    attributes.update(endpoint.request_attributes(body))
+    if capture.process.content.is_kept:
+        content.update(endpoint.request_content(body))
+
+
+@lru_cache(64)
+def _provider_of(client: type) -> str:
+    # By name, not issubclass: the Azure class is known only to a module we do not import.
+    is_azure = any(cls.__name__ == "BaseAzureClient" for cls in client.__mro__)
+    return "azure.ai.openai" if is_azure else "openai"
+
+
+def _server_of(client: Any, sent_to: str) -> Attributes:
+    url = client.base_url
+    host, port = url.host, url.port
+    if "://" in sent_to:  # a whole address, which the client's own does not count for
+        parts = urlsplit(sent_to)
+        host, port = parts.hostname or host, parts.port
+    found: Attributes = {c.SERVER_ADDRESS: host}
+    if port is not None:
+        found[c.SERVER_PORT] = port
+    return found

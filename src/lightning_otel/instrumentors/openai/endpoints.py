@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Container, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
@@ -17,8 +17,15 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import messages
 from lightning_otel.adapter.tokens import add_encoded, encode_ids, sampled_ids, token_content
-from lightning_otel.instrumentors.attributes import read_settings, token_counts
-from lightning_otel.messages import flatten_tools, message, object_of, objects, raw_call_part
+from lightning_otel.messages import (
+    flatten_tools,
+    message,
+    object_of,
+    objects,
+    raw_call_part,
+    read_settings,
+    token_counts,
+)
 from lightning_otel.messages.media import text_part
 from lightning_otel.redact import Scrubbed, scrub
 from lightning_otel.types import conventions as c
@@ -45,11 +52,6 @@ _GROWING: Final = frozenset({"text", "logprobs", "token_ids"})
 _CALLED: Final = frozenset({"function", "custom"})
 
 
-def dump(value: object) -> str:
-    """Return JSON text of what a client sends or was sent."""
-    return values.dump(value, _as_sent)
-
-
 def _as_sent(value: Any) -> Any:
     """Return a value in the form the client sends it in, if it can send it at all."""
     if type(value) is orjson.Fragment:
@@ -58,6 +60,10 @@ def _as_sent(value: Any) -> Any:
     if dump_model is not None:
         return dump_model(mode="json", exclude_unset=True, by_alias=True)
     return value.isoformat() if isinstance(value, datetime) else f"<{type(value).__name__}>"
+
+
+dump = partial(values.dump, default=_as_sent)
+"""Write JSON text of what a client sends or was sent."""
 
 
 def add_tools(content: dict[str, str], tools: object) -> dict[str, str]:
@@ -128,18 +134,18 @@ class Chat:
     def response_content(self, body: Json) -> dict[str, str]:
         """Messages, token ids and logprobs of an answer."""
         choices = objects(body.get("choices"))
+        content = {c.OUTPUT_MESSAGES: dump([self.read_answer(choice) for choice in choices])}
+        if not _has_tokens(body) and not any(map(_has_tokens, choices)):
+            return content  # as of most calls
         sampled = [self.read_sampled(choice) for choice in choices]
         prompt_ids = body.get("prompt_token_ids") or next(
             (held for choice in choices if (held := choice.get("prompt_token_ids"))), None
         )
-        content = {
-            c.OUTPUT_MESSAGES: dump([self.read_answer(choice) for choice in choices]),
-            **token_content(
-                prompt_ids,
-                sampled_ids(body, [choice.get("token_ids") for choice in choices]),
-                [logprobs for _, logprobs in sampled],
-            ),
-        }
+        content |= token_content(
+            prompt_ids,
+            sampled_ids(body, [choice.get("token_ids") for choice in choices]),
+            [logprobs for _, logprobs in sampled],
+        )
         named = [_named_ids(tokens) for tokens, _ in sampled]
         if any(named):
             add_encoded(content, c.LOGPROB_TOKEN_IDS, encode_ids, named)
@@ -153,7 +159,7 @@ class Chat:
     def read_sampled(self, choice: Json) -> tuple[list[Any], list[Any]]:
         """Return the sampled tokens of a choice and their logprobs."""
         held = choice.get("logprobs")
-        if not isinstance(held, dict):  # as of most calls
+        if not isinstance(held, dict):
             return [], []
         tokens = objects(held.get("content")) + objects(held.get("refusal"))
         return [each.get("token") for each in tokens], [each.get("logprob") for each in tokens]
@@ -195,6 +201,14 @@ class Chat:
             calls = [call for delta in deltas for call in objects(delta.get("tool_calls"))]
         whole = _grow(chunks, _GROWING)
         return {**whole, "message": {**spoken, "tool_calls": _tool_calls(calls)}}
+
+
+def _has_tokens(held: Json) -> bool:
+    """Return whether an answer or a choice says something of tokens."""
+    get = held.get
+    return bool(get("logprobs") or get("token_ids") or get("prompt_token_ids")) or bool(
+        get("response_token_ids")
+    )
 
 
 def _index_of(choice: Json) -> int:

@@ -11,10 +11,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
+from opentelemetry import context as otel_context
 
 from lightning_otel import capture
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.openai.request import ModelRequest, endpoint_of
+from lightning_otel.instrumentors.openai import ModelRequest, endpoint_of
 from lightning_otel.instrumentors.wrappers import bind_names
 from lightning_otel.types import conventions as c
 
@@ -52,7 +53,8 @@ class _Call(ModelRequest):
 def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
     given = bind_names(("url", "data", "json"), args[:4], kwargs)
     url, data = given.get("url"), given.get("data")
-    if not isinstance(url, str) or endpoint_of("post", url) is None:
+    endpoint = endpoint_of("post", url) if isinstance(url, str) else None
+    if endpoint is None:
         return None
     body = orjson.loads(data) if isinstance(data, str | bytes) else data or given.get("json")
     if not isinstance(body, dict):
@@ -60,11 +62,10 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelReq
     parts = urlsplit(url)
     # As the reader of the ``openai`` client's requests knows them: client and options in one.
     address = SimpleNamespace(host=parts.hostname or "", port=parts.port)
-    sent = SimpleNamespace(
-        url=url, json_data=body, base_url=address, method="post", extra_json=None
-    )
-    request = _Call.begin(sent, sent, is_stream=bool(body.get("stream")))
+    sent = SimpleNamespace(url=url, json_data=body, base_url=address, extra_json=None)
+    context = otel_context.get_current()
+    request = _Call(sent, sent, endpoint, context, is_stream=bool(body.get("stream")))
     provider = getattr(given.get("logging_obj"), "custom_llm_provider", None)
-    if request is not None and isinstance(provider, str):
+    if isinstance(provider, str):
         request.operation.attributes[c.PROVIDER] = provider
     return request

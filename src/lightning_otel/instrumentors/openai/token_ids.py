@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from lightning_otel import capture
 from lightning_otel.instrumentors.openai.endpoints import Chat, Completions
-from lightning_otel.instrumentors.openai.request import ModelRequest, current_request
 
 log = logging.getLogger(__name__)
 
@@ -36,27 +34,16 @@ _refusing: set[str] = set()
 """Servers that refused in this process."""
 
 
-def sent_for(options: Any) -> tuple[Any, Any | None]:
-    """Return what is sent for the options that the client was given, and what is asked first.
-
-    The second is None where nothing is asked beside what the agent wrote.
-    """
-    request = current_request()
-    if request is None or request.given is not options:
-        return options, None
-    return request.options, capture.guard_call(_add_requests, request, request.options)
-
-
-def _add_requests(request: ModelRequest, options: Any) -> Any | None:
+def add_requests(endpoint: Chat, client: Any, options: Any) -> Any | None:
     """Return a copy of the options that also asks for ids; None where they are sent as they are."""
-    if not capture.asks_for_ids() or type(request.endpoint) not in (Chat, Completions):
+    if type(endpoint) not in (Chat, Completions):
         return None
     body, extra = options.json_data, options.extra_json or {}
-    if not isinstance(body, Mapping) or options.files or not _may_know(request.client, options):
+    if not isinstance(body, Mapping) or options.files or not _may_know(client, options):
         return None
     said = {**body, **extra}
     wanted = {
-        name: value for name, value in _find_wanted(request, said).items() if name not in said
+        name: value for name, value in _find_wanted(endpoint, said).items() if name not in said
     }
     if not wanted:
         return None
@@ -65,9 +52,9 @@ def _add_requests(request: ModelRequest, options: Any) -> Any | None:
     return asked
 
 
-def _find_wanted(request: ModelRequest, said: Mapping[str, Any]) -> dict[str, Any]:
+def _find_wanted(endpoint: Chat, said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields to ask for beside the agent's own."""
-    if isinstance(request.endpoint, Completions):
+    if isinstance(endpoint, Completions):
         # An echoed prompt has logprobs too: that answer would be another than the agent asked for.
         return {"return_token_ids": True, **({} if said.get("echo") else {"logprobs": 0})}
     if said.get("logprobs", "top_logprobs" not in said):

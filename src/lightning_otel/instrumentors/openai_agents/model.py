@@ -17,13 +17,14 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import capture
 from lightning_otel.capture import operations
 from lightning_otel.instrumentors import steps
-from lightning_otel.instrumentors.attributes import (
+from lightning_otel.messages import (
     field_of,
     fields_of,
+    read_items,
     read_settings,
+    text_part,
     token_counts,
 )
-from lightning_otel.messages import read_items, text_part
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import dump, text_of
 

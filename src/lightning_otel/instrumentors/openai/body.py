@@ -1,0 +1,166 @@
+"""The bytes of an answer: those of a stream as they pass by, and the JSON in them."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Final
+
+import orjson
+
+from lightning_otel import capture
+from lightning_otel.instrumentors.openai.endpoints import Json
+
+MAX_KEPT_BYTES: Final = 32 << 20
+_END_MARK: Final = b"\ndata: [DONE]"
+"""The end of a stream. LiteLLM reads no further, and lets go of the response some time later."""
+_REPLACED: Final = ("iter_bytes", "aiter_bytes", "close", "aclose")
+
+
+class BodyRecorder:
+    """Keeps what passes through one response, and tells when that ends."""
+
+    _is_over = True  # until a response is observed
+
+    def __init__(self, response: Any, started_s: float, ended: Callable[..., None]) -> None:
+        """Begin to observe a response whose body is still unread.
+
+        Args:
+            response: The HTTP response.
+            started_s: When the request began, on the clock of ``time.perf_counter``.
+            ended: Told once that the reading is over: the body, ``is_whole``, ``first_chunk_s`` and
+                the exception that broke it as ``exc``.
+        """
+        self._ended = ended
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._started_s = started_s
+        self._first_chunk_s: float | None = None
+        # While the client's own code reads, it also closes: at the end and when the body breaks.
+        self._is_reading = False
+        self._response = response
+        self._class = type(response)
+        self._is_over = False
+        for name in _REPLACED:
+            setattr(response, name, getattr(self, f"_{name}"))
+
+    def __del__(self) -> None:
+        """A response dropped unread and unclosed was abandoned."""
+        # At the interpreter's end the module may be gone before the last responses are.
+        if not self._is_over and capture is not None:
+            capture.guard_call(self._finish)
+
+    def _close(self) -> None:
+        try:
+            self._class.close(self._response)
+        finally:
+            capture.guard_call(self._closed)
+
+    async def _aclose(self) -> None:
+        try:
+            await self._class.aclose(self._response)
+        finally:
+            capture.guard_call(self._closed)
+
+    def _iter_bytes(self, *args: Any, **kwargs: Any) -> Iterator[bytes]:
+        self._is_reading = True
+        try:
+            for chunk in self._class.iter_bytes(self._response, *args, **kwargs):
+                try:  # for each chunk, the fence itself costs as much as the keeping
+                    self._keep(chunk)
+                except Exception:  # noqa: BLE001  # capture never raises into the traced program
+                    capture.note_fault()
+                self._is_reading = False
+                yield chunk
+                self._is_reading = True
+        except BaseException as exc:
+            capture.guard_call(self._broken, exc)
+            raise
+        capture.guard_call(self._finish, is_whole=True)
+
+    async def _aiter_bytes(self, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
+        self._is_reading = True
+        try:
+            # The inner generator is not closed from here: several that are collected together are
+            # all closed by the event loop, and each may be closed only once.
+            async for chunk in self._class.aiter_bytes(self._response, *args, **kwargs):
+                try:  # for each chunk, the fence itself costs as much as the keeping
+                    self._keep(chunk)
+                except Exception:  # noqa: BLE001  # capture never raises into the traced program
+                    capture.note_fault()
+                self._is_reading = False
+                yield chunk
+                self._is_reading = True
+        except BaseException as exc:
+            capture.guard_call(self._broken, exc)
+            raise
+        capture.guard_call(self._finish, is_whole=True)
+
+    def _keep(self, chunk: bytes) -> None:
+        if self._first_chunk_s is None:
+            self._first_chunk_s = time.perf_counter() - self._started_s
+        if self._size < MAX_KEPT_BYTES:
+            self._chunks.append(chunk)
+            self._size += len(chunk)
+        # On a line of its own: within an answer's text a newline is escaped.
+        if b"[DONE]" in chunk and (b"\n" + chunk[-20:]).rstrip().endswith(_END_MARK):
+            self._finish(is_whole=True)
+
+    def _closed(self) -> None:
+        if not self._is_reading:
+            self._finish()
+
+    def _broken(self, exc: BaseException) -> None:
+        # A generator that is closed was left by its reader; anything else broke the stream.
+        self._finish(exc=None if isinstance(exc, GeneratorExit) else exc)
+
+    def _finish(self, *, is_whole: bool = False, exc: BaseException | None = None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        # The response gets its own methods back, so that the two no longer hold each other.
+        for name in _REPLACED:
+            self._response.__dict__.pop(name, None)
+        body = b"".join(self._chunks)
+        self._chunks.clear()
+        self._ended(body, is_whole=is_whole, first_chunk_s=self._first_chunk_s, exc=exc)
+
+
+def read_events(body: bytes) -> list[Json]:
+    """The JSON objects in a body of server-sent events; the closing ``[DONE]`` as ``done``.
+
+    Source: the event stream format of the HTML standard, section 9.2.6; an event of several data
+    lines is joined by newlines.
+    """
+    texts: list[bytes] = []
+    data: list[bytes] = []
+    is_done = False
+    for line in (*body.splitlines(), b""):
+        if line.startswith(b"data:"):
+            data.append(line[5:])
+        elif data and not line:
+            text = data[0] if len(data) == 1 else b"\n".join(data)
+            data.clear()
+            if text.lstrip(b" ").startswith(b"[DONE]"):
+                is_done = True
+            else:
+                texts.append(text)
+    try:
+        # One call for all: a call for each costs half as much again.
+        found: list[Any] = orjson.loads(b"[%s]" % b",".join(texts))
+    except ValueError:
+        found = [parse_object(text) for text in texts]
+    events: list[Json] = [event for event in found if isinstance(event, dict)]
+    return [*events, {"done": True}] if is_done else events
+
+
+def parse_object(data: bytes) -> Json | None:
+    """Return the JSON object in a text; None if there is none."""
+    try:
+        found = orjson.loads(data)
+    except ValueError:
+        # What orjson refuses and the client accepts, such as an escaped lone surrogate or NaN.
+        try:
+            found = json.loads(data)
+        except ValueError:
+            return None
+    return found if isinstance(found, dict) else None
