@@ -19,28 +19,30 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from opentelemetry.context import Context
 
 from lightning_otel import capture
+
+_UNCHANGED: Final = nullcontext()
 
 
 class Run:
     """Code under way; the members that a run does not need do nothing.
 
     Attributes:
-        context: The context that the code runs in.
+        context: The context that the code runs in; None leaves the current one.
         arguments: What a function is called with instead of what its caller gave: a tuple and a
             dictionary.
     """
 
-    context: Context
+    context: Context | None = None
     arguments: tuple[Any, Any] | None = None
 
     def active(self) -> AbstractContextManager[None]:
         """Return the block in which the code runs, or one step of a generator does."""
-        return capture.attach_context(self.context)
+        return _UNCHANGED if self.context is None else capture.attach_context(self.context)
 
     def retries(self, exc: BaseException) -> bool:
         """Return whether to call a function again, instead of ending with what it raised."""
@@ -150,10 +152,10 @@ async def _await_run(
                 if isinstance(exc, GeneratorExit):  # a coroutine that is closed cannot await
                     capture.guard_call(run.fail, exc)
                 else:
-                    await _tell_async(run, "fail", exc)
+                    await _end_async(run, "fail", exc)
                 del run  # as above
                 raise
-    await _tell_async(run, "succeed", result)
+    await _end_async(run, "succeed", result)
     return result
 
 
@@ -177,21 +179,11 @@ def wrap_generator(begin: Begin) -> Make:
     return make
 
 
-def _active_context(run: Run | None) -> AbstractContextManager[None]:
-    return nullcontext() if run is None else run.active()
-
-
-def _notify_run(run: Run | None, name: str, *given: Any) -> None:
-    if run is not None:
-        capture.guard_call(getattr(run, name), *given)
-
-
-async def _tell_async(run: Run | None, name: str, *given: Any) -> None:
-    if run is not None:
-        try:
-            await run.end_async(name, *given)
-        except Exception:  # noqa: BLE001  # capture never raises into the traced program
-            capture.note_fault()
+async def _end_async(run: Run, name: str, *given: Any) -> None:
+    try:
+        await run.end_async(name, *given)
+    except Exception:  # noqa: BLE001  # capture never raises into the traced program
+        capture.note_fault()
 
 
 def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any, Any, Any]]:
@@ -202,28 +194,28 @@ def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any,
 
     def function(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = original(*args, **kwargs)
-        run = capture.guard_call(begin, args, kwargs)
+        run = capture.guard_call(begin, args, kwargs) or Run()
         step: Callable[[], Any] = functools.partial(next, inner)
         left: GeneratorExit | None = None
         try:
             while True:
                 try:
-                    with _active_context(run):
+                    with run.active():
                         item = step()
                 except StopIteration as end:
                     if left is None:
-                        _notify_run(run, "stop_with", end.value)
+                        capture.guard_call(run.stop_with, end.value)
                     else:
-                        _notify_run(run, "fail", left)
+                        capture.guard_call(run.fail, left)
                     return end.value
                 except BaseException as exc:
-                    _notify_run(run, "fail", exc)
+                    capture.guard_call(run.fail, exc)
                     raise
-                _notify_run(run, "note_item", item)
+                capture.guard_call(run.note_item, item)
                 try:
                     sent = yield item
                 except BaseException as exc:  # noqa: BLE001  # handed on, not swallowed
-                    _notify_run(run, "note_throw", exc)
+                    capture.guard_call(run.note_throw, exc)
                     left = exc if isinstance(exc, GeneratorExit) else None
                     step = functools.partial(inner.throw, exc)
                 else:
@@ -237,32 +229,32 @@ def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any,
 def _walk_async_generator(begin: Begin, original: Any) -> Callable[..., AsyncGenerator[Any, Any]]:
     async def function(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = original(*args, **kwargs)
-        run = capture.guard_call(begin, args, kwargs)
+        run = capture.guard_call(begin, args, kwargs) or Run()
         step: Callable[[], Awaitable[Any]] = functools.partial(_first_step, inner)
         left: GeneratorExit | None = None
         try:
             while True:
                 try:
-                    with _active_context(run):
+                    with run.active():
                         item = await step()
                 except StopAsyncIteration:
                     if left is None:
-                        await _tell_async(run, "stop_with", None)
+                        await _end_async(run, "stop_with", None)
                     else:
-                        await _tell_async(run, "fail", left)
+                        await _end_async(run, "fail", left)
                     return
                 except BaseException as exc:
                     # Closed at a yield it may still await; closed while it awaits it may not.
                     if isinstance(exc, GeneratorExit) and exc is not left:
-                        _notify_run(run, "fail", exc)
+                        capture.guard_call(run.fail, exc)
                     else:
-                        await _tell_async(run, "fail", exc)
+                        await _end_async(run, "fail", exc)
                     raise
-                _notify_run(run, "note_item", item)
+                capture.guard_call(run.note_item, item)
                 try:
                     sent = yield item
                 except BaseException as exc:  # noqa: BLE001  # handed on, not swallowed
-                    _notify_run(run, "note_throw", exc)
+                    capture.guard_call(run.note_throw, exc)
                     left = exc if isinstance(exc, GeneratorExit) else None
                     step = functools.partial(inner.athrow, exc)
                 else:

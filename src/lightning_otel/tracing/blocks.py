@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from opentelemetry import context as otel_context
-from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
 from lightning_otel import capture
@@ -33,17 +32,9 @@ class Lifetime(Run, Generic[G]):
 
     Attributes:
         opened: What a ``with`` block is given.
-        inside: The context of what happens in it; None leaves the current one.
     """
 
     opened: G
-    inside: Context | None = None
-
-    def active(self) -> AbstractContextManager[None]:
-        """Make its context current for a block."""
-        return (
-            contextlib.nullcontext() if self.inside is None else capture.attach_context(self.inside)
-        )
 
     async def finish(
         self, exc: BaseException | None = None, result: object = None, *, is_async: bool = True
@@ -157,7 +148,7 @@ class Operation(Lifetime["Operation"]):
                 body,
             )  # fmt: skip
         if self._span is not None:
-            self.inside = self._span.context
+            self.context = self._span.context
 
     @property
     def opened(self) -> "Operation":  # type: ignore[override]  # kept, it would be a circle

@@ -84,7 +84,7 @@ class Scope(Lifetime[Recording]):
         debugging.begin(options.get("debug"))
         if config.is_enabled() and not provider.is_broken():
             capture.guard_call(self._begin, name, has_root)
-            if self.inside is None:
+            if self.context is None:
                 silence_warning()
         if debugging.is_on:
             capture.guard_call(self._tell_begin)
@@ -123,7 +123,7 @@ class Scope(Lifetime[Recording]):
                 )
             recording.root_is(self._root.span.get_span_context(), is_part=is_part)
             inside = self._root.context
-        self.inside = inside
+        self.context = inside
         self.opened = recording
 
     def _make_sink(self, store: Store, *, is_part: bool) -> capture.SpanSink | None:
@@ -159,8 +159,8 @@ class Scope(Lifetime[Recording]):
             capture.guard_call(_keep_output, self._root, result)
         try:
             evaluator = self._options.get("reward_evaluator")
-            if evaluator is not None and self.inside is not None:
-                inside = self.inside
+            if evaluator is not None and self.context is not None:
+                inside = self.context
                 frame = capture.current_frame(inside)
                 if frame is not None and frame.assigner is not None:
                     inside = capture.set_frame(replace(frame, assigner=None), inside)
@@ -180,7 +180,7 @@ class Scope(Lifetime[Recording]):
 
     def _end_root(self, exc: BaseException | None) -> None:
         recording = self.opened
-        if self._lost_before is not None and self.inside is not None:
+        if self._lost_before is not None and self.context is not None:
             lost = recording.store.writer().lost - self._lost_before
             if lost > 0:
                 lost_spans = count_noun(lost, "span")

@@ -7,7 +7,6 @@ untouched, and the caller gets the very object the client returned.
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, Final
@@ -39,7 +38,6 @@ _ENDPOINTS: Final[Mapping[str, Chat]] = {
     "/completions": Completions(),
     "/embeddings": Embeddings(),
 }
-_NO_CHANGE: Final = nullcontext()
 
 
 class OpenAIInstrumentor(LibraryInstrumentor):
@@ -181,14 +179,9 @@ class ModelRequest(Run):
         capture.guard_call(_read_request, endpoint, body, attributes, content)
         self.operation = operations.start_call(name, attributes, content, context)
         self.operation.request = self
-        # A framework's call that waited for this request may be current already.
-        self._is_current = operations.operation_of(context) is self.operation
-        self.context = context if self._is_current else self.operation.context
+        if operations.operation_of(context) is not self.operation:  # as a framework's call may be
+            self.context = self.operation.context
         self._started_s = time.perf_counter()
-
-    def active(self) -> AbstractContextManager[None]:
-        """Return the block in which the request is sent."""
-        return _NO_CHANGE if self._is_current else super().active()
 
     def retries(self, exc: BaseException) -> bool:
         """Return whether to send what the agent wrote, as the server refuses what was added."""
@@ -242,7 +235,7 @@ class ModelRequest(Run):
         read = capture.guard_call(self._read_answer, body, result, first_chunk_s)
         answer, is_complete = read or ({}, False)
         # Apart, both and the answer's body are freed at once.
-        operation.request, self.context, self._response = None, Context(), None
+        operation.request = self.context = self._response = None
         self._options = self.arguments = self.fallback = None
         error = answer.get("error")
         if exc is not None:
