@@ -90,7 +90,11 @@ class Operation:
         if process.tracer is None:
             process.tracer = trace.get_tracer(c.SCOPE)
         self.span = process.tracer.start_span(
-            name, parent, kind=kind, attributes=_repair_texts(given), start_time=start_ns
+            clean_text(name),
+            parent,
+            kind=kind,
+            attributes=_repair_texts(given),
+            start_time=start_ns,
         )
         self.outer = operation_of(parent)
         self.parent = parent
@@ -116,6 +120,10 @@ class Operation:
     def within(self, context: Context) -> Context:
         """A context with this operation as what is under way, and all else as it was."""
         return Context({**context, _SPAN_KEY: self.span, _OPERATION_KEY: self})
+
+    def rename(self, name: str) -> None:
+        """Give the span another name."""
+        self.span.update_name(clean_text(name))
 
     def encloses(self, context: Context) -> bool:
         """Return whether the context is this operation's own, or one inside it."""
@@ -313,12 +321,12 @@ def start_call(
     The arguments are those of an ``Operation``, in a context (default: the current one); a claimed
     call keeps its own place.
     """
-    name, operation = clean_text(name), unclaimed_call(context)
+    operation = unclaimed_call(context)
     if operation is None:
         parent = parent_context(context)
         return Operation(name, SpanKind.CLIENT, attributes, body, parent=parent)
     operation.is_claimed = True
-    operation.span.update_name(name)
+    operation.rename(name)
     operation.attributes.update(attributes)
     operation.body.update(body or {})
     return operation

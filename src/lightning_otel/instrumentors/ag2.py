@@ -252,7 +252,7 @@ def _fill_call(events: Any, operation: operations.Operation, response: Any) -> N
     if finish:
         operation.attributes[c.FINISH_REASONS] = [finish]
     if read_word(response.model):
-        operation.span.update_name(operations.clean_text(f"{c.CHAT} {response.model}"))
+        operation.rename(f"{c.CHAT} {response.model}")
     operation.body[c.INPUT_MESSAGES] = text_of(_read_history(events))
     answer = message("assistant", _read_answer(response), finish_reason=finish)
     operation.body[c.OUTPUT_MESSAGES] = text_of([answer])

@@ -112,7 +112,7 @@ def start_operation(
     if operation in _NAMES:
         attributes = {_NAMES[operation]: name, **attributes}
     return operations.Operation(
-        operations.clean_text(f"{operation} {name}"),
+        f"{operation} {name}",
         SpanKind.INTERNAL,
         {key: value for key, value in attributes.items() if value is not None},
         {key: text for key, text in body.items() if text is not None},
@@ -166,7 +166,7 @@ class ModelCall(Run):
             attributes: Attributes of the span.
             parent: The context it stands in.
         """
-        title = operations.clean_text(operation if model is None else f"{operation} {model}")
+        title = operation if model is None else f"{operation} {model}"
         known = {c.OPERATION: operation, **attributes}
         self.operation = operations.Operation(title, SpanKind.CLIENT, known, parent=parent)
         self.context = operations.offer_call(self.operation, self.operation.context)

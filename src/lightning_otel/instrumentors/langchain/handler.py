@@ -139,7 +139,7 @@ class Handler:
             title = ""
         if title:
             run.operation = operations.Operation(
-                operations.clean_text(title),
+                title,
                 SpanKind.INTERNAL,
                 {**attributes, **conversation_of(metadata)},
                 parent=run.context,
@@ -217,7 +217,7 @@ class Handler:
         if not is_wanted:
             return
         operation = operations.Operation(
-            operations.clean_text(name),
+            name,
             SpanKind.INTERNAL,
             attributes,
             parent=runs.context_in(parent),
@@ -302,7 +302,7 @@ def _acts_itself(run: runs.Run, node: str) -> bool:
         graph = c.INVOKE_AGENT if run.is_guessed else c.INVOKE_WORKFLOW
         if graph != run.graph:
             run.graph = graph
-            run.operation.span.update_name(operations.clean_text(f"{graph} {run.name}"))
+            run.operation.rename(f"{graph} {run.name}")
             run.operation.attributes.update({c.OPERATION: graph, _NAME_KEYS[graph]: run.name})
     run.is_first = False
     return run.graph != c.INVOKE_AGENT or (run.is_guessed and node not in _AGENT_NODES)

@@ -97,7 +97,7 @@ def add_facts(operation: operations.Operation, facts: Facts | None) -> None:
     operation.body.update(content)
     name = attributes.get(c.REQUEST_MODEL)
     if isinstance(name, str):
-        operation.span.update_name(operations.clean_text(f"{c.CHAT} {name}"))
+        operation.rename(f"{c.CHAT} {name}")
 
 
 def read_span(data: object) -> Facts:

@@ -145,7 +145,7 @@ class SdkSpans:
             if node.conversation is not None:
                 attributes[c.CONVERSATION_ID] = node.conversation
             node.operation = operations.Operation(
-                operations.clean_text(name), SpanKind.INTERNAL, attributes, parent=context
+                name, SpanKind.INTERNAL, attributes, parent=context
             )
             if is_current and node.kind in _ENCLOSING:
                 node.attach(operations.context_within(node.operation))
@@ -166,7 +166,7 @@ class SdkSpans:
             attributes[c.CONVERSATION_ID] = node.conversation
         begin = functools.partial(
             operations.Operation,
-            operations.clean_text(f"{c.INVOKE_WORKFLOW} {_read_text(name)}"),
+            f"{c.INVOKE_WORKFLOW} {_read_text(name)}",
             SpanKind.INTERNAL,
             attributes,
             start_ns=time.time_ns(),
@@ -255,7 +255,7 @@ def _fill_operation(operation: operations.Operation, data: Any) -> None:
         operation.attributes[c.GUARDRAIL_TRIGGERED] = bool(data.triggered)
     elif kind == "handoff" and isinstance(data.to_agent, str):
         operation.attributes[c.HANDOFF_TARGET] = data.to_agent
-        operation.span.update_name(operations.clean_text(f"{c.SPAN_HANDOFF} {data.to_agent}"))
+        operation.rename(f"{c.SPAN_HANDOFF} {data.to_agent}")
     elif kind == "custom" and data.data:
         operation.body[c.OPERATION_INPUT] = text_of(data.data)
 
