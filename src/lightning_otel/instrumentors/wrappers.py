@@ -13,7 +13,6 @@ from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
-    Coroutine,
     Generator,
     Mapping,
     Sequence,
@@ -114,8 +113,9 @@ def wrap_call(begin: Begin) -> Make:
                         capture.guard_call(run.fail, exc)
                         del run  # it may know the exception, whose traceback knows this frame
                         raise
-            if inspect.iscoroutine(result):
-                return _await_run(run, original, args, kwargs, result)
+            if inspect.iscoroutine(result):  # of a coroutine function in disguise
+                begun = [run]
+                return _wrap_async(lambda *_: begun.pop(), original, result)(*args, **kwargs)
             capture.guard_call(run.succeed, result)
             return result
 
@@ -124,39 +124,33 @@ def wrap_call(begin: Begin) -> Make:
     return make
 
 
-def _wrap_async(begin: Begin, original: Any) -> Any:
+def _wrap_async(begin: Begin, original: Any, begun: Any = None) -> Any:
+    """Make each call of a coroutine function a run; ``begun`` is its first call, if it was made."""
+
     async def function(*args: Any, **kwargs: Any) -> Any:
         run = capture.guard_call(begin, args, kwargs)
         if run is None:
             return await original(*args, **kwargs)
-        try:
-            return await _await_run(run, original, args, kwargs)
-        finally:
-            del run  # as above
+        waiting = begun
+        while True:
+            given, named = run.arguments or (args, kwargs)
+            try:
+                with run.active():
+                    result = await (waiting or original(*given, **named))
+                break
+            except BaseException as exc:
+                waiting = None
+                if not capture.guard_call(run.retries, exc):
+                    if isinstance(exc, GeneratorExit):  # a coroutine that is closed cannot await
+                        capture.guard_call(run.fail, exc)
+                    else:
+                        await _end_async(run, "fail", exc)
+                    del run  # as above
+                    raise
+        await _end_async(run, "succeed", result)
+        return result
 
     return function
-
-
-async def _await_run(
-    run: Run, original: Any, args: Any, kwargs: Any, begun: Coroutine[Any, Any, Any] | None = None
-) -> Any:
-    while True:
-        given, named = run.arguments or (args, kwargs)
-        try:
-            with run.active():
-                result = await (begun or original(*given, **named))
-            break
-        except BaseException as exc:
-            begun = None
-            if not capture.guard_call(run.retries, exc):
-                if isinstance(exc, GeneratorExit):  # a coroutine that is closed cannot await
-                    capture.guard_call(run.fail, exc)
-                else:
-                    await _end_async(run, "fail", exc)
-                del run  # as above
-                raise
-    await _end_async(run, "succeed", result)
-    return result
 
 
 def wrap_generator(begin: Begin) -> Make:

@@ -110,7 +110,7 @@ class Chat:
 
     def request_content(self, body: Json) -> dict[str, str]:
         """Messages and tools of a request."""
-        texts = [_message_json(item) for item in objects(body.get("messages"))]
+        texts = _message_texts(objects(body.get("messages")))
         content: dict[str, str] = {c.INPUT_MESSAGES: Scrubbed(f"[{','.join(texts)}]")}
         return add_tools(content, body.get("tools"))
 
@@ -231,16 +231,19 @@ def _named_ids(tokens: Sequence[object]) -> list[int]:
         return []
 
 
-def _message_json(item: Json) -> str:
-    """Return a message as JSON text without secrets.
+def _message_texts(items: list[Any]) -> list[str]:
+    """Return messages as JSON texts without secrets.
 
     Each message of a long history comes again with every call: most are known by what is sent.
     """
     try:
-        sent = orjson.dumps(item)
+        sent = list(map(orjson.dumps, items))
     except TypeError:  # a lone surrogate, or what the client makes JSON of
-        return _write_message(item)
-    return _remembered(sent) if len(sent) <= _LONGEST_REMEMBERED else _write_message(item)
+        return list(map(_write_message, items))
+    return [
+        _remembered(text) if len(text) <= _LONGEST_REMEMBERED else _write_message(item)
+        for text, item in zip(sent, items, strict=True)
+    ]
 
 
 @lru_cache(_REMEMBERED)
