@@ -151,6 +151,8 @@ class ModelCall(Run):
         context: The context in which the request is sent.
     """
 
+    context: Context
+
     def __init__(
         self,
         operation: str,
