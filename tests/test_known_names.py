@@ -27,7 +27,7 @@ MADE: dict[str, Callable[[], Any]] = {
         evaluation_metric="task_success_rate",
     ),
     "GRPO KTO DPO": lambda: [getattr(algorithms, each)(**MODEL) for each in ("GRPO", "KTO", "DPO")],
-    "by name": lambda: algorithms.made("SupervisedFineTuning", **MODEL),
+    "by name": lambda: algorithms.make_algorithm("SupervisedFineTuning", **MODEL),
 }  # fmt: skip
 OTHERWISE: dict[str, tuple[Callable[[Store], Any], str]] = {
     "a name of theirs": (lambda _: lo.LightningStore, r"names are in lightning_otel\.agl"),

@@ -15,7 +15,7 @@ from lightning_otel.errors import ConfigError
 def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The error says what cannot be imported and what to install, before anything is read."""
     monkeypatch.setitem(sys.modules, "trl", None)
-    algorithm = algorithms.made(name, model="anything")
+    algorithm = algorithms.make_algorithm(name, model="anything")
 
     with pytest.raises(ConfigError, match=r"needs trl, .*pip install 'lightning-otel\[train\]'"):
         algorithm.train_step(Batch([], number=1, rewards={}, groups={}))
@@ -45,7 +45,8 @@ def test_algorithms_are_looked_at_without_their_libraries() -> None:
     """To name and to make one imports neither torch nor a trainer."""
     code = (
         "import sys; from lightning_otel import algorithms\n"
-        "for name in ('sft', 'kto', 'dpo', 'grpo', 'ppo'): algorithms.made(name, model='any')\n"
+        "for name in ('sft', 'kto', 'dpo', 'grpo', 'ppo'):\n"
+        "    algorithms.make_algorithm(name, model='any')\n"
         "import lightning_otel.algorithms.verl, lightning_otel.algorithms.engines\n"
         "assert not {'torch', 'transformers', 'trl', 'verl', 'ray'} & set(sys.modules)"
     )

@@ -233,6 +233,28 @@ def test_tasks_that_nobody_waits_for_are_cancelled(store: Store, is_here: bool) 
     assert trainer.queue.counts()["cancelled"] == (0 if is_here else 3)
 
 
+def test_interrupted_program_waits_for_no_attempt(store: Store) -> None:
+    """Nothing more is begun; the run says that it was interrupted, and can be resumed."""
+
+    def act(task: str) -> float:
+        begun.append(task)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        is_told.wait(20)
+        return 1.0
+
+    begun: list[str] = []
+    is_told = threading.Event()
+    trainer = Trainer(act, Ledger(), store=store)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(["a", "b", "c"])
+    is_told.set()
+    time.sleep(0.3)
+
+    run = trainer.runs.get("@last")
+    assert (run.status, run.reason) == ("stopped", "interrupted")
+    assert len(begun) == 1
+
+
 def test_fit_on_recorded_rollouts_takes_each_once(store: Store) -> None:
     """The seeds' form: a store and an algorithm; the next call trains on what is new."""
     record(store, {f"t{number}": [0.5] for number in range(5)})
