@@ -20,8 +20,8 @@ from lightning_otel.cli.output import (
     printable,
     program_command,
     to_json_value,
-    truncate,
 )
+from lightning_otel.types.text import one_line
 
 UNSAFE = {
     *map(chr, range(32)), *map(chr, range(127, 160)), *map(chr, range(0x2028, 0x202F)),
@@ -36,14 +36,13 @@ PLAIN = st.none() | st.booleans() | st.integers() | TEXTS
 def test_shown_is_one_safe_line_that_can_be_cut(text: str, width: int) -> None:
     """No part of it steers the terminal; too wide, it ends in an ellipsis, wide signs as two."""
     line = printable(text)
-    found = truncate(line, width)
+    found = one_line(text, width)
 
     assert not UNSAFE & set(line)
     assert len(line) == len(text)
     assert line.encode() is not None
     assert cell_len(found) <= width
     assert found == line or found.endswith("…")
-    assert truncate(line, None) == line
 
 
 @settings(deadline=None)

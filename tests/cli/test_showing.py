@@ -16,10 +16,10 @@ from tests.test_picture import CHAIN, LOOPED
 
 from lightning_otel import Store
 from lightning_otel.adapter.outline import outline, select_nodes
-from lightning_otel.cli.output import styled
 from lightning_otel.cli.spans import tree_lines
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.text import one_line
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -29,7 +29,7 @@ def told(spans: list[Span], limit: int | None = None, width: int | None = None) 
     found = outline(spans)
     is_shown = None if limit is None else select_nodes(found.nodes, limit)
     lines = tree_lines(found, width, is_shown)
-    return [styled(line, width, is_coloured=False) for line in lines]
+    return [one_line("".join(text for text, _ in line), width) for line in lines]
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,18 @@
 """Exports of other tools: each record of a fixture is taken or named, and calls become steps."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import orjson
 import pytest
 from tests.cli.conftest import _invoke
 
 from lightning_otel import Store
+from lightning_otel.errors import ReceiveError
 from lightning_otel.messages import plain_text
 from lightning_otel.receivers import Rejected, documents
 from lightning_otel.types import Span
@@ -135,3 +138,56 @@ def _read(record: Any) -> Any:
         yield from documents.decode_spans(orjson.dumps([record]))
     except ValueError as exc:
         pytest.fail(f"{record}: {exc}")
+
+
+def _bulk_export(record: dict[str, Any]) -> dict[str, Any]:
+    """A run as LangSmith's bulk export writes it: what is nested is JSON text."""
+    nested = {name: orjson.dumps(value).decode() for name, value in record.items()
+              if isinstance(value, dict | list)}  # fmt: skip
+    return {**record, **nested}
+
+
+def _frame_row(record: dict[str, Any]) -> dict[str, Any]:
+    """A span as a row of Phoenix's data frame: a column for each part of its name."""
+    inner = {f"{name}.{key}": value for name in ("context", "attributes")
+             for key, value in record[name].items()}  # fmt: skip
+    return {name: value for name, value in {**record, **inner}.items()
+            if name not in ("context", "attributes")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "to_row"),
+    [("langsmith", "run_type", _bulk_export), ("phoenix", "span_kind", _frame_row)],
+)
+def test_parquet_is_read_as_the_lines_are(
+    name: str, mark: str, to_row: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path
+) -> None:
+    """The same spans, whether their records are lines of JSON or rows of Parquet."""
+    records = [orjson.loads(line) for line in (IMPORTS / f"{name}.jsonl").read_bytes().splitlines()]
+    records = [item for each in records for item in each.get("data", [each])]
+    good = [each for each in records if mark in each and not _is_damaged(each)]
+    lines, rows, parquet = (tmp_path / f"{name}.{end}" for end in ("jsonl", "rows", "parquet"))
+    lines.write_bytes(b"\n".join(map(orjson.dumps, good)))
+    rows.write_bytes(b"\n".join(orjson.dumps(to_row(each)) for each in good))
+    duckdb.sql(f"COPY (FROM read_json('{rows}', format='newline_delimited')) TO '{parquet}'")
+
+    stores = []
+    for file in (lines, parquet):
+        store = tmp_path / f"{file.name}.duckdb"
+        done = _invoke("import", file, "--store", store)
+        assert done.returncode == 0, done.stderr
+        keys = ("span_id", "name", "parent_span_id", "start_ns", "end_ns")
+        stores.append(sorted(
+            (*(getattr(span, key) for key in keys), span.attributes.get(c.OUTPUT_MESSAGES))
+            for span in Store(store).spans()
+        ))  # fmt: skip
+    assert len(stores[0]) >= len(good) > 2
+    assert stores[0] == stores[1]
+
+
+def _is_damaged(record: dict[str, Any]) -> bool:
+    try:
+        found = list(documents.decode_spans(orjson.dumps(record)))
+    except ReceiveError:
+        return True
+    return any(isinstance(each, Rejected) for each in found)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from lightning_otel.cli.aliases import SuggestingGroup, replace_alias
 from lightning_otel.errors import (
     ConfigError,
     LightningOtelError,
@@ -27,47 +28,34 @@ _GROUPS = {
     "Record": {
         "demo": ("demo:demo", "Watch an agent learn: offline, in seconds."),
         "run": ("run:run", "Run a program with recording on: run -- python app.py"),
-        "serve": ("serve:serve", "Receive spans by OTLP from any language."),
+        "serve": ("serve:serve", "Serve the viewer, and receive spans by OTLP."),
         "import": (
-            "importing:import_files",
+            "imports:import_files",
             "Read files of spans: OTLP, ATIF, LangSmith and others.",
         ),
     },
     "Look": {
-        "ui": ("serve:ui", "Open the viewer in the browser."),
-        "ls": ("look:ls", "List traces or rollouts."),
-        "show": ("show:show", "Show one rollout, trace or span as a tree."),
-        "analyze": ("show:analyze", "Explain one rollout: steps, credit, cost, anomalies."),
-        "diff": ("show:diff", "Compare two rollouts, traces or prompt versions."),
+        "ls": ("look:ls", "List rollouts or traces."),
+        "show": ("show:show", "Show a rollout, trace or span; or compare two."),
         "stats": ("look:stats", "Count spans, rewards and transitions."),
         "plot": ("look:plot", "Draw curves: reward, success, length, tokens, loss."),
         "tail": ("tail:tail", "Watch agents live: messages, tools, rewards."),
         "sql": ("look:sql", "Run one read-only SQL query."),
         "mcp": ("mcp:mcp", "Give assistants read-only tools for the store (MCP)."),
     },
-    "Reward": {
+    "Learn": {
         "reward": ("rewards:reward", "Add a reward to a rollout, trace, span or response."),
         "apply-rewards": ("rewards:apply_rewards", "Score stored rollouts with a function."),
-    },
-    "Export": {
-        "export": ("export:export", "Write training data or spans as JSON lines or Parquet."),
-        "forward": ("forward:forward", "Send stored spans to an OTLP endpoint."),
-        "follow": ("tail:follow", "Stream new spans as JSON lines, each once per consumer."),
-        "pack": ("maintain:pack", "Write the whole store into one DuckDB file."),
-    },
-    "Learn": {
+        "export": ("export:export", "Write training data, spans, or the whole store."),
         "train": ("train:train", "Run a training algorithm on recorded or new rollouts."),
         "resources": ("resources:resources", "Publish, promote and roll back prompts and models."),
         "queue": ("queue:queue", "Count, pause, resume and cancel queued rollouts."),
-        "drift": ("rewards:drift", "Compare a tokenizer's ids with the recorded ones."),
     },
     "Operate": {
-        "doctor": ("settings:doctor", "Check versions, instrumentors, settings and the store."),
-        "config": ("settings:config", "List the settings and where each value comes from."),
+        "doctor": ("doctor:doctor", "Check versions, instrumentors, settings and the store."),
         "compact": ("maintain:compact", "Merge the store's files; drop old rollouts."),
         "redact": ("maintain:redact", "Remove content from stored spans for good."),
-        "publish": ("maintain:publish", "Copy settled spans into a lake of many machines."),
-        "completion": ("settings:completion", "Print a shell completion script."),
+        "completion": ("doctor:completion", "Print a shell completion script."),
     },
 }
 _COMMANDS = {name: each for group in _GROUPS.values() for name, each in group.items()}
@@ -84,25 +72,13 @@ _FAILURES: tuple[tuple[type[LightningOtelError], int, str], ...] = (
 )
 
 
-class SuggestingGroup(click.Group):
-    """A group that names the command a misspelt one may have meant."""
+class _Lazy(SuggestingGroup):
+    """A group that knows its commands' names and help without importing them."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command named first, or what is near."""
-        from difflib import get_close_matches
-
-        names = self.list_commands(ctx)
-        near = get_close_matches(args[0], names, n=1)
-        if args[0] not in names and not args[0].startswith("-"):
-            guess = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            raise click.UsageError(f"no such command {args[0]!r}; {guess}", ctx)
-        return super().resolve_command(ctx, args)
-
-
-class _Lazy(SuggestingGroup):
-    """A group that knows its commands' names and help without importing them."""
+        return super().resolve_command(ctx, replace_alias(args))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -136,8 +112,12 @@ class _Lazy(SuggestingGroup):
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="lightning-otel", message="lightning-otel %(version)s")
+@click.option(
+    "--store", metavar="PATH", envvar="LIGHTNING_OTEL_STORE",
+    help="Store to use [default: .lightning/traces.duckdb]; every command takes it, too.",
+)  # fmt: skip
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def cli(debug: bool) -> None:
+def cli(store: str | None, debug: bool) -> None:
     """Every agent you already run is training data: spans in, RL transitions out."""
 
 

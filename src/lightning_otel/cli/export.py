@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
-from lightning_otel.cli import SuggestingGroup
+from lightning_otel.cli.aliases import SuggestingGroup
 from lightning_otel.cli.maintain import settle_pending_feedback
-from lightning_otel.cli.options import AGENT, find_rollout_id, rollout_option, when_options
+from lightning_otel.cli.options import (
+    AGENT,
+    find_rollout_id,
+    rollout_option,
+    store_option,
+    when_options,
+)
 from lightning_otel.cli.output import (
     count_noun,
     format_size,
@@ -21,7 +27,6 @@ from lightning_otel.cli.output import (
     print_json,
     print_note,
     progress_bar,
-    store_option,
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError, NotFoundError
@@ -42,10 +47,11 @@ _COUNTS: Final = (
 _STDOUT: Final = "-"
 _NO_ROWS: Final = 3
 _SPANS: Final = "spans"
+_DESTINATIONS: Final = ("duckdb", "lake", "otlp")
 
 
 class _Formats(SuggestingGroup):
-    """A group whose commands are ``spans`` and every format; ``--format X`` names one as well."""
+    """A group whose commands are formats and places; ``--format X`` names one as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take ``--format X`` before anything else for the command ``X``."""
@@ -56,10 +62,10 @@ class _Formats(SuggestingGroup):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the formats that are installed."""
+        """Return the formats that are installed, and the places for spans."""
         from lightning_otel.dataset import formats
 
-        return [_SPANS, *formats.names()]
+        return [*formats.names(), _SPANS, *_DESTINATIONS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of a format."""
@@ -67,13 +73,18 @@ class _Formats(SuggestingGroup):
 
         if cmd_name == _SPANS:
             return spans
+        if cmd_name in _DESTINATIONS:
+            from lightning_otel.cli import destinations
+
+            command: click.Command = getattr(destinations, cmd_name)
+            return command
         is_known = cmd_name in formats.names()
         return _make_command(cmd_name, formats.get(cmd_name)) if is_known else None
 
 
 @click.group(cls=_Formats)
 def export() -> None:
-    """Write training data or spans: export sft OUT.
+    """Write training data, spans, or the whole store: export sft OUT.
 
     OUT ends in .jsonl or .parquet, or is a folder that Hugging Face's datasets reads.
     """

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from lightning_otel.cli import print_error
-from lightning_otel.cli.options import Form, filter_options, format_option, when_options
+from lightning_otel.cli.options import (
+    Form,
+    filter_options,
+    format_option,
+    store_option,
+    when_options,
+)
 from lightning_otel.cli.output import (
     count_noun,
     format_age_since,
@@ -19,7 +25,6 @@ from lightning_otel.cli.output import (
     print_rows,
     print_table,
     printable,
-    store_option,
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import QueryError
@@ -258,7 +263,7 @@ def plot(
         return
     print_charts(found)
     is_any = any(chart.series for chart in found)
-    suggest("analyze @last" if is_any else "run -- python your_agent.py", store)
+    suggest("show @last --findings" if is_any else "run -- python your_agent.py", store)
 
 
 def print_charts(charts: "Sequence[Chart]") -> None:

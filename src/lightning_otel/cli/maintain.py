@@ -1,16 +1,15 @@
-"""``compact``, ``redact``, ``pack``, ``publish``: stores merged, masked, put elsewhere."""
+"""``compact``, ``redact``: stores merged, and masked."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from lightning_otel import config
-from lightning_otel.cli.options import ID, Form, find_rollout_id, format_option
+from lightning_otel.cli.options import ID, Form, find_rollout_id, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
     format_size,
@@ -19,7 +18,6 @@ from lightning_otel.cli.output import (
     print_note,
     print_rows,
     progress_bar,
-    store_option,
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError, StateError, StoreDamagedError
@@ -158,50 +156,6 @@ def _describe_compaction(done: "CompactResult", *, is_dry_run: bool) -> Mapping[
         "bytes_before": done.bytes_before,
         "bytes_after": None if is_dry_run else done.bytes_after,
     }
-
-
-@click.command()
-@click.argument("out")
-@store_option
-def pack(out: str, store: str | None) -> None:
-    """Write the whole store into one self-contained DuckDB database with real tables.
-
-    OUT is its path; or a clickhouse:// URL, into whose table the missing spans are loaded.
-    """
-    from lightning_otel.dataset import Store
-
-    opened = Store(store)
-    settle_pending_feedback(opened)
-    count = opened.pack(out)
-    if "://" in out:
-        print_note(f"{count_noun(count, 'new span')} → {Store(out).name}")
-        return
-    print_note(f"{count_noun(count, 'span')} → {out} ({format_size(Path(out).stat().st_size)})")
-    print_note(f"→ duckdb {out} 'SELECT * FROM rollouts'")
-
-
-@click.command()
-@click.argument("lake", required=False)
-@click.option("--all", "is_rest_included", is_flag=True,
-              help="Include spans too few to fill a file of their own.")  # fmt: skip
-@store_option
-def publish(lake: str | None, is_rest_included: bool, store: str | None) -> None:
-    """Copy settled spans into a lake, each exactly once: lightning-otel publish LAKE.
-
-    LAKE is a URL such as ducklake:postgres://user@host/db?data=s3://bucket/prefix. Without it the
-    store itself must be a lake (--store or LIGHTNING_OTEL_STORE), and what was recorded here for it
-    is copied there. Run it again after an interruption, or every few minutes.
-    """
-    from lightning_otel.dataset import Store
-
-    opened = Store(store)
-    to = Store(lake) if lake is not None else opened
-    settle_pending_feedback(opened.local)
-    done = opened.local.publish(to, is_rest_included=is_rest_included)
-    print_note(f"{count_noun(done.spans, 'span')} in {count_noun(done.files, 'file')} → {to.name}")
-    if done.waiting:
-        print_note(f"{count_noun(done.waiting, 'span')} wait for more; --all publishes them now")
-    suggest("stats", lake if lake is not None else store)
 
 
 @click.command()

@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import click
 
-from lightning_otel.cli.output import json_text, store_option, to_json_value
+from lightning_otel.cli.options import store_option
+from lightning_otel.cli.output import json_text, to_json_value
 from lightning_otel.errors import ConfigError, LightningOtelError, NotInstalledError
 
 _INSTRUCTIONS: Final = """\

@@ -28,6 +28,17 @@ _STEP_S: Final = 0.02
 _WORD: Final = re.compile(r"[\w@.:~+/-]+", re.ASCII)
 
 
+def _inherit_store(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    above: click.Context | None = ctx
+    while not value and (above := above.parent if above else None) is not None:
+        value = above.params.get("store")
+    return value
+
+
+store_option = click.option("--store", metavar="PATH", hidden=True, callback=_inherit_store)
+"""Adds ``--store``, which help shows once, with the group."""
+
+
 def format_option(function: F) -> F:
     """Add ``--format`` as ``form``, and its older spellings ``--json``, ``--jsonl``, ``--csv``."""
 

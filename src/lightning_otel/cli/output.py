@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 
 _NARROWEST = 8
 
-store_option = click.option(
-    "--store",
-    metavar="PATH",
-    envvar="LIGHTNING_OTEL_STORE",
-    help="Store to use [default: .lightning/traces.duckdb].",
-)
-
 
 def printable(value: object) -> str:
     """A value as one line of text that cannot move the cursor or colour the screen."""
@@ -40,50 +33,6 @@ def printable(value: object) -> str:
         value = json.dumps(to_json_value(value), ensure_ascii=False)
     text = "" if value is None else value if isinstance(value, str) else str(value)
     return one_line(text)
-
-
-def truncate(text: str, width: int | None) -> str:
-    """The text, or what of it fits into that many cells of a terminal; None never cuts."""
-    if width is None or len(text) * 2 <= width:
-        return text
-    from rich.cells import cell_len, set_cell_size
-
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
-
-
-def has_colours() -> bool:
-    """Return whether stdout is a terminal with colours that its user wants (``NO_COLOR``)."""
-    if not sys.stdout.isatty():
-        return False
-    from rich.console import Console
-
-    console = Console()
-    return console.color_system is not None and not console.no_color
-
-
-def styled(pieces: Iterable[tuple[str, str]], width: int | None, *, is_coloured: bool) -> str:
-    """Pieces of text, each with its style, as one line that fits.
-
-    Args:
-        pieces: Text, and words such as ``bold`` and the names of colours; empty for none.
-        width: Cells of the terminal; None shortens nothing.
-        is_coloured: Without, only the text is left.
-    """
-    whole = list(pieces)
-    fitting = truncate("".join(text for text, _ in whole), width)
-    if not is_coloured:
-        return fitting
-    line, start = "", 0
-    for text, style in whole:
-        held = fitting[start : start + len(text)]
-        start += len(text)
-        words = set(style.split())
-        colour = next(iter(words - {"bold", "dim"}), None)
-        plainly = not held or not words
-        line += held if plainly else click.style(
-            held, fg=colour, bold="bold" in words or None, dim="dim" in words or None
-        )  # fmt: skip
-    return line
 
 
 def terminal_width() -> int | None:
@@ -206,9 +155,21 @@ def print_data(
 
 
 def line_printer(*, is_cut: bool = True) -> Callable[[Iterable[tuple[str, str]]], None]:
-    """Return what prints pieces of text, each with its style, as a line that fits the terminal."""
-    width, is_coloured = terminal_width() if is_cut else None, has_colours()
-    return lambda pieces: click.echo(styled(pieces, width, is_coloured=is_coloured))
+    """Return what prints a line of pieces, each a text with its style, cut to the terminal."""
+    if not sys.stdout.isatty():
+        return lambda pieces: click.echo("".join(text for text, _ in pieces))
+    from rich.console import Console
+    from rich.text import Text
+
+    # Rich takes a dumb terminal for 80 cells wide unless it is given width and height.
+    console = Console(highlight=False, width=terminal_width(), height=1)
+
+    def print_line(pieces: Iterable[tuple[str, str]]) -> None:
+        line = Text.assemble(*pieces, overflow="ellipsis", no_wrap=is_cut)
+        console.print(line.plain if console.no_color else line, markup=False, emoji=False,
+                      no_wrap=is_cut, overflow="ellipsis", soft_wrap=not is_cut)  # fmt: skip
+
+    return print_line
 
 
 def _print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.cli import SuggestingGroup
-from lightning_otel.cli.options import Form, format_option
+from lightning_otel.cli.aliases import SuggestingGroup
+from lightning_otel.cli.options import Form, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
     print_aged,
@@ -15,7 +15,6 @@ from lightning_otel.cli.output import (
     print_json,
     print_note,
     printable,
-    store_option,
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError

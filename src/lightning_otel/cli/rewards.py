@@ -1,4 +1,4 @@
-"""``reward``, ``apply-rewards``, ``drift``: judgements of what is stored."""
+"""``reward``, ``apply-rewards``: rewards of what is stored."""
 
 import importlib
 import importlib.util
@@ -17,16 +17,15 @@ from lightning_otel.cli.options import (
     find_rollout_id,
     format_option,
     rollout_option,
+    store_option,
     when_options,
 )  # fmt: skip
 from lightning_otel.cli.output import (
     count_noun,
-    print_data,
     print_json,
     print_note,
     print_rows,
     progress_bar,
-    store_option,
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError
@@ -39,13 +38,6 @@ _JUDGEMENT: Final = ("rollout_id", "attempt_id", "agent", "rewards", "failure")
 _COUNTS: Final = (
     "version", "rewards", "mean", "attempts", "held", "changed", "none", "running", "stepless",
     "failed",
-)  # fmt: skip
-_DRIFT_COLUMNS: Final = (
-    "model", "template", "part", "count", "exact", "prefix", "length", "why",
-)  # fmt: skip
-_DRIFT_KEYS: Final = (
-    "model", "template", "part", "count", "exact", "exact_rate", "prefix_share", "length_delta",
-    "causes",
 )  # fmt: skip
 
 
@@ -222,42 +214,3 @@ def _load_module(place: str) -> Any:
             f"{place} cannot be loaded: {type(exc).__name__}: {exc}; does it run by itself?"
         ) from exc
     return module
-
-
-@click.command()
-@click.option("--tokenizer", "source", required=True, metavar="PATH_OR_NAME",
-              help="Folder of the engine's tokenizer, or a model's name.")  # fmt: skip
-@rollout_option
-@format_option
-@store_option
-def drift(source: str, rollout: str | None, form: Form | None, store: str | None) -> None:
-    """Compare a tokenizer's ids with the recorded ones, and explain each difference.
-
-    Each prompt is rendered again from its messages with the chat template, and each response
-    encoded again from its text; both are compared with the engine's own token ids. Nothing is
-    changed.
-    """
-    from lightning_otel.adapter.drift import measure
-    from lightning_otel.dataset import Store
-    from lightning_otel.dataset.tokenizers import load_tokenizer
-
-    opened = Store(store)
-    opened.connect()  # a store that cannot be read is refused before a tokenizer is fetched
-    tokenizer = load_tokenizer(source)
-    rollout_id = find_rollout_id(opened, rollout)
-    found = measure(opened.transitions(rollout_id=rollout_id), tokenizer)
-    rows = [{name: getattr(each, name) for name in _DRIFT_KEYS} for each in found.parts]
-    document = {"drift": rows, "skipped": found.skipped}
-    if not print_data(form, rows, _DRIFT_KEYS, document=document):
-        for row in rows:
-            row["exact"] = f"{row['exact']} ({row['exact_rate']:.0%})"
-            row["prefix"] = f"{row['prefix_share']:.0%}"
-            row["length"] = f"{row['length_delta']:+.1f}"
-            row["why"] = ", ".join(f"{count} × {cause}" for cause, count in row["causes"].items())
-        print_rows(rows, _DRIFT_COLUMNS)
-    if found.skipped:
-        print_note(f"{count_noun(found.skipped, 'transition')} without token ids to compare with")
-    if found.parts:
-        suggest("stats", store)
-    else:
-        print_note("nothing was compared: → lightning-otel run --enable-retokenization-fix")

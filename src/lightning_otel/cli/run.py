@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lightning_otel.cli import print_error, silence_stream
-from lightning_otel.cli.output import count_noun, print_note, store_option, suggest
+from lightning_otel.cli.options import store_option
+from lightning_otel.cli.output import count_noun, print_note, suggest
 from lightning_otel.cli.program import (
     ProgramError,
     find_program,
@@ -202,7 +203,7 @@ class _Run:
         recording = self._recording = scope.opened
         recording.span_processes()
         if config.wants_otlp():
-            from lightning_otel.cli.forward import start_forwarding
+            from lightning_otel.cli.destinations import start_forwarding
 
             self._forwarder = start_forwarding(
                 self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
@@ -296,12 +297,12 @@ class _Run:
         sent = self._forwarder
         if sent is None or self._recording is None:
             return
-        from lightning_otel.cli.forward import tell_forwarding
+        from lightning_otel.cli.destinations import tell_forwarding
 
         waiting = max(0, ended - sent.delivered - sent.rejected.total())
         tell_forwarding(sent, waiting, is_quiet=is_quiet)
         if waiting:
-            suggest(f"forward --rollout {self._recording.rollout_id}", store)
+            suggest(f"export otlp --rollout {self._recording.rollout_id}", store)
 
     def _tell_losses(self, *, has_root: bool) -> None:
         from lightning_otel import config

@@ -1,15 +1,15 @@
-"""``serve`` and ``ui``: a store behind a port, for programs that send and people who look."""
+"""``serve``: a store behind a port, for programs that send and people who look."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import click
 
-from lightning_otel.cli.output import count_noun, print_note, store_option
+from lightning_otel.cli.options import store_option
+from lightning_otel.cli.output import count_noun, print_note
 from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.types.html import escape
 
@@ -19,70 +19,30 @@ if TYPE_CHECKING:
 _OPENER = "open.html"
 
 
-def _add_serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what both commands take."""
-    for option in (
-        store_option,
-        click.option(
-            "--allow-host", "names", multiple=True, metavar="NAME",
-            help="Another Host name to accept.",
-        ),
-        click.option(
-            "--token-file",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="File with the key that clients must send; created if missing.",
-        ),
-        click.option(
-            "--port", type=click.IntRange(0, 65_535),
-            help="Port; 0 picks one [default: 4318, or the next free one].",
-        ),
-        click.option(
-            "--host", default="127.0.0.1", show_default=True, help="Address to listen on."
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
 @click.command()
-@click.option(
-    "--open-loopback",
-    is_flag=True,
-    help="Need no key from programs on this machine, of any user; not behind a proxy.",
-)
-@_add_serve_options
-def serve(**given: Any) -> int:
-    """Receive spans by OTLP (HTTP or gRPC) from any language, and serve the viewer and the API.
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65_535),
+              help="Port; 0 picks one [default: 4318, or the next free one].")  # fmt: skip
+@click.option("--open", "is_opened", is_flag=True, help="Open the viewer in the browser.")
+@click.option("--link", "is_link", is_flag=True, hidden=True,
+              help="Print the viewer's link, with its key, in place of the address.")  # fmt: skip
+@click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
+              help="File with the key that clients must send; created if missing.")  # fmt: skip
+@click.option("--allow-host", "names", multiple=True, metavar="NAME",
+              help="Another Host name to accept.")  # fmt: skip
+@click.option("--open-loopback", is_flag=True,
+              help="Need no key from programs on this machine, of any user; "
+              "not behind a proxy.")  # fmt: skip
+@store_option
+def serve(
+    host: str, port: int | None, is_opened: bool, is_link: bool, token_file: Path | None,
+    names: tuple[str, ...], open_loopback: bool, store: str | None,
+) -> int:  # fmt: skip
+    """Serve the viewer and the API, and receive spans by OTLP (HTTP or gRPC) from any language.
 
-    Prints its address; stops at SIGTERM or Ctrl-C.
+    Prints its address and a link to the viewer with a private access key; stops at SIGTERM or
+    Ctrl-C.
     """
-    return _run_server(**given)
-
-
-@click.command()
-@click.option("--open", "is_opened", is_flag=True, help="Open it in the browser.")
-@_add_serve_options
-def ui(**given: Any) -> int:
-    """Open the viewer in the browser: traces, rewards, transitions, prompts, training runs.
-
-    Prints the link that opens it, with a private access key. It is the same server as `serve` and
-    receives spans too; stops at SIGTERM or Ctrl-C.
-    """
-    return _run_server(is_viewer=True, **given)
-
-
-def _run_server(
-    *,
-    host: str,
-    port: int | None,
-    token_file: Path | None,
-    names: tuple[str, ...],
-    store: str | None,
-    open_loopback: bool = False,
-    is_viewer: bool = False,
-    is_opened: bool = False,
-) -> int:
-    """Serve until it is told to end, and say what came."""
     try:
         from lightning_otel.serve import server
     except ModuleNotFoundError as exc:
@@ -114,13 +74,13 @@ def _run_server(
     opener = layout.root / _OPENER
 
     def tell_address() -> None:
-        click.echo(link if is_viewer else listener.url)
+        click.echo(link if is_link else listener.url)
         if port is None and listener.port != server.PORT:
             print_note(f"port {server.PORT} is in use: listening at {listener.port} instead")
         print_note(f"⚡ taking spans → {layout.catalogue}")
         address = f"OTEL_EXPORTER_OTLP_ENDPOINT={listener.url}"
         print_note(f"→ {address} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
-        if not is_viewer:  # nothing prints a token
+        if not is_link:  # nothing prints a token
             print_note(f"→ look: {f'{listener.url}/?key=TOKEN' if token else link}")
         if is_opened:
             _open_browser(link, opener)

@@ -1,4 +1,4 @@
-"""``show``, ``analyze``, ``diff``: rollouts, traces and spans, one by one or side by side."""
+"""``show``: rollouts, traces, spans and versions, one by one or two side by side."""
 
 import sys
 from collections import Counter
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel.cli.options import ID, Form, format_option
+from lightning_otel.cli.options import ID, Form, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
     line_printer,
@@ -16,7 +16,6 @@ from lightning_otel.cli.output import (
     print_rows,
     print_table,
     printable,
-    store_option,
     suggest,
     terminal_width,
 )  # fmt: skip
@@ -47,43 +46,69 @@ _BROKEN: Final = frozenset({"error", "incomplete", "uncredited", "left_out", "no
 
 @click.command()
 @click.argument("target", metavar="[ID]", type=ID, default="@last")
-@click.option(
-    "--tree", "view", flag_value="tree", help="Show the span tree with credit (the default)."
-)
+@click.argument("other", metavar="[OTHER]", type=ID, required=False)
+@click.option("--tree", "view", flag_value="tree",
+              help="Show the span tree with credit (the default).")  # fmt: skip
 @click.option("--transitions", "view", flag_value="transitions", help="Show the transitions.")
+@click.option("--findings", "view", flag_value="findings",
+              help="Explain a rollout: steps, credit, cost, anomalies.")  # fmt: skip
+@click.option("--price", "prices", multiple=True, metavar="[MODEL=]IN,OUT",
+              help="For --findings: price of a million input and output tokens; "
+              "MODEL may be a glob.")  # fmt: skip
+@click.option("--advantage", type=click.Choice(["grpo", "rloo", "dr_grpo"]),
+              help="For --findings: compare it with the other rollouts of its task.")  # fmt: skip
 @click.option("--svg", metavar="FILE", help="Write a picture of the tree; - for stdout.")
 @click.option("--all", "every", is_flag=True, help="Print every line.")
 @format_option
 @store_option
 def show(
-    target: str, view: str | None, svg: str | None, every: bool, form: Form | None,
-    store: str | None,
+    target: str, other: str | None, view: str | None, prices: Sequence[str], advantage: Any,
+    svg: str | None, every: bool, form: Form | None, store: str | None,
 ) -> None:  # fmt: skip
     """Show one rollout, trace or span, by a prefix of its id or @last (the default).
 
-    @last~1 is the rollout before the last one, @last~2 the one before that.
+    @last~1 is the rollout before the last one. With OTHER, compare the two: calls, tokens, rewards,
+    time, messages. They may also be versions of one resource, such as system_prompt@1 and
+    system_prompt@2.
     """
+    if svg is not None and (view or form or other):
+        raise click.UsageError("--svg draws the tree and prints nothing; give it alone")
+    if other is not None and view:
+        raise click.UsageError(f"--{view} shows one rollout; leave out {other}")
+    if view != "findings" and (prices or advantage):
+        raise click.UsageError("--price and --advantage belong to --findings")
+    if other is not None:
+        _show_differences(target, other, every=every, form=form, store=store)
+    elif view == "findings":
+        _show_findings(target, prices, advantage, every=every, form=form, store=store)
+    elif form is not None:
+        from lightning_otel.dataset import Store
+
+        print_data(form, show_rows(Store(store), target, view or "spans"), times=_TIMES)
+    else:
+        _show_outline(target, view, svg, every=every, store=store)
+
+
+def _show_outline(
+    target: str, view: str | None, svg: str | None, *, every: bool, store: str | None
+) -> None:
+    """Show a tree, its picture or its transitions to a person."""
     from lightning_otel.dataset import Store
     from lightning_otel.views.outlines import outline_of
 
-    if svg is not None and (view or form):
-        raise click.UsageError("--svg draws the tree and prints nothing; give it alone")
     opened = Store(store)
-    if form is not None:
-        print_data(form, show_rows(opened, target, view or "spans"), times=_TIMES)
-        return
     noun, whole = opened.find(target)
     if view == "transitions":
         rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
         _print_transitions(outline_of(opened.source, "rollout", rollout_id), every=every)
-        suggest(f"analyze {printable(rollout_id)}", store)
+        suggest(f"show {printable(rollout_id)} --findings", store)
         return
     found = outline_of(opened.source, noun, whole)
     if svg is not None:
         _write_picture(found, svg)
-    else:
-        _print_tree(found, every=every, with_attributes=noun in ("span", "response"))
-        suggest(f"show {printable(target)} --transitions", store)
+        return
+    _print_tree(found, every=every, with_attributes=noun in ("span", "response"))
+    suggest(f"show {printable(target)} --transitions", store)
 
 
 def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
@@ -209,27 +234,15 @@ def _write_picture(found: "Outline", path: str) -> None:
     print_note(f"{count_noun(len(found.nodes), 'span')} → {path}")
 
 
-@click.command()
-@click.argument("rollout", metavar="[ROLLOUT]", type=ID, default="@last")
-@click.option("--price", "prices", multiple=True, metavar="[MODEL=]IN,OUT",
-              help="Price of a million input and output tokens; MODEL may be a glob.")  # fmt: skip
-@click.option("--advantage", type=click.Choice(["grpo", "rloo", "dr_grpo"]),
-              help="Compare it with the other rollouts of its task.")  # fmt: skip
-@click.option("--all", "every", is_flag=True, help="Print every step.")
-@format_option
-@store_option
-def analyze(
-    rollout: str, prices: Sequence[str], advantage: Any, every: bool, form: Form | None,
+def _show_findings(
+    target: str, prices: Sequence[str], advantage: Any, *, every: bool, form: Form | None,
     store: str | None,
 ) -> None:  # fmt: skip
-    """Explain one rollout: its steps, credit, cost and anomalies; @last by default.
-
-    --json prints all of it, --jsonl and --csv print the steps.
-    """
+    """Show a rollout step by step: JSON holds all of it, other forms the steps."""
     from lightning_otel.views.analysis import analyze_episode
 
     found = analyze_episode(
-        rollout, store, prices=dict(map(_parse_price, prices)), advantage=advantage
+        target, store, prices=dict(map(_parse_price, prices)), advantage=advantage
     )
     document = found.as_json()
     if not print_data(form, document["steps"], document=document):
@@ -294,18 +307,7 @@ def _analysis_rows(found: "Analysis") -> Iterable[dict[str, Any]]:
         }
 
 
-@click.command()
-@click.argument("a", type=ID)
-@click.argument("b", type=ID)
-@click.option("--all", "every", is_flag=True, help="Print equal steps too.")
-@format_option
-@store_option
-def diff(a: str, b: str, every: bool, form: Form | None, store: str | None) -> None:
-    """Compare two rollouts, traces or prompt versions: calls, tokens, rewards, time, messages.
-
-    A and B are ids or prefixes of ids, @last or @last~1; or versions of one resource, such as
-    system_prompt@1 and system_prompt@2.
-    """
+def _show_differences(a: str, b: str, *, every: bool, form: Form | None, store: str | None) -> None:
     document = diff_document(store, a, b, every=every)
     if "diff" in document:
         _print_versions(document, form, store)

@@ -9,11 +9,12 @@ from lightning_otel.adapter import readers
 from lightning_otel.adapter.differences import new_input
 from lightning_otel.adapter.outline import Gap, Kind, Node, Outline, children_of, kind_of
 from lightning_otel.adapter.rewards import read_reward, reward_words
-from lightning_otel.cli.output import format_ns, printable, truncate
+from lightning_otel.cli.output import format_ns, printable
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.receivers.documents import OURS
 from lightning_otel.types import Message, Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.text import one_line
 from lightning_otel.views.previews import preview_of
 
 _DEEPEST: Final = 120
@@ -170,7 +171,7 @@ def _describe_faults(node: Node, text_width: int | None) -> Line:
     found: Line = []
     if node.is_fault:
         found.append((f"ERROR {span.attributes.get(c.ERROR_TYPE, '')}".rstrip(), "bold red"))
-        found.append((truncate(span.status_message, text_width), "red"))
+        found.append((one_line(span.status_message, text_width), "red"))
     reason = node.left_out
     if span.is_incomplete and not reason.startswith("incomplete"):
         found.append(("incomplete", "yellow"))

@@ -1,4 +1,4 @@
-"""``tail``, ``follow``: what agents do just now, for a person who looks on or for a program."""
+"""``tail``: what agents do just now, for a person who looks on or for a program."""
 
 import contextlib
 import sys
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel.cli.options import AGENT, Stop, When
+from lightning_otel.cli.options import AGENT, Stop, When, store_option
 from lightning_otel.cli.output import (
     count_noun,
     json_text,
     line_printer,
     print_note,
-    store_option,
     suggest,
 )
 from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lightning_otel.dataset import Store
     from lightning_otel.store.follow import Follower
     from lightning_otel.store.layout import Layout
     from lightning_otel.types import Span
@@ -41,15 +41,27 @@ _WORDS: Final = (
               help="Start with spans that ended after: 10m, 2h, today, 2026-11-01.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Stop after the spans stored so far.")
 @click.option("--jsonl", is_flag=True, help="Print whole spans as JSON lines.")
+@click.option("--consumer", metavar="NAME",
+              help="Print every span as a JSON line, each once: started again under this name, "
+              "continue where it stopped.")  # fmt: skip
 @store_option
-def tail(since: int | None, once: bool, jsonl: bool, store: str | None, **wanted: Any) -> None:
+def tail(
+    since: int | None, once: bool, jsonl: bool, consumer: str | None, store: str | None,
+    **wanted: Any,
+) -> None:  # fmt: skip
     """Watch agents live: messages, tool calls and rewards as they arrive.
 
-    Starts now, or at --since, and saves no position; a program that must miss nothing uses follow.
-    Ends with Ctrl-C and prints counts.
+    Starts now, or at --since, and saves no position; a program that must miss nothing names itself
+    with --consumer. Ends with Ctrl-C and prints counts.
     """
     from lightning_otel.cli.spans import Chat, sdk_json
     from lightning_otel.dataset import Store
+
+    if consumer is not None:
+        if since is not None or any(wanted.values()):
+            raise ConfigError("a consumer gets every span; leave out --since and what selects")
+        _print_spans_once(Store(store), consumer, is_once=once)
+        return
 
     layout = Store(store).layout
     if layout is None:
@@ -144,21 +156,11 @@ def _make_filter(
     return is_wanted
 
 
-@click.command()
-@click.argument("name")
-@click.option("--once", is_flag=True, help="Stop after the spans stored so far.")
-@store_option
-def follow(name: str, once: bool, store: str | None) -> None:
-    """Stream ended spans as JSON lines, each once per consumer.
-
-    NAME is the consumer's name: started again, it continues where it stopped. A span is delivered
-    once its line is written and flushed. Ends with Ctrl-C. This is for programs; people use tail.
-    """
+def _print_spans_once(opened: "Store", name: str, *, is_once: bool) -> None:
+    """Print ended spans as JSON lines; one is delivered once its line is written and flushed."""
     from lightning_otel.cli.spans import sdk_json
-    from lightning_otel.dataset import Store
 
-    opened = Store(store)
-    with Stop() as stop, opened.follow(name, idle_s=0 if once else None) as follower:
+    with Stop() as stop, opened.follow(name, idle_s=0 if is_once else None) as follower:
         stop.follower = follower
         for span in follower:
             click.echo(json_text(sdk_json(span)))

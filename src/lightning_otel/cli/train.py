@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.cli.options import Form, Stop, format_option
+from lightning_otel.cli.options import Form, Stop, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
     print_data,
     print_note,
     print_rows,
-    store_option,
     suggest,
 )
 from lightning_otel.errors import ConfigError

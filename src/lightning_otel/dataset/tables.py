@@ -1,10 +1,12 @@
-"""Python rows as a table of DuckDB's: lines of JSON in a file, and the query that reads them."""
+"""Python rows as a table of DuckDB's, and rows of a Parquet file for Python."""
 
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from lightning_otel.errors import ConfigError
 from lightning_otel.store.sql import new_connection, quote_text, struct_sql
 from lightning_otel.store.table import Query, json_line
 from lightning_otel.types import Conversation
@@ -40,6 +42,33 @@ def write_rows(
     if columns:
         options += f", columns={struct_sql(columns)}"
     return f"read_json({quote_text(file.name)}, {options})"
+
+
+def is_parquet(path: Path) -> bool:
+    """Return whether a file begins as Parquet does."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PAR1"
+
+
+def read_parquet(path: Path) -> Iterator[str]:
+    """Yield the rows of a Parquet file, each as an object of JSON.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    import duckdb
+
+    con = new_connection()
+    con.execute("SET TimeZone = 'UTC'")
+    try:
+        query = f"SELECT to_json(t)::VARCHAR FROM read_parquet({quote_text(str(path))}) t"
+        found = con.execute(query)
+        while row := found.fetchone():
+            yield row[0]
+    except duckdb.Error as exc:
+        raise ConfigError(f"{path} is no readable Parquet file: {exc}; write it again") from exc
+    finally:
+        con.close()
 
 
 MESSAGE_COLUMNS: Mapping[str, str] = {

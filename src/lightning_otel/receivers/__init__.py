@@ -18,9 +18,14 @@ _MEMBER: Final = b"\x1f\x8b\x08"
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A span that cannot be kept, and why."""
+    """A span that is not kept, and why.
+
+    Attributes:
+        is_known: Whether the store recorded what it stands for itself, so that nothing is lost.
+    """
 
     reason: str
+    is_known: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,15 +82,17 @@ def read_trajectory(document: Object) -> Iterator[Span]:
         rollout_id, attempt_id = session, own[len(session) + 1 :]
     common = {c.ROLLOUT_ID: rollout_id, c.ATTEMPT_ID: attempt_id, c.CONVERSATION_ID: session}
     builder = Builder(f"atif\n{rollout_id}\n{attempt_id}", None, common)
-    others = [[list(place), found[place]] for place in silent]
+    held: dict[str, Any] = {"others": [[list(place), found[place]] for place in silent]}
+    if nulls := [list(at) for at in atif.find_nulls(document)]:
+        held["nulls"] = nulls
     readings, names = [], {""}
     for place, each in found.items():
         name = each["agent"]["name"] or "agent"
         name = next(name for name in (name, f"{name} {place}") if name not in names)
         names.add(name)
         if place not in silent:
-            readings.append(_Reading(builder, each, place, name, others))
-            others = []
+            readings.append(_Reading(builder, each, place, name, held))
+            held = {"others": []}
     return (span for reading in readings for span in reading.spans())
 
 
@@ -153,7 +155,7 @@ class _Reading:
     """A document on its way to spans, which are made one by one: each holds all before it."""
 
     def __init__(
-        self, builder: Builder, whole: Object, place: Place, name: str, others: Sequence[Any]
+        self, builder: Builder, whole: Object, place: Place, name: str, beside: Object
     ) -> None:
         """Read a document; the last call's message holds what the document says beside steps."""
         self._builder, self._whole, self._place, self._name = builder, whole, place, name
@@ -179,7 +181,7 @@ class _Reading:
             rest = atif.find_rest(step, {**natural, "step_id": index + 1})
             held: dict[str, Any] = {"step": rest} if rest else {}
             if is_last:
-                held |= self._read_document(drafts, others)
+                held |= self._read_document(drafts, beside)
             said = {**said, **({atif.KEY: held} if held else {})}
             answered = [message("tool", answers)] if answers else []
             self._messages.append([json_text(each) for each in (said, *answered)])
@@ -220,13 +222,13 @@ class _Reading:
             output_tokens=metrics.get("completion_tokens"),
         )  # fmt: skip
 
-    def _read_document(self, drafts: Sequence[Transition], others: Sequence[Any]) -> dict[str, Any]:
+    def _read_document(self, drafts: Sequence[Transition], beside: Object) -> dict[str, Any]:
         """Return what the document says beside the steps up to the last call."""
         ids = self._builder.common[c.ROLLOUT_ID], self._builder.common[c.ATTEMPT_ID]
         trajectory = Trajectory(*ids, self._name, 0, tuple(drafts))
         natural = atif.describe(trajectory, self._whole["steps"], is_main=not self._place)
         rest = atif.find_rest(self._whole, {**natural, "steps": self._whole["steps"]})
-        held = {"after": self._whole["steps"][len(self._steps) :], "others": list(others)}
+        held = {"after": self._whole["steps"][len(self._steps) :], **beside}
         given = _rewards_of(self._whole)
         if given and not any(self._rewards.values()):
             self._rewards[self._calls[-1]] = given

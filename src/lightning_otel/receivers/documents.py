@@ -45,6 +45,7 @@ FILE_LIMITS: Final = Limits(body_bytes=256 << 20, messages=5_000_000, attributes
 """Of one document: a file that the user names is trusted further than a sender."""
 OURS: Final = "lightning_otel"
 """The key under which stands what the SDK does not print."""
+_RECORDED: Final = "the store recorded this attempt itself"
 _UNKNOWN: Final = "neither OTLP JSON nor a span of the SDK's, Agent Lightning 0.3 or another tool"
 _LISTS: Final = (
     "items", "data", "runs", "feedback", "observations", "scores", "spans", "annotations",
@@ -68,8 +69,15 @@ _EXTENDED: Final[Mapping[str, Callable[[str], Any]]] = {
 }
 
 
-def decode_spans(body: bytes) -> Iterator[Span | Rejected]:
+def decode_spans(
+    body: bytes, is_recorded: Callable[[Span], bool] = lambda span: False
+) -> Iterator[Span | Rejected]:
     """Return the spans of a document, one by one.
+
+    Args:
+        body: The document.
+        is_recorded: Whether the attempt of a span of an ATIF document was recorded where it is to
+            be kept: its own spans are there, with other ids.
 
     Raises:
         TooLargeError: It is larger than a document may be.
@@ -80,7 +88,7 @@ def decode_spans(body: bytes) -> Iterator[Span | Rejected]:
     records = [record for item in items for each in _unfold(item) for record in _unfold(each)]
     if records == [document] and not _is_known(document):
         raise ReceiveError(_UNKNOWN)
-    return (found for record in records for found in _read_spans(record))
+    return (found for record in records for found in _read_spans(record, is_recorded))
 
 
 def _unfold(document: object) -> list[object]:
@@ -106,17 +114,23 @@ def _is_stored(document: Object) -> bool:
     return all(field in document for field in _STORED_FIELDS)
 
 
-def _read_spans(document: object) -> Iterator[Span | Rejected]:
+def _read_spans(document: object, is_recorded: Callable[[Span], bool]) -> Iterator[Span | Rejected]:
     if not isinstance(document, dict) or not _is_known(document):
         yield Rejected(_UNKNOWN)
     elif "resourceSpans" in document:
         yield from otlp.decode_request(document, IMPORTED, FILE_LIMITS)
     elif "schema_version" in document or (tool := platforms.find_tool(document)):
         try:
-            is_atif = "schema_version" in document
-            yield from (
-                atif.read_trajectory(document) if is_atif else platforms.read_record(document, tool)
-            )
+            if "schema_version" not in document:
+                yield from platforms.read_record(document, tool)
+                return
+            spans = atif.read_trajectory(document)
+            first = next(spans)
+            if is_recorded(first):
+                yield Rejected(_RECORDED, is_known=True)
+                return
+            yield first
+            yield from spans
         except (InvalidSpanError, RecursionError) as exc:
             yield Rejected(str(exc))
     else:

@@ -127,7 +127,9 @@ def find_tool(document: Object) -> str:
 
 
 def open_trace(document: Object) -> Object:
-    """Return a trace of MLflow as a page of its records; anything else as it is."""
+    """Return a trace of MLflow as a page of its records; anything else as one record."""
+    if any(name.startswith("attributes.") for name in document):
+        document = _nest_columns(document)
     info, spans = document.get("info"), object_of(document.get("data")).get("spans")
     if not isinstance(info, dict) or not isinstance(spans, list):
         return document
@@ -139,6 +141,18 @@ def open_trace(document: Object) -> Object:
         for span in spans
     ]
     return {"items": items, "feedback": info.get("assessments") or []}
+
+
+def _nest_columns(row: Object) -> Object:
+    """Return a row of a data frame of Phoenix's, whose columns are such as ``context.span_id``."""
+    found: dict[str, Any] = {}
+    for column, value in row.items():
+        name, mark, rest = column.partition(".")
+        if mark and value is not None:
+            found.setdefault(name, {})[rest] = value
+        elif not mark:
+            found[name] = value
+    return found
 
 
 def read_record(found: Object, tool: str) -> Iterator[Span]:
@@ -154,7 +168,7 @@ def read_record(found: Object, tool: str) -> Iterator[Span]:
         return
     span = _read_span(found, tool, table, builder)
     yield span
-    for name, stats in object_of(_find(found, table.averages)).items():
+    for name, stats in object_of(parse_json(_find(found, table.averages))).items():
         value, judged = object_of(stats).get("avg"), _find(found, table.span)
         if isinstance(value, (int, float)):
             key, time_ns = f"average {name} of {judged}", span.end_ns or span.start_ns

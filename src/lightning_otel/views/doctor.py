@@ -29,7 +29,7 @@ from lightning_otel.store.layout import Layout, find_state
 from lightning_otel.types.text import count_noun
 
 Code = Literal[
-    "versions", "no-openai", "httpx-pre-release", "instrumentors", "no-entry-points",
+    "setting", "versions", "no-openai", "httpx-pre-release", "instrumentors", "no-entry-points",
     "foreign-broken", "foreign", "recording-off", "collect-off", "content-off",
     "content-exported", "otlp", "few-files", "no-store", "network-disk", "no-place",
     "open-to-others", "open-parent", "other-owner", "not-writable", "manifest-damaged",

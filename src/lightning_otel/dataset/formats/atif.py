@@ -7,7 +7,7 @@ document says beyond that lies under :data:`KEY` of its messages, and is restore
 Source: Harbor's RFC 0001, ATIF v1.8, and the models of ``harbor.models.trajectories`` 0.25.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from mimetypes import guess_type
 from typing import Any, Final, TypeAlias
@@ -40,6 +40,7 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
     for _, found in groupby(trajectories, lambda each: (each.rollout_id, each.attempt_id)):
         documents: dict[tuple[int, ...], Row] = {}
         written: set[str] = set()
+        nulls: list[Sequence[str | int]] = []
         for trajectory in found:
             notes: list[LeftOut] = []
             steps = _read_steps(trajectory, written, notes.append)
@@ -53,7 +54,11 @@ def make(trajectories: Iterable[Trajectory]) -> Made:
                 natural["extra"] = None  # it says itself what it earned, or did not
             documents[place] = restore(natural, held.get("document", {}))
             documents |= {tuple(at): whole for at, whole in held.get("others", ())}
-        yield _nest(documents)
+            nulls += held.get("nulls", ())
+        document = _nest(documents)
+        for at in nulls:
+            _restore_null(document, at)
+        yield document
 
 
 def _nest(documents: Mapping[tuple[int, ...], Row]) -> Row:
@@ -63,6 +68,30 @@ def _nest(documents: Mapping[tuple[int, ...], Row]) -> Row:
         parent = documents.get(place[:-1], documents[first])
         parent.setdefault("subagent_trajectories", []).append(documents[place])
     return documents[first]
+
+
+def find_nulls(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the place of each field that is null rather than absent."""
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from find_nulls(each, (*at, index))
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            if each is None:
+                yield (*at, name)
+            else:
+                yield from find_nulls(each, (*at, name))
+
+
+def _restore_null(document: Any, at: Sequence[str | int]) -> None:
+    """Make a field null again, unless it was given a value since, or what held it is gone."""
+    *above, name = at
+    try:
+        for key in above:
+            document = document[key]
+        document.setdefault(name, None)
+    except (LookupError, TypeError, AttributeError):
+        return
 
 
 def describe(trajectory: Trajectory, steps: list[Row], *, is_main: bool) -> Row:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from lightning_otel.cli.output import count_noun, print_note, progress_bar, store_option, suggest
+from lightning_otel.cli.options import store_option
+from lightning_otel.cli.output import count_noun, print_note, progress_bar, suggest
 from lightning_otel.errors import ConfigError, ReceiveError, StoreError
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def import_files(files: tuple[Path, ...], store: str | None) -> int:
     A file holds OTLP JSON lines, as a Collector's file exporter writes them, what export spans
     wrote, spans of Agent Lightning 0.3 (mongoexport, GET /v1/agl/spans, model_dump_json), ATIF
     documents, or an export of LangSmith, Langfuse, MLflow or Phoenix, whose scores become rewards;
-    it may be a gzip. Exits with 1 if anything in it could not be read.
+    it may be a gzip. LangSmith's bulk exports and Phoenix's data frames are also read from Parquet.
+    An attempt that the store recorded itself is not read again from its ATIF document. Exits with 1
+    if anything could not be read.
     """
     from lightning_otel.dataset import Store
 
@@ -54,10 +57,13 @@ def import_files(files: tuple[Path, ...], store: str | None) -> int:
             named.append(f"  {path}, line {number}: {reason}")
 
     before = _count_spans(opened)
-    spans = sum(_keep_spans(opened, path, partial(refuse, path)) for path in files)
+    reader = _Reader(opened)
+    spans = sum(reader.keep_spans(path, partial(refuse, path)) for path in files)
     opened.writer().seal()
     new = _count_spans(opened) - before
     print_note(f"⚡ {count_noun(spans, 'span')} read, {new} new → {opened.name}")
+    if reader.known:
+        print_note(f"  {count_noun(reader.known, 'attempt')} not read: the store recorded them")
     for line in named:
         print_note(line)
     if rejected.total() > len(named):
@@ -75,46 +81,72 @@ def _count_spans(opened: "Store") -> int:
     return int(count)
 
 
-def _keep_spans(opened: "Store", path: Path, refuse: Refuse) -> int:
-    """Keep the spans of a file, and return how many there are."""
-    count = characters = 0
-    batch: list[Span] = []
-    size = path.stat().st_size
-    with progress_bar(path.name.replace("[", r"\[")) as progress:
-        for text, number, end in _read_documents(path, refuse):
-            for span in _read_spans(text, partial(refuse, number)):
-                batch.append(span)
-                characters += sum(len(v) for v in span.attributes.values() if isinstance(v, str))
-                if len(batch) >= _BATCH or characters >= _BATCH_CHARACTERS:
-                    count += _keep_batch(opened, batch)
-                    batch, characters = [], 0
-            if progress is not None:
-                progress(end, size)
-        return count + _keep_batch(opened, batch)
+class _Reader:
+    """Reads files into a store.
 
+    Attributes:
+        known: Attempts that were not read, as the store recorded them itself.
+    """
 
-def _keep_batch(opened: "Store", batch: "list[Span]") -> int:
-    try:
-        opened.writer().add_all(batch)
-    except OSError as exc:
-        raise StoreError(
-            f"cannot write to {opened.name}: {exc.strerror or exc}; make room and import "
-            "again: what is there already is not stored twice"
-        ) from exc
-    return len(batch)
+    def __init__(self, opened: "Store") -> None:
+        self._opened = opened
+        self._traces: dict[tuple[str, str], set[str]] | None = None
+        self.known = 0
 
+    def keep_spans(self, path: Path, refuse: Refuse) -> int:
+        """Keep the spans of a file, and return how many there are."""
+        count = characters = 0
+        batch: list[Span] = []
+        size = path.stat().st_size
+        with progress_bar(path.name.replace("[", r"\[")) as progress:
+            for text, number, end in _read_documents(path, refuse):
+                for span in self._read_spans(text, partial(refuse, number)):
+                    batch.append(span)
+                    values = span.attributes.values()
+                    characters += sum(len(each) for each in values if isinstance(each, str))
+                    if len(batch) >= _BATCH or characters >= _BATCH_CHARACTERS:
+                        count += self._keep_batch(batch)
+                        batch, characters = [], 0
+                if progress is not None:
+                    progress(end, size)
+            return count + self._keep_batch(batch)
 
-def _read_spans(text: bytes, refuse: Callable[[str], None]) -> "Iterator[Span]":
-    from lightning_otel.receivers import Rejected, documents
+    def _keep_batch(self, batch: "list[Span]") -> int:
+        try:
+            self._opened.writer().add_all(batch)
+        except OSError as exc:
+            raise StoreError(
+                f"cannot write to {self._opened.name}: {exc.strerror or exc}; make room and import "
+                "again: what is there already is not stored twice"
+            ) from exc
+        return len(batch)
 
-    try:
-        for each in documents.decode_spans(text):
-            if isinstance(each, Rejected):
-                refuse(each.reason)
-            else:
-                yield each
-    except ReceiveError as exc:
-        refuse(exc.what)
+    def _read_spans(self, text: bytes, refuse: Callable[[str], None]) -> "Iterator[Span]":
+        from lightning_otel.receivers import Rejected, documents
+
+        try:
+            for each in documents.decode_spans(text, self._is_recorded):
+                if not isinstance(each, Rejected):
+                    yield each
+                elif each.is_known:
+                    self.known += 1
+                else:
+                    refuse(each.reason)
+        except ReceiveError as exc:
+            refuse(exc.what)
+
+    def _is_recorded(self, span: "Span") -> bool:
+        """Return whether the store has the attempt, in another trace than an import makes."""
+        if self._traces is None:
+            self._traces = {}
+            layout = self._opened.layout
+            if layout is not None and layout.exists():
+                query = "SELECT DISTINCT rollout_id, attempt_id, trace_id FROM spans"
+                for row in self._opened.sql(query):
+                    attempt = row["rollout_id"] or row["trace_id"], row["attempt_id"] or "1"
+                    self._traces.setdefault(attempt, set()).add(row["trace_id"])
+        traces = self._traces.get((span.rollout_id, span.attempt_id), set())
+        return bool(traces - {span.trace_id})
 
 
 def _read_documents(path: Path, refuse: Refuse) -> Iterator[tuple[bytes, int, int]]:
@@ -122,10 +154,15 @@ def _read_documents(path: Path, refuse: Refuse) -> Iterator[tuple[bytes, int, in
 
     Of a file whose first line is no JSON by itself, that is all of it.
     """
+    from lightning_otel.dataset.tables import is_parquet, read_parquet
     from lightning_otel.receivers.documents import FILE_LIMITS
 
     most = FILE_LIMITS.body_bytes
     number = 0
+    if is_parquet(path):
+        for number, row in enumerate(read_parquet(path), 1):
+            yield row.encode(), number, 0
+        return
     with path.open("rb") as raw, _open_inflated(raw) as file:
         try:
             if _is_one_document(file, most):

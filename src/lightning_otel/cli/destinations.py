@@ -1,15 +1,17 @@
-"""``forward``, and ``run`` beside its program: spans on their way to an OTLP endpoint."""
+"""``export duckdb``, ``lake`` and ``otlp``: spans into a database, a lake, or to an endpoint."""
 
 import hashlib
 import json
 import re
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
 
 from lightning_otel import config
-from lightning_otel.cli.options import Stop, find_rollout_id, rollout_option
-from lightning_otel.cli.output import count_noun, print_note, store_option
+from lightning_otel.cli.maintain import settle_pending_feedback
+from lightning_otel.cli.options import Stop, find_rollout_id, rollout_option, store_option
+from lightning_otel.cli.output import count_noun, format_size, print_note, suggest
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, LightningOtelError, NotFoundError
 from lightning_otel.exporters.forwarding import Forwarder
@@ -23,7 +25,47 @@ from lightning_otel.types.conventions import SPAN_ROLLOUT
 _NOT_DELIVERED = 1
 
 
-@click.command()
+@click.command(short_help="The whole store in one DuckDB file.")
+@click.argument("out")
+@store_option
+def duckdb(out: str, store: str | None) -> None:
+    """Write the whole store into one self-contained DuckDB database with real tables.
+
+    OUT is its path; or a clickhouse:// URL, into whose table the missing spans are loaded.
+    """
+    opened = Store(store)
+    settle_pending_feedback(opened)
+    count = opened.pack(out)
+    if "://" in out:
+        print_note(f"{count_noun(count, 'new span')} → {Store(out).name}")
+        return
+    print_note(f"{count_noun(count, 'span')} → {out} ({format_size(Path(out).stat().st_size)})")
+    print_note(f"→ duckdb {out} 'SELECT * FROM rollouts'")
+
+
+@click.command(short_help="Settled spans, into a lake of many machines.")
+@click.argument("place", metavar="[LAKE]", required=False)
+@click.option("--all", "is_rest_included", is_flag=True,
+              help="Include spans too few to fill a file of their own.")  # fmt: skip
+@store_option
+def lake(place: str | None, is_rest_included: bool, store: str | None) -> None:
+    """Copy settled spans into a lake, each exactly once: export lake LAKE.
+
+    LAKE is a URL such as ducklake:postgres://user@host/db?data=s3://bucket/prefix. Without it the
+    store itself must be a lake (--store or LIGHTNING_OTEL_STORE), and what was recorded here for it
+    is copied there. Run it again after an interruption, or every few minutes.
+    """
+    opened = Store(store)
+    to = Store(place) if place is not None else opened
+    settle_pending_feedback(opened.local)
+    done = opened.local.publish(to, is_rest_included=is_rest_included)
+    print_note(f"{count_noun(done.spans, 'span')} in {count_noun(done.files, 'file')} → {to.name}")
+    if done.waiting:
+        print_note(f"{count_noun(done.waiting, 'span')} wait for more; --all publishes them now")
+    suggest("stats", place if place is not None else store)
+
+
+@click.command(short_help="Stored and new spans, to an OTLP endpoint.")
 @click.option(
     "--to",
     "url",
@@ -34,7 +76,7 @@ _NOT_DELIVERED = 1
 @click.option("--name", help="Name of the saved position [default: the endpoint].")
 @click.option("--once", is_flag=True, help="Stop after the spans stored so far.")
 @store_option
-def forward(
+def otlp(
     url: str | None, rollout: str | None, name: str | None, once: bool, store: str | None
 ) -> int:
     """Send stored and new spans to an OTLP endpoint, oldest first.
