@@ -485,8 +485,8 @@ def test_run_keeps_the_code_when_nobody_listens(tmp_path: Path) -> None:
         (["--", "no-such-program"], 127, "no-such-program"),
         (["--store", ":memory:", "--", "true"], 2, "on disk"),
         (["--reward-evaluator", "nothing:here", "--", "true"], 2, "nothing:here"),
-        (["--reward-evaluator", "json:nothing", "--", "true"], 2, "json:nothing"),
-        (["--reward-evaluator", "json", "--", "true"], 2, "module:function"),
+        (["--reward-evaluator", "json:nothing", "--", "true"], 2, "nothing"),
+        (["--reward-evaluator", "json", "--", "true"], 2, "MODULE:NAME"),
         (["-q", "--", "true"], 2, "-q"),
     ],
 )

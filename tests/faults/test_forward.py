@@ -134,7 +134,7 @@ def test_program_exits_while_the_collector_is_down(
 
     assert run.returncode == 0
     assert "OTLP: 0 spans delivered, 6 NOT delivered: " in run.stderr
-    assert "lightning-otel forward --rollout " in run.stderr
+    assert "lightning-otel export otlp --rollout " in run.stderr
     assert ["OTLP: 6 spans delivered" in said[0], "OTLP: 0 spans delivered" in said[1]] == [
         True
     ] * 2
@@ -171,7 +171,7 @@ def test_traced_program_exits_while_the_collector_is_down(
     )  # fmt: skip
     hang.set()
     endpoint.reply = lambda spans, size: Reply()
-    (command,) = re.findall("lightning-otel (forward --name .+)", traced.stderr)
+    (command,) = re.findall("lightning-otel (export otlp --name .+)", traced.stderr)
     words = [*command.split(), "--to", endpoint.url, "--once", "--store", store.name]
     for _ in range(2):
         assert spawn(*words).returncode == 0

@@ -31,7 +31,7 @@ def test_without_the_key_a_page_says_what_to_do(
     wrong = page.goto(f"/?key={KEY}x")
 
     assert (answer.status, wrong.status) == (401, 401)
-    assert "lightning-otel ui" in page.inner_text("main")
+    assert "lightning-otel serve" in page.inner_text("main")
     assert store.name not in page.content()
     assert page.context.cookies() == []
     page.close()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lightning_otel.cli.options import store_option
 from lightning_otel.cli.output import count_noun, print_table, printable, program_command, suggest
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_otel.demo import Lesson
 
 _SHOWN_STEPS = 6
+_STORE = ".lightning/demo.duckdb"
 _OWN_AGENT = """\
 Your own agent, unchanged:
   {0} run -- python your_agent.py
@@ -22,18 +24,20 @@ Your own agent, unchanged:
 
 @click.command()
 @click.option(
-    "--store", metavar="PATH", envvar="LIGHTNING_OTEL_STORE", default=".lightning/demo.duckdb",
-    show_default=True, help="Store to write.",
-)  # fmt: skip
-@click.option(
     "--rollouts", type=click.IntRange(min=1), default=240, show_default=True,
     help="Number of tasks the agent works on.",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--shuffle", is_flag=True, help="As a control: assign the rewards at random.")
 @click.option("--plot", "picture", metavar="FILE", help="Write the curve: FILE.svg or FILE.png.")
-def demo(store: str, rollouts: int, seed: int, shuffle: bool, picture: str | None) -> None:
-    """Watch an agent learn, offline: a simulated model, a real agent, a policy trained on spans."""
+@store_option
+def demo(
+    rollouts: int, seed: int, shuffle: bool, picture: str | None, store: str | None
+) -> None:  # fmt: skip
+    """Watch an agent learn, offline: a simulated model, a real agent, a policy trained on spans.
+
+    It writes .lightning/demo.duckdb unless --store or LIGHTNING_OTEL_STORE names another store.
+    """
     from lightning_otel.dataset import Store
     from lightning_otel.demo import train
     from lightning_otel.views.plot import check_picture
@@ -41,6 +45,7 @@ def demo(store: str, rollouts: int, seed: int, shuffle: bool, picture: str | Non
     if picture is not None:
         check_picture(picture)
     started_ns = time.time_ns()
+    store = store or _STORE
     opened = Store(store)
     click.echo("1. An OpenAI-compatible server with a toy policy starts on this machine.")
     click.echo("2. A plain openai agent with a calculator works on tasks, inside auto_trace():")

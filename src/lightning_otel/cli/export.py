@@ -1,6 +1,5 @@
 """``export``: data out, in the format of whoever reads it."""
 
-import json
 import os
 import shlex
 import sys
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
     from lightning_otel.dataset.export import Exported, FileKind
     from lightning_otel.dataset.formats.format import Format, LeftOut
 
-_JSON_COLUMNS: Final = frozenset(
-    {"observation", "action", "next_observation", "rewards", "tools", "resources", "sampling"}
-)
 _COUNTS: Final = (
     "rollouts", "calls", "transitions", "exact", "inexact", "notes", "rewards", "rewards_placed",
     "rewarded",
@@ -127,8 +123,10 @@ _SELECTION: Final = (
 _MAKING: Final = (
     click.option("--adapter", metavar="NAME", help="Another adapter; see docs/transitions.md."),
     click.option("--credit", type=click.Choice(get_args(Credit)), default="previous",
-                 metavar="RULE", help=", ".join(get_args(Credit))),
-    click.option("--gamma", type=float, default=0.99, show_default=True, help="Of discounted."),
+                 metavar="RULE",
+                 help="Where a reward without a link goes: " + ", ".join(get_args(Credit))),
+    click.option("--gamma", type=float, default=0.99, show_default=True,
+                 help="Discount a step, for --credit discounted."),
     click.option("--advantage", type=click.Choice(get_args(Estimator)), metavar="RULE",
                  help=f"{', '.join(get_args(Estimator))}; by default none."),
     click.option("--incomplete", "include_incomplete", is_flag=True,
@@ -186,7 +184,8 @@ def _make_command(name: str, made: "Format") -> click.Command:
         return _run_export(name, made, **given)
 
     run = _decorate(run, (_output_options("jsonl", "parquet", "folder"), *_SELECTION, *_MAKING))
-    summary = f"For {made.used_by}; needs {made.needs}." if made.used_by else "Registered."
+    needs = "" if made.needs in ("", "nothing") else f"; needs {made.needs}"
+    summary = f"For {made.used_by}{needs}." if made.used_by else "Registered by a package."
     found = click.command(name, help=summary, short_help=summary)(run)
     for option, default in made.options().items():
         kind = float if default is None or isinstance(default, float) else type(default)
@@ -328,14 +327,6 @@ def _show_progress(opened: "Store", *, is_quiet: bool) -> "Iterator[Callable[[in
 
 def _print_row(row: Mapping[str, Any]) -> None:
     sys.stdout.write(json_text(row) + "\n")
-
-
-def parse_json_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row whose JSON columns are values, not texts."""
-    return {
-        name: json.loads(value) if name in _JSON_COLUMNS and isinstance(value, str) else value
-        for name, value in row.items()
-    }
 
 
 def _find_rollout(opened: "Store", target: str | None) -> str | None:

@@ -63,7 +63,7 @@ def ls(
     what: Literal["rollouts", "traces"], limit: int, every: bool, form: Form | None,
     store: str | None, **wanted: Any,
 ) -> None:  # fmt: skip
-    """List traces or rollouts, the newest first."""
+    """List rollouts or traces, the newest first."""
     from lightning_otel.dataset import Store
 
     view = ATTEMPTS if what == "rollouts" else TRACES

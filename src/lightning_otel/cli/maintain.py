@@ -181,8 +181,8 @@ def redact(
     """Mask content in stored spans, in every file, and keep a record of it.
 
     A redaction cannot be undone. Spans, ids, times, counts and rewards stay; token ids that spell a
-    masked text are removed. To remove whole rollouts, use compact --rollout. Databases made by
-    pack, exports, lakes and backups are not changed. The exit code is 1 if something could not be
+    masked text are removed. To remove whole rollouts, use compact --rollout. Exports,
+    lakes and backups are not changed. The exit code is 1 if something could not be
     done yet.
     """
     from lightning_otel.dataset import Store

@@ -1,9 +1,13 @@
-"""Options and arguments that commands share: forms of data, times, ids, and what completes them."""
+"""Options and arguments that commands share: formats, times, ids, functions; and completion."""
 
+import importlib
+import importlib.util
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
@@ -181,3 +185,54 @@ def find_rollout_id(opened: "Store", target: str | None) -> str | None:
         return None
     noun, whole = opened.find(target)
     return whole if noun == "rollout" else opened.rollout_of(noun, whole)
+
+
+def load_named(named: str, noun: Literal["function", "agent"] = "function") -> Any:
+    """Return the function or agent that ``FILE.py:NAME`` or ``MODULE:NAME`` names.
+
+    Its folder, or the working one, stays first on ``sys.path``: what it imports may stand there,
+    and processes that it starts import it again.
+
+    Raises:
+        ConfigError: There is none, or what it stands in cannot be loaded.
+    """
+    place, _, name = named.rpartition(":")
+    if not place or not name:
+        raise ConfigError(f"{named!r} names no {noun}; write it as MODULE:NAME or FILE.py:NAME")
+    try:
+        module = _load_module(place)
+    except ConfigError:  # says itself what to do
+        raise
+    except Exception as exc:  # somebody else's code may raise anything
+        raise ConfigError(
+            f"cannot load {named!r}: {type(exc).__name__}: {exc}; does {place} run by itself?"
+        ) from exc
+    found: Any = getattr(module, name, None)
+    if found is None or (noun == "function" and not callable(found)):
+        functions = sorted(
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        )
+        raise ConfigError(
+            f"there is no {noun} {name!r} in {place}; there are: {', '.join(functions) or 'none'}"
+        )
+    return found
+
+
+def _load_module(place: str) -> Any:
+    path = Path(place)
+    if not place.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(place)
+    if not path.is_file():
+        raise ConfigError(f"there is no file {place}; write FILE.py:FUNCTION")
+    sys.path.insert(0, str(path.resolve().parent))
+    # Not by its own name: a rewards file called json.py shall hide nothing.
+    spec = importlib.util.spec_from_file_location(f"functions_of_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

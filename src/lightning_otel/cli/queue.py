@@ -35,7 +35,10 @@ _MORE: Final = ("task", "group_id")
 @store_option
 @click.pass_context
 def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
-    """Count rollouts by status and failed attempts by reason; or run one of the commands."""
+    """Count rollouts by status, and failed attempts by reason.
+
+    Or run one of the commands.
+    """
     ctx.obj = store
     if ctx.invoked_subcommand is not None:
         return
@@ -58,14 +61,15 @@ def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
         attempts = count_noun(int(str(each["attempts"])), "attempt")
         print_note(f"{attempts} {each['status']}: {each['reason']}")
     if opened.is_paused:
-        print_note("paused: nobody takes anything")
+        print_note("paused: no rollout is started")
     suggest("queue resume" if opened.is_paused else "queue ls", store)
 
 
 @queue.command("ls")
 @click.option("--status", type=_STATUSES, help="Only rollouts with this status.")
 @click.option("--mode", type=_MODES, help="Only rollouts of this mode.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True,
+              help="Number of rows.")  # fmt: skip
 @format_option
 @click.pass_obj
 def list_rollouts(
@@ -86,7 +90,7 @@ def list_rollouts(
 @queue.command()
 @click.pass_obj
 def pause(store: str | None) -> None:
-    """Pause the queue: no rollout is started; running ones go on."""
+    """Pause the queue; running rollouts continue."""
     opened = _open_queue(store)
     opened.pause()
     counts = opened.counts()
@@ -97,7 +101,7 @@ def pause(store: str | None) -> None:
 @queue.command()
 @click.pass_obj
 def resume(store: str | None) -> None:
-    """End a pause."""
+    """Resume the queue."""
     opened = _open_queue(store)
     opened.resume()
     print_note(f"resumed: {opened.counts()['queuing']} wait")
@@ -108,7 +112,10 @@ def resume(store: str | None) -> None:
 @click.option("--reason", default="", help="Reason, kept with the rollout.")
 @click.pass_obj
 def cancel(store: str | None, rollout_ids: Sequence[str], reason: str) -> None:
-    """Cancel queued or running rollouts; their workers stop within seconds."""
+    """Cancel queued or running rollouts.
+
+    Their workers stop within seconds.
+    """
     opened = _open_queue(store)
     known = [each.rollout_id for each in opened.rollouts()]
     for each in [_find_rollout_id(known, given) for given in rollout_ids]:

@@ -59,7 +59,7 @@ def parse_version(text: str) -> int | str:
 @format_option
 @store_option
 def list_resources(form: Form | None, store: str | None) -> None:
-    """List the resources: live version, canary and its share, last withdrawn version."""
+    """List the resources and their versions in use."""
     from lightning_otel.views.nouns import describe_resource
 
     opened = open_resources(store, is_reading=True)
@@ -80,7 +80,7 @@ def list_resources(form: Form | None, store: str | None) -> None:
 @format_option
 @store_option
 def show(target: str, form: Form | None, store: str | None) -> None:
-    """Show one version; given a name alone, the history of all its versions."""
+    """Show one version, or the history of a resource."""
     opened = open_resources(store, is_reading=True)
     if "@" in target:
         name, _, version = target.partition("@")
@@ -131,7 +131,9 @@ def _print_body(resource: "Resource") -> None:
 def publish(
     name: str, body: str | None, path: Path | None, store: str | None, **given: Any
 ) -> None:
-    """Publish a version: resources publish system_prompt 'Be brief.' --alias canary.
+    """Publish a version.
+
+    For example: resources publish system_prompt 'Be brief.' --alias canary
 
     BODY is a prompt's text, or JSON: chat messages of which the first is the system's, or an object
     such as {"model": "m", "sampling": {"temperature": 0.2}}.
@@ -162,9 +164,10 @@ def _parse_body(text: str) -> Any:
 @_WEIGHT
 @store_option
 def alias(name: str, alias: str, version: str, weight: float | None, store: str | None) -> None:
-    """Point an alias at a version: resources alias system_prompt canary 3 --weight 0.2.
+    """Point an alias at a version.
 
-    The version none removes the alias.
+    For example: resources alias system_prompt canary 3 --weight 0.2. The version none
+    removes the alias.
     """
     opened = open_resources(store, is_reading=True)
     number = None if version == "none" else opened.get(name, parse_version(version)).version
@@ -178,7 +181,10 @@ def alias(name: str, alias: str, version: str, weight: float | None, store: str 
 @_UNPAIRED
 @store_option
 def promote(name: str, if_better: bool, unpaired: bool, store: str | None) -> None:
-    """Make the canary live; running agents follow within a second or two."""
+    """Make the canary live.
+
+    Running agents follow within a second or two.
+    """
     opened = open_resources(store, is_reading=True)
     last_move = opened.last_move(name)
     if if_better:
@@ -201,7 +207,10 @@ def promote(name: str, if_better: bool, unpaired: bool, store: str | None) -> No
 @_UNPAIRED
 @store_option
 def withdraw(name: str, reason: str, if_worse: bool, unpaired: bool, store: str | None) -> None:
-    """Withdraw the canary and keep the reason; live does not change."""
+    """Withdraw the canary and keep the reason.
+
+    What is live does not change.
+    """
     opened = open_resources(store, is_reading=True)
     version = opened.get(name, "canary").version
     if if_worse:
@@ -218,7 +227,10 @@ def withdraw(name: str, reason: str, if_worse: bool, unpaired: bool, store: str 
 @click.argument("name")
 @store_option
 def rollback(name: str, store: str | None) -> None:
-    """Make the previous live version live again; running agents follow within seconds."""
+    """Make the previous version live again.
+
+    Running agents follow within a second or two.
+    """
     opened = open_resources(store, is_reading=True)
     click.echo(str(opened.rollback(name)))
     _tell_aliases(opened, name)
@@ -231,7 +243,10 @@ def rollback(name: str, store: str | None) -> None:
 @_UNPAIRED
 @store_option
 def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
-    """Compare two versions, live and canary by default: their texts and their rewards."""
+    """Compare the texts and rewards of two versions.
+
+    By default these are live and canary.
+    """
     from lightning_otel.dataset import Store
 
     opened = open_resources(store, is_reading=True)

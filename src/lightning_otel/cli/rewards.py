@@ -1,11 +1,7 @@
 """``reward``, ``apply-rewards``: rewards of what is stored."""
 
-import importlib
-import importlib.util
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -16,6 +12,7 @@ from lightning_otel.cli.options import (
     Form,
     find_rollout_id,
     format_option,
+    load_named,
     rollout_option,
     store_option,
     when_options,
@@ -49,7 +46,10 @@ _COUNTS: Final = (
 @click.option("--retract", is_flag=True, help="Retract the reward whose span ID names.")
 @store_option
 def reward(target: str, value: float | None, name: str, retract: bool, store: str | None) -> None:
-    """Add a reward to a rollout, trace, span or response, by a prefix of its id or @last."""
+    """Add a reward to a rollout, trace, span or response, by a prefix of its id or @last.
+
+    For example: reward @last 1.0
+    """
     from lightning_otel import rewards
     from lightning_otel.dataset import Store
     from lightning_otel.rewards.feedback import write_spans
@@ -114,7 +114,7 @@ def apply_rewards(
             row = judgement._asdict()
             rows.append({"rewards": row.pop("values"), **row})
 
-    judge = _load_function(function)
+    judge = load_named(function)
     opened = Store(store)
     rollout_id = find_rollout_id(opened, rollout)
     if not is_dry_run:
@@ -164,53 +164,3 @@ def _word_results(done: "Applied", *, is_dry_run: bool) -> Iterator[str]:
         )
     if not done.attempts:
         yield "  no rollout here has a transition; see: lightning-otel stats"
-
-
-def _load_function(named: str) -> Callable[..., object]:
-    """Return the function that ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` names.
-
-    Raises:
-        ConfigError: There is none, or what it stands in cannot be loaded.
-    """
-    place, _, name = named.rpartition(":")
-    if not place or not name:
-        raise ConfigError(f"{named!r} names no function; write rewards.py:exact_match")
-    module = _load_module(place)
-    found: Any = getattr(module, name, None)
-    if not callable(found):
-        functions = sorted(
-            key
-            for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", None) == module.__name__
-        )
-        raise ConfigError(
-            f"there is no function {name!r} in {place}; there are: {', '.join(functions) or 'none'}"
-        )
-    function: Callable[..., object] = found
-    return function
-
-
-def _load_module(place: str) -> Any:
-    path = Path(place)
-    is_file = place.endswith(".py")
-    if is_file and not path.is_file():
-        raise ConfigError(f"there is no file {place}; write FILE.py:FUNCTION")
-    # What it imports may stand beside it.
-    sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
-    try:
-        if not is_file:
-            return importlib.import_module(place)
-        # Not by its own name: a rewards file called json.py shall hide nothing.
-        spec = importlib.util.spec_from_file_location(f"rewards_of_{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    except ConfigError:  # says itself what to do
-        raise
-    except Exception as exc:  # somebody else's code may raise anything
-        raise ConfigError(
-            f"{place} cannot be loaded: {type(exc).__name__}: {exc}; does it run by itself?"
-        ) from exc
-    return module

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lightning_otel.cli import print_error, silence_stream
-from lightning_otel.cli.options import store_option
+from lightning_otel.cli.options import load_named, store_option
 from lightning_otel.cli.output import count_noun, print_note, suggest
 from lightning_otel.cli.program import (
     ProgramError,
@@ -91,7 +91,7 @@ def run(
     from lightning_otel.store.transforms import add_named_transforms, load_transform
     from lightning_otel.types.values import parse_json
 
-    evaluator = _load_evaluator(reward_evaluator) if reward_evaluator else None
+    evaluator = load_named(reward_evaluator) if reward_evaluator else None
     for name in transforms:
         load_transform(name)
     add_named_transforms(transforms)
@@ -139,19 +139,6 @@ def _tell_captured(recorded: "_Run", store: str | None, *, is_quiet: bool) -> in
     except BrokenPipeError:
         silence_stream(sys.stderr)
         return 1
-
-
-def _load_evaluator(where: str) -> Any:
-    module, _, name = where.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as exc:
-        raise ConfigError(
-            f"cannot load the reward evaluator {where!r}: {exc}; write it as module:function"
-        ) from exc
-    finally:
-        sys.path.pop(0)
 
 
 class _Run:

@@ -1,5 +1,6 @@
 """``show``: rollouts, traces, spans and versions, one by one or two side by side."""
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -113,16 +114,13 @@ def _show_outline(
 
 def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
     """Return what an id names for programs: its ``tree``, its ``spans`` or its ``transitions``."""
-    from lightning_otel.cli.export import parse_json_columns
     from lightning_otel.cli.spans import node_json, sdk_json
     from lightning_otel.views.outlines import outline_of
 
     noun, whole = opened.find(target)
     if view == "transitions":
         rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
-        return [
-            parse_json_columns(row) for row in opened.transitions(rollout_id=rollout_id).dicts()
-        ]
+        return [json.loads(line) for line in opened.transitions(rollout_id=rollout_id).lines()]
     found = outline_of(opened.source, noun, whole)
     if view == "tree":
         return list(node_json(found))

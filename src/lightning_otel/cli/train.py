@@ -1,17 +1,14 @@
 """``train``: an algorithm learns from a store, or from tasks an agent is run on."""
 
 import json
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.cli.options import Form, Stop, format_option, store_option
+from lightning_otel.cli.options import Form, Stop, format_option, load_named, store_option
 from lightning_otel.cli.output import (
     count_noun,
     print_data,
@@ -100,11 +97,9 @@ def _make_trainer(
 
     if algorithm is None:
         raise ConfigError(f"no algorithm is named; there are {', '.join(algorithms.names())}")
-    # The agent's module may stand here, and workers in other processes import it again.
-    sys.path.insert(0, os.getcwd())
     given = {name: value for name, value in more.items() if value is not None}
     return Trainer(
-        _load_agent(agent) if agent else None,
+        load_named(agent, "agent") if agent else None,
         algorithm,
         store=store,
         **given,
@@ -126,9 +121,8 @@ def _work_until_signal(
 
     if not config.TRAIN.read():
         raise ConfigError("training is switched off by LIGHTNING_OTEL_TRAIN; unset it to train")
-    sys.path.insert(0, os.getcwd())
     own = {name: value for name, value in more.items() if value is not None}
-    loaded = _load_agent(agent) if agent else None
+    loaded = load_named(agent, "agent") if agent else None
 
     def make(name: str, asked: Mapping[str, Any]) -> Trainer:
         asked = {**own, **asked}
@@ -147,14 +141,6 @@ def _work_until_signal(
     with Stop() as stop:
         done = worker.work(stop, ended)
     print_note(f"{count_noun(done, 'request')} done")
-
-
-def _load_agent(where: str) -> Any:
-    module, _, name = where.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as exc:
-        raise ConfigError(f"cannot load {where!r}: {exc}; write it as module:name") from exc
 
 
 def _parse_options(given: Sequence[str]) -> dict[str, Any]:

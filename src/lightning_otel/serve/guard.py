@@ -226,7 +226,7 @@ class Guard:
         if not (self._access.admits(request) or self._session.knows(request)):
             raise RefusalError(
                 401,
-                "this needs the key: open the link that lightning-otel ui prints, or send "
+                "this needs the key: open the link that lightning-otel serve prints, or send "
                 "Authorization: Bearer KEY",
                 {"WWW-Authenticate": "Bearer"},
             )

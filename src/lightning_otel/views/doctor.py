@@ -206,7 +206,7 @@ def _check_sending() -> Iterator[Finding]:
     if answer.verdict is Verdict.DELIVERED:
         yield ok("otlp", f"spans are also sent out {where}")
     else:
-        remedy = "lightning-otel forward --once"
+        remedy = "lightning-otel export otlp --once"
         yield problem("otlp", f"no span is sent {where}: {answer.reason}", remedy)
 
 

@@ -92,7 +92,7 @@ def test_lake_that_is_not_there_is_missing(
     lake: str, postgres: servers.Postgres, database: str
 ) -> None:
     """Reading makes no lake, and says how to."""
-    with pytest.raises(StoreMissingError, match="lightning-otel publish"):
+    with pytest.raises(StoreMissingError, match="lightning-otel export lake"):
         Store(lake).connect()
 
     tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"

@@ -82,7 +82,7 @@ def _log_error(last_error: str) -> None:
 def _finish_forwarding(forwarder: Forwarder, writer: SpanWriter) -> None:
     if not forwarder.finish(is_whole=True):
         log.warning(
-            "spans were not sent by OTLP: %s; send them with: lightning-otel forward --name %s",
+            "spans were not sent by OTLP: %s; send them with: lightning-otel export otlp --name %s",
             forwarder.why,
             PREFIX + writer.process,
         )

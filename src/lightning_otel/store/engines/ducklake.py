@@ -1,7 +1,8 @@
 """A lake as a source of spans: DuckLake on PostgreSQL, Parquet on object storage or in a folder.
 
-Reads only; what goes in comes through ``publish``. No extension is ever fetched from the network: a
-lake needs the ones installed beside DuckDB (extra ``lake``), or those a user installed himself.
+Reads only; what goes in comes through ``export lake``. No extension is ever fetched from the
+network: a lake needs the ones installed beside DuckDB (extra ``lake``), or those a user installed
+himself.
 """
 
 import importlib.util
@@ -219,7 +220,7 @@ def translate_errors(address: LakeAddress, verb: str = "read") -> Iterator[None]
 def _missing_message(address: LakeAddress) -> str:
     return (
         f"no lake at {address.name}, or nothing is in it; put spans there with: "
-        "lightning-otel publish"
+        "lightning-otel export lake"
     )
 
 
