@@ -73,7 +73,7 @@ def test_queue_is_paused_resumed_and_cancelled(cli: Cli, place: Path) -> None:
     again = cli("queue", "--store", place, "cancel", waiting.rollout_id)
 
     assert "paused: 2 wait, 1 still run" in paused.stderr
-    assert "nobody takes anything" in shown.stderr
+    assert "no rollout is started" in shown.stderr
     assert not queue.is_paused
     assert resumed.returncode == done.returncode == again.returncode == 0
     assert queue.get(waiting.rollout_id).reason == "enough"
