@@ -61,7 +61,7 @@ class SpanStore:
 
     @cached_property
     def source(self) -> "SpanSource":
-        """The engine that holds the spans."""
+        """Return the engine that holds the spans."""
         if self._files is not None:
             from lightning_otel.store.source import LocalSource
 
@@ -93,7 +93,7 @@ class SpanStore:
         self.source.add(spans)
 
     def connect(self) -> "duckdb.DuckDBPyConnection":
-        """An own DuckDB connection in which ``spans``, ``calls``, ``rewards``, ``rollouts`` stand.
+        """Return a DuckDB connection with the views spans, calls, rewards and rollouts.
 
         It is an in-memory database of its own; nothing done in it reaches the store.
 
@@ -108,7 +108,7 @@ class SpanStore:
         return open_live_connection(self.layout)
 
     def sql(self, query: str, parameters: Iterable[object] = ()) -> "Table[dict[str, Any]]":
-        """The result of one read-only statement over the views; times with a zone come as text.
+        """Run one read-only statement over the views; times with a zone come as text.
 
         Raises:
             QueryError: It is not one SELECT, DESCRIBE or EXPLAIN, or DuckDB refuses it.
@@ -121,7 +121,7 @@ class SpanStore:
         return Table(lambda: found, found.dicts, "rows", counts=lambda: [found.count()])
 
     def rollouts(self) -> "Table[dict[str, Any]]":
-        """One row a rollout and attempt: status, times, counts, tokens, final reward, task."""
+        """Return one row per attempt: status, times, counts, tokens, final reward, task."""
         return self.sql("SELECT * FROM rollouts ORDER BY start_ns")
 
     def settle(self) -> "SettleResult":
@@ -156,7 +156,7 @@ class SpanStore:
         return self.writer().accounting() if self.layout is None else read_accounting(self.layout)
 
     def accounting_by_process(self, *, since_ns: int = 0) -> "dict[str, Accounting]":
-        """The same for each process with a loss, or whose segments were not settled long ago.
+        """Account for each process that lost spans or has segments not settled long ago.
 
         Args:
             since_ns: Only processes that began to record at this time or later.
@@ -202,7 +202,7 @@ class SpanStore:
 
     @property
     def local(self) -> Self:
-        """The store on this machine that recordings go to: this one, or that before a lake."""
+        """Return the store on this machine that recordings go to: this one, or a lake's."""
         if not is_lake(self.name):
             return self
         from lightning_otel.store.engines.ducklake import DuckLakeSource
@@ -334,7 +334,7 @@ class SpanStore:
             return pack(con, path)
 
     def follow(self, name: str, *, idle_s: float | None = None, since_ns: int = 0) -> "Follower":
-        """Every ended span once, as it ends or in batches, from a durable position of one's own.
+        """Follow every ended span once, as it ends or in batches, from a durable position.
 
         ``for span in store.follow("trainer")`` waits for what comes; ``.batch()`` takes what is
         there. Any number of consumers follow side by side, each under its name.
@@ -356,7 +356,7 @@ class SpanStore:
         return Follower(self.layout, name, idle_s=idle_s, since_ns=since_ns)
 
     def find(self, prefix: str) -> tuple[str, str]:
-        """The one rollout, trace, span or response whose id begins so; also ``@last``, ``@last~2``.
+        """Find the rollout, trace, span or response by the beginning of its id, or ``@last~2``.
 
         Returns:
             What it is (``rollout``, ``trace``, ``span`` or ``response``) and its whole id.
@@ -370,7 +370,7 @@ class SpanStore:
         return find_id(self.source.connect(("spans",), INDEX_COLUMNS), prefix)
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
-        """The rollout that a found trace, span or response belongs to."""
+        """Return the rollout that a found trace, span or response belongs to."""
         from lightning_otel.store.lookup import find_rollout
         from lightning_otel.store.source import INDEX_COLUMNS
 

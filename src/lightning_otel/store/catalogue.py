@@ -84,7 +84,7 @@ def ensure_catalogue(layout: Layout) -> None:
 
 
 def find_catalogue_fault(layout: Layout) -> str:
-    """Say why ``X.duckdb`` cannot be opened; empty if it can, or if that says nothing about it."""
+    """Return why ``X.duckdb`` cannot be opened; empty if it can, or if it is locked."""
     import duckdb
 
     try:
@@ -145,7 +145,7 @@ def _is_in_none_of(names: Collection[str]) -> str:
 
 
 def _is_ahead(time_us: str) -> str:
-    """As ``layout.is_in_effect``, the other way round."""
+    """Return the condition that a commit does not count yet; see ``layout.is_in_effect``."""
     return f"({time_us} - epoch_us(now()) BETWEEN 1 AND {FURTHEST_AHEAD_US})"
 
 

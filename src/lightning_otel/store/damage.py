@@ -136,7 +136,7 @@ def explain(exc: "duckdb.Error", layout: Layout | None, verb: str = "read") -> S
 
 @contextlib.contextmanager
 def translate_errors(layout: Layout, verb: str = "read") -> Iterator[None]:
-    """A block in which an error of DuckDB or the system says what was done to which store."""
+    """Turn errors of DuckDB and the system in a block into errors that name the store."""
     import duckdb
 
     try:
@@ -179,7 +179,7 @@ def _find_damage(
 
 
 def release_missing_files(layout: Layout) -> None:
-    """Have segments read and settled again that stood in a file which is gone; settler only.
+    """Release the segments of files that are gone, to be read and settled again; settler only.
 
     A missing file without any is left in the manifest: it may come back, as with its disk.
     """
@@ -247,7 +247,7 @@ def repair_command(layout: Layout) -> str:
 
 
 def ensure_manifest(layout: Layout) -> None:
-    """See that the manifest is whole, if that is ours to do now; else its copy is read."""
+    """Restore a damaged manifest if no other process settles; else readers use its copy."""
     if not _is_manifest_whole(layout):
         try:
             with elect_settler(layout, wait_s=_MENDING_S) as is_elected:

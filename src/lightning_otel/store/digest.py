@@ -85,7 +85,7 @@ _FACTS: Final = f"""CASE found
 
 
 def digest_sql(source: str, columns: Iterable[str]) -> str:
-    """A query for some columns of spans and, after them, their digest."""
+    """Return a query for columns of spans and, after them, their digest."""
     return f"""
 SELECT {", ".join(columns)},
   (CASE WHEN found = {CALL} AND {_IS_ODD} THEN {IRREGULAR} ELSE found END

@@ -91,12 +91,12 @@ class Layout:
         self.state_path = self.root / "state.sqlite"
 
     def exists(self) -> bool:
-        """Say whether a store stands here; settled spans may lie here without a manifest."""
+        """Return whether a store exists here; settled spans may lie here without a manifest."""
         is_there = self._stands_there(self.manifest_path) or self.manifest_copy.exists()
         return is_there or any(self.data.glob("spans-*.parquet"))
 
     def has_state(self) -> bool:
-        """Say whether a state lies beside it."""
+        """Return whether a state lies beside it."""
         return self._stands_there(self.state_path)
 
     def _stands_there(self, path: Path) -> bool:
@@ -260,7 +260,7 @@ def elect_settler(layout: Layout, *, wait_s: float = 0.0) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def hold_settler_lock(layout: Layout, wait_s: float | None = None) -> Iterator[None]:
-    """A block in which this process alone changes the manifest; another one is waited for."""
+    """Hold the settler lock for a block; wait for another process that holds it."""
     with elect_settler(layout, wait_s=ELECTION_S if wait_s is None else wait_s) as is_elected:
         if not is_elected:
             raise StoreError(
@@ -304,7 +304,7 @@ def write_private(path: Path, content: bytes, *, is_synced: bool = False) -> Non
 
 @contextlib.contextmanager
 def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file to write that stands at the path once the block has ended well, else nothing does.
+    """Write a file atomically: give a temporary path, renamed to the path if the block succeeds.
 
     Until then nobody else can read it; after that only those who could read what stood there.
     """

@@ -22,7 +22,7 @@ _MOST_BYTES: Final = 8 << 20
 def read_others_records(
     layout: Layout, process: str, since_ns: int, mentions: Sequence[str]
 ) -> list[Record] | None:
-    """The spans that other processes began since a time and whose lines hold one of some texts.
+    """Read spans that other processes began since a time and whose lines hold one of some texts.
 
     Args:
         layout: The store's paths.

@@ -25,7 +25,7 @@ _BEFORE = re.compile(r"@last(?:~(\d{1,6}))?")
 
 
 def find_rollout(con: "duckdb.DuckDBPyConnection", noun: str, whole_id: str) -> str:
-    """The rollout in which something was found."""
+    """Return the id of the rollout that a trace, span or response belongs to."""
     row = con.execute(
         f"SELECT {ROLLOUT} FROM spans WHERE {_COLUMNS[noun]} = ? ORDER BY start_ns LIMIT 1",
         [whole_id],
@@ -62,7 +62,7 @@ def find_id(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
 
 
 def _last_rollout(con: "duckdb.DuckDBPyConnection", named: str) -> str:
-    """The rollout that ``@last`` or ``@last~2`` stands for."""
+    """Return the id of the rollout that ``@last`` or ``@last~2`` names."""
     found = _BEFORE.fullmatch(named)
     if found is None:
         raise NotFoundError(f"{named!r} is no rollout; write @last, or @last~1 for the one before")

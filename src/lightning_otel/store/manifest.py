@@ -67,7 +67,7 @@ class SettledSegment:
 
     @property
     def has_damage(self) -> bool:
-        """Say whether something was damaged, rejected or lost."""
+        """Return whether something was damaged, rejected or lost."""
         return bool(self.damaged or count_unstored(self.counts))
 
 
@@ -112,7 +112,7 @@ class Manifest:
 
 
 def is_in_effect(commit_us: int, time_us: int) -> bool:
-    """Say whether a commit counts at a time: also one so far ahead that the clock went back."""
+    """Return whether a commit counts at a time; one far ahead counts, as the clock went back."""
     return not time_us < commit_us <= time_us + FURTHEST_AHEAD_US
 
 

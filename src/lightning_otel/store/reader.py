@@ -26,7 +26,7 @@ _TRIES: Final = 5
 
 
 class Reader(_Connection):
-    """A connection with the views of a store; whatever else is asked of it DuckDB's own answers.
+    """A connection with the views of a store; all other calls go to DuckDB's own connection.
 
     Attributes:
         con: DuckDB's own.
@@ -47,7 +47,7 @@ class Reader(_Connection):
         self.run(lambda: None)
 
     def attempt(self, act: Callable[[], T]) -> T:
-        """Return what an act gives, tried again where a part of the store had to be excluded."""
+        """Return the result of a function, called again after a part of the store was excluded."""
         import duckdb
 
         if self._is_within:  # the outer act begins again
@@ -66,7 +66,7 @@ class Reader(_Connection):
                 self._is_within = False
 
     def run(self, act: Callable[[], T]) -> T:
-        """Return what an act gives, as :meth:`attempt`; an error of DuckDB becomes one of ours."""
+        """Return the result of a function as :meth:`attempt` does; DuckDB's errors become ours."""
         import duckdb
 
         if self._is_within:
@@ -79,7 +79,7 @@ class Reader(_Connection):
             raise self.error(exc) from exc
 
     def refresh(self) -> None:
-        """Have the views show what counts now; a connection that stays open was made long ago."""
+        """Redefine the views if the store has changed since they were defined."""
         if self._layout is not None and self._snapshot != Snapshot.take(self._layout):
             self._snapshot = None
 
@@ -107,7 +107,7 @@ class Reader(_Connection):
         return getattr(self.con, name)
 
     def __enter__(self) -> Self:
-        """It, to be closed at the end of the block."""
+        """Return the reader; the end of the block closes it."""
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -124,7 +124,7 @@ class Reader(_Connection):
         warn_of_missing_spans(self._layout)
 
     def _can_recover(self, exc: "duckdb.Error", *, is_last: bool) -> bool:
-        """Tell whether there is something else to be read now."""
+        """Return whether another attempt would read something else."""
         import duckdb
 
         if self._layout is None:

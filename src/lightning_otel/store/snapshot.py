@@ -120,7 +120,7 @@ WITH settled AS NOT MATERIALIZED ({settled}), live AS NOT MATERIALIZED ({self.li
 
 
 def ndjson_sql(paths: str, columns: dict[str, str]) -> str:
-    """A ``read_json`` call that steps over damaged lines; ``paths`` is SQL."""
+    """Return a ``read_json`` call that skips damaged lines; ``paths`` is SQL."""
     # The buffer is twice the object size and one stands open per thread: the default of 16 MiB fits
     # our 8 MiB records.
     return (
@@ -130,7 +130,7 @@ def ndjson_sql(paths: str, columns: dict[str, str]) -> str:
 
 
 def small_ndjson_sql(paths: str, columns: dict[str, str]) -> str:
-    """As :func:`read_ndjson`, for thousands of small files.
+    """Return the SQL of :func:`ndjson_sql` for thousands of small files.
 
     ``read_json`` takes a millisecond a file to bind our columns; this takes none, and three times
     as long for each megabyte.
@@ -173,7 +173,7 @@ SELECT {columns} FROM live ANTI JOIN settled ON {same_span_sql("settled", "live"
 
 
 def segments_sql(segments: Sequence[Path], *, live_bytes: int) -> str:
-    """A query for the spans of some segments, each once; one that a file holds may be among them.
+    """Return a query for the spans of segments, each once; a data file may hold some of them too.
 
     Args:
         segments: At least one.
@@ -188,7 +188,7 @@ def segments_sql(segments: Sequence[Path], *, live_bytes: int) -> str:
 
 
 def rows_sql(layout: Layout, files: Sequence[DataFile], folder: Path | None = None) -> str:
-    """A subquery over the rows of some data files, in our columns, and where each row stands.
+    """Return a subquery over the rows of data files and the place of each row.
 
     Args:
         layout: The store's paths.
@@ -205,5 +205,5 @@ def rows_sql(layout: Layout, files: Sequence[DataFile], folder: Path | None = No
 
 
 def empty_file_sql(path: Path) -> str:
-    """Writes the data file without rows that keeps the glob from matching nothing."""
+    """Return the statement that writes a data file without rows, for globs to match."""
     return f"COPY (SELECT {_NO_COLUMNS} LIMIT 0) TO {quote_text(str(path))} (FORMAT parquet)"

@@ -200,7 +200,7 @@ class LocalSource(SpanSource):
 
 
 def prepare(layout: Layout) -> None:
-    """See that a store can be read: its manifest, its catalogue, and without what is damaged."""
+    """Prepare a store for reading: restore its manifest, exclude damage, update its catalogue."""
     layout.require()
     writer = writers_by_catalogue.get(layout.catalogue)
     if writer is not None:
@@ -273,7 +273,7 @@ def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot, live: s
 
 
 def _is_wide(names: Collection[str], columns: Collection[str] | None) -> bool:
-    """Tell whether content may be looked at."""
+    """Return whether a query may look at content."""
     if columns is None:
         return not set(names) <= _SUMMARIES
     return not set(columns) <= _SUMMARY_COLUMNS

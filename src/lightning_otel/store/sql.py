@@ -17,22 +17,22 @@ _EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+)?(\([^()]*\)\s*)?", re.I
 
 
 def quote_text(text: str) -> str:
-    """A SQL string literal."""
+    """Return a SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def quote_paths(paths: Iterable[Path]) -> str:
-    """A SQL list of paths."""
+    """Return a SQL list of paths."""
     return "[" + ", ".join(quote_text(str(path)) for path in paths) + "]"
 
 
 def attribute_sql(key: str) -> str:
-    """An attribute's text, or NULL."""
+    """Return the SQL for an attribute's text, or NULL."""
     return f"""json_extract_string(attributes, '$."{key}"')"""
 
 
 def hide_progress_bar(con: "duckdb.DuckDBPyConnection") -> None:
-    """Have a connection show no progress bar, which can land on stdout."""
+    """Turn off the progress bar of a connection, which can land on stdout."""
     import duckdb
 
     # In a Jupyter kernel without ipywidgets there is none, and the setting is refused.

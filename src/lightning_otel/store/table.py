@@ -50,7 +50,7 @@ _END: Final = re.compile(r";\s*(--[^\n]*\s*)*\Z")
 
 
 class Query:
-    """One SELECT on a connection of its own: Arrow for whoever reads that, rows for us."""
+    """One SELECT on a connection: its result as Arrow, rows or a file."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Query:
         self._is_used = False
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The Arrow C stream interface."""
+        """Return the result through the Arrow C stream interface."""
         return self.take(lambda relation: relation.__arrow_c_stream__(requested_schema))
 
     def take(self, get: "Callable[[duckdb.DuckDBPyRelation], T]") -> T:
@@ -168,14 +168,14 @@ class Table(Generic[T]):
         self._counts = counts
 
     def __iter__(self) -> Iterator[T]:
-        """Each row as an object."""
+        """Iterate over the rows as objects."""
         return iter(self._rows())
 
     def __repr__(self) -> str:
         return f"<Table of {self._noun}: iterate, or .df() .pl() .arrow() .to_parquet(path)>"
 
     def _repr_html_(self) -> str:
-        """The first rows, and how many there are, for notebooks."""
+        """Return the first rows and the row count as HTML for notebooks."""
         rows = [self._as_columns(row) for row in self._first(_PAGE + 1)]
         columns = list(rows[0]) if rows else []
         count = str(len(rows))
@@ -197,14 +197,14 @@ class Table(Generic[T]):
         return f"{found:,}"
 
     def _as_columns(self, row: T) -> Mapping[str, object]:
-        """A row by column, for people."""
+        """Return a row by column, for people."""
         if isinstance(row, Mapping):
             return row
         held = dataclasses.fields(row) if dataclasses.is_dataclass(row) else ()
         return {each.name: getattr(row, each.name) for each in held}
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The Arrow C stream interface, which polars, pyarrow, pandas and others read as it is."""
+        """Return the rows through the Arrow C stream interface, for polars, pyarrow and pandas."""
         return self._query().__arrow_c_stream__(requested_schema)
 
     def page(self, order: str, limit: int, offset: int) -> tuple[list[dict[str, Any]], int]:
@@ -217,24 +217,24 @@ class Table(Generic[T]):
         return self._query().take(lambda relation: list(relation.columns))
 
     def rows(self) -> list[T]:
-        """Every row, in memory."""
+        """Return all rows as a list."""
         return list(self)
 
     def dicts(self) -> Iterator[dict[str, Any]]:
-        """Each row as a dict of columns."""
+        """Yield each row as a dict of columns."""
         return self._query().dicts()
 
     def df(self) -> Any:
-        """A pandas data frame; ConfigError where pandas is not installed."""
+        """Return a pandas data frame; ConfigError if pandas is not installed."""
         _import_optional("pandas")
         return self._query().take(lambda relation: relation.df())
 
     def pl(self) -> Any:
-        """A polars data frame; ConfigError where polars is not installed."""
+        """Return a polars data frame; ConfigError if polars is not installed."""
         return _import_optional("polars").DataFrame(self)
 
     def arrow(self) -> Any:
-        """A pyarrow table; ConfigError where pyarrow is not installed."""
+        """Return a pyarrow table; ConfigError if pyarrow is not installed."""
         return _import_optional("pyarrow").table(self)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
@@ -263,7 +263,7 @@ class Spans(Table[Span]):
         self._is_one = is_one
 
     def _repr_html_(self) -> str:
-        """The picture of a rollout or trace, or the first rows, for notebooks."""
+        """Return the tree of a rollout or trace, or the first rows, as HTML for notebooks."""
         from lightning_otel.adapter.outline import outline
         from lightning_otel.adapter.picture import picture
 
@@ -304,7 +304,7 @@ class Transitions(Table[Transition]):
         self._records = records
 
     def lines(self) -> Iterator[bytes]:
-        """Each row as a line of JSON, by column, as it is adapted: memory does not grow with them.
+        """Yield each row as a line of JSON, by column, in constant memory.
 
         Raises:
             StoreError: A file cannot be read.
@@ -315,10 +315,9 @@ class Transitions(Table[Transition]):
         return step_row(row)
 
     def report(self) -> Report:
-        """The funnel from spans to these rows, of every agent, with every reason for a loss.
+        """Return the funnel from spans to these rows, of every agent, with every reason for a loss.
 
-        It is that of the latest whole pass over the rows, in whatever form; if there was none, they
-        are gone through for it.
+        It is kept from the latest whole pass over the rows; without one, this makes a pass.
         """
         if self._report is None:
             for _ in self:
