@@ -135,8 +135,8 @@ ENVIRONMENTS = {
     "clickhouse": Environment(
         "chdb>=4.4",
         "tests/store/contract tests/store/test_clickhouse.py",
-        "chdb clickhouse-connect duckdb",
-        extras="[clickhouse,serve]",
+        "chdb duckdb",
+        extras="[serve]",
     ),
     # Whoever reads our formats, and who trains. Of verl the data classes, the algorithms and the
     # agent loop, which need no more than this; the whole of it holds transformers below what TRL is

@@ -1,7 +1,6 @@
 """ClickHouse's real engine: a Collector's own rows, loading, and what an address may say."""
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 import pytest
 
 from lightning_otel import Store
-from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.errors import StoreError
+from lightning_otel.store.engines.clickhouse import ClickHouse
 from lightning_otel.store.engines.collector import quoted
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -21,24 +21,24 @@ Rollout = Callable[..., list[Span]]
 @pytest.fixture
 def url(request: pytest.FixtureRequest) -> str:
     """A database of its own in the engine."""
-    for module in ("chdb", "clickhouse_connect"):
-        pytest.importorskip(module)
+    pytest.importorskip("chdb")
     folder: Path = request.getfixturevalue("chdb_folder")
     return f"clickhouse+chdb://{folder}?database=db{abs(hash(request.node.nodeid))}"
 
 
-def client_of(store: Store) -> Any:
-    """The client of a store's engine."""
-    return store.source._client  # type: ignore[attr-defined]  # ClickHouse
+def source_of(store: Store) -> ClickHouse:
+    """The engine of a store."""
+    assert isinstance(store.source, ClickHouse)
+    return store.source
 
 
 def collected(store: Store, spans: list[Span]) -> None:
     """Write spans as a Collector's ClickHouse exporter does: every value as text."""
     store.add([])
     rows = ", ".join(map(_row, spans))
-    client_of(store).command(
+    source_of(store).run(
         "INSERT INTO "
-        f"{store.source._table} (Timestamp, TraceId, SpanId, ParentSpanId, TraceState, "  # type: ignore[attr-defined]  # as above
+        f"{source_of(store)._table} (Timestamp, TraceId, SpanId, ParentSpanId, TraceState, "
         "SpanName, SpanKind, ServiceName, ResourceAttributes, ScopeName, ScopeVersion, "
         "SpanAttributes, Duration, StatusCode, StatusMessage, Events.Timestamp, Events.Name, "
         f"Events.Attributes, Links.TraceId, Links.SpanId, Links.TraceState, Links.Attributes) "
@@ -112,7 +112,9 @@ def test_a_collectors_row_sent_twice_counts_once(url: str, rollout: Rollout) -> 
 
     assert len(store.spans().rows()) == len(spans)
     assert [row["spans"] for row in store.rollouts()] == [len(spans)]
-    assert client_of(store).command(f"SELECT count() FROM {_table(store)}") == 2 * len(spans)
+    assert source_of(store).run(f"SELECT count() FROM {source_of(store)._table}") == str(
+        2 * len(spans)
+    )
 
 
 def test_text_that_looks_like_a_number_stays_text_where_no_convention_names_its_key(
@@ -171,7 +173,7 @@ def test_one_trace_is_found_with_and_without_the_table_of_times(url: str, rollou
 
     with_it = store.spans(trace_id=trace_id).rows()
     for name in ("it`s_trace_id_ts_mv", "it`s_trace_id_ts"):
-        client_of(store).command(f"DROP TABLE {database}.`{name.replace('`', chr(92) + '`')}`")
+        source_of(store).run(f"DROP TABLE {database}.`{name.replace('`', chr(92) + '`')}`")
     without = store.spans(trace_id=trace_id).rows()
 
     assert len(with_it) == len(without) == len(rollout(1))
@@ -211,19 +213,5 @@ def test_a_wrong_password_is_an_error_that_does_not_repeat_it(
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
     """It says which."""
-    pytest.importorskip("clickhouse_connect")
     with pytest.raises(StoreError, match=r"127\.0\.0\.1:1"):
         Store("clickhouse://127.0.0.1:1/x").spans().rows()
-
-
-def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever lacks it is told what to install."""
-    monkeypatch.setitem(sys.modules, "clickhouse_connect", None)
-
-    with pytest.raises(ConfigError, match=r"lightning-otel\[clickhouse\]"):
-        Store("clickhouse://127.0.0.1:1/x").spans().rows()
-
-
-def _table(store: Store) -> str:
-    found: str = store.source._table  # type: ignore[attr-defined]  # ClickHouse
-    return found

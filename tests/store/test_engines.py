@@ -40,7 +40,7 @@ def test_a_name_tells_the_engine() -> None:
         ("clickhouse://h", "clickhouse://h:8123/default?table=otel_traces"),
         (
             "clickhouses://me:secret@[::1]:9000/a%60b?table=spans",
-            "clickhouses://::1:9000/a`b?table=spans",
+            "clickhouses://[::1]:9000/a`b?table=spans",
         ),
     ],
 )

@@ -31,7 +31,6 @@ def held(request: pytest.FixtureRequest, store: Store) -> Held:
         store = Store(":memory:")
     elif request.param in ("chdb", "clickhouse"):
         pytest.importorskip("chdb")
-        pytest.importorskip("clickhouse_connect")
         folder: Path = request.getfixturevalue("chdb_folder")
         store = Store(f"clickhouse+chdb://{folder}?database={database}")
         if request.param == "clickhouse":

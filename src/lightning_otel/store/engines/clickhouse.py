@@ -1,23 +1,29 @@
 """A ClickHouse server, or its engine within this process, that holds spans in a Collector's table.
 
 ``clickhouse://user:password@host:8123/database?table=otel_traces``, ``clickhouses://`` with TLS,
-``clickhouse+chdb:///folder?database=default``. Needs ``clickhouse-connect`` (extra ``clickhouse``).
+``clickhouse+chdb:///folder?database=default``, which needs ``chdb``.
+
+Source: ClickHouse's manual, "HTTP Interface".
 """
 
+import base64
 import contextlib
 import functools
 import importlib
+import io
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from lightning_otel.errors import ConfigError, NotInstalledError, StoreError
 from lightning_otel.store.engines import collector
-from lightning_otel.store.engines.remote import RemoteSource, list_columns
+from lightning_otel.store.engines.http import HttpSource
+from lightning_otel.store.engines.remote import list_columns
 from lightning_otel.store.snapshot import SAME_SPAN_NS
 from lightning_otel.store.source import MemorySource, Selection, SpanSource
 from lightning_otel.store.sql import quote_text
@@ -26,7 +32,8 @@ from lightning_otel.types import Span
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMES: Final = ("clickhouse", "clickhouses", "clickhouse+chdb")
+_CHDB: Final = "clickhouse+chdb"
+SCHEMES: Final = ("clickhouse", "clickhouses", _CHDB)
 LOAD_SPANS: Final = 20_000
 """Spans written at once: what is being loaded lies in the memory of both sides."""
 _WINDOWS: Final = """
@@ -35,20 +42,22 @@ SELECT min(start_ns), max(start_ns) FROM (
   FROM (SELECT start_ns, count(*) AS spans FROM spans GROUP BY start_ns)
 ) GROUP BY part ORDER BY part"""
 """Times, first and last, between which about so many spans begin; together they hold all."""
-_PORTS: Final = {"clickhouse": 8123, "clickhouses": 8443}
 _OPTIONS: Final = frozenset({"table", "database"})
-_READING: Final = {
+_SETTINGS: Final = {
     "max_query_size": 64 << 20,  # a batch names thousands of ids
     "output_format_parquet_string_as_string": 1,
     "output_format_parquet_compression_method": "zstd",
     "output_format_parquet_row_group_size": 10_000,
+    "max_partitions_per_insert_block": 0,  # spans of a year lie in 365 partitions
 }
-_WRITING: Final = {"max_partitions_per_insert_block": 0}
-"""Spans of a year lie in 365 partitions."""
+_turn: Final = threading.Lock()
+"""Settings of the engine within this process are those of one statement."""
 
 
-class ClickHouse(RemoteSource):
+class ClickHouse(HttpSource):
     """One table, read with one view."""
+
+    hint = "is it up, and are the user, the password and the database right?"
 
     def __init__(self, url: str) -> None:
         """Name a table, as in the module's description; nothing is opened yet."""
@@ -59,31 +68,21 @@ class ClickHouse(RemoteSource):
                 f"{parts.scheme}://… does not know {', '.join(unknown)}; "
                 f"it knows {', '.join(sorted(_OPTIONS))}, since and until"
             )
-        is_local = parts.scheme == "clickhouse+chdb"
-        if not (parts.path.strip("/") if is_local else parts.hostname):
-            form = "clickhouse+chdb:///folder" if is_local else "clickhouse://host:8123/database"
-            raise ConfigError(f"{parts.scheme}://… names no place; write {form}")
-        try:
-            port = parts.port or _PORTS.get(parts.scheme, 0)
-        except ValueError as exc:
-            raise ConfigError(f"{parts.scheme}://…: {exc}; name a port such as 8123") from exc
+        self._is_local = parts.scheme == _CHDB
         path = unquote(parts.path)
-        named = "" if is_local else path.strip("/")
+        if not (path.strip("/") if self._is_local else parts.hostname):
+            form = f"{_CHDB}:///folder" if self._is_local else "clickhouse://host:8123/database"
+            raise ConfigError(f"{parts.scheme}://… names no place; write {form}")
+        is_tls = parts.scheme == "clickhouses"
+        super().__init__(parts, is_tls=is_tls, port=8443 if is_tls else 8123)
+        named = "" if self._is_local else path.strip("/")
         database = options.get("database") or named or "default"
         table = options.get("table") or "otel_traces"
-        self._connection: dict[str, Any] = {"interface": "chdb", "path": path}
-        self.name = f"{parts.scheme}://{path}?database={database}&table={table}"
-        if not is_local:
-            self._connection = {
-                "host": parts.hostname,
-                "port": port,
-                "username": unquote(parts.username or "") or None,
-                "password": unquote(parts.password or ""),
-                "secure": parts.scheme == "clickhouses",
-                # Two threads may ask at once, which a session forbids.
-                "autogenerate_session_id": False,
-            }
-            self.name = f"{parts.scheme}://{parts.hostname}:{port}/{database}?table={table}"
+        self._folder = path
+        self._login = f"{unquote(parts.username or 'default')}:{unquote(parts.password or '')}"
+        self.name = f"{parts.scheme}://{self._host}/{database}?table={table}"
+        if self._is_local:
+            self.name = f"{parts.scheme}://{path}?database={database}&table={table}"
         self._database = _quote_name(database)
         self._table = f"{self._database}.{_quote_name(table)}"
         self._times = f"{self._database}.{_quote_name(table + '_trace_id_ts')}"
@@ -93,12 +92,8 @@ class ClickHouse(RemoteSource):
         if not list_columns(selection.columns):
             raise ConfigError("a selection without columns selects nothing; name some")
         query = collector.select(self._table, self._add_times(selection))
-        with (
-            self._translate_errors(),
-            self._client.raw_stream(query, fmt="Parquet", settings=_READING) as body,
-            path.open("wb") as file,
-        ):
-            shutil.copyfileobj(body, file)
+        with self._run(f"{query} FORMAT Parquet") as answer, path.open("wb") as file:
+            shutil.copyfileobj(answer, file)
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans that are not there yet."""
@@ -112,12 +107,11 @@ class ClickHouse(RemoteSource):
         Returns:
             How many were written.
         """
-        with self._translate_errors():
-            # One who may write spans into a table may not be allowed to make one.
-            if not self._is_there(self._table):
-                self._client.command(f"CREATE DATABASE IF NOT EXISTS {self._database}")
-                for statement in collector.table_statements(self._table):
-                    self._client.command(statement)
+        # One who may write spans into a table may not be allowed to make one.
+        if not self._is_there(self._table):
+            self.run(f"CREATE DATABASE IF NOT EXISTS {self._database}")
+            for statement in collector.table_statements(self._table):
+                self.run(statement)
         with source.connect(("spans",)) as con, tempfile.TemporaryDirectory() as folder:
             for macro in collector.MACROS:
                 con.execute(macro)
@@ -146,18 +140,12 @@ class ClickHouse(RemoteSource):
             "(FORMAT parquet, COMPRESSION zstd)"
         ).fetchall()
         if count:
-            with self._translate_errors():
-                self._client.raw_insert(
-                    self._table,
-                    list(collector.LOADED),
-                    path.read_bytes(),
-                    settings=_WRITING,
-                    fmt="Parquet",
-                )
+            names = ", ".join(map(_quote_name, collector.LOADED))
+            self.run(f"INSERT INTO {self._table} ({names})", path)
         return int(count)
 
     def _is_there(self, table: str) -> bool:
-        return bool(int(self._client.command(f"EXISTS TABLE {table}")))
+        return self.run(f"EXISTS TABLE {table}") == "1"
 
     def _add_times(self, selection: Selection) -> Selection:
         """The selection with the time of its traces, from the table that knows it.
@@ -172,41 +160,54 @@ class ClickHouse(RemoteSource):
             "SELECT uniqExact(TraceId), toUnixTimestamp(min(Start)), toUnixTimestamp(max(End)) "
             f"FROM {self._times} WHERE TraceId IN ({listed})"
         )
-        with self._translate_errors():
-            if not self._is_there(self._times):
-                return selection
-            ((known, start_s, end_s),) = self._client.query(query, settings=_READING).result_rows
+        if not self._is_there(self._times):
+            return selection
+        known, start_s, end_s = map(int, self.run(query).split())
         # A trace it does not know may be older than that table.
         if known != len(ids):
             return selection
         return replace(selection, since_ns=start_s * 10**9, until_ns=(end_s + 1) * 10**9)
 
-    @functools.cached_property
-    def _client(self) -> Any:
-        try:
-            library = importlib.import_module("clickhouse_connect")
-        except ImportError as exc:
-            raise NotInstalledError(
-                "clickhouse:// needs clickhouse-connect; pip install 'lightning-otel[clickhouse]'"
-            ) from exc
-        return library.get_client(**self._connection)
+    def run(self, statement: str, parquet: Path | None = None) -> str:
+        """Run a statement, an INSERT with the rows of a file; return its answer as text."""
+        with self._run(statement, parquet) as answer:
+            return answer.read().decode("utf-8", "replace").strip()
 
     @contextlib.contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        """Translate into our error what the server or the way to it says within a block."""
+    def _run(self, statement: str, parquet: Path | None = None) -> Iterator[BinaryIO]:
+        if self._is_local:
+            yield io.BytesIO(self._run_local(statement, parquet))
+            return
+        rows = b"" if parquet is None else b" FORMAT Parquet\n" + parquet.read_bytes()
+        with self._post(f"/?{urlencode(_SETTINGS)}", statement.encode() + rows) as answer:
+            yield answer
+
+    def _run_local(self, statement: str, parquet: Path | None) -> bytes:
+        if parquet is not None:
+            statement += f" SELECT * FROM file({collector.quoted(str(parquet))}, Parquet)"
         try:
-            yield
-        except (ConfigError, StoreError):
-            raise
-        except Exception as exc:
-            errors = importlib.import_module("clickhouse_connect.driver.exceptions")
-            if not isinstance(exc, errors.ClickHouseError | OSError):
-                raise
-            hint = "is it up, and are the user, the password and the database right?"
-            if "UNKNOWN_TABLE" in str(exc) or "UNKNOWN_DATABASE" in str(exc):
-                hint = "point a Collector's ClickHouse exporter at it, or load a store into it"
-            reason = str(exc).partition("\n")[0]
-            raise StoreError(f"{self.name}: {reason}; {hint}") from exc
+            with _turn:
+                for name, value in _SETTINGS.items():
+                    self._engine.query(f"SET {name} = {collector.quoted(str(value))}")
+                return bytes(self._engine.query(statement, "TabSeparated").bytes())
+        except RuntimeError as exc:
+            raise self._make_error(500, str(exc).encode()) from exc
+
+    @functools.cached_property
+    def _engine(self) -> Any:
+        try:
+            return importlib.import_module("chdb").connect(self._folder)
+        except ImportError as exc:
+            raise NotInstalledError(f"{_CHDB}:// needs chdb; pip install chdb") from exc
+
+    def _make_headers(self) -> dict[str, str]:
+        return {"Authorization": f"Basic {base64.b64encode(self._login.encode()).decode()}"}
+
+    def _make_error(self, status: int, text: bytes) -> StoreError:
+        reason, hint = text.decode("utf-8", "replace").strip(), self.hint
+        if "UNKNOWN_TABLE" in reason or "UNKNOWN_DATABASE" in reason:
+            hint = "point a Collector's ClickHouse exporter at it, or load a store into it"
+        return StoreError(f"{self.name} answers {status} {reason.partition(chr(10))[0]}; {hint}")
 
 
 def _quote_name(name: str) -> str:

@@ -1,13 +1,14 @@
-"""A store behind ``lightning-otel serve`` on another machine: spans out as Parquet, a few spans in.
+"""Engines that answer over HTTP, and a store behind ``lightning-otel serve`` as the first of them.
 
-``http://host:4318``, ``https://…``; a token stands before the host (``http://:token@host``), or in
-``LIGHTNING_OTEL_TOKEN``.
+A served store is ``http://host:4318``, ``https://…``; a token stands before the host
+(``http://:token@host``), or in ``LIGHTNING_OTEL_TOKEN``.
 """
 
 import contextlib
 import http.client
 import shutil
 import urllib.parse
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -44,23 +45,68 @@ _HINTS: Final = {
 }
 
 
-class Server(RemoteSource):
+class HttpSource(RemoteSource):
+    """An engine that answers POST requests.
+
+    Attributes:
+        hint: What to look after where nobody answers.
+    """
+
+    hint: str
+
+    def __init__(self, parts: urllib.parse.SplitResult, *, is_tls: bool, port: int | None) -> None:
+        """Name the host of a URL, which must have one, with a default port."""
+        try:
+            port = parts.port or port
+        except ValueError as exc:
+            raise ConfigError(f"{parts.scheme}://{parts.hostname}: {exc}; name a port") from exc
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        self._host = f"{host}" if port is None else f"{host}:{port}"
+        self._connect = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
+
+    @abstractmethod
+    def _make_headers(self) -> dict[str, str]:
+        """Return the headers that say who asks."""
+
+    @abstractmethod
+    def _make_error(self, status: int, text: bytes) -> StoreError:
+        """Return the error for an answer other than 200."""
+
+    @contextlib.contextmanager
+    def _post(
+        self, path: str, body: bytes, kind: str = "application/octet-stream"
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request; the answer is read within the block."""
+        headers = {"Content-Type": kind, "Connection": "close", **self._make_headers()}
+        connection = self._connect(self._host, timeout=CONNECT_S)
+        try:
+            connection.connect()
+            connection.sock.settimeout(ANSWER_S)
+            connection.request("POST", path, body, headers)
+            answer = connection.getresponse()
+            if answer.status != http.HTTPStatus.OK:
+                raise self._make_error(answer.status, answer.read(_MAX_REASON_BYTES))
+            yield answer
+        except (OSError, http.client.HTTPException) as exc:
+            reason = str(exc) or type(exc).__name__
+            raise StoreError(f"cannot reach {self.name}: {reason}; {self.hint}") from exc
+        finally:
+            connection.close()
+
+
+class Server(HttpSource):
     """A served store."""
+
+    hint = "is `lightning-otel serve` running there?"
 
     def __init__(self, url: str) -> None:
         """Name a server, as in the module's description; nothing is opened yet."""
         parts = urllib.parse.urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError as exc:
-            raise ConfigError(f"{parts.scheme}://{parts.hostname}: {exc}; name a port") from exc
         if not parts.hostname or parts.query or parts.fragment:
             raise ConfigError(
                 f"{parts.scheme}://{parts.hostname or ''}… is no server; write http://host:4318"
             )
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        self._is_tls = parts.scheme == "https"
-        self._host = host if port is None else f"{host}:{port}"
+        super().__init__(parts, is_tls=parts.scheme == "https", port=None)
         self._path = parts.path.rstrip("/")
         self._token = urllib.parse.unquote(parts.password or parts.username or "")
         self.name = f"{parts.scheme}://{self._host}{self._path}"
@@ -71,7 +117,7 @@ class Server(RemoteSource):
         selection = replace(selection, columns=list(selection.columns))
         body = orjson.dumps({name: getattr(selection, name) for name in names})
         with (
-            self._post_body(FETCH_PATH, body, "application/json") as answer,
+            self._post(self._path + FETCH_PATH, body, "application/json") as answer,
             path.open("wb") as file,
         ):
             shutil.copyfileobj(answer, file)
@@ -101,7 +147,7 @@ class Server(RemoteSource):
 
     def _send_spans(self, body: bytes, reasons: set[str]) -> int:
         """Return how many spans the server rejected; ``reasons`` is told why."""
-        with self._post_body(ADD_PATH, body, _PROTOBUF) as answer:
+        with self._post(self._path + ADD_PATH, body, _PROTOBUF) as answer:
             kind, text = answer.headers.get_content_type(), answer.read()
         try:
             found = ExportTraceServiceResponse.FromString(text).partial_success
@@ -117,35 +163,14 @@ class Server(RemoteSource):
             reasons.add(found.error_message)
         return int(found.rejected_spans)
 
-    @contextlib.contextmanager
-    def _post_body(self, path: str, body: bytes, kind: str) -> Iterator[http.client.HTTPResponse]:
+    def _make_headers(self) -> dict[str, str]:
         token = self._token or config.TOKEN.read()
-        headers = {"Content-Type": kind, "Connection": "close"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        connect = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
-        connection = connect(self._host, timeout=CONNECT_S)
-        try:
-            connection.connect()
-            connection.sock.settimeout(ANSWER_S)
-            connection.request("POST", self._path + path, body, headers)
-            answer = connection.getresponse()
-            if answer.status != http.HTTPStatus.OK:
-                raise self._make_error(answer)
-            yield answer
-        except (OSError, http.client.HTTPException) as exc:
-            raise StoreError(
-                f"cannot reach {self.name}: {str(exc) or type(exc).__name__}; "
-                "is `lightning-otel serve` running there?"
-            ) from exc
-        finally:
-            connection.close()
+        return {"Authorization": f"Bearer {token}"} if token else {}
 
-    def _make_error(self, answer: http.client.HTTPResponse) -> StoreError:
-        text = answer.read(_MAX_REASON_BYTES)
+    def _make_error(self, status: int, text: bytes) -> StoreError:
         try:
             reason = str(orjson.loads(text)["message"])
         except (orjson.JSONDecodeError, TypeError, KeyError):
             reason = text.decode("utf-8", "replace").strip().partition("\n")[0]
-        hint = _HINTS.get(answer.status, "is that `lightning-otel serve`?")
-        return StoreError(f"{self.name} answers {answer.status} {reason}".rstrip() + f"; {hint}")
+        hint = _HINTS.get(status, "is that `lightning-otel serve`?")
+        return StoreError(f"{self.name} answers {status} {reason}".rstrip() + f"; {hint}")
