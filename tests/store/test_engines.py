@@ -87,30 +87,34 @@ def test_times_are_utc_where_they_name_no_zone() -> None:
 URL = "ducklake:postgres://me:geheim@db:5433/traces?data=s3://bucket/lake&local=/disk/own&sslmode=require"
 
 
-def test_lake_address_of_a_url() -> None:
-    """A URL carries PostgreSQL's parameters, the data path and the local store."""
-    found = lake_address(URL)
+@pytest.mark.parametrize(
+    ("written", "parameters", "own"),
+    [
+        (
+            URL,
+            {"dbname": "traces", "user": "me", "host": "db", "port": "5433", "sslmode": "require"},
+            ("geheim", "s3://bucket/lake", "/disk/own"),
+        ),
+        (
+            r"ducklake:postgres:dbname='my \'db' host = h password=x data='/a b/c'",
+            {"dbname": "my 'db", "host": "h"},
+            ("x", "/a b/c", ""),
+        ),
+        (
+            "ducklake:postgresql://u@one:1,[::1]:2/db",
+            {"dbname": "db", "user": "u", "host": "one,::1", "port": "1,2"},
+            ("", "", ""),
+        ),
+    ],
+)
+def test_lake_address_is_a_url_or_words_of_libpq(
+    written: str, parameters: dict[str, str], own: tuple[str, str, str]
+) -> None:
+    """It carries PostgreSQL's parameters, the password, the data path and the local store."""
+    found = lake_address(written)
 
-    assert found.parameters == {
-        "dbname": "traces", "user": "me", "host": "db", "port": "5433", "sslmode": "require",
-    }  # fmt: skip
-    assert (found.password, found.data, found.local) == ("geheim", "s3://bucket/lake", "/disk/own")
-
-
-def test_lake_address_of_connection_words() -> None:
-    """Libpq's words do as well, quoted as libpq has them."""
-    found = lake_address(r"ducklake:postgres:dbname='my \'db' host = h password=x data='/a b/c'")
-
-    assert found.parameters == {"dbname": "my 'db", "host": "h"}
-    assert (found.password, found.data) == ("x", "/a b/c")
-    assert found.conninfo == r"dbname='my \'db' host='h'"
-
-
-def test_lake_address_of_several_hosts() -> None:
-    """Libpq tries hosts one after the other."""
-    found = lake_address("ducklake:postgresql://u@one:1,[::1]:2/db")
-
-    assert found.parameters == {"dbname": "db", "user": "u", "host": "one,::1", "port": "1,2"}
+    assert found.parameters == parameters
+    assert (found.password, found.data, found.local) == own
 
 
 @pytest.mark.parametrize("written", [URL, "ducklake:postgres:dbname=d host=/run/pg user=u"])

@@ -1,6 +1,5 @@
 """Segments become one sorted file, each span once, however often settling is cut off."""
 
-import shutil
 import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -170,24 +169,6 @@ def test_settle_of_a_full_disk_can_be_repeated(
     printed = run_python(script, tmp_path / "traces.duckdb")
 
     assert printed.splitlines() == ["499", "cannot settle", "499", "499 499"]
-
-
-def test_settle_passes_over_a_segment_that_vanished(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A segment that was listed and is gone is nobody's any more.
-
-    The listing is a patch, because the file must vanish right after it.
-    """
-    path = write([make_span()])
-    write([make_span()])
-    gone = path.with_name(path.name.replace("000000", "000009"))
-    shutil.copy(path, gone)
-    listed = layout.segments()
-    gone.unlink()
-    monkeypatch.setattr(Layout, "segments", lambda self: listed)
-
-    assert store.settle().rows == 2
 
 
 def _add_lines(path: Path, lines: bytes) -> None:

@@ -1,7 +1,6 @@
 """``export duckdb``, ``lake`` and ``otlp``: spans into a database, a lake, or to an endpoint."""
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -173,6 +172,4 @@ def follower_of_run(
         return span.trace_id in trace_ids or span.rollout_id == rollout_id
 
     name = f"run-{hashlib.sha256(rollout_id.encode('utf-8', 'replace')).hexdigest()[:24]}"
-    as_written = json.dumps(rollout_id, ensure_ascii=False)[1:-1]
-    mentions = [text.encode("utf-8", "replace") for text in (as_written, *trace_ids)]
-    return Follower(layout, name, since_ns=since_ns, select=is_ours, mentions=mentions)
+    return Follower(layout, name, since_ns=since_ns, select=is_ours)

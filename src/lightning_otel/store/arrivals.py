@@ -11,7 +11,7 @@ import logging
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
@@ -30,12 +30,10 @@ log = logging.getLogger(__name__)
 HOLD_S: Final = 0.5
 """How long a span waits for one that ended before it and was not read yet."""
 _MOST_HELD: Final = 5_000
-_MOST_PROCESSES: Final = 10_000
 _BLOCK_BYTES: Final = 1 << 20
 _LONGEST: Final = 64 << 20
 _COARSE_NS: Final = 1_000_000_000
 """How far a file's time may lie behind the clock, on any filesystem."""
-_MEMORY: Final = "400MB"
 _NARROW: Final = 20_000
 _WIDE: Final = 256
 
@@ -43,7 +41,7 @@ Key = bytes
 """Twelve bytes that stand for a span's trace and span id."""
 
 
-def key_of(trace_id: str, span_id: str) -> Key:
+def make_key(trace_id: str, span_id: str) -> Key:
     """Hash a span's ids: of 10 million spans two share a key with a chance of 1e-15."""
     text = f"{trace_id}/{span_id}".encode("utf-8", "replace")
     return hashlib.blake2b(text, digest_size=12).digest()
@@ -124,7 +122,6 @@ class Arrivals:
         files: Iterable[str],
         *,
         since_ns: int,
-        mentions: Collection[bytes],
     ) -> None:
         """Begin at the oldest span.
 
@@ -133,14 +130,12 @@ class Arrivals:
             known: Returns which of some spans the consumer has.
             files: Names of data files of which it has all.
             since_ns: Leave out what started earlier.
-            mentions: Texts of which a line of a segment wanted holds one; all if there is none.
         """
         self.files = set(files)
         self.skipped_ns = 0
         self._layout = layout
         self._known = known
         self._since_ns = since_ns
-        self._mentions = mentions
         self._offsets: dict[str, int] = {}
         self._orders: defaultdict[str, _Order] = defaultdict(_Order)
         self._unreadable: set[str] = set()
@@ -156,9 +151,6 @@ class Arrivals:
         names = {path.name for path in snapshot.segments}
         self._offsets = {name: at for name, at in self._offsets.items() if name in names}
         self.files &= {file.name for file in snapshot.files}
-        if len(self._orders) > _MOST_PROCESSES:
-            for process in [name for name, each in self._orders.items() if not each.held]:
-                del self._orders[process]
         for file in snapshot.files:
             is_early = file.max_start_ns < self._since_ns
             if is_early or file.name in self.files or file.name in self._unreadable:
@@ -202,11 +194,9 @@ class Arrivals:
             if is_own:
                 places = record.get("sequence"), record.get("end_sequence")
                 numbers += [number for number in places if type(number) is int and number >= 0]
-            if _is_ended_span(record) and (
-                not self._mentions or any(text in line for text in self._mentions)
-            ):
+            if _is_ended_span(record):
                 number = record["end_sequence"] if is_own else -1
-                key = key_of(record["trace_id"], record["span_id"])
+                key = make_key(record["trace_id"], record["span_id"])
                 spans.append(Ended(key, record, number, len(line)))
         own = [each for each in spans if each.number >= 0]
         order = self._orders[process]
@@ -217,10 +207,10 @@ class Arrivals:
 
     def _read_file(self, file: DataFile) -> Iterator[list[Ended]]:
         """Yield what is not known of a file; ids first, for nothing else is read of known spans."""
+        from lightning_otel.store.parquet import bounded_connection
         from lightning_otel.store.reader import Reader
         from lightning_otel.store.snapshot import rows_sql
         from lightning_otel.store.source import prepare
-        from lightning_otel.store.sql import new_connection, quote_text
 
         made_ns = int(file.name.split("-")[1])  # of merged files that of the oldest
         is_old = made_ns < self.skipped_ns
@@ -231,49 +221,47 @@ class Arrivals:
             con.execute(f"CREATE OR REPLACE VIEW every AS FROM {rows_sql(self._layout, files)}")
 
         prepare(self._layout)
-        with tempfile.TemporaryDirectory(prefix="lightning-otel-") as spill:
-            con = new_connection()
-            con.execute(f"SET threads = 1; SET memory_limit = '{_MEMORY}'")
-            con.execute(f"SET temp_directory = {quote_text(spill)}")
-            with Reader(con, self._layout, define) as reader:
-                if not self._choose_rows(reader, wanted):
-                    return
-                processes = self._note_numbers(reader)
-                yield from self._read_rows(reader)
-                for process in processes:
+        with (
+            tempfile.TemporaryDirectory(prefix="lightning-otel-") as spill,
+            bounded_connection(Path(spill)) as con,
+        ):
+            reader = Reader(con, self._layout, define)
+            numbers, unknown = self._scan_ids(reader, wanted)
+            if unknown:
+                for process, own in numbers.items():
+                    self._orders[process].note(own, min(own))
+                yield from self._read_rows(reader, unknown)
+                for process in numbers:
                     yield self._orders[process].ready()
 
-    def _choose_rows(self, con: "duckdb.DuckDBPyConnection", wanted: str) -> bool:
-        """Note in the table ``wanted`` which rows are not known; False if none."""
-        query = f"SELECT trace_id, span_id, file_row_number FROM every WHERE {wanted}"
-        chosen: list[int] = []
+    def _scan_ids(
+        self, con: "duckdb.DuckDBPyConnection", wanted: str
+    ) -> tuple[Mapping[str, list[int]], list[int]]:
+        """Return the numbers that stand in a file by process, and the rows that are not known."""
+        query = (
+            "SELECT trace_id, span_id, file_row_number, process, sequence, end_sequence, "
+            f"{wanted} FROM every"
+        )
+        numbers: defaultdict[str, list[int]] = defaultdict(list)
+        unknown: list[int] = []
         for rows in Query(con, query).batches(_NARROW)[1]:
-            keys = [key_of(trace_id, span_id) for trace_id, span_id, _ in rows]
+            keys = [make_key(trace_id, span_id) for trace_id, span_id, *_ in rows]
             known = self._known(keys)
-            chosen += [row[2] for key, row in zip(keys, rows, strict=True) if key not in known]
-        con.execute("CREATE OR REPLACE TABLE wanted AS SELECT unnest(?::BIGINT[]) AS row", [chosen])
-        return bool(chosen)
+            for key, (_, _, row, process, first, last, is_wanted) in zip(keys, rows, strict=True):
+                if process and first >= 0:
+                    numbers[process] += [first, last] if last >= 0 else [first]
+                if is_wanted and key not in known:
+                    unknown.append(row)
+        return numbers, unknown
 
-    def _note_numbers(self, con: "duckdb.DuckDBPyConnection") -> list[str]:
-        """Take in the numbers that stand in a file, and return the processes they are of."""
+    def _read_rows(
+        self, con: "duckdb.DuckDBPyConnection", numbers: list[int]
+    ) -> Iterator[list[Ended]]:
         query = (
-            "SELECT process, list(sequence), list(end_sequence) FROM every "
-            "WHERE process <> '' AND sequence >= 0 GROUP BY process"
+            f"SELECT {', '.join(COLUMNS)} FROM every SEMI JOIN (SELECT unnest(?::BIGINT[]) AS row) "
+            "ON row = file_row_number ORDER BY process, end_sequence, start_ns"
         )
-        processes: list[str] = []
-        for rows in Query(con, query).batches(_WIDE)[1]:
-            for process, starts, ends in rows:
-                numbers = [number for number in (*starts, *ends) if number >= 0]
-                self._orders[process].note(numbers, min(numbers))
-                processes.append(process)
-        return processes
-
-    def _read_rows(self, con: "duckdb.DuckDBPyConnection") -> Iterator[list[Ended]]:
-        query = (
-            f"SELECT {', '.join(COLUMNS)} FROM every SEMI JOIN wanted ON row = file_row_number "
-            "ORDER BY process, end_sequence, start_ns"
-        )
-        names, batches = Query(con, query).batches(_WIDE)
+        names, batches = Query(con, query, [numbers]).batches(_WIDE)
         for rows in batches:
             found = [_ended_of(dict(zip(names, row, strict=True))) for row in rows]
             for process, spans in itertools.groupby(found, lambda each: each.record["process"]):
@@ -306,4 +294,4 @@ def _is_ended_span(record: Record) -> bool:
 
 def _ended_of(row: Record) -> Ended:
     size = sum(len(value) for value in row.values() if isinstance(value, str))
-    return Ended(key_of(row["trace_id"], row["span_id"]), row, row["end_sequence"], size)
+    return Ended(make_key(row["trace_id"], row["span_id"]), row, row["end_sequence"], size)

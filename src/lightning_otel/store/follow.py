@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final
 
 from lightning_otel.errors import ConfigError, StoreError
-from lightning_otel.store.arrivals import Arrivals, Ended, Key, key_of
+from lightning_otel.store.arrivals import Arrivals, Ended, Key, make_key
 from lightning_otel.store.layout import Layout, write_private
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.snapshot import Snapshot
@@ -100,12 +100,6 @@ class Position:
                 found.update(key for (key,) in rows)
         return found
 
-    def count(self) -> int:
-        """Return how many spans were delivered so far, by all who held this position."""
-        with self._database() as db:
-            (row,) = db.execute("SELECT count(*) FROM delivered")
-        return int(row[0])
-
     def write(self, keys: Iterable[Key], files: Iterable[str]) -> None:
         """Note which spans, and of which files all, were delivered, in one transaction."""
         names = set(files)
@@ -185,13 +179,11 @@ class Follower:
         idle_s: float | None = None,
         since_ns: int = 0,
         select: Callable[[Span], bool] | None = None,
-        mentions: Collection[bytes] = (),
     ) -> None:
         """Open the consumer's position, or begin one; others as ``Store.follow`` has them.
 
-        Spans that ``select`` refuses are passed over. ``mentions`` are texts of which a wanted
-        span's line holds one, which saves reading the others. Without a name the position ends with
-        this object.
+        Spans that ``select`` refuses are passed over. Without a name the position ends with this
+        object.
         """
         layout.require()
         self._layout = layout
@@ -199,18 +191,14 @@ class Follower:
         self.idle_s = idle_s
         self._since_ns = since_ns
         self._select = select
-        self._mentions = tuple(mentions)
         self._position = Position(layout, name)
         self._stop = threading.Event()
         self._begin_reading()
 
     def _begin_reading(self) -> None:
+        position = self._position
         self._arrivals = Arrivals(
-            self._layout,
-            self._position.known,
-            self._position.files,
-            since_ns=self._since_ns,
-            mentions=self._mentions,
+            self._layout, position.known, position.files, since_ns=self._since_ns
         )
         self._scan = self._arrivals.read()
         self._queue: deque[Ended] = deque()
@@ -263,7 +251,11 @@ class Follower:
                 continue
             self._write_position()
             now = time.monotonic()
-            if self.idle_s is not None and now - last >= self.idle_s and not self._is_holding:
+            if (
+                self.idle_s is not None
+                and now - last >= self.idle_s
+                and not self._arrivals.is_holding
+            ):
                 return
             # A look at very many segments takes its time: it is not all that is done.
             self._stop.wait(max(POLL_S, 5 * (now - began)))
@@ -283,7 +275,7 @@ class Follower:
             if self._fill_queue():
                 size += self._queue[0].size
                 spans.append(self._hand_span())
-            elif self._is_holding and not spans and not self._stop.wait(0.02):
+            elif self._arrivals.is_holding and not spans and not self._stop.wait(0.02):
                 continue  # shorter than half a second: a line that comes first is on its way
             else:
                 break
@@ -299,7 +291,7 @@ class Follower:
         """
         done = None
         if spans is not None:
-            done = {key_of(span.trace_id, span.span_id) for span in spans}
+            done = {make_key(span.trace_id, span.span_id) for span in spans}
         self._delivered += [key for key in self._in_hand if done is None or key in done]
         self._in_hand = [key for key in self._in_hand if done is not None and key not in done]
         self._write_position()
@@ -320,10 +312,6 @@ class Follower:
         while self.batch():
             pass
 
-    def count(self) -> int:
-        """Count the spans delivered under this name and committed, those passed over included."""
-        return self._position.count()
-
     def close(self, *, is_done: bool = False) -> None:
         """Let go of the position, so that another process may follow under this name.
 
@@ -334,10 +322,6 @@ class Follower:
         with contextlib.suppress(ValueError):  # another thread is reading
             self._scan.close()
         self._position.close(is_done=is_done)
-
-    @property
-    def _is_holding(self) -> bool:
-        return self._arrivals.is_holding
 
     def _hand_span(self) -> Span:
         found = self._queue.popleft()
@@ -354,7 +338,7 @@ class Follower:
     def _write_position(self) -> None:
         """Put the position on disk."""
         files = self._position.files
-        if not (self._queue or self._in_hand or self._is_holding):
+        if not (self._queue or self._in_hand or self._arrivals.is_holding):
             files = self._arrivals.files
         if self._delivered or files != self._position.files:
             self._position.write(self._delivered, files)
