@@ -18,7 +18,6 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.exporters import forwarding
 from lightning_otel.exporters.forwarding import Answer, Forwarder, Verdict
 from lightning_otel.exporters.forwarding.senders import HttpSender, sender_for
-from lightning_otel.store.settle import settle
 from lightning_otel.types import Event, Span
 from lightning_otel.types import conventions as c
 
@@ -60,26 +59,6 @@ def forwarder_of(
             follower, sender(endpoint), with_content=False, wait=(clock or Clock()).wait
         )
         follower.close()
-
-
-def test_forwarder_delivers_each_span_once(store: Store, fill: Fill, endpoint: Endpoint) -> None:
-    """Live and settled spans arrive once, by batches, and those of the next start alone then."""
-    first = fill(1_200)
-    with forwarder_of(store, endpoint) as forwarder:
-        assert forwarder.send_waiting()
-        store.writer().seal()
-        assert store.layout is not None
-        settle(store.layout)
-        assert forwarder.send_waiting()
-    second = fill(3)
-    with forwarder_of(store, endpoint) as forwarder:
-        assert forwarder.send_waiting()
-        delivered = forwarder.delivered
-
-    assert endpoint.counts() == {span.span_id: 1 for span in [*first, *second]}
-    assert endpoint.sizes == [512, 512, 176, 3]
-    assert delivered == 3
-    assert set(endpoint.paths) == {"/v1/traces"}
 
 
 @pytest.mark.parametrize("is_allowed", [False, True])

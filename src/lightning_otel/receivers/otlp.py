@@ -1,7 +1,6 @@
-"""OTLP's spans from the objects of its JSON, which protobuf and others' documents become, too.
+"""Read spans from OTLP's JSON objects; protobuf and other tools' documents are converted to these.
 
-What cannot be kept is told from what can be mended; what OTLP does not name is ignored, as the
-specification asks.
+A field that cannot be kept rejects its span alone; unknown fields are ignored, as OTLP requires.
 Source: OTLP 1.x, "JSON Protobuf Encoding": ids in hex, enumerations as numbers, 64-bit integers as
 decimal text or numbers, keys in lowerCamelCase.
 """

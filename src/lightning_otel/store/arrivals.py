@@ -108,7 +108,7 @@ class _Order:
 
 
 class Arrivals:
-    """Reads what a consumer may not know yet, pass by pass.
+    """Reads, pass by pass, the spans that a consumer does not have.
 
     Attributes:
         files: Names of data files of which every span was read.

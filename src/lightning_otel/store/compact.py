@@ -1,8 +1,8 @@
-"""Settled files packed as tightly as they can be, without what is not to be kept.
+"""Merge settled files, and drop the rollouts that retention does not keep.
 
-The manifest alone commits, file by file: whatever is cut off leaves the store whole, and is done by
-the next one. Files that were merged stay for a period of grace, for readers that look at them.
-Whole rollouts go, never parts of a tree. What has no rollout goes by trace.
+Each file is one commit of the manifest: a compact that is killed leaves the store whole, and the
+next one continues. Merged files stay for a grace period, for readers that have opened them.
+Retention drops whole rollouts, never parts of a tree; a span without a rollout goes with its trace.
 """
 
 import logging
@@ -23,7 +23,7 @@ from lightning_otel.store.parquet import (
     row_groups_sql,
 )
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
-from lightning_otel.store.settle import list_sealed, replace_files, settle_elected
+from lightning_otel.store.settle import list_sealed, settle_elected
 from lightning_otel.store.snapshot import Snapshot, rows_sql
 from lightning_otel.store.sql import ROLLOUT, quote_text
 
@@ -37,7 +37,7 @@ TARGET_BYTES: Final = 256 << 20
 """A file grows no further, so that retention need not write too much anew."""
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many rows are done."""
+"""Called with the rows done so far and all rows."""
 Group = tuple[DataFile, ...]
 """Files that become one."""
 
@@ -105,11 +105,11 @@ def compact(
         segments = len(list_sealed(layout)) if is_dry_run else settle_elected(layout).segments
         with bounded_connection(layout.new / SPILL) as con:
             dropped = _find_expired(con, layout, retention)
-            gone, _, groups = found = _make_plan(con, layout)
+            gone, groups = _make_plan(con, layout)
             if is_dry_run:
                 done = CompactResult(merged=sum(map(len, groups)), made=len(groups))
             else:
-                done = _carry_out(con, layout, *found, progress)
+                done = _carry_out(con, layout, gone + groups, progress)
         return replace(
             done,
             segments=segments,
@@ -123,11 +123,10 @@ def compact(
 def compact_if_needed(
     layout: Layout, max_bytes: int | None = None, *, least_files: int = 64
 ) -> int:
-    """Do a little of it, if it is worth it and no other settler is at it.
+    """Merge one group of small files if there are many, and drop rollouts beyond a size limit.
 
-    Merge a group of small files once there are many, and drop the oldest rollouts of a store that
-    has outgrown its limit, and a tenth more: else each settled segment would have files written
-    anew.
+    Do nothing if another process settles. A tenth more than needed is dropped: else every settled
+    segment would have files rewritten.
 
     Returns:
         How many ended spans went.
@@ -144,7 +143,8 @@ def compact_if_needed(
         before = sum(layout.read_manifest().counts.values())
         with bounded_connection(layout.new / SPILL) as con:
             _find_expired(con, layout, Retention(max_bytes=limit))
-            _carry_out(con, layout, *_make_plan(con, layout, most_untouched=int(has_many)))
+            gone, groups = _make_plan(con, layout, most_untouched=int(has_many))
+            _carry_out(con, layout, gone + groups)
         return sum(layout.read_manifest().counts.values()) - before
 
 
@@ -215,31 +215,27 @@ def _find_expired(
 
 def _make_plan(
     con: "duckdb.DuckDBPyConnection", layout: Layout, *, most_untouched: int | None = None
-) -> tuple[list[DataFile], Mapping[str, int], list[Group]]:
-    """Return files of which nothing stays, their ended spans by reason, and groups to be merged.
+) -> tuple[list[Group], list[Group]]:
+    """Return files of which nothing stays, each alone, and groups to be merged.
 
     The table ``expired`` says what goes. Groups of which nothing does are limited in number.
     """
-    files, found = list_live_files(layout, layout.read_manifest()), []
+    files, rows = list_live_files(layout, layout.read_manifest()), Counter[str]()
     if fetch_row(con, "SELECT count(*) FROM expired") != (0,):
         found = con.execute(
-            "SELECT parse_filename(filename), reason, count(*), count(end_ns) FROM "
-            f"{rows_sql(layout, files)} JOIN expired ON expired.rollout = {ROLLOUT} GROUP BY ALL"
-        ).fetchall()
-    rows: Counter[str] = Counter()
-    for name, _, count, _ in found:
-        rows[name] += count
-    gone = [file for file in files if rows[file.name] == file.rows > 0]
-    names = {file.name for file in gone}
-    counts = n.sum_counts(*({reason: ended} for name, reason, _, ended in found if name in names))
-    wanted = [f for f in files if f.name not in names and (_may_grow(f) or rows[f.name])]
+            f"SELECT parse_filename(filename), count(*) FROM {rows_sql(layout, files)} "
+            f"JOIN expired ON expired.rollout = {ROLLOUT} GROUP BY 1"
+        )
+        rows.update(dict(found.fetchall()))
+    gone = [(file,) for file in files if rows[file.name] == file.rows > 0]
+    wanted = [f for f in files if (f,) not in gone and (_may_grow(f) or rows[f.name])]
     groups = _group_files(wanted)
     touched = [group for group in groups if any(rows[file.name] for file in group)]
     # Nothing is gained from packing anew what is packed already.
     others = [g for g in groups if g not in touched and not all(file.is_compact for file in g)]
     if most_untouched is not None:
         others = [group for group in others if len(group) > 1][:most_untouched]
-    return gone, counts, touched + others
+    return list[Group](gone), touched + others
 
 
 def _may_grow(file: DataFile) -> bool:
@@ -272,12 +268,10 @@ def _group_files(files: Sequence[DataFile]) -> list[Group]:
 def _carry_out(
     con: "duckdb.DuckDBPyConnection",
     layout: Layout,
-    gone: Sequence[DataFile],
-    counts: Mapping[str, int],
     groups: Sequence[Group],
     progress: Progress | None = None,
 ) -> CompactResult:
-    """Do what is planned, file by file."""
+    """Rewrite each group into one file, or none if nothing of it stays."""
     total = 2 * sum(file.rows for group in groups for file in group)
     done = Counter[str]()
 
@@ -286,8 +280,6 @@ def _carry_out(
         if progress is not None:
             progress(min(done["rows"], total), total)
 
-    if gone:
-        replace_files(layout, gone, None, counts)
     waiting = list(reversed(groups))
     while waiting:
         rewrite = Rewrite(con, layout, group := waiting.pop(), step, is_packed=True)
@@ -304,7 +296,7 @@ def _carry_out(
                 layout.catalogue,
             )
         else:
-            done["merged"] += len(rewrite.files)
+            done["merged"] += len(rewrite.files) if made else 0
             done["made"] += made is not None
             done.update(rewrite.counts)
     rejected = {name: done[name] for name in (n.CONFLICT, n.DUPLICATE) if done[name]}

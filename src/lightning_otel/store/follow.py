@@ -1,7 +1,7 @@
-"""Following a store: every ended span once, live or in batches, from a position of one's own.
+"""Follow a store: deliver every ended span once to each named consumer.
 
-A position is the set of ids of the spans that were delivered: it stays right whatever settling,
-compacting or copying does to the files, and for spans received from elsewhere.
+A position is the set of ids of delivered spans. So it is independent of settling, compacting and
+copying, and holds for received spans, which have no number in any process of this machine.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
-"""A batch of segments as one sorted data file, each span once, and the accounts of every span.
+"""Write a batch of segments into one sorted data file, each span once, and account for every span.
 
-What is left out is counted. What is stored is counted anew in the files, so that the two can be
-compared.
+Spans that are left out are counted as they are left out; stored spans are counted in the files.
 """
 
 import os

@@ -1,10 +1,9 @@
-"""Content taken out of what is stored: files rewritten span by span, the old ones gone for good.
+"""Mask content in stored spans: rewrite the files that hold it, and unlink the old ones.
 
-A file with something to mask is written anew, its rows in their order, and the manifest alone has
-the new one count; whatever is cut off leaves each span once, and the next redaction finds what is
-left. Processes that write on close their segments for it; what others hold open is but counted.
-A redaction has ended when no file of the store holds any more what was masked. Its record does not
-say what was masked: a pattern may be the very thing that is to be forgotten.
+A file with something to mask is rewritten in its row order and replaced in one commit. A redaction
+that is killed leaves each span once; the next one continues. Processes that still record are asked
+to close their segments; what they hold open is only counted. A redaction has ended when no file of
+the store holds what was masked. Its record does not name that: a pattern may be the secret itself.
 """
 
 import getpass
@@ -281,7 +280,7 @@ def _own_segments(layout: Layout) -> list[Path]:
 
 
 def _wait_for_unlink(layout: Layout, wait_s: float, told: Callable[[float], None] | None) -> bool:
-    """Have the files that hold what was masked unlinked, once no reader can want them any more."""
+    """Unlink the files that hold what was masked, after the readers' grace period."""
     old, deadline = _list_old_parts(layout), time.monotonic() + wait_s
     while True:
         with elect_settler(layout) as is_elected:
@@ -301,7 +300,7 @@ def _wait_for_unlink(layout: Layout, wait_s: float, told: Callable[[float], None
 
 
 def _list_old_parts(layout: Layout) -> set[Path]:
-    """Return files and segments that count no more and lie there still."""
+    """Return replaced files and segments that are not unlinked yet."""
     manifest = layout.read_manifest()
     kept = {file.name for file in manifest.live_files}
     kept.update(note.name for note in read_notes(layout))

@@ -1,9 +1,8 @@
-"""The one producer of data files from data files, for compact, retention, redaction and repair.
+"""Rewrite data files: the one mechanism of compact, retention, redaction and repair.
 
-Only where each row belongs is sorted; the rows follow slice by slice into small files, and these
-one after the other into the new one: DuckDB sorts wide rows in memory only, and 500 MB of a long
-conversation did not fit into 1 GB. The new file counts, and the old ones cease to, in one commit of
-the manifest.
+Only the positions of the rows are sorted. The rows are copied slice by slice into small files, and
+these one after the other into the new file: DuckDB sorts wide rows in memory only (2.0.1: 1 GB of
+long conversations fails with 400 MB). The new file replaces the old ones in one commit.
 """
 
 import logging
@@ -53,9 +52,9 @@ MAX_READS: Final = 16
 _NUMBERED: Final = quote_text(orjson.dumps({"number": "BIGINT", **COLUMNS}).decode())
 
 Step = Callable[[int], None]
-"""Told how many more rows are done: of every row twice, as it is read and written."""
+"""Called with the number of rows just done; each row counts twice, when read and when written."""
 Transform = Callable[[Span], Span]
-"""Gives the span to be stored instead, or the very same one."""
+"""Returns the span to store instead; the same object if nothing changes."""
 
 
 class TooWideError(Exception):

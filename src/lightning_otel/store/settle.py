@@ -1,8 +1,8 @@
-"""Segments into sorted Parquet, exactly once: one settler at a time, restartable at any point.
+"""Write segments into sorted Parquet, exactly once: one settler at a time, safe to kill.
 
-A batch of sealed segments becomes one file under a temporary name, which is renamed into ``data/``;
-then the manifest is replaced, and only that makes the file count and its segments cease to. The
-segments are unlinked after a grace period, for readers that opened them just before.
+A batch of sealed segments becomes one file under a temporary name, which is renamed into ``data/``.
+Then the manifest is replaced: that is the commit. The segments are unlinked after a grace period,
+for readers that opened them just before.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class SettleResult:
 
 
 def settle_for_reader(layout: Layout) -> None:
-    """Settle; what cannot be settled, as on a full disk, reads well unsettled."""
+    """Settle; log what cannot be settled, as on a full disk: it can be read unsettled."""
     import duckdb
 
     try:
@@ -88,7 +88,7 @@ def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> 
 
 
 def settle_elected(layout: Layout, limit: int | None = None) -> SettleResult:
-    """Pack sealed segments, for whom :func:`elect_settler` has elected."""
+    """Settle in the process that :func:`elect_settler` has elected."""
     restore_manifest(layout)
     release_missing_files(layout)
     sweep(layout)
@@ -115,7 +115,7 @@ def settle_elected(layout: Layout, limit: int | None = None) -> SettleResult:
 
 
 def list_sealed(layout: Layout) -> list[Path]:
-    """List segments nobody writes to any more: sealed, or of this boot and unlocked."""
+    """List segments without a writer: sealed, or of this boot and unlocked."""
     boot = read_boot_id()
     waiting = layout.list_unsettled(layout.read_manifest())
     return [path for path in waiting if _is_sealed(path, boot)]
@@ -187,7 +187,7 @@ def replace_files(
     settled: Sequence[SettledSegment] = (),
     keeps_segments: bool = True,
 ) -> None:
-    """Have a new file count, where old files and segments cease to in the same instant.
+    """Commit a new file in place of old files and segments, in one write of the manifest.
 
     Args:
         layout: The store's paths.
@@ -240,15 +240,13 @@ def wait_until_visible(layout: Layout) -> None:
 
 
 def sweep(layout: Layout, *, is_asked: bool = False) -> None:
-    """Take away what ceased to count long enough ago, and what a dead settler left half made.
+    """Unlink files and segments that were replaced, and files that a dead settler left.
 
-    In one go and not more often than once in the grace period: a reader that has listed a file and
-    not opened it yet fails.
+    At most once in the grace period: a reader that has listed a file and not opened it yet fails.
 
     Args:
         layout: The store's paths.
-        is_asked: Whether somebody waits for it: then what the grace period is over for goes at
-            once.
+        is_asked: Whether somebody waits for it: then do not wait for a second grace period.
     """
     shutil.rmtree(layout.new / SPILL, ignore_errors=True)
     manifest = layout.read_manifest()
@@ -265,7 +263,7 @@ def sweep(layout: Layout, *, is_asked: bool = False) -> None:
 
 
 def _settle_for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> Manifest:
-    """Have commits before a time count for every reader, whenever its clock says it began.
+    """Make commits before a time valid for every reader, whatever its clock says.
 
     Segments that are gone since the last sweep are left out, unless they tell of damage; what
     became of their spans stays in the manifest's counts. Files that ceased to count are left out

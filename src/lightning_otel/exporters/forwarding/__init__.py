@@ -1,7 +1,7 @@
-"""Spans of a store on their way to an OTLP endpoint, read from disk and retried from there.
+"""Forward a store's spans to an OTLP endpoint.
 
-Nothing in here is part of the traced process: it follows the store as any consumer does, so what a
-collector did not take waits on disk for as long as it must.
+A forwarder follows the store as any consumer does: spans that the endpoint does not accept wait on
+disk and are sent again.
 """
 
 import random
@@ -37,11 +37,11 @@ _LAST_CHANCE_S: Final = 5.0
 
 
 class Forwarder:
-    """Sends what a follower is given, until it is delivered or the endpoint rejects it for good.
+    """Sends a follower's spans until each is delivered or rejected.
 
-    Delivered is what a well-formed OTLP answer says was taken. A batch that is too large is halved;
-    one that is called bad is halved down to the span that is at fault, which is counted as rejected
-    and passed over. Anything else is tried again, ever more rarely.
+    A span is delivered when a valid OTLP response accepts it. A batch that is too large is halved.
+    A bad batch is halved down to the span at fault, which is counted as rejected and not sent
+    again. After any other answer the batch is sent again, with growing waits.
 
     Attributes:
         delivered: Spans that the endpoint took.

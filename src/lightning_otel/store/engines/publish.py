@@ -1,4 +1,4 @@
-"""Settled files into a lake, exactly once, whatever dies.
+"""Publish settled files into a lake, exactly once, also if a publisher is killed.
 
 Settled files become publications of enough rows, which the manifest notes down; each is written to
 the lake's data path as one file, and registered together with a row in the lake's table

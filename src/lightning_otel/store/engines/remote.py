@@ -1,8 +1,7 @@
-"""Spans that lie in an engine elsewhere, read by a DuckDB of this process.
+"""Read spans of a remote engine with a DuckDB of this process.
 
-An engine does one thing: it sends the selected spans, with the columns asked for. All questions
-are answered here, on what came; so every engine gives the same rows, and none of them is told what
-a call, a reward or a transition is.
+An engine only sends the selected spans, with the selected columns. Views and queries run here, on
+what it sent. So every engine gives the same rows, and none knows calls, rewards or transitions.
 """
 
 import re
