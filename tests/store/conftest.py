@@ -79,8 +79,8 @@ def chdb_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def clickhouse_port(chdb_folder: Path) -> Iterator[int]:
     """The port of ClickHouse's HTTP interface, with its real engine behind it.
 
-    A server is not to be had from an index, its engine is; so HTTP is spoken here, as far as
-    ``clickhouse-connect`` does, and every query is answered by the engine.
+    A server is not to be had from an index, its engine is; so HTTP is spoken here, and every query
+    is answered by the engine.
     """
     import chdb
 
@@ -126,8 +126,7 @@ class _ClickHouseDoor(BaseHTTPRequestHandler):
         head, _, data = body.partition(b"FORMAT Parquet\n")
         with self.turn, tempfile.NamedTemporaryFile(suffix=".parquet") as file:
             for name, value in options.items():
-                if name not in _NOT_SETTINGS:
-                    self.engine.query(f"SET {name} = '{value}'")
+                self.engine.query(f"SET {name} = '{value}'")
             text = body.decode("utf-8", "replace")
             if data:
                 file.write(data)
@@ -138,9 +137,6 @@ class _ClickHouseDoor(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         """Say nothing."""
-
-
-_NOT_SETTINGS = {"query_id", "wait_end_of_query", "client_protocol_version", "database"}
 
 
 @pytest.fixture(scope="session")

@@ -229,22 +229,32 @@ def test_only_what_is_named_is_looked_at(store: Store, write: Write, make_span: 
 
 
 def test_packed_file_stays_packed_and_published_spans_are_told_of(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan
+    store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new file stands for the old one in all that is noted of it."""
-    write([_call(make_span, f"r{n}", f"{n} {WHO if n % 2 else ''}") for n in range(50)])
+    """The new file stands for the old one, its rows in their order, however many slices it takes.
+
+    So do those before the first that is masked.
+    """
+    monkeypatch.setattr("lightning_otel.store.rewrite.SLICE_BYTES", 2_000)
+    texts = [f"{n} {WHO if n > 40 else ''}" + "x" * 300 for n in range(60)]
+    write([_call(make_span, f"r{n // 9}", text) for n, text in enumerate(texts)])
     store.settle()
     store.compact()
     manifest = layout.read_manifest()
     layout.write_manifest(
         replace(manifest, files=tuple(replace(f, publication="p") for f in manifest.files))
     )
+    order = "SELECT span_id FROM read_parquet('{}') ORDER BY file_row_number"
+    (old,) = layout.read_manifest().live_files
+    before = duckdb.sql(order.format(layout.data / old.name)).fetchall()
 
     done = store.redact(patterns=[PATTERN])
 
-    (file,) = layout.read_manifest().live_files
-    assert (file.is_compact, file.publication, file.rows) == (True, "p", 50)
-    assert (done.spans, done.published) == (25, 25)
+    (new,) = layout.read_manifest().live_files
+    assert (new.is_compact, new.publication, new.rows) == (True, "p", 60)
+    assert (done.spans, done.published) == (19, 19)
+    assert duckdb.sql(order.format(layout.data / new.name)).fetchall() == before
+    assert sum(MASK in str(span.attributes) for span in store.spans()) == 19
     assert store.compact().merged == 0
 
 
@@ -294,25 +304,6 @@ def test_nothing_named_and_unknown_ids_are_refused(
         store.redact(ids=["nobody"])
     with pytest.raises(ConfigError, match="on this disk"):
         Store(":memory:").redact(patterns=["x"])
-
-
-def test_file_with_wide_rows_is_rewritten_slice_by_slice(
-    store: Store, layout: Layout, write: Write, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows stand in the new file in their old order, also those before the first that is masked."""
-    monkeypatch.setattr("lightning_otel.store.rewrite.SLICE_BYTES", 2_000)
-    texts = [f"{n} {WHO if n > 40 else ''}" + "x" * 300 for n in range(60)]
-    write([_call(make_span, f"r{n // 9}", text) for n, text in enumerate(texts)])
-    store.settle()
-    order = "SELECT span_id FROM read_parquet('{}') ORDER BY file_row_number"
-    (old,) = layout.read_manifest().live_files
-    before = duckdb.sql(order.format(layout.data / old.name)).fetchall()
-
-    store.redact(patterns=[PATTERN])
-
-    (new,) = layout.read_manifest().live_files
-    assert duckdb.sql(order.format(layout.data / new.name)).fetchall() == before
-    assert sum(MASK in str(span.attributes) for span in store.spans()) == 19
 
 
 _REDACTING = """

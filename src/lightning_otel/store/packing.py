@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from lightning_otel.errors import StoreDamagedError, StoreError
 from lightning_otel.store import counts as n
 from lightning_otel.store.damage import (
     exclude_damage,
@@ -32,6 +31,7 @@ from lightning_otel.store.parquet import (
     write_file,
 )
 from lightning_otel.store.quarantine import LONGEST_LINE
+from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.snapshot import (
     IS_SPAN,
@@ -41,13 +41,12 @@ from lightning_otel.store.snapshot import (
     rows_sql,
     same_span_sql,
 )
-from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths
+from lightning_otel.store.sql import ROLLOUT, quote_paths
 from lightning_otel.store.writer import writers_by_catalogue
 
 if TYPE_CHECKING:
     import duckdb
 
-_TRIES: Final = 5
 _MOST_SIFTED: Final = 256 << 20
 _CHUNK: Final = 1 << 18
 _START: Final = b'{"record":"start","trace_id":"'
@@ -266,18 +265,11 @@ def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
 
 def read_accounting(layout: Layout) -> n.Accounting:
     """Return what became of every span of the store, as of one moment for each file."""
-    manifest, segments = _read_segments(layout)
+    manifest, segments, stored = _read_counts(layout)
     counts = n.sum_counts(
         manifest.counts, *(each.counts for each in (*manifest.segments, *segments))
     )
-    # Of a file that was taken out the spans are missing, which is what is to be found.
-    files = [layout.data / file.name for file in list_readable_files(layout, manifest)]
-    stored = sum(each.counts.get(n.STORED, 0) for each in segments)
-    if files:
-        with translate_errors(layout), new_connection() as con:
-            stored += fetch_row(
-                con, f"SELECT count(end_ns) FROM read_parquet({quote_paths(files)})"
-            )[0]
+    stored += sum(each.counts.get(n.STORED, 0) for each in segments)
     writer = writers_by_catalogue.get(layout.catalogue)
     untold = writer.unwritten_counts() if writer is not None else {}
     return n.make_accounting(
@@ -287,7 +279,7 @@ def read_accounting(layout: Layout) -> n.Accounting:
 
 def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Accounting]:
     """Return the same for each process since then with a loss or a segment settled lately."""
-    manifest, segments = _read_segments(layout)
+    manifest, segments, _ = _read_counts(layout)
     found: dict[str, dict[str, int]] = {}
     for each in (*manifest.segments, *segments):
         found[each.process] = n.sum_counts(found.get(each.process, {}), each.counts)
@@ -305,31 +297,27 @@ def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Acco
     }
 
 
-def _read_segments(layout: Layout) -> tuple[Manifest, list[SettledSegment]]:
-    """Return the manifest, and what settling would count of the segments it does not name."""
-    import duckdb
+def _read_counts(layout: Layout) -> tuple[Manifest, list[SettledSegment], int]:
+    """Return the manifest, the counts of segments that it does not name, and all spans in files."""
 
-    layout.require()
-    tries = 0
-    while True:
-        tries += 1
-        exclude_damage(layout)
+    def count() -> tuple[Manifest, list[SettledSegment], int]:
         manifest, known = layout.read_manifest(), list_excluded(layout)
         paths = [path for path in layout.list_unsettled(manifest) if path.name not in known]
-        if not paths:
-            return manifest, []
-        try:
-            # A folder for what spills of its own: a settler clears its away.
-            with (
-                translate_errors(layout, "account for"),
-                tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
-                bounded_connection(Path(folder)) as con,
-            ):
-                _choose_lines(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS))
-                return manifest, _count_segments(con, paths)
-        except StoreError as exc:
-            # A settler, or the user, took one away that was listed already.
-            is_gone = isinstance(exc.__cause__, duckdb.IOException)
-            # What is damaged is put aside by now.
-            if tries == _TRIES or not (is_gone or isinstance(exc, StoreDamagedError)):
-                raise
+        segments: list[SettledSegment] = []
+        if paths:
+            _choose_lines(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS))
+            segments = _count_segments(con, paths)
+        # Of a file that was taken out the spans are missing, which is what is to be found.
+        files = [layout.data / file.name for file in list_readable_files(layout, manifest)]
+        query = f"SELECT count(end_ns) FROM read_parquet({quote_paths(files)})"
+        return manifest, segments, fetch_row(con, query)[0] if files else 0
+
+    layout.require()
+    exclude_damage(layout)
+    # A folder for what spills of its own: a settler clears its away.
+    with (
+        translate_errors(layout, "account for"),
+        tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
+        bounded_connection(Path(folder)) as con,
+    ):
+        return Reader(con, layout, lambda con, snapshot: None).run(count)

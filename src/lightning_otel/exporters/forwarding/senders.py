@@ -7,9 +7,7 @@ success are not taken for a delivery.
 
 import enum
 import gzip
-import time
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -170,11 +168,12 @@ def _read_failure(text: bytes, kind: str) -> str:
 
 def _wait_s(text: str | None) -> float:
     """Return the seconds of a Retry-After, which may be a date."""
+    from urllib3 import Retry
+    from urllib3.exceptions import InvalidHeader
+
     try:
-        if text and text.lstrip("-").isdecimal():
-            return max(0.0, float(text))
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time()) if text else 0.0
-    except ValueError:
+        return Retry().parse_retry_after(text) if text else 0.0
+    except InvalidHeader:
         return 0.0
 
 
