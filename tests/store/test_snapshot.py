@@ -178,7 +178,7 @@ def test_a_page_reads_no_bodies(damaged_bodies: Store) -> None:
     found = store.find("3" * 32)
 
     assert (len(traces.rows), traces.total) == (3, 5)
-    assert [row["calls"] for row in traces.rows] == [10, 10, 10]
+    assert [row["spans"] for row in traces.rows] == [10, 10, 10]
     assert (len(rollouts.rows), rollouts.total) == (3, 5)
     assert len(calls) == 50
     assert count == {"n": 50, "agents": 1}

@@ -25,7 +25,7 @@ _AGENTS: Final = "contains(coalesce(agents, ''), ?)"
 _PREFIX: Final = "prefix"
 
 
-def _add_modes(store: "Store", rows: list[dict[str, Any]]) -> None:
+def _add_modes(store: "Store", rows: list[dict[str, Any]], _: object) -> None:
     ids = [row["rollout_id"] for row in rows]
     bounds = min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)
     modes = {row["rollout_id"]: row["mode"] for row in store.sql(_MODES, [ids, *bounds])}
@@ -33,9 +33,9 @@ def _add_modes(store: "Store", rows: list[dict[str, Any]]) -> None:
         row["mode"] = modes.get(row["rollout_id"])
 
 
-def _add_texts(store: "Store", rows: list[dict[str, Any]]) -> None:
+def _add_texts(store: "Store", rows: list[dict[str, Any]], _: object) -> None:
     ends = [(row["rollout_ids"][0], row["rollout_ids"][-1]) for row in rows]
-    for row, texts in zip(rows, read_texts(store, rows, "rollout_id", ends), strict=True):
+    for row, texts in zip(rows, read_texts(store.sql, rows, "rollout_id", ends), strict=True):
         row["asked"], row["answered"] = texts
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.adapter import readers
@@ -71,21 +71,24 @@ FROM spans WHERE trace_id IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ?
 
 
 def read_texts(
-    store: "Store", rows: Sequence[Mapping[str, Any]], key: str, ends: Sequence[tuple[str, str]]
+    sql: Callable[[str, Sequence[object]], Iterable[Mapping[str, Any]]],
+    rows: Sequence[Mapping[str, Any]],
+    key: str,
+    ends: Sequence[tuple[str, str]],
 ) -> list[tuple[str, str]]:
     """Return what a user asked first and a model answered last in each row of a list.
 
     A query of its own: a list reads no content, and texts are read of its page alone.
 
     Args:
-        store: The store.
+        sql: Reads the rows of a query.
         rows: Their times bound what is read.
         key: ``trace_id`` or ``rollout_id``.
         ends: The ids of each row's first part and of its last.
     """
     bounds = min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)
     ids = [name for names in ends for name in names]
-    texts = {row["id"]: row for row in store.sql(_TEXTS.format(key=key), [ids, *bounds])}
+    texts = {row["id"]: row for row in sql(_TEXTS.format(key=key), [ids, *bounds])}
     found = []
     for first, last in ends:
         asked = parse_messages(texts.get(first, {}).get("asked")) or ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
-    from lightning_otel.store.source import SpanSource
+    from lightning_otel.store.reader import Reader
 
 _ALL: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -64,20 +64,22 @@ class View:
 
     Attributes:
         columns: Columns for programs, in order.
-        query: SQL of all rows, over ``spans``, ``rewards`` and ``rollouts`` without content; or a
-            function of the source that returns it.
+        query: SQL of all rows, over ``spans``, ``rewards`` and ``rollouts`` without content.
         filters: Conditions by name.
         order: SQL terms of columns that tell rows apart; all ``DESC`` where ``after`` is used.
         sorts: Columns that rows can be sorted by; ``duration`` is from start to end.
-        add: Adds to the rows of a page what only these need; it gets the store and the rows.
+        add: Adds to the rows of a page what only these need; it gets the store, the rows and the
+            connection that they were read on, if ``names`` says so.
+        names: The store's views that it reads on that connection; a live store is parsed once.
     """
 
     columns: tuple[str, ...]
-    query: "str | Callable[[SpanSource], str]"
+    query: str
     filters: Mapping[str, Filter]
     order: tuple[str, ...]
     sorts: tuple[str, ...] = ()
-    add: "Callable[[Store, list[dict[str, Any]]], None] | None" = None
+    add: "Callable[[Store, list[dict[str, Any]], Reader | None], None] | None" = None
+    names: tuple[str, ...] = ()
 
     def read(
         self,
@@ -99,7 +101,8 @@ class View:
             after: The place behind which they begin, as ``following`` says.
             sort: One of ``sorts``, after a ``-`` the largest first; by default ``order``.
         """
-        from lightning_otel.store.source import read_overview
+        from lightning_otel.store.source import INDEX_COLUMNS, read_overview
+        from lightning_otel.store.table import Query
 
         named = {name: value for name, value in wanted.items() if value is not None}
         where = " AND ".join(["true", *(self.filters[name].condition for name in named)])
@@ -109,25 +112,26 @@ class View:
             order = f"{term} {'DESC' if sort[0] == '-' else 'ASC'} NULLS LAST, {order}"
         behind = f"({', '.join(keys)}) < ({', '.join('?' * len(keys))})"
         bound = "" if limit is None else f"LIMIT {limit + 1}"
-        base = self.query if isinstance(self.query, str) else self.query(store.source)
         # One look at the spans for both: a view costs as much as it reads.
         query = f"""
-WITH matching AS MATERIALIZED (SELECT * FROM ({base}) WHERE {where})
+WITH matching AS MATERIALIZED (SELECT * FROM ({self.query}) WHERE {where})
 SELECT total, page.* FROM (SELECT count(*) AS total FROM matching) LEFT JOIN (
   SELECT *, true AS is_row FROM matching WHERE {"true" if after is None else behind}
   ORDER BY {order} {bound} OFFSET {offset}
 ) AS page ON true ORDER BY {order}"""
         values = [*named.values(), *(after or ())]
-        has_bodies = any(self.filters[name].has_bodies for name in named)
-        found = (
-            store.sql(query, values).rows()
-            if has_bodies
-            else read_overview(store.source, query, values)
-        )
+        con = None
+        if self.names:
+            has_bodies = any(self.filters[name].has_bodies for name in named)
+            is_wide = has_bodies or store.source.layout is not None
+            con = store.source.connect(self.names, None if is_wide else INDEX_COLUMNS)
+            found = list(Query(con, query, values).dicts())
+        else:
+            found = read_overview(store.source, query, values)
         total = max(row.pop("total") for row in found)
         rows = [row for row in found if row.pop("is_row")][:limit]
         is_more = limit is not None and len(found) > limit
         following = tuple(rows[-1][name] for name in keys) if is_more else None
         if self.add is not None and rows:
-            self.add(store, rows)
+            self.add(store, rows, con)
         return Listing(rows, total, following)

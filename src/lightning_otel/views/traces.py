@@ -5,24 +5,22 @@ of its own traces say the rest. A reward given later stands in a trace of its ow
 is none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.digest import KIND, REWARD
-from lightning_otel.store.live import list_live_processes
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
-from lightning_otel.store.source import INDEX_COLUMNS, SpanSource
 from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
+from lightning_otel.store.table import Query
 from lightning_otel.store.views import (
     DUPLICATE_CALLS,
     IS_ANNOTATION,
     NARROW,
     ROLLOUTS,
-    alive_macro_sql,
 )
 from lightning_otel.types import conventions as c
 from lightning_otel.views.previews import read_texts, task_words
@@ -56,21 +54,6 @@ _CONTAINS: Final = " OR ".join([
 ])  # fmt: skip
 
 
-def _matching_sql(source: SpanSource) -> str:
-    """Return the query for all traces, with what filters and the order of a list need."""
-    alive = list_live_processes(source.layout) if source.layout is not None else ()
-    is_alive = f"process IN ({', '.join(map(quote_text, alive))})" if alive else "false"
-    is_root, is_open = "parent_span_id IS NULL AND reward IS NULL", "end_ns IS NULL"
-    return f"""
-SELECT trace_id, min({ROLLOUT}) AS rollout_id, min(start_ns) AS start_ns,
-  max(coalesce(end_ns, start_ns)) AS end_ns, max(start_ns) AS last_ns, count(*) AS spans,
-  CASE WHEN bool_or({is_root} AND status = 'ERROR') THEN 'failed'
-    WHEN NOT bool_or({is_open}) OR (bool_or({is_root} AND NOT {is_open})
-      AND NOT bool_or({is_root} AND {is_open})) THEN 'ended'
-    WHEN bool_or({is_open} AND {is_alive}) THEN 'running' ELSE 'incomplete' END AS status
-FROM spans GROUP BY trace_id HAVING count(*) FILTER (name <> {quote_text(c.SPAN_ANNOTATION)}) > 0"""
-
-
 def may_link(con: "duckdb.DuckDBPyConnection", since_ns: int = 0) -> bool:
     """Return True if some reward or retraction may be linked, by its narrow columns."""
     look = (
@@ -80,13 +63,18 @@ def may_link(con: "duckdb.DuckDBPyConnection", since_ns: int = 0) -> bool:
     return bool(con.execute(look, [since_ns]).fetchall())
 
 
-def _add_details(store: "Store", rows: list[dict[str, Any]]) -> None:
+def _add_details(store: "Store", rows: list[dict[str, Any]], con: Reader | None) -> None:
     """Add agents, models, counts, tokens, rewards and texts to the traces of a page."""
-    source = store.source
-    con = source.connect(("spans", NARROW), None if source.layout is not None else INDEX_COLUMNS)
-    details, rewards, tasks = con.run(lambda: _read_details(con, source, rows))
+    assert con is not None
+    details, rewards, tasks = con.run(lambda: _read_details(con, rows))
     ends = [(row["trace_id"], row["trace_id"]) for row in rows]
-    for row, texts in zip(rows, read_texts(store, rows, "trace_id", ends), strict=True):
+
+    def read(query: str, parameters: Sequence[object]) -> Iterable[Mapping[str, Any]]:
+        if store.source.layout is None:  # of a store elsewhere the connection has no content
+            return store.sql(query, parameters)
+        return Query(con, query, parameters).dicts()
+
+    for row, texts in zip(rows, read_texts(read, rows, "trace_id", ends), strict=True):
         row |= details[row["trace_id"]]
         row["reward"] = rewards.get(row["rollout_id"])
         row["task"] = task_words(tasks.get(row["trace_id"]))
@@ -94,7 +82,7 @@ def _add_details(store: "Store", rows: list[dict[str, Any]]) -> None:
 
 
 def _read_details(
-    con: Reader, source: SpanSource, rows: Sequence[dict[str, Any]]
+    con: Reader, rows: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, float], dict[str, str]]:
     """Return counts by trace, rewards by rollout, and tasks by trace."""
     names = ", ".join(quote_text(row["trace_id"]) for row in rows)
@@ -109,12 +97,21 @@ def _read_details(
     details = {row[0]: dict(zip(keys, row, strict=True)) for row in cursor.fetchall()}
     # The reward of a rollout is told by all of its spans, not by those of the page alone.
     con.execute(_NEAR_PAGE.format(linked=_LINKED if may_link(con) else ""))
-    alive = list_live_processes(source.layout) if source.layout is not None else ()
-    con.execute(alive_macro_sql(alive))
     rewards = dict(con.execute(_EARNED).fetchall())
     return details, rewards, dict(con.execute(_TASKS).fetchall())
 
 
+_IS_ROOT: Final = "parent_span_id IS NULL AND reward IS NULL"
+_MATCHING: Final = f"""
+SELECT trace_id, min({ROLLOUT}) AS rollout_id, min(start_ns) AS start_ns,
+  max(coalesce(end_ns, start_ns)) AS end_ns, max(start_ns) AS last_ns, count(*) AS spans,
+  CASE WHEN bool_or({_IS_ROOT} AND status = 'ERROR') THEN 'failed'
+    WHEN NOT bool_or(end_ns IS NULL) OR (bool_or({_IS_ROOT} AND end_ns IS NOT NULL)
+      AND NOT bool_or({_IS_ROOT} AND end_ns IS NULL)) THEN 'ended'
+    WHEN bool_or(end_ns IS NULL AND is_alive(process)) THEN 'running' ELSE 'incomplete'
+  END AS status
+FROM spans GROUP BY trace_id HAVING count(*) FILTER (name <> {quote_text(c.SPAN_ANNOTATION)}) > 0"""
+"""All traces, with what filters and the order of a list need."""
 _DETAILS: Final = f"""
 WITH spans AS (FROM page), {DUPLICATE_CALLS},
 counted AS (SELECT *, operation IN ({_GENERATIVE}) AS is_call,
@@ -148,11 +145,12 @@ TRACES: Final = View(
         "trace_id", "rollout_id", "start_ns", "end_ns", "agents", "input", "output", "spans",
         "calls", "tools", "reward", "input_tokens", "output_tokens",
     ),
-    _matching_sql,
+    _MATCHING,
     WHEN,
     ("start_ns DESC", "trace_id"),
     ("start_ns", "duration", "spans"),
     _add_details,
+    ("spans", "calls", "rollouts", NARROW),
 )  # fmt: skip
 """Traces, with what was asked first and answered last."""
 
