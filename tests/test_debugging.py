@@ -167,9 +167,9 @@ def test_off_there_is_not_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Without it nothing is told, and no text is made for it."""
-    monkeypatch.setattr(debugging, "tell", None)
-    monkeypatch.setattr(debugging, "tell_kept", None)
-    monkeypatch.setattr(debugging, "tell_missed", None)
+    monkeypatch.setattr(debugging, "log", None)
+    monkeypatch.setattr(debugging, "log_kept", None)
+    monkeypatch.setattr(debugging, "log_missed", None)
 
     with lo.auto_trace(store=store):
         ask(client)

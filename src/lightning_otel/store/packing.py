@@ -3,6 +3,7 @@
 Spans that are left out are counted as they are left out; stored spans are counted in the files.
 """
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from lightning_otel.store.digest import digest_sql
 from lightning_otel.store.layout import DataFile, Layout, Manifest, SettledSegment
 from lightning_otel.store.lines import is_sound
 from lightning_otel.store.parquet import (
+    SPILL,
     STORED,
     Origin,
     bounded_connection,
@@ -314,10 +316,11 @@ def _read_counts(layout: Layout) -> tuple[Manifest, list[SettledSegment], int]:
 
     layout.require()
     exclude_damage(layout)
-    # A folder for what spills of its own: a settler clears its away.
-    with (
-        translate_errors(layout, "account for"),
-        tempfile.TemporaryDirectory(prefix="lightning-otel-") as folder,
-        bounded_connection(Path(folder)) as con,
-    ):
+    with translate_errors(layout, "account for"), contextlib.ExitStack() as stack:
+        folder = layout.new / SPILL
+        if layout.list_unsettled(layout.read_manifest()):
+            # A folder of its own, as a settler clears its own away. A full disk has room for none.
+            spill = tempfile.TemporaryDirectory(prefix="lightning-otel-")
+            folder = Path(stack.enter_context(spill))
+        con = stack.enter_context(bounded_connection(folder))
         return Reader(con, layout, lambda con, snapshot: None).run(count)
