@@ -148,12 +148,6 @@ def asks_for_ids(frame: Frame | None) -> bool:
     return process.asks_for_ids if frame is None else frame.asks_for_ids
 
 
-def current_assigner() -> ResourceAssigner | None:
-    """Return the source of a request's resources; None if nothing is to be substituted."""
-    frame = current_frame()
-    return None if frame is None else frame.assigner
-
-
 def begin_rollout() -> dict[str, AttributeValue]:
     """Stamps of a rollout that nobody named."""
     return {c.ROLLOUT_ID: f"rollout-{os.urandom(8).hex()}", c.ATTEMPT_ID: "1"}

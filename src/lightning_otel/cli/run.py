@@ -244,7 +244,6 @@ class _Run:
         """Count what was recorded: from the segments, else from the store."""
         from lightning_otel.store.layout import is_settling_due
         from lightning_otel.store.live import read_whole_records
-        from lightning_otel.types.conventions import CALL_OPERATIONS
 
         layout = self._opened.layout
         assert layout is not None
@@ -256,14 +255,13 @@ class _Run:
             if (records := read_whole_records(layout, self._started_ns)) is not None:
                 self._is_whole = not self._opened.writer().unwritten_counts()
                 return _count_records(records, recording, self._started_ns)
-        from lightning_otel.store.sql import ROLLOUT, quote_text
+        from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT
 
-        calls = ", ".join(map(quote_text, sorted(CALL_OPERATIONS)))
         # By trace too: the program may name rollouts of its own beneath the run's root span.
         (found,) = self._opened.sql(
             f"""
             SELECT count(*) FILTER (span_id <> ?) AS spans, count(reward) AS rewards,
-              count(*) FILTER (operation IN ({calls})) AS calls,
+              count(*) FILTER (operation IN ({CALL_OPERATIONS})) AS calls,
               count(*) FILTER (prompt_token_ids IS NOT NULL AND response_token_ids IS NOT NULL)
                 AS exact,
               count(end_ns) AS ended,

@@ -17,7 +17,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError, StoreError
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS
-from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
+from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
 from lightning_otel.tracing.emitters import emit_reward, reward_span
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -36,8 +36,7 @@ _KEYS: Final = {
     "used_result": c.FEEDBACK_USED,
     "text": c.FEEDBACK_TEXT,
 }
-_CALLS: Final = ", ".join(quote_text(name) for name in sorted(c.CALL_OPERATIONS))
-_IS_CALL: Final = f"(operation IN ({_CALLS}) OR name = {quote_text(c.SPAN_ACTION)})"
+_IS_CALL: Final = f"(operation IN ({CALL_OPERATIONS}) OR name = {quote_text(c.SPAN_ACTION)})"
 _COLUMNS: Final[Mapping[Noun, str]] = {
     "response": "response_id",
     "rollout": ROLLOUT,

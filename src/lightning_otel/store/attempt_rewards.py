@@ -8,7 +8,13 @@ eight bytes instead of up to sixty in every join.
 from typing import Final
 
 from lightning_otel.adapter.linear import HOSTS
-from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
+from lightning_otel.store.sql import (
+    CALL_OPERATIONS,
+    GENERATIVE_OPERATIONS,
+    ROLLOUT,
+    attribute_sql,
+    quote_text,
+)
 from lightning_otel.types import conventions as c
 
 LAST_REWARD: Final = "arg_max_null(reward, start_ns)"
@@ -24,8 +30,6 @@ IS_RETRACTION: Final = f"""(reward IS NULL AND name = {quote_text(c.SPAN_ANNOTAT
   AND {attribute_sql(c.REWARD_RETRACTED)} IS NOT NULL)"""
 IS_RETRACTED: Final = f"({IS_REWARD_SPAN} AND span_id IN (FROM retracted))"
 
-_GENERATIVE: Final = ", ".join(quote_text(name) for name in sorted(c.GENERATIVE_OPERATIONS))
-_CALLS: Final = ", ".join(quote_text(name) for name in sorted(c.CALL_OPERATIONS))
 _HOSTS: Final = ", ".join(quote_text(name) for name in sorted(HOSTS))
 _ATTEMPT: Final = f"hash({ROLLOUT}, coalesce(attempt_id, '1'))"
 _PARENT: Final = "CASE WHEN parent_span_id IS NOT NULL THEN hash(parent_span_id) END"
@@ -108,13 +112,14 @@ candidate_steps AS (
     coalesce(agent, '') AS agent, start_ns, end_ns,
     CASE WHEN response_id IS NOT NULL THEN hash(response_id) END AS response, is_mark
   FROM (
-    SELECT *, false AS is_mark FROM requests WHERE is_done AND operation IN ({_GENERATIVE})
+    SELECT *, false AS is_mark FROM requests
+    WHERE is_done AND operation IN ({GENERATIVE_OPERATIONS})
       AND (trace_id, span_id) NOT IN (FROM repeated)
     UNION ALL BY NAME
     SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, start_ns,
       end_ns, response_id, true AS is_mark
     FROM spans WHERE end_ns IS NOT NULL AND name = {quote_text(c.SPAN_ACTION)}
-      AND coalesce(operation NOT IN ({_CALLS}), true)
+      AND coalesce(operation NOT IN ({CALL_OPERATIONS}), true)
   )
 ),
 agent_steps AS (

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from lightning_otel.adapter.call_facts import CALL_KEYS, REWARD_KEYS, REWARDS
-from lightning_otel.store.sql import quote_text
+from lightning_otel.store.sql import CALL_OPERATIONS, GENERATIVE_OPERATIONS, quote_text
 from lightning_otel.types import conventions as c
 
 DIGEST: Final = {
@@ -26,8 +26,6 @@ RECEIVED, TOKENS = 4, 8
 """Flags: it came over the network or was imported; it has token ids or logprobs."""
 KIND: Final = "gist_kind & 3"
 
-_GENERATIVE: Final = ", ".join(quote_text(name) for name in sorted(c.GENERATIVE_OPERATIONS))
-_CALLS: Final = ", ".join(quote_text(name) for name in sorted(c.CALL_OPERATIONS))
 _MARKS: Final = ", ".join(quote_text(name) for name in (c.SPAN_ACTION, c.SPAN_OBSERVATION))
 
 # Messages as this package writes them. Whatever is written otherwise is not looked into here.
@@ -41,7 +39,7 @@ def _says_sql(key: str) -> str:
     return f"contains(attributes::VARCHAR, {quote_text(key)})"
 
 
-_IS_CALL: Final = f"""(operation IN ({_GENERATIVE}) AND scope = {quote_text(c.SCOPE)}
+_IS_CALL: Final = f"""(operation IN ({GENERATIVE_OPERATIONS}) AND scope = {quote_text(c.SCOPE)}
   AND name <> {quote_text(c.SPAN_ROLLOUT)} AND status <> 'ERROR' AND response_id <> ''
   AND starts_with(input_messages, {quote_text(_GIVEN)}) AND ends_with(input_messages, '}}]')
   AND starts_with(output_messages, {quote_text(_GIVEN + _ANSWER + "{")})
@@ -52,7 +50,7 @@ _IS_CALL: Final = f"""(operation IN ({_GENERATIVE}) AND scope = {quote_text(c.SC
 _IS_REWARD: Final = f"""(reward IS NOT NULL AND operation IS NULL AND scope = {quote_text(c.SCOPE)}
   AND name = {quote_text(c.SPAN_ANNOTATION)} AND NOT {_says_sql(c.LINK_PREFIX + ".")}
   AND NOT {_says_sql('"lightning.reward.')})"""
-_IS_OTHER: Final = f"""(coalesce(operation NOT IN ({_CALLS}), true) AND reward IS NULL
+_IS_OTHER: Final = f"""(coalesce(operation NOT IN ({CALL_OPERATIONS}), true) AND reward IS NULL
   AND name NOT IN ({_MARKS}) AND (name <> {quote_text(c.SPAN_ANNOTATION)}
     OR NOT {_says_sql(c.REWARD_RETRACTED)}) AND NOT {_says_sql(c.REWARD_PREFIX + ".")}
   AND (scope = {quote_text(c.SCOPE)} OR (operation IS NULL AND agent IS NULL AND model IS NULL)))"""

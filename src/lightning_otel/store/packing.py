@@ -273,9 +273,9 @@ def read_accounting(layout: Layout) -> n.Accounting:
     )
     stored += sum(each.counts.get(n.STORED, 0) for each in segments)
     writer = writers_by_catalogue.get(layout.catalogue)
-    untold = writer.unwritten_counts() if writer is not None else {}
+    unwritten = writer.unwritten_counts() if writer is not None else {}
     return n.make_accounting(
-        n.sum_counts(counts, untold), stored=stored, pending=untold.get(n.PENDING, 0)
+        n.sum_counts(counts, unwritten), stored=stored, pending=unwritten.get(n.PENDING, 0)
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import QueryError
+from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     import duckdb
@@ -19,6 +20,12 @@ _EXPLAIN: Final = re.compile(r"\s*explain\s+(analyze\s+)?(\([^()]*\)\s*)?", re.I
 def quote_text(text: str) -> str:
     """Return a SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
+
+
+CALL_OPERATIONS: Final = ", ".join(map(quote_text, sorted(c.CALL_OPERATIONS)))
+"""Operations of model calls, as a SQL list without its parentheses."""
+GENERATIVE_OPERATIONS: Final = ", ".join(map(quote_text, sorted(c.GENERATIVE_OPERATIONS)))
+"""Those of calls that make text, likewise."""
 
 
 def quote_paths(paths: Iterable[Path]) -> str:

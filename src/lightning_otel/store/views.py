@@ -11,13 +11,17 @@ from lightning_otel.store.attempt_rewards import (
 )
 from lightning_otel.store.digest import IRREGULAR, RECEIVED
 from lightning_otel.store.schema import NARROW_COLUMNS
-from lightning_otel.store.sql import ROLLOUT, attribute_sql, check_read_only, quote_text
+from lightning_otel.store.sql import (
+    CALL_OPERATIONS,
+    ROLLOUT,
+    attribute_sql,
+    check_read_only,
+    quote_text,
+)
 from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     import duckdb
-
-_CALL_OPERATIONS: Final = ", ".join(quote_text(name) for name in sorted(c.CALL_OPERATIONS))
 
 
 _OVERLAP: Final = "kept.start_ns <= other.end_ns AND other.start_ns <= kept.end_ns"
@@ -28,7 +32,7 @@ requests AS MATERIALIZED (
   SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, operation,
     scope, process, response_id, model, start_ns, coalesce(end_ns, start_ns) AS end_ns,
     end_ns IS NOT NULL AND status IS DISTINCT FROM 'ERROR' AS is_done
-  FROM spans WHERE operation IN ({_CALL_OPERATIONS})
+  FROM spans WHERE operation IN ({CALL_OPERATIONS})
 ),
 others AS MATERIALIZED (SELECT * FROM requests WHERE scope <> {quote_text(c.SCOPE)}),
 same_answer AS MATERIALIZED (
@@ -67,7 +71,7 @@ SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id, a
   system_instructions, input_messages, output_messages, tool_definitions,
   prompt_token_ids, response_token_ids, response_logprobs, process, sequence
 FROM spans ANTI JOIN (WITH {DUPLICATE_CALLS} FROM repeated) AS repeated USING (trace_id, span_id)
-WHERE operation IN ({_CALL_OPERATIONS})"""
+WHERE operation IN ({CALL_OPERATIONS})"""
 
 _NAME: Final = f"coalesce({attribute_sql(c.REWARD_NAME)}, {attribute_sql(c.EVALUATION_NAME)})"
 IS_BARE_REWARD: Final = "(reward IS NOT NULL AND operation IS NULL)"
@@ -203,7 +207,7 @@ SELECT trace_id, span_id, parent_span_id, coalesce(target_rollout, {ROLLOUT}) AS
 FROM spans LEFT JOIN placements USING (trace_id, span_id)
 WHERE reward IS NOT NULL AND NOT {IS_RETRACTED}"""
 
-_IS_CALL: Final = f"operation IN ({_CALL_OPERATIONS}) AND NOT is_repeated"
+_IS_CALL: Final = f"operation IN ({CALL_OPERATIONS}) AND NOT is_repeated"
 
 _IS_ROLLOUT: Final = f"name = '{c.SPAN_ROLLOUT}'"
 _IS_OPEN: Final = "end_ns IS NULL"

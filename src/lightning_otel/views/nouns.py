@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.store.attempt_rewards import LAST_REWARD
-from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
+from lightning_otel.store.sql import GENERATIVE_OPERATIONS, ROLLOUT, attribute_sql
 from lightning_otel.store.views import IS_ANNOTATION
 from lightning_otel.types import conventions as c
 from lightning_otel.views.previews import read_texts
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from lightning_otel.dataset import Store
     from lightning_otel.resources import Resources
 
-_GENERATIVE: Final = ", ".join(map(quote_text, sorted(c.GENERATIVE_OPERATIONS)))
 _REWARDED: Final = Filter(
     "(reward IS NOT NULL) = ?", "Only those with, or without, a reward.", bool
 )
@@ -50,7 +49,7 @@ TALKS: Final = f"""
 SELECT {ROLLOUT} AS rollout_id, any_value({_NAME}) AS named, min(start_ns) AS start_ns,
   max(coalesce(end_ns, start_ns)) FILTER (NOT {IS_ANNOTATION}) AS end_ns,
   string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
-  count(*) FILTER (operation IN ({_GENERATIVE})) AS calls,
+  count(*) FILTER (operation IN ({GENERATIVE_OPERATIONS})) AS calls,
   any_value(trace_id ORDER BY start_ns) AS trace_id
 FROM spans GROUP BY 1"""
 """Rollouts with the conversation that each names."""

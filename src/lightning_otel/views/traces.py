@@ -14,7 +14,7 @@ from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.digest import KIND, REWARD
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
-from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
+from lightning_otel.store.sql import GENERATIVE_OPERATIONS, ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import (
     DUPLICATE_CALLS,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 STATUSES: Final = ("ended", "failed", "running", "incomplete")
 REWARDS_SINCE: Final = "reward IS NOT NULL AND operation IS NULL AND start_ns >= ?"
 """Rewards that are nothing else, from a time on."""
-_GENERATIVE: Final = ", ".join(map(quote_text, sorted(c.GENERATIVE_OPERATIONS)))
 _HAS_SPAN: Final = "trace_id IN (SELECT trace_id FROM spans, (SELECT {} AS value) WHERE {})"
 _HAS_REWARD: Final = (
     f"rollout_id IN (SELECT rollout_id FROM rollouts GROUP BY 1 HAVING {LAST_REWARD} {{}})"
@@ -114,7 +113,7 @@ FROM spans GROUP BY trace_id HAVING count(*) FILTER (name <> {quote_text(c.SPAN_
 """All traces, with what filters and the order of a list need."""
 _DETAILS: Final = f"""
 WITH spans AS (FROM page), {DUPLICATE_CALLS},
-counted AS (SELECT *, operation IN ({_GENERATIVE}) AS is_call,
+counted AS (SELECT *, operation IN ({GENERATIVE_OPERATIONS}) AS is_call,
   is_call AND (trace_id, span_id) NOT IN (FROM repeated) AS is_request FROM page)
 SELECT trace_id, string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   coalesce(list_sort(list(DISTINCT model) FILTER (model <> '')), []) AS models,

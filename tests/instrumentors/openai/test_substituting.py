@@ -398,7 +398,7 @@ def test_rollout_ends_with_what_its_first_request_was_given(scene: Scene) -> Non
         scene.ask()
         scene.publish("system_prompt", "two", alias="live")
         scene.publish("planner/system_prompt", "three")
-        packed = pickle.dumps(carried(capture.current_assigner))
+        packed = pickle.dumps(carried(capture.current_frame))
         with context(agent="planner", apply=True):
             scene.ask()
         with auto_trace(store=scene.store, rollout_id="another"):
@@ -406,7 +406,7 @@ def test_rollout_ends_with_what_its_first_request_was_given(scene: Scene) -> Non
         scene.ask()
     with scene.applied(agent="planner"):
         scene.ask()
-    held: Any = pickle.loads(packed)()
+    held: Any = pickle.loads(packed)().assigner
 
     assert scene.prompts == ["one", "one", "two", "one", "three"]
     assert set(versions(recording)) == {"system_prompt@1"}

@@ -24,7 +24,7 @@ from lightning_otel.serve.streaming import PARQUET, join_lines, parquet_parts
 from lightning_otel.serve.viewer.page import url
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
-from lightning_otel.store.sql import ROLLOUT, quote_text
+from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, quote_text
 from lightning_otel.types import CaptureLevel, Credit
 from lightning_otel.types import conventions as c
 from lightning_otel.types.instants import FORMS, instant_ns
@@ -47,12 +47,12 @@ _MOST_STEPS: Final = 100_000
 _PART_STEPS: Final = 10_000
 _MOST_ROLLOUTS: Final = 10_000
 _MAX_IDS: Final = 200_000
-_CALLS: Final = ", ".join(quote_text(name) for name in sorted(c.CALL_OPERATIONS))
 # Whole rollouts until they hold so many steps, and whether there are more of them.
 _PAGE: Final = f"""
 WITH r AS (
   SELECT {ROLLOUT} AS rollout_id, min(start_ns) AS start_ns,
-    count(*) FILTER (operation IN ({_CALLS}) OR name = {quote_text(c.SPAN_ACTION)}) AS calls
+    count(*) FILTER (operation IN ({CALL_OPERATIONS})
+      OR name = {quote_text(c.SPAN_ACTION)}) AS calls
   FROM spans WHERE {{wanted}} GROUP BY 1
 ), rest AS (
   SELECT rollout_id, start_ns, count(*) OVER () AS left_over,
