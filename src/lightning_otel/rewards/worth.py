@@ -5,37 +5,16 @@ Tokens and times are read from the transitions; what a token costs only the user
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Final
 
 from lightning_otel.adapter.advantages import Composition
-from lightning_otel.adapter.attributes import to_number
 from lightning_otel.errors import ConfigError
+from lightning_otel.rewards.prices import Price, cost_of, find_price
 from lightning_otel.types import Trajectory, Transition
 
 COST: Final = "cost"
 SECONDS: Final = "seconds"
 TOKENS: Final = "tokens"
-_MILLION: Final = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """The price of a model's tokens per million, in any currency.
-
-    Attributes:
-        input: Of those it is given.
-        output: Of those it answers.
-    """
-
-    input: float
-    output: float
-
-    def __post_init__(self) -> None:
-        for name, value in (("input", self.input), ("output", self.output)):
-            found = to_number(value)
-            if found is None or found < 0:
-                raise ConfigError(f"a price for {name} is {value!r}; give what a million cost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +73,12 @@ class Worth:
 
     def _cost_of(self, step: Transition) -> float:
         given, answered = _count_tokens(step)
-        price = self._price_of(step.model or "")
-        return (given * price.input + answered * price.output) / _MILLION
-
-    def _price_of(self, model: str) -> Price:
-        if (price := find_price(model, self.prices)) is not None:
-            return price
+        if (price := find_price(self.prices, step.model or "")) is not None:
+            return cost_of(price, given, answered)
         raise ConfigError(
-            f"the model {model!r} has no price; there are prices of {', '.join(self.prices)}"
+            f"the model {step.model or ''!r} has no price; there are prices of "
+            f"{', '.join(self.prices)}"
         )
-
-
-def find_price(model: str, prices: Mapping[str, Price]) -> Price | None:
-    """Return the price of a model: by its name, else by the first glob that matches; or None."""
-    globs = (price for pattern, price in prices.items() if fnmatchcase(model, pattern))
-    return prices.get(model) or next(globs, None)
 
 
 _MEASURED: Final = (COST, SECONDS, TOKENS)

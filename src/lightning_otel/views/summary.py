@@ -1,15 +1,11 @@
 """Summary of a period beside the one before: rollouts, reward, errors, latency, tokens, cost."""
 
-import csv
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel import config
-from lightning_otel.errors import ConfigError
-from lightning_otel.rewards.worth import Price, find_price
+from lightning_otel.rewards.prices import Price, cost_of, find_price, read_prices
 from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.source import read_overview
 
@@ -18,7 +14,6 @@ if TYPE_CHECKING:
 
 PERIODS: Final[Mapping[str, int]] = {"1h": 3600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000}
 """Seconds by name."""
-_PRICES: Final = Path(__file__).with_name("prices.csv")
 
 _ROLLOUTS: Final = f"""
 SELECT start_ns >= ? AS is_now, count(*) AS rollouts, avg(reward) AS reward,
@@ -76,24 +71,6 @@ class Summary:
     unpriced_models: tuple[str, ...] = ()
 
 
-def read_prices() -> dict[str, Price]:
-    """Return prices per million tokens by name or glob of a model: the user's file, else ours.
-
-    Raises:
-        ConfigError: The file cannot be read, or a row of it is not a price.
-    """
-    path = Path(config.PRICES.read() or _PRICES)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        return {row["model"]: Price(float(row["input"]), float(row["output"])) for row in rows}
-    except (OSError, KeyError, TypeError, ValueError) as exc:
-        raise ConfigError(
-            f"{config.PRICES.name}={path} is not a table of prices ({exc}); give a CSV file with "
-            "the columns model, input and output, per million tokens"
-        ) from exc
-
-
 def read_summaries(
     store: "Store", period: str = "24h", now_ns: int | None = None
 ) -> tuple[Summary, Summary]:
@@ -120,13 +97,13 @@ def _sum_costs(
     tokens, unpriced, costs, unknown = 0, 0, list[float](), set[str]()
     for row in calls:
         if row["is_now"] is is_now:
-            price = find_price(row["model"] or "", prices)
+            price = find_price(prices, row["model"] or "")
             tokens += row["given"] + row["answered"]
             unpriced += row["calls"] - (row["counted"] if price else 0)
             if price is None:
                 unknown.add(row["model"] or "unknown")
             elif row["counted"]:
-                costs.append((row["given"] * price.input + row["answered"] * price.output) / 1e6)
+                costs.append(cost_of(price, row["given"], row["answered"]))
     cost = sum(costs) if costs else None
     return {
         "tokens": tokens, "cost": cost, "unpriced": unpriced,

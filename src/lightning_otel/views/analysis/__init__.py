@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from fnmatch import fnmatchcase
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.outline import Node, Outline, SpanId, outline
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import plain_text
+from lightning_otel.rewards.prices import Price, cost_of, find_price
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import format_duration, one_line
@@ -261,25 +260,20 @@ def analyze(
     return Analysis(rollout_id, task, tuple(steps.values()), tuple(rewards), totals, findings)
 
 
-def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, tuple[float, float]]:
-    found: dict[str, tuple[float, float]] = {}
+def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, Price]:
+    found: dict[str, Price] = {}
     for pattern, pair in (prices or {}).items():
         try:
-            price_in, price_out = map(float, pair)
-            if not (price_in >= 0 and price_out >= 0 and isfinite(price_in + price_out)):
-                raise ValueError
-        except (TypeError, ValueError) as exc:
+            found[pattern] = Price(*map(float, pair))
+        except (TypeError, ValueError, ConfigError) as exc:
             raise ConfigError(
                 f"the price of {pattern!r} is {pair!r}; give two numbers from 0 on, of a million "
                 "tokens in and out"
             ) from exc
-        found[pattern] = price_in, price_out
     return found
 
 
-def _make_step(
-    node: Node, each: Transition, prices: Mapping[str, tuple[float, float]], **more: Any
-) -> Step:
+def _make_step(node: Node, each: Transition, prices: Mapping[str, Price], **more: Any) -> Step:
     tokens = _count_tokens(node)
     return Step(
         branch=node.branch,
@@ -294,7 +288,7 @@ def _make_step(
     )
 
 
-def _sum_calls(found: Outline, prices: Mapping[str, tuple[float, float]]) -> Totals:
+def _sum_calls(found: Outline, prices: Mapping[str, Price]) -> Totals:
     calls = [node for node in found.nodes if is_counted(node)]
     tokens = [_count_tokens(node) for node in calls]
     costs = [_cost_of(node, prices) for node in calls]
@@ -329,16 +323,14 @@ def _count_tokens(node: Node) -> tuple[int | None, int | None]:
     return tokens_in, tokens_out
 
 
-def _cost_of(node: Node, prices: Mapping[str, tuple[float, float]]) -> float | None:
+def _cost_of(node: Node, prices: Mapping[str, Price]) -> float | None:
     tokens_in, tokens_out = _count_tokens(node)
+    if tokens_in is None and tokens_out is None:
+        return None
     get = node.span.attributes.get
     models = [str(get(key)) for key in (c.RESPONSE_MODEL, c.REQUEST_MODEL) if get(key)]
-    for pattern, (price_in, price_out) in prices.items():
-        if any(model == pattern or fnmatchcase(model, pattern) for model in models or [""]):
-            if tokens_in is None and tokens_out is None:
-                return None
-            return ((tokens_in or 0) * price_in + (tokens_out or 0) * price_out) / 1e6
-    return None
+    price = find_price(prices, *(models or [""]))
+    return None if price is None else cost_of(price, tokens_in or 0, tokens_out or 0)
 
 
 def _word_number(value: object) -> str:
