@@ -1,5 +1,7 @@
 """The frame of the pages in a real browser: the key, keys, colours, small screens."""
 
+import gzip
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,19 @@ def test_a_link_with_the_key_opens_the_pages(visit: Visits, store: Store) -> Non
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     page.goto("/settings")
     assert page.title().startswith("Settings")
+
+
+def test_files_are_compressed_and_pages_are_not(ask: Callable[..., Any], store: Store) -> None:
+    """A file is kept for good by its address; the length of a page tells of no secret."""
+    styles = re.search(r"/static/viewer\.css\?v=\w+", ask(store, "/").text)
+    assert styles is not None
+
+    plain, small = ask(store, styles[0]), ask(store, styles[0], Accept_Encoding="gzip")
+
+    assert gzip.decompress(small.body) == plain.body
+    assert (small.headers["vary"], small.headers["content-encoding"]) == ("Accept-Encoding", "gzip")
+    assert "immutable" in small.headers["cache-control"]
+    assert "content-encoding" not in ask(store, "/", Accept_Encoding="gzip").headers
 
 
 def test_without_the_key_a_page_says_what_to_do(

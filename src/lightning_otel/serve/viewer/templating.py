@@ -14,6 +14,8 @@ from typing import Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -165,7 +167,10 @@ async def static(request: Request) -> Response:
     return Response(content, media_type=kind, headers={"Cache-Control": kept})
 
 
-ROUTES: Final[list[Route]] = [Route("/static/{name:str}", static, methods=["GET"])]
+# Pages are not compressed: their length would tell of the secrets beside what an address repeats.
+ROUTES: Final[list[Route]] = [
+    Route("/static/{name:str}", static, methods=["GET"], middleware=[Middleware(GZipMiddleware)])
+]
 _DEEPEST: Final = 16
 """Blocks within each other; the parser stops at 20."""
 _MARKDOWN: Final = MarkdownIt("commonmark", {"html": False, "breaks": True})
