@@ -44,6 +44,10 @@ _STDOUT: Final = "-"
 _NO_ROWS: Final = 3
 _SPANS: Final = "spans"
 _DESTINATIONS: Final = ("duckdb", "lake", "otlp")
+_OPTION_HELP: Final = {
+    "threshold": "Least reward of a good answer; the others are left out, or marked as bad.",
+    "gap": "Least difference between the rewards of a pair.",
+}
 
 
 class _Formats(SuggestingGroup):
@@ -192,7 +196,7 @@ def _make_command(name: str, made: "Format") -> click.Command:
         found.params.append(
             click.Option([f"--{option.replace('_', '-')}"], type=kind, default=default,
                          show_default=default is not None,
-                         help="An option of this format; see docs/exports.md.")
+                         help=_OPTION_HELP.get(option, "An option of this format."))
         )  # fmt: skip
     return found
 

@@ -84,7 +84,7 @@ def run(
 ) -> int:
     """Run a program with recording on: lightning-otel run -- python app.py.
 
-    ``python`` and ``app.py`` alone mean the Python that lightning-otel is installed in. The exit
+    python and app.py alone mean the Python that lightning-otel is installed in. The exit
     code is the program's.
     """
     from lightning_otel import tracing
