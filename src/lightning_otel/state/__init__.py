@@ -9,6 +9,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
@@ -78,7 +79,7 @@ class State:
 
     def __reduce__(self) -> "tuple[Callable[..., State], tuple[object, ...]]":
         # Another process opens connections of its own.
-        return _reopen_state, (self._place, self.now_ns)
+        return partial(State, now_ns=self.now_ns), (self._place,)
 
     @property
     def is_shared(self) -> bool:
@@ -107,7 +108,7 @@ class State:
             return
         if self._layout is not None:
             self._layout.create()
-        with self._begin_transaction() as connection:
+        with self.change() as connection:
             take_lock(connection, _LOCK)
             METADATA.create_all(connection, tables=missing)
             version = connection.scalar(sa.select(sa.func.max(_VERSIONS.c.version)))
@@ -129,7 +130,10 @@ class State:
         Raises:
             StateError: The database does not answer or is damaged, or others held it too long.
         """
-        with self._begin_transaction() as connection:
+        with (
+            self._translate_errors(),
+            self._engine.execution_options(**{_WRITES: True}).begin() as connection,
+        ):
             yield connection
 
     @contextlib.contextmanager
@@ -147,24 +151,12 @@ class State:
         self._engine.dispose()
 
     @contextlib.contextmanager
-    def _begin_transaction(self) -> "Iterator[Connection]":
-        with (
-            self._translate_errors(),
-            self._engine.execution_options(**{_WRITES: True}).begin() as connection,
-        ):
-            yield connection
-
-    @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sa.exc.DBAPIError as exc:
             why = str(exc.orig).partition("\n")[0]
             raise StateError(f"the state {self.name} failed: {why}") from exc
-
-
-def _reopen_state(place: str, now_ns: Callable[[], int]) -> State:
-    return State(place, now_ns=now_ns)
 
 
 def take_lock(connection: "Connection", lock: int) -> None:

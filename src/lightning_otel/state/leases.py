@@ -23,6 +23,7 @@ _SECOND_NS: Final = 1_000_000_000
 _MOST_IDS: Final = 500
 """Ids in one statement: SQLite takes 32,766 parameters, older ones 999."""
 _LOCK: Final = 0x6C6F7463
+"""Of claims: two could find the same rollout free."""
 
 ClaimState: TypeAlias = Literal["claimed", "trained", "left"]
 
@@ -47,7 +48,7 @@ class Leases:
         held: str,
         status: str = "status",
         holder: str = "worker_id",
-        on_expired: "Callable[[Connection, sa.Row[Any], int], None] | None" = None,
+        on_expired: "Callable[[Connection, sa.Row[Any], int], object]" = lambda *_: None,
     ) -> None:
         """Name the table, the status of a row that is held, and the columns.
 
@@ -102,18 +103,19 @@ class Leases:
         query = sa.select(self._table).where(held, is_alive)
         return connection.execute(query.with_for_update()).one_or_none()
 
-    def extend(
-        self, connection: "Connection", held: "sa.ColumnElement[bool]", lease_s: float
-    ) -> int:
-        """Extend leases, and return their number."""
-        return self.finish(connection, held, until_ns=self.end_ns(lease_s))
-
-    def finish(
+    def update(
         self, connection: "Connection", held: "sa.ColumnElement[bool]", **values: Any
     ) -> int:
-        """Set columns of held rows, such as the status that ends a lease; return their number."""
+        """Set columns of held rows, such as the end of a lease; return their number."""
         done = connection.execute(sa.update(self._table).where(held).values(**values))
         return done.rowcount
+
+    def change(self, held: "sa.ColumnElement[bool]", **values: Any) -> bool:
+        """Set columns of a held row; return False, and change nothing, if its lease ended."""
+        with self._state.change() as connection:
+            if self.lock(connection, held) is None:
+                return False
+            return bool(self.update(connection, held, **values))
 
     def release(self, connection: "Connection", held: "sa.ColumnElement[bool]") -> int:
         """Delete held rows, where a row stands for the lease alone; return their number."""
@@ -127,8 +129,7 @@ class Leases:
             over.with_for_update(skip_locked=True)
         ).all()
         for row in rows:
-            if self._on_expired is not None:
-                self._on_expired(connection, row, now_ns)
+            self._on_expired(connection, row, now_ns)
 
     @contextlib.contextmanager
     def read(self) -> "Iterator[Connection]":
@@ -172,7 +173,8 @@ class Claims:
         """Claim whole groups; skip those of which a member is claimed or trained on already."""
         claimed: list[str] = []
         ids = [each.rollout_id for members in groups.values() for each in members]
-        with self._change_alone() as connection:
+        with self._state.change() as connection:
+            take_lock(connection, _LOCK)
             taken = self._find_claims(connection, ids, self._is_taken())
             for group_id, members in groups.items():
                 if members and taken.isdisjoint(each.rollout_id for each in members):
@@ -185,7 +187,8 @@ class Claims:
         every = list(members)
         ids = [each.rollout_id for each in every]
         of_others = sa.and_(self._is_taken(), sa.not_(self._held))
-        with self._change_alone() as connection:
+        with self._state.change() as connection:
+            take_lock(connection, _LOCK)
             taken = self._find_claims(connection, ids, of_others)
             free = [each for each in every if each.rollout_id not in taken]
             self._put_claims(connection, group_id, free, "left", reason)
@@ -193,12 +196,13 @@ class Claims:
     def extend(self) -> None:
         """Extend all claims of this holder."""
         with self._state.change() as connection:
-            self._leases.extend(connection, self._held, self._lease_s)
+            until_ns = self._leases.end_ns(self._lease_s)
+            self._leases.update(connection, self._held, until_ns=until_ns)
 
     def acknowledge(self, connection: "Connection", rollout_ids: Sequence[str], step: int) -> None:
         """Mark rollouts as trained on, within a transaction: they never come again."""
         done = sum(
-            self._leases.finish(
+            self._leases.update(
                 connection, sa.and_(self._held, CLAIMS.c.rollout_id.in_(ids)),
                 state="trained", step=step,
             )
@@ -249,13 +253,6 @@ class Claims:
             for state, reason, count in rows:
                 counts[reason if state == "left" else state] += count
         return dict(counts.most_common())
-
-    @contextlib.contextmanager
-    def _change_alone(self) -> "Iterator[Connection]":
-        """Open a transaction that excludes other claims: two could find the same rollout free."""
-        with self._state.change() as connection:
-            take_lock(connection, _LOCK)
-            yield connection
 
     def _is_taken(self) -> "sa.ColumnElement[bool]":
         return sa.and_(self._mine, sa.not_(self._leases.is_over(self._state.now_ns())))

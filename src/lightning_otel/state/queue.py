@@ -25,7 +25,6 @@ from lightning_otel.state.rollouts import (
     column_conditions,
     expire_attempt,
     finish_attempt,
-    lock_rollout,
     make_rollouts,
     rollout_of,
     row_of,
@@ -155,10 +154,8 @@ class Queue:
 
     def heartbeat(self, lease: Lease) -> bool:
         """Extend a lease; return False if it is lost: cancelled, timed out, or taken away."""
-        with self.state.change() as connection:
-            if self._leases.lock(connection, self._held_condition(lease)) is None:
-                return False
-            return bool(self._leases.extend(connection, self._held_condition(lease), lease.lease_s))
+        until_ns = self._leases.end_ns(lease.lease_s)
+        return self._leases.change(self._held_condition(lease), until_ns=until_ns)
 
     def succeed(self, lease: Lease, reward: float | None = None) -> bool:
         """End a rollout with success; return False, and change nothing, if the lease was lost.
@@ -167,25 +164,14 @@ class Queue:
             ConfigError: The reward is no finite number.
         """
         value = None if reward is None else check_reward(reward)
-        with self.state.change() as connection:
-            row = self._leases.lock(connection, self._held_condition(lease))
-            if row is None:
-                return False
-            now_ns = self.state.now_ns()
-            finish_attempt(connection, row, "succeeded", "", now_ns, reward=value)
-            return True
+        return self._finish_lease(lease, "succeeded", reward=value)
 
     def fail(self, lease: Lease, reason: str) -> bool:
         """End an attempt without success; return False, and change nothing, if the lease was lost.
 
         The rollout waits again if it may be tried again; else it failed, with this reason.
         """
-        with self.state.change() as connection:
-            row = self._leases.lock(connection, self._held_condition(lease))
-            if row is None:
-                return False
-            finish_attempt(connection, row, "failed", reason, self.state.now_ns())
-            return True
+        return self._finish_lease(lease, "failed", reason)
 
     def fail_worker(self, worker_id: str, reason: str) -> int:
         """End the attempts of a worker that died, at once; return their number."""
@@ -204,7 +190,10 @@ class Queue:
         """
         with self.state.change() as connection:
             self._leases.expire(connection)
-            row = lock_rollout(connection, rollout_id)
+            query = sa.select(ROLLOUTS).where(ROLLOUTS.c.rollout_id == rollout_id)
+            row = connection.execute(query.with_for_update()).one_or_none()
+            if row is None:
+                raise unknown_rollout(rollout_id)
             if row.status in FINAL:
                 return False
             now_ns, why = self.state.now_ns(), clean_reason(reason or "cancelled")
@@ -334,6 +323,15 @@ class Queue:
                 connection.scalar(count.where(ATTEMPTS.c.worker_id.in_(some))) or 0
                 for some in id_batches(worker_ids)
             )
+
+    def _finish_lease(
+        self, lease: Lease, status: AttemptStatus, reason: str = "", **values: Any
+    ) -> bool:
+        with self.state.change() as connection:
+            row = self._leases.lock(connection, self._held_condition(lease))
+            if row is not None:
+                finish_attempt(connection, row, status, reason, self.state.now_ns(), **values)
+            return row is not None
 
     def _held_condition(self, lease: Lease) -> "sa.ColumnElement[bool]":
         return self._leases.is_held(

@@ -85,14 +85,7 @@ class Requests:
                 "algorithm": algorithm,
                 "category": category,
                 "settings": text,
-                "status": "waiting",
-                "tries": 0,
-                "worker_id": "",
-                "run_id": "",
-                "reason": "",
                 "created_ns": self._state.now_ns(),
-                "until_ns": 0,
-                "ended_ns": None,
             }
             connection.execute(sa.insert(REQUESTS).values(**values))
             made = REQUESTS.c.request_id == values["request_id"]
@@ -163,10 +156,7 @@ class Requests:
             REQUESTS.c.request_id == request.request_id,
             REQUESTS.c.tries == request.tries,
         )
-        with self._state.change() as connection:
-            if self._leases.lock(connection, held) is None:
-                return False
-            return bool(self._leases.finish(connection, held, **values))
+        return self._leases.change(held, **values)
 
 
 def _expire_request(connection: "Connection", row: "sa.Row[Any]", now_ns: int) -> None:

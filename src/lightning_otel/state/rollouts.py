@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import sqlalchemy as sa
 
@@ -56,13 +56,6 @@ class Lease:
     until_ns: int  # its end unless a heartbeat prolongs it
     lease_s: float  # by which a heartbeat prolongs it
     deadline_ns: int | None = None  # when it is timed out, whatever heartbeats say
-
-
-class RolloutPage(NamedTuple):
-    """Some rollouts, and the number of all that were asked for."""
-
-    rollouts: list[Rollout]
-    total: int
 
 
 def clean_reason(text: str) -> str:
@@ -176,15 +169,6 @@ def unknown_rollout(rollout_id: str) -> NotFoundError:
     return NotFoundError(f"no rollout {rollout_id!r} is in the queue; put() gives the ids")
 
 
-def lock_rollout(connection: "Connection", rollout_id: str) -> "sa.Row[Any]":
-    """Return the row of a rollout, locked until the transaction ends."""
-    query = sa.select(ROLLOUTS).where(ROLLOUTS.c.rollout_id == rollout_id)
-    row = connection.execute(query.with_for_update()).one_or_none()
-    if row is None:
-        raise unknown_rollout(rollout_id)
-    return row
-
-
 def update_rollout(connection: "Connection", row: "sa.Row[Any]", **values: Any) -> None:
     """Set columns of a rollout."""
     mine = ROLLOUTS.c.rollout_id == row.rollout_id
@@ -214,14 +198,14 @@ def read_page(
     status: RolloutStatus | None = None,
     mode: Mode | None = None,
     agent: str | None = None,
-) -> RolloutPage:
-    """Return a part of the rollouts as they were last written, the newest first."""
+) -> tuple[list[Rollout], int]:
+    """Return a part of the rollouts as last written, the newest first, and the number of all."""
     where = list(column_conditions(status=status, mode=mode, agent=agent))
     every = sa.select(sa.func.count()).select_from(ROLLOUTS).where(*where)
     part = sa.select(ROLLOUTS).where(*where).order_by(ROLLOUTS.c.position.desc())
     with state.read() as connection:
         rows = connection.execute(part.limit(limit).offset(offset)).all()
-        return RolloutPage([rollout_of(row) for row in rows], connection.scalar(every) or 0)
+        return [rollout_of(row) for row in rows], connection.scalar(every) or 0
 
 
 def paused_since_ns(state: "State") -> int | None:

@@ -91,8 +91,8 @@ def _list_queue(request: Request, number: int, **wanted: Any) -> Mapping[str, ob
         "reasons": repositories.queue.reasons().most_common(_MANY),
         "paused_ns": paused_since_ns(repositories.state),
     }
-    found = read_page(repositories.state, page.ROWS, (number - 1) * page.ROWS, **wanted)
-    return {"rows": found.rollouts, "total": found.total, "queue": told}
+    rows, total = read_page(repositories.state, page.ROWS, (number - 1) * page.ROWS, **wanted)
+    return {"rows": rows, "total": total, "queue": told}
 
 
 async def rollout(request: Request) -> Response:
