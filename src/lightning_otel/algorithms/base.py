@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from lightning_otel.adapter.advantages import SUCCESS
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Span, Trajectory
+from lightning_otel.types.transitions import distinct_steps
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.run import Run
@@ -70,7 +71,7 @@ class Batch(list[Trajectory]):
     def metrics(self) -> dict[str, float]:
         """Return metrics of any algorithm: means over its rollouts."""
         rollouts = len(self.rollout_ids)
-        steps = {id(step): step for path in self for step in path.transitions}.values()
+        steps = distinct_steps(self)
         metrics = {"rollouts": float(rollouts)}
         if rollouts:
             metrics["length"] = len(steps) / rollouts

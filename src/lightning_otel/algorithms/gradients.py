@@ -24,7 +24,8 @@ from lightning_otel.algorithms.groups import count_reasons
 from lightning_otel.algorithms.run import Run
 from lightning_otel.dataset import formats
 from lightning_otel.errors import ConfigError, TrainingError
-from lightning_otel.types import Trajectory, Transition
+from lightning_otel.types import Trajectory
+from lightning_otel.types.transitions import distinct_steps
 
 log = logging.getLogger(__name__)
 
@@ -333,11 +334,6 @@ def compare_rollouts(batch: Batch, how: Advantage) -> Compared:
         if step.advantage is None
     )
     return Compared(paths, reasons)
-
-
-def distinct_steps(trajectories: Iterable[Trajectory]) -> list[Transition]:
-    """Return each step once, however many trajectories run through it."""
-    return list({id(step): step for path in trajectories for step in path.transitions}.values())
 
 
 def format_rows(

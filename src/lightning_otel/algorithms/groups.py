@@ -16,6 +16,7 @@ from lightning_otel.store.source import INDEX_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute_sql
 from lightning_otel.types import Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
+from lightning_otel.types.rollouts import FINAL
 
 if TYPE_CHECKING:
     from lightning_otel.adapter.selection import Selection
@@ -140,7 +141,7 @@ def make_member(rollout: "Rollout", seen: Member | None = None) -> Member:
     attempt_id, reward = str(max(rollout.attempts, 1)), rollout.reward
     if seen is not None and seen.reward is not None and seen.attempt_id == attempt_id:
         reward = seen.reward
-    is_over = rollout.status in ("succeeded", "failed", "cancelled")
+    is_over = rollout.status in FINAL
     task = "" if seen is None else seen.task
     return Member(
         rollout.rollout_id, attempt_id, reward, is_over, rollout.ended_ns, lost, task,

@@ -18,11 +18,12 @@ from typing import Any, Final
 from lightning_otel.adapter.rows import is_trainable, rows_of
 from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import Batch
-from lightning_otel.algorithms.gradients import Compared, GradientAlgorithm, Rows, distinct_steps
+from lightning_otel.algorithms.gradients import Compared, GradientAlgorithm, Rows
 from lightning_otel.algorithms.groups import NO_DIFFERENCE, find_token_fault
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.instrumentors.substitution import Standing
 from lightning_otel.types import CaptureLevel, TrainingRow, Trajectory, Transition
+from lightning_otel.types.transitions import distinct_steps
 
 STALE: Final = "stale: sampled by weights more than max_staleness versions old"
 NO_TOKENS: Final = (

@@ -15,11 +15,12 @@ from typing import Any, ClassVar, Final
 from lightning_otel.adapter.rows import is_trainable, last_tokens
 from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import Batch
-from lightning_otel.algorithms.gradients import Compared, distinct_steps
+from lightning_otel.algorithms.gradients import Compared
 from lightning_otel.algorithms.policy import STALE, PolicyGradient
 from lightning_otel.algorithms.run import Run
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import TrainingRow, Trajectory, Transition
+from lightning_otel.types.transitions import distinct_steps
 
 NO_REWARD: Final = "no reward: nothing says how well its rollout did"
 HEAD: Final = "value_head"

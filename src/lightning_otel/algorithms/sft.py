@@ -8,13 +8,9 @@ from typing import Any, ClassVar, Final
 
 from lightning_otel.adapter.rows import is_trainable
 from lightning_otel.algorithms.base import Batch
-from lightning_otel.algorithms.gradients import (
-    GradientAlgorithm,
-    Rows,
-    distinct_steps,
-    format_rows,
-)
+from lightning_otel.algorithms.gradients import GradientAlgorithm, Rows, format_rows
 from lightning_otel.types import Trajectory, Transition
+from lightning_otel.types.transitions import distinct_steps
 
 NOTHING_SAID: Final = "no answer: the model returned nothing"
 

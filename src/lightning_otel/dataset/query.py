@@ -26,6 +26,7 @@ from lightning_otel.types import (
     Trajectory,
     Transition,
 )
+from lightning_otel.types.transitions import distinct_steps
 
 _REGISTRY: Final = Registry("adapter", "lightning_otel.adapters", error=AdapterError)
 
@@ -118,9 +119,9 @@ class _ForeignAdapter:
         with _naming_errors(self._name, "failed"):
             given = adapt(kept)
         paths = self._check_trajectories(given)
-        steps = {id(step): step for path in paths for step in path.transitions}.values()
+        steps = distinct_steps(paths)
         report = count_steps(
-            list(steps),
+            steps,
             spans=len(every),
             rollouts=len({span.rollout_id for span in every}),
             calls=len(steps),

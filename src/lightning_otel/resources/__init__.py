@@ -5,6 +5,8 @@ Publishing makes a version; promotion and rollback move an alias. Nothing is ove
 """
 
 import contextlib
+import difflib
+import hashlib
 import json
 import math
 import time
@@ -106,7 +108,7 @@ class Resources:
                     version=newest.version + 1 if newest is not None else 1,
                     kind=found_kind,
                     body=text,
-                    sha256=bodies.hash_body(text),
+                    sha256=hashlib.sha256(text.encode()).hexdigest(),
                     parent=parent,
                     run_id=run_id,
                     metrics=json.dumps(measured, sort_keys=True),
@@ -324,7 +326,9 @@ class Resources:
         Raises:
             NotFoundError: There is no such version.
         """
-        return bodies.format_diff(self.get(name, a), self.get(name, b))
+        old, new = self.get(name, a), self.get(name, b)
+        lines = (bodies.format_lines(old), bodies.format_lines(new))
+        return "\n".join(difflib.unified_diff(*lines, str(old), str(new), lineterm=""))
 
     def standings(self) -> Mapping[str, Standing]:
         """Return the assignable versions by name, at most a second old."""

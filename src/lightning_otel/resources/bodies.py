@@ -1,7 +1,5 @@
 """Valid bodies of resources; anything else is refused at publication."""
 
-import difflib
-import hashlib
 import json
 import math
 import re
@@ -73,11 +71,6 @@ def check_body(name: str, given: object, kind: ResourceKind | None) -> tuple[Res
             f"{name} has {size} bytes; a resource holds up to {MAX_BYTES}, files go by their uri"
         )
     return found, text
-
-
-def hash_body(text: str) -> str:
-    """The digest of a body, in hex."""
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -200,12 +193,6 @@ def _check_weights(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
     if base is not None and not isinstance(base, str):
         raise ConfigError(f"the base_model of {name} is {base!r}; write its name")
     return {"uri": uri, **({"base_model": base} if base else {})}
-
-
-def format_diff(a: Resource, b: Resource) -> str:
-    """Return the difference of two bodies as ``diff -u`` has it; empty if they are the same."""
-    lines = difflib.unified_diff(format_lines(a), format_lines(b), str(a), str(b), lineterm="")
-    return "\n".join(lines)
 
 
 def format_lines(resource: Resource) -> list[str]:

@@ -117,16 +117,6 @@ class Comparison:
         )
 
 
-class ScoredRollout(NamedTuple):
-    """The score of a rollout."""
-
-    group_id: str
-    version: int
-    reward: float
-    rollout_id: str
-    start_ns: int
-
-
 def compare_versions(
     name: str, a: int, b: int, store: "Store", *, is_paired: bool | None = None
 ) -> Comparison:
@@ -138,8 +128,9 @@ def compare_versions(
     steps = store.transitions(bodies=False, advantage="dr_grpo")
     left_out: Counter[str] = Counter()
     lonely: Counter[str] = Counter()
-    scored = _score_rollouts(name, (a, b), steps, read_rollout_rewards(store.source), left_out)
-    pairs = [] if is_paired is False else _pair_tasks(scored, b, lonely)
+    rewards = read_rollout_rewards(store.source)
+    scored = _choose_attempts(name, (a, b), steps, rewards, left_out)
+    pairs = [] if is_paired is False else _pair_tasks(scored, rewards, b, lonely)
     used = sum(len(p.rollouts_a) for p in pairs), sum(len(p.rollouts_b) for p in pairs)
     if is_paired is None:  # where most rollouts of the rarer version have paired tasks
         counts = Counter(each.version for each in scored)
@@ -149,13 +140,13 @@ def compare_versions(
         sides = [p.mean_a for p in pairs], [p.mean_b for p in pairs]
         differences = [pair.difference for pair in pairs]
         tasks = {pair.group_id for pair in pairs}
-        rewards = [each.reward for each in scored if each.group_id in tasks]
+        counted = [rewards[each.rollout_id] for each in scored if each.group_id in tasks]
     else:
         pairs = []
-        sides = _concurrent_rewards(scored, a, b)
+        sides = _concurrent_rewards(scored, rewards, a, b)
         differences = spread_rewards(*sides)
         used = len(sides[0]), len(sides[1])
-        rewards = [*sides[0], *sides[1]]
+        counted = [*sides[0], *sides[1]]
     if not differences:
         what = (
             "no task was done with both" if is_paired else "no rollout of one of them has a reward"
@@ -168,7 +159,7 @@ def compare_versions(
             + (" and the same tasks" if is_paired else "")
         )
     mean_a, mean_b = map(statistics.fmean, sides)
-    evidence = weigh_differences(differences, rewards)
+    evidence = weigh_differences(differences, counted)
     return Comparison(
         name=name,
         a=a,
@@ -187,62 +178,59 @@ def compare_versions(
     )
 
 
-def _score_rollouts(
+def _choose_attempts(
     name: str,
     versions: tuple[int, int],
     steps: Iterable[Transition],
     rewards: Mapping[str, float],
     left_out: Counter[str],
-) -> list[ScoredRollout]:
-    """Each rollout whose last attempt was made with one of the versions."""
-    found: list[ScoredRollout] = []
-    for rollout_id, made in find_last_attempts(name, steps).items():
+) -> list["LastAttempt"]:
+    """Return the rewarded attempts that were made with one of the versions, by start."""
+    found: list[LastAttempt] = []
+    for made in find_last_attempts(name, steps):
         if not made.versions & set(versions):
             continue
-        if len(made.versions) > 1:
+        if made.version is None:
             left_out[BOTH] += 1
-        elif rollout_id not in rewards:
+        elif made.rollout_id not in rewards:
             left_out[NO_REWARD] += 1
         else:
-            (version,) = made.versions
-            score = ScoredRollout(
-                made.group_id, version, rewards[rollout_id], rollout_id, made.start_ns
-            )
-            found.append(score)
-    return sorted(found, key=lambda scored: scored.start_ns)
+            found.append(made)
+    return found
 
 
 class LastAttempt(NamedTuple):
     """The last attempt at a rollout: its task, its start, the versions that it was made with."""
 
+    rollout_id: str
     group_id: str
     start_ns: int
-    versions: frozenset[int]
+    versions: frozenset[int] = frozenset()
+
+    @property
+    def version(self) -> int | None:
+        """The version; None if it was made with none, or with several."""
+        return next(iter(self.versions)) if len(self.versions) == 1 else None
 
 
 def find_last_attempts(
     name: str, steps: Iterable[Transition], model: str | None = None
-) -> dict[str, LastAttempt]:
-    """Return by rollout what its last attempt was made with: the attempt that its reward is of.
+) -> list[LastAttempt]:
+    """Return the last attempt at each rollout, which its reward is of, by start.
 
     A version counts only by steps of the model, a name or glob; None is any.
     """
-    attempts: dict[tuple[str, str], tuple[int, LastAttempt]] = {}
+    attempts: dict[tuple[str, str], LastAttempt] = {}
     for step in steps:
         key = (step.rollout_id, step.attempt_id)
-        first_ns, made = attempts.get(key) or (
-            step.start_ns,
-            LastAttempt(step.group_id, step.start_ns, frozenset()),
-        )
+        made = attempts.get(key) or LastAttempt(step.rollout_id, step.group_id, step.start_ns)
         version = version_in(name, step)
         if version is not None and (model is None or fnmatchcase(step.model or "", model)):
             made = made._replace(versions=made.versions | {version})
-        made = made._replace(start_ns=min(made.start_ns, step.start_ns))
-        attempts[key] = (first_ns, made)
-    return {
-        rollout_id: made
-        for (rollout_id, _), (_, made) in sorted(attempts.items(), key=lambda item: item[1][0])
-    }
+        attempts[key] = made._replace(start_ns=min(made.start_ns, step.start_ns))
+    ordered = sorted(attempts.values(), key=lambda made: made.start_ns)
+    last = {made.rollout_id: made for made in ordered}
+    return sorted(last.values(), key=lambda made: made.start_ns)
 
 
 def version_in(name: str, step: Transition) -> int | None:
@@ -259,33 +247,36 @@ def version_in(name: str, step: Transition) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _pair_tasks(scored: Iterable[ScoredRollout], b: int, left_out: Counter[str]) -> list[Pair]:
-    groups: dict[str, tuple[list[ScoredRollout], list[ScoredRollout]]] = {}
+def _pair_tasks(
+    scored: Iterable[LastAttempt], rewards: Mapping[str, float], b: int, left_out: Counter[str]
+) -> list[Pair]:
+    groups: dict[str, tuple[list[str], list[str]]] = {}
     for each in scored:
         if each.group_id:
-            groups.setdefault(each.group_id, ([], []))[each.version == b].append(each)
+            groups.setdefault(each.group_id, ([], []))[each.version == b].append(each.rollout_id)
         else:
             left_out[NO_TASK] += 1
     pairs = []
     for group_id, sides in groups.items():
         if all(sides):
-            ids_a, ids_b = (tuple(each.rollout_id for each in side) for side in sides)
-            mean_a, mean_b = (statistics.fmean(each.reward for each in side) for side in sides)
-            pairs.append(Pair(group_id, ids_a, ids_b, mean_a, mean_b))
+            mean_a, mean_b = (statistics.fmean(map(rewards.__getitem__, side)) for side in sides)
+            pairs.append(Pair(group_id, tuple(sides[0]), tuple(sides[1]), mean_a, mean_b))
         else:
             left_out[ONE_SIDED] += sum(map(len, sides))
     return pairs
 
 
 def _concurrent_rewards(
-    scored: Sequence[ScoredRollout], a: int, b: int
+    scored: Sequence[LastAttempt], rewards: Mapping[str, float], a: int, b: int
 ) -> tuple[list[float], list[float]]:
     """Return rewards of each version while both were in use; all if they never were at once."""
     first_ns = {each.version: each.start_ns for each in reversed(scored)}
     beside = [each for each in scored if each.start_ns >= max(first_ns.values(), default=0)]
     if {each.version for each in beside} != {a, b}:
         beside = list(scored)
-    of_a, of_b = ([each.reward for each in beside if each.version == v] for v in (a, b))
+    of_a, of_b = (
+        [rewards[each.rollout_id] for each in beside if each.version == v] for v in (a, b)
+    )
     return of_a, of_b
 
 

@@ -22,11 +22,12 @@ from lightning_otel.store.sql import attribute_sql
 from lightning_otel.tracing.emitters import retraction_span, reward_span
 from lightning_otel.types import Mode, Rollout, Span, Trajectory
 from lightning_otel.types import conventions as c
+from lightning_otel.types.rollouts import FINAL
+from lightning_otel.types.transitions import distinct_steps
 from lightning_otel.types.values import parse_json
 
 __all__ = ["Applied", "Judgement", "apply_rewards"]
 
-_FINISHED: Final = ("succeeded", "failed", "cancelled")
 _ROLLOUTS: Final = """
 SELECT rollout_id, attempt_id, status, task, agents, reward, start_ns, end_ns FROM rollouts
 ORDER BY start_ns"""
@@ -168,7 +169,7 @@ def apply_rewards(
         applied.attempts += 1
         found = rollouts.get(key)
         # One that is not there began after the store was asked, and so cannot be over for sure.
-        if found is None or found.status not in _FINISHED:
+        if found is None or found.status not in FINAL:
             applied.running += 1
         else:
             spans: list[Span] = []
@@ -189,7 +190,7 @@ def apply_rewards(
             progress(applied.attempts, max(expected, applied.attempts))
     if wanted.wants_all and wanted.received:  # else what is left may have been left by choice
         applied.stepless = sum(
-            rollouts[key].status in _FINISHED and rollouts[key].reason != INCOMPLETE_ROLLOUT
+            rollouts[key].status in FINAL and rollouts[key].reason != INCOMPLETE_ROLLOUT
             for key in left
         )
     return applied
@@ -233,9 +234,8 @@ def _make_cases(
 
 
 def _sum_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    steps = {id(step): step for path in trajectories for step in path.transitions}
     found: dict[str, float] = {}
-    for step in steps.values():
+    for step in distinct_steps(trajectories):
         for name, value in step.rewards.items():
             found[name] = found.get(name, 0.0) + value
     return found

@@ -116,9 +116,9 @@ def rewards_by_version(
     every = find_last_attempts(name, store.transitions(bodies=False), model)
     rewards = read_rollout_rewards(store.source) if every else {}
     found: dict[int, list[float]] = {}
-    for rollout_id, made in every.items():
-        if len(made.versions) == 1 and rollout_id in rewards:
-            found.setdefault(next(iter(made.versions)), []).append(rewards[rollout_id])
+    for made in every:
+        if made.version is not None and made.rollout_id in rewards:
+            found.setdefault(made.version, []).append(rewards[made.rollout_id])
     return found
 
 

@@ -95,17 +95,14 @@ def _read_answers(store: Store) -> Iterator[_Answer]:
             yield _Answer(plain_text(step.action[:1]), kind, step.model or "", step.reward)
 
 
-def _split_words(text: str) -> list[str]:
-    return [word.casefold() for word in _WORD.findall(text)]
-
-
 def _find_words(
     answers: Sequence[_Answer], parts_of: Callable[[list[str]], list[str]]
 ) -> tuple[list[_Found], int]:
     """Find words of better answers, the surest first, and count the words tried."""
     holders: dict[str, list[float]] = {}
     for each in answers:
-        for part in set(parts_of(_split_words(each.text))):
+        words = [word.casefold() for word in _WORD.findall(each.text)]
+        for part in set(parts_of(words)):
             holders.setdefault(part, []).append(each.reward)
     rewards = [each.reward for each in answers]
     found = []

@@ -7,7 +7,7 @@ made with, as in ``system_prompt[image]``.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.dataset import Store
@@ -54,13 +54,8 @@ class Totals:
 
     def add(self, other: "Totals") -> None:
         """Add what others counted."""
-        self.spans += other.spans
-        self.rollouts += other.rollouts
-        self.rewarded_rollouts += other.rewarded_rollouts
-        self.steps += other.steps
-        self.rewarded_steps += other.rewarded_steps
-        self.rewards += other.rewards
-        self.reward_sum += other.reward_sum
+        for each in fields(Totals):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 class StoreTotals(NamedTuple):

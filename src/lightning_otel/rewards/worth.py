@@ -3,7 +3,7 @@
 Tokens and times are read from the transitions; what a token costs only the user knows.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +11,7 @@ from lightning_otel.adapter.advantages import Composition
 from lightning_otel.errors import ConfigError
 from lightning_otel.rewards.prices import Price, cost_of, find_price
 from lightning_otel.types import Trajectory, Transition
+from lightning_otel.types.transitions import distinct_steps
 
 COST: Final = "cost"
 SECONDS: Final = "seconds"
@@ -53,9 +54,7 @@ class Worth:
         Raises:
             ConfigError: A model has no price, or did not say how many tokens it took.
         """
-        steps = list(
-            {id(step): step for path in trajectories for step in path.transitions}.values()
-        )
+        steps = distinct_steps(trajectories)
         wanted = [name for name in self._named_parts() if name not in rewards]
         measured = {name: self._measure_part(name, steps) for name in wanted if name in _MEASURED}
         value = self.composition({**rewards, **measured})
@@ -64,9 +63,10 @@ class Worth:
     def _named_parts(self) -> list[str]:
         return list(dict.fromkeys([*self.composition.weights, *self.composition.gates]))
 
-    def _measure_part(self, name: str, steps: Iterable[Transition]) -> float:
+    def _measure_part(self, name: str, steps: Sequence[Transition]) -> float:
         if name == SECONDS:
-            return seconds_of(steps)
+            start_ns = min((step.start_ns for step in steps), default=0)
+            return (max((step.end_ns for step in steps), default=0) - start_ns) / 1e9
         if name == TOKENS:
             return float(sum(sum(_count_tokens(step)) for step in steps))
         return sum(self._cost_of(step) for step in steps)
@@ -82,14 +82,6 @@ class Worth:
 
 
 _MEASURED: Final = (COST, SECONDS, TOKENS)
-
-
-def seconds_of(steps: Iterable[Transition]) -> float:
-    """From the start of the first step to the end of the last; 0 for no step."""
-    times = [(step.start_ns, step.end_ns) for step in steps]
-    if not times:
-        return 0.0
-    return (max(end for _, end in times) - min(start for start, _ in times)) / 1e9
 
 
 def _count_tokens(step: Transition) -> tuple[int, int]:

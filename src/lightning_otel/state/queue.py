@@ -34,14 +34,13 @@ from lightning_otel.state.rollouts import (
 )
 from lightning_otel.state.tables import ATTEMPTS, PAUSES, ROLLOUTS
 from lightning_otel.types import Mode, Rollout, RolloutStatus
+from lightning_otel.types.rollouts import FINAL
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
 __all__ = ["FINAL", "Attempt", "AttemptStatus", "Lease", "Queue"]
 
-FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
-"""The statuses in which a rollout stays."""
 _SHORTEST_WAIT_S: Final = 0.01
 _LONGEST_WAIT_S: Final = 0.25
 

@@ -12,6 +12,8 @@ Mode: TypeAlias = Literal["train", "val", "test"]
 
 RolloutStatus: TypeAlias = Literal["queuing", "running", "succeeded", "failed", "cancelled"]
 """Where a rollout stands; the last three are final."""
+FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
+"""The statuses in which a rollout stays."""
 
 ResourceKind: TypeAlias = Literal["prompt", "endpoint", "weights"]
 """What a resource is: text with placeholders and few-shot examples; a model behind an address with

@@ -251,6 +251,11 @@ class Trajectory:
         )
 
 
+def distinct_steps(trajectories: Iterable[Trajectory]) -> list[Transition]:
+    """Return each step once, however many trajectories run through it."""
+    return list({id(step): step for path in trajectories for step in path.transitions}.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Consecutive steps of a trajectory, each of which continues the messages of the one before.

@@ -23,10 +23,10 @@ from lightning_otel.rewards.feedback import write_spans
 from lightning_otel.store.engines.otlp import UnsendableError, encode_span
 from lightning_otel.types import Mode, Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.rollouts import FINAL
 from lightning_otel.types.values import parse_json
 
 _CAME: Final = "agentlightning"
-FINAL: Final = ("succeeded", "failed", "cancelled")
 UNENDED: Final = "it never ended"
 _BATCH_BYTES: Final = 4 << 20
 _SPAN_BYTES: Final = 600

@@ -130,11 +130,11 @@ def count_uses(
             use["last_ns"] = max(use["last_ns"], step.start_ns)
         return step
 
-    for rollout_id, made in find_last_attempts(name, map(note, steps)).items():
-        if len(made.versions) == 1:
-            use = found[next(iter(made.versions))]
+    for made in find_last_attempts(name, map(note, steps)):
+        if made.version is not None:
+            use = found[made.version]
             use["rollouts"] += 1
-            use["rewards"] += [rewards[rollout_id]] if rollout_id in rewards else []
+            use["rewards"] += [rewards[made.rollout_id]] if made.rollout_id in rewards else []
     for use in found.values():
         earned = use["rewards"]
         use["mean"] = statistics.fmean(earned) if earned else None
