@@ -51,7 +51,7 @@ def test_pairs_are_compared_by_task(store: Store, traffic: Traffic) -> None:
     assert found.difference == pytest.approx(0.45)
     assert -1 < found.low < 0.45 < found.high <= 1.5
     assert (found.is_better, found.is_worse) == (False, False)
-    assert found.verdict.startswith("not told apart: about ")
+    assert found.verdict.startswith("not significantly different: about ")
     assert found.verdict.endswith(" more tasks are needed")
     assert found.left_out == {
         "without a reward": 1,

@@ -71,7 +71,11 @@ SHOWN: dict[str, tuple[Callable[[Store], Any], list[str], int | None]] = {
     ),
     "a comparison": (
         lambda _: UNSURE,
-        ["p@2 is not told apart: about 70 more tasks are needed (95 %)", "[-0.100, +0.600]"], None,
+        [
+            "p@2 is not significantly different: about 70 more tasks are needed (95 %)",
+            "[-0.100, +0.600]",
+        ],
+        None,
     ),
 }  # fmt: skip
 

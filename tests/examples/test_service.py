@@ -133,7 +133,7 @@ def test_service_never_makes_junk_live(service: Service) -> None:
     decided = service.trained()
 
     assert written == "system_prompt[video]@2 is the canary"
-    assert decided == "system_prompt[video]@2 is not told apart, and no end is in sight"
+    assert decided.startswith("system_prompt[video]@2 is not significantly different, and no end")
 
 
 def test_service_refuses_what_cannot_be(service: Service) -> None:

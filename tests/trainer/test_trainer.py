@@ -84,11 +84,11 @@ def keen(task: Any, resources: Mapping[str, Resource]) -> float:
     ("algorithm", "seed", "tasks", "min_gain", "becomes", "why"),
     [
         (Better, "good", 8, 0.05, "live", "0.000 → 1.000 over 8 tasks, a difference of +1.000 [+"),
-        (Better, "good", 7, 0.05, "canary", "not told apart: about 2 more tasks are needed"),
+        (Better, "good", 7, 0.05, "canary", "different: about 2 more tasks are needed"),
         (Better, "good", 8, 1.5, "canary", "and 1.5 is needed"),
         (Worse, "good good", 8, 0.0, "", "1.000 → 0.000 over 8 tasks, a difference of -1.000 ["),
         (Worse, "good good", 7, 0.0, "canary", "about 2 more tasks are needed"),
-        (Worse, "good", 8, 0.0, "canary", "not told apart, and no end is in sight"),
+        (Worse, "good", 8, 0.0, "canary", "not significantly different, and no end is in sight"),
     ],
 )
 def test_held_out_rewards_decide(

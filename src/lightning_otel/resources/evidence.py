@@ -87,8 +87,8 @@ def format_verdict(verdict: float, missing: int | None, unit: str) -> str:
     if verdict:
         return "better" if verdict > 0 else "worse"
     if missing is None:
-        return "not told apart, and no end is in sight"
-    return f"not told apart: about {missing:,} more {unit} are needed"
+        return "not significantly different, and no end is in sight"
+    return f"not significantly different: about {missing:,} more {unit} are needed"
 
 
 def weigh_differences(differences: Iterable[float], rewards: Sequence[float]) -> Evidence:

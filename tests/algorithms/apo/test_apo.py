@@ -393,7 +393,7 @@ def test_apo_learns_from_recorded_runs_alone(
         ("system_prompt",) if becomes == "live" else (),
         () if becomes else ("system_prompt",),
     )
-    word = {"live": "better", "canary": "not told apart", "": "worse"}[becomes]
+    word = {"live": "better", "canary": "not significantly different", "": "worse"}[becomes]
     assert second.verdict.reason.startswith(f"{word}")
     assert resources.aliases("system_prompt") == {"live": 1, **({becomes: 2} if becomes else {})}
 
