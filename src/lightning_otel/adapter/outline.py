@@ -5,17 +5,20 @@ Pure data; the terminal and the picture draw it.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from lightning_otel.adapter import TripletAdapter, readers
 from lightning_otel.adapter.attempts import group_attempts
 from lightning_otel.adapter.calls import is_call, is_mark
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.tree import build_tree
-from lightning_otel.adapter.triplet import ReadableSpan, span_of
+from lightning_otel.adapter.triplet import span_of
 from lightning_otel.types import BranchCause, Report, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import count_noun
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
 
 Kind: TypeAlias = Literal["rollout", "agent", "call", "tool", "reward", "mark", "work"]
 """What a span is to a person."""
@@ -121,7 +124,7 @@ class Outline(NamedTuple):
 
 
 def outline(
-    spans: Iterable[Span | ReadableSpan],
+    spans: "Iterable[Span | ReadableSpan]",
     adapter: TripletAdapter | None = None,
     *,
     incomplete: Collection[tuple[str, str]] = (),

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args
 
 from lightning_otel.adapter import advantages, readers
 from lightning_otel.adapter.advantages import Advantage, Estimate, Outcome
@@ -27,28 +27,11 @@ from lightning_otel.types import (
     Trajectory,
 )
 
-
-class ReadableSpan(Protocol):
-    """The part of the SDK's span that is read."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def context(self) -> Any:
-        """Its trace id and span id."""
-
-    @property
-    def parent(self) -> Any:
-        """The context of its parent, or None."""
-
-    @property
-    def attributes(self) -> Mapping[str, Any] | None:
-        """Its attributes."""
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
 
 
-def span_of(given: Span | ReadableSpan) -> Span:
+def span_of(given: "Span | ReadableSpan") -> Span:
     """The span, or what the SDK's says as one of ours."""
     if isinstance(given, Span):
         return given
@@ -176,7 +159,7 @@ class TripletAdapter:
             return self.advantage
         return Advantage(self.advantage)
 
-    def adapt(self, spans: Iterable[Span | ReadableSpan]) -> list[Trajectory]:
+    def adapt(self, spans: "Iterable[Span | ReadableSpan]") -> list[Trajectory]:
         """Return the trajectories in the spans, of any number of rollouts, in order of their start.
 
         Args:
@@ -187,7 +170,7 @@ class TripletAdapter:
     @gc_paused()
     def explain(
         self,
-        spans: Iterable[Span | ReadableSpan],
+        spans: "Iterable[Span | ReadableSpan]",
         *,
         incomplete: Collection[tuple[str, str]] = (),
         estimates: Mapping[AttemptKey, Estimate] | None = None,
@@ -213,7 +196,7 @@ class TripletAdapter:
 
     def outcomes(
         self,
-        spans: Iterable[Span | ReadableSpan],
+        spans: "Iterable[Span | ReadableSpan]",
         *,
         incomplete: Collection[tuple[str, str]] = (),
     ) -> Sequence[Outcome]:
@@ -235,7 +218,7 @@ class TripletAdapter:
         return {} if how is None else advantages.estimate_advantages(outcomes, how, self.compose)
 
     def _adapt_attempts(
-        self, spans: Iterable[Span | ReadableSpan], incomplete: Collection[tuple[str, str]]
+        self, spans: "Iterable[Span | ReadableSpan]", incomplete: Collection[tuple[str, str]]
     ) -> Adaptation:
         attempts, repeated, waiting = sort_attempts(
             apply_matchers(readers.read(map(span_of, spans)), self.is_call, self.is_reward)
