@@ -1,7 +1,7 @@
 """Ids as people write them: a prefix, or ``@last``, to one whole id."""
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.sql import ROLLOUT
@@ -10,12 +10,13 @@ from lightning_otel.store.views import IS_ANNOTATION
 if TYPE_CHECKING:
     import duckdb
 
-_COLUMNS = {
+ID_COLUMNS: Final = {
     "rollout": ROLLOUT,
     "trace": "trace_id",
     "span": "span_id",
     "response": "response_id",
 }
+"""The column of each kind of id."""
 _SHOWN = 5
 LAST = "@last"
 """Stands for the rollout that began last, ``@last~2`` for the one two before it."""
@@ -27,7 +28,7 @@ _BEFORE = re.compile(r"@last(?:~(\d{1,6}))?")
 def find_rollout(con: "duckdb.DuckDBPyConnection", noun: str, whole_id: str) -> str:
     """Return the id of the rollout that a trace, span or response belongs to."""
     row = con.execute(
-        f"SELECT {ROLLOUT} FROM spans WHERE {_COLUMNS[noun]} = ? ORDER BY start_ns LIMIT 1",
+        f"SELECT {ROLLOUT} FROM spans WHERE {ID_COLUMNS[noun]} = ? ORDER BY start_ns LIMIT 1",
         [whole_id],
     ).fetchone()
     if row is None:
@@ -44,7 +45,7 @@ def find_id(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
     if prefix.startswith(LAST):
         return "rollout", _last_rollout(con, prefix)
     given, prefix = prefix, _HEX.sub("", prefix)
-    for noun, column in _COLUMNS.items():
+    for noun, column in ID_COLUMNS.items():
         # In order, so that an id that is the prefix itself comes first.
         rows = con.execute(
             f"SELECT DISTINCT {column} AS id FROM spans WHERE starts_with({column}, ?) "

@@ -25,6 +25,7 @@ from lightning_otel.store.compact import Progress
 from lightning_otel.store.damage import translate_errors
 from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock, now_us
 from lightning_otel.store.lines import parse_line
+from lightning_otel.store.lookup import ID_COLUMNS
 from lightning_otel.store.parquet import SPILL, bounded_connection, list_live_files
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.rewrite import Rewrite, TooWideError
@@ -33,7 +34,7 @@ from lightning_otel.store.segment import request_rotation
 from lightning_otel.store.settle import list_sealed, settle_elected, wait_until_visible
 from lightning_otel.store.snapshot import IS_SPAN, SEGMENT_COLUMNS, Snapshot, ndjson_sql
 from lightning_otel.store.source import prepare
-from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths, quote_text
+from lightning_otel.store.sql import new_connection, quote_paths, quote_text
 from lightning_otel.store.writer import writers_by_catalogue
 from lightning_otel.types import Span
 
@@ -44,13 +45,6 @@ _CLOSING_STEP_S: Final = 0.02
 _FINISH_STEP_S: Final = 0.5
 _LEAST_STEP_S: Final = 0.1
 _BATCH: Final = 256
-_COLUMN: Final = {
-    "rollout": ROLLOUT,
-    "trace": "trace_id",
-    "span": "span_id",
-    "response": "response_id",
-}
-"""The column of each kind of id."""
 
 Scope = Sequence[tuple[str, str]]
 """What each id is (``rollout``, ``trace``, ``span`` or ``response``), and the whole id."""
@@ -145,7 +139,7 @@ class _Work:
         self, layout: Layout, rules: Rules, scope: Scope, progress: Progress | None
     ) -> None:
         self._layout, self._rules, self._scope, self._progress = layout, rules, scope, progress
-        same = [f"{_COLUMN[noun]} = {quote_text(each)}" for noun, each in scope]
+        same = [f"{ID_COLUMNS[noun]} = {quote_text(each)}" for noun, each in scope]
         self._where = " OR ".join(same) or "true"
         self.done = RedactResult(redaction_id=f"redaction-{secrets.token_hex(4)}")
         self._redactor = Redactor(rules, self.done.redaction_id)
