@@ -13,6 +13,7 @@ from typing import Final
 
 from lightning_otel.adapter.attributes import to_text
 from lightning_otel.errors import ConfigError
+from lightning_otel.types.values import parse_json
 
 REGEX: Final = "re:"
 """What comes before a regular expression; it may match anywhere in a name."""
@@ -117,10 +118,7 @@ def resources_text(given: object, outer: object = None) -> str:
 @lru_cache(maxsize=64)
 def _parse_resources(text: str) -> dict[str, dict[str, object]]:
     """The resources that a text names; none where it cannot be read."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
+    found = parse_json(text)
     if not isinstance(found, dict):
         return {}
     return {pattern: held for pattern, held in found.items() if isinstance(held, dict)}

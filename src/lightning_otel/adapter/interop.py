@@ -18,6 +18,7 @@ from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.messages import message, text_part
 from lightning_otel.types import Event, Reward, Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import parse_json
 
 SHOWN: Final = 1 << 16
 """Characters of a copied text: the whole one goes out under its own key."""
@@ -85,10 +86,7 @@ def _words_of(attributes: Mapping[str, Any], key: str) -> str | None:
     held = get_text(attributes, key)
     if held is None:
         return None
-    try:
-        found = json.loads(held)
-    except (ValueError, RecursionError):
-        found = None
+    found = parse_json(held)
     return (found if isinstance(found, str) else held)[:SHOWN]
 
 

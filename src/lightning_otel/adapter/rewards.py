@@ -5,13 +5,13 @@ where spans are kept, so that all who read rewards know one form of them.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from lightning_otel.adapter.attributes import get_text, link_pairs, to_number
 from lightning_otel.types import Reward, Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import parse_json
 
 ALREADY_REWARDED: Final = "its call already has a reward of that name, and the first one counts"
 NO_CALL_BEFORE: Final = "no call of the same agent came before it"
@@ -117,10 +117,7 @@ def evaluations_of(span: Span) -> Iterator[Span]:
 
 def _read_sequence(found: object) -> tuple[float | None, ...] | None:
     """Return the numbers of a sequence; None if they cannot be read, or it has none."""
-    try:
-        given = json.loads(found) if isinstance(found, str) else found
-    except (ValueError, RecursionError):
-        return None
+    given = parse_json(found)
     if not isinstance(given, (list, tuple)):
         return None
     numbers = tuple(None if each is None else to_number(each) for each in given)

@@ -14,6 +14,7 @@ from typing import Any
 from lightning_otel.errors import ConfigError, NotInstalledError
 from lightning_otel.messages.chat import messages_of, tools_of
 from lightning_otel.types import Message
+from lightning_otel.types.values import parse_json
 
 _EXTRA = "pip install 'lightning-otel[drift]'"
 
@@ -64,9 +65,13 @@ class TransformersTokenizer:
             ValueError: The template refuses them.
         """
         refused = importlib.import_module("jinja2").TemplateError
+        given = messages_of(messages)
+        # As engines hand them to templates. Source: vLLM's ``_postprocess_messages``.
+        for call in (each for item in given for each in item.get("tool_calls", ())):
+            call["function"]["arguments"] = parse_json(call["function"]["arguments"])
         try:
             text = self._tokenizer.apply_chat_template(
-                [_as_template_message(item) for item in messages_of(messages)],
+                given,
                 tools=tools_of(tools) or None,
                 add_generation_prompt=True,
                 tokenize=False,
@@ -74,26 +79,6 @@ class TransformersTokenizer:
         except (refused, KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"the chat template refuses the messages: {exc}") from exc
         return str(text)
-
-
-def _as_template_message(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A chat message as engines hand it to templates: a call's arguments are an object.
-
-    Source: vLLM's ``_postprocess_messages``.
-    """
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _function_object(call["function"])}}
-        for call in item.get("tool_calls") or ()
-    ]
-    return {**item, "tool_calls": calls} if calls else dict(item)
-
-
-def _function_object(function: Mapping[str, Any]) -> object:
-    arguments = function.get("arguments")
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
 
 
 def load_tokenizer(source: str) -> TransformersTokenizer:

@@ -151,11 +151,11 @@ def dump(value: object, default: Callable[[Any], Any] | None = None) -> str:
         return json.dumps(value, default=default, skipkeys=True)
 
 
-def parse_json(given: object) -> object:
+def parse_json(given: Any) -> Any:
     """Return the value of a JSON text; anything else, such as a text of others', as it is."""
     try:
         return json.loads(given) if isinstance(given, str) else given
-    except ValueError:
+    except (ValueError, RecursionError):
         return given
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import parse_json
 from lightning_otel.adapter.tokens import token_content
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import parse_json
 
 _PROMPT_IDS: Final = "prompt_token_ids"
 _RESPONSE_IDS: Final = "response_token_ids"

@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import get_text
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import drop_none, parse_json
+from lightning_otel.adapter.readers.chat import drop_none
 from lightning_otel.messages import message, objects, tool_call_part
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import parse_json
 
 _KINDS: Final = ("traceloop.span.kind", "agentops.span.kind")
 _OPERATIONS: Final = {

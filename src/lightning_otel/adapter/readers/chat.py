@@ -53,16 +53,6 @@ def _as_list(node: Any) -> Any:
     return inner
 
 
-def parse_json(text: object) -> Any:
-    """Parse JSON; return None for anything else."""
-    if not isinstance(text, str) or not text:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
 def drop_none(found: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes without those that nothing is known of."""
     return {key: value for key, value in found.items() if value is not None}

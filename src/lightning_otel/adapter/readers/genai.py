@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import to_number, to_text
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import parse_json
 from lightning_otel.messages import read_call
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import parse_json
 
 MARKS = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.FINISH_REASONS, c.EVALUATION_SCORE)
 
@@ -38,9 +38,8 @@ def content(span: Span) -> dict[str, Any]:
     """Messages as ours are, where they are not."""
     found = {}
     for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES):
-        held = span.attributes.get(key)
         # Structured values may stand on events; some put them on spans.
-        messages = parse_json(held) if isinstance(held, str) else held
+        messages = parse_json(span.attributes.get(key))
         if isinstance(messages, (list, tuple)) and all(
             isinstance(item, Mapping) for item in messages
         ):

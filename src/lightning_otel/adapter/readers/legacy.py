@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import to_text
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import drop_none, parse_json, read_rows
+from lightning_otel.adapter.readers.chat import drop_none, read_rows
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import parse_json
 
 _SYSTEM: Final = "gen_ai.system"
 _PROMPT: Final = "gen_ai.prompt"

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import drop_none, parse_json, read_rows
+from lightning_otel.adapter.readers.chat import drop_none, read_rows
 from lightning_otel.messages import object_of, objects
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import parse_json
 
 _CALL_ID: Final = "litellm.call_id"
 _STREAMING: Final = "llm.is_streaming"

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import to_text
 from lightning_otel.adapter.readers import chat
-from lightning_otel.adapter.readers.chat import drop_none, parse_json, read_rows
+from lightning_otel.adapter.readers.chat import drop_none, read_rows
 from lightning_otel.messages import content_parts, object_of, objects
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import parse_json
 
 _KIND: Final = "openinference.span.kind"
 _INPUT: Final = "input.value"
@@ -104,7 +105,7 @@ def _read_call(attributes: Mapping[str, Any]) -> dict[str, Any]:
         found[c.INPUT_MESSAGES] = chat.dump(given)
     if answered:
         found[c.OUTPUT_MESSAGES] = chat.dump(answered)
-    elif told is None and isinstance(output, str) and output.startswith("{"):
+    elif isinstance(told, str) and told.startswith("{"):
         found[c.OUTPUT_MESSAGES] = output  # half of a body: the call is unreadable
     found[c.REQUEST_MODEL] = next(
         (name for key in ("model", "model_name") if isinstance(name := asked.get(key), str)), None

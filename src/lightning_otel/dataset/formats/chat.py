@@ -4,13 +4,13 @@ Source: OpenAI's API reference for chat completions and fine-tuning files; for t
 and TRL hand messages to them.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from lightning_otel.dataset.formats.format import UnheldError
 from lightning_otel.messages.chat import messages_of
 from lightning_otel.types import Message, Transition
+from lightning_otel.types.values import parse_json
 
 OPENAI_PARTS: Final = frozenset({"text", "refusal", "image_url", "input_audio", "file"})
 _TEMPLATE_PARTS: Final = OPENAI_PARTS | {"audio_url", "video_url", "image_file"}
@@ -79,8 +79,5 @@ def _join_texts(item: Mapping[str, Any]) -> Any:
 
 def _parse_arguments(arguments: str) -> Any:
     """Return arguments as the object that templates write out; text that is none stays text."""
-    try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+    found = parse_json(arguments)
     return found if isinstance(found, dict) else arguments

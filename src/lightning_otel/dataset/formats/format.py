@@ -139,10 +139,4 @@ ORIGIN: Final[Mapping[str, str]] = {
 
 def origin(step: Transition, reward: float | None) -> Row:
     """Return where a row comes from."""
-    return {
-        "rollout_id": step.rollout_id,
-        "attempt_id": step.attempt_id,
-        "agent": step.agent,
-        "span_id": step.span_id,
-        "reward": reward,
-    }
+    return {name: getattr(step, name) for name in ORIGIN} | {"reward": reward}

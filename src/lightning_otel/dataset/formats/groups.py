@@ -27,6 +27,7 @@ from lightning_otel.dataset.formats.format import (
 )
 from lightning_otel.dataset.formats.transition_rows import transition
 from lightning_otel.types import Trajectory, Transition
+from lightning_otel.types.values import dump
 
 SAME: Final = "the same answer earned more and less; look at how rewards are given"
 ALONE: Final = "no other answer to the same prompt; run the task several times"
@@ -59,12 +60,12 @@ def by_group(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
     """Yield the trajectories, those of a group one after the other, groups as their first came."""
     groups: dict[str, int] = {}
     with closing(sqlite3.connect("", isolation_level=None)) as held:
-        held.execute("CREATE TABLE kept (grouped INTEGER, place INTEGER, trajectory BLOB)")
+        held.execute("CREATE TABLE kept (grouped INTEGER, place INTEGER, trajectory TEXT)")
         held.execute("BEGIN")
         for place, trajectory in enumerate(trajectories):
             if trajectory.transitions:
                 grouped = groups.setdefault(group_of(trajectory), place)
-                row = (grouped, place, _pack_trajectory(trajectory))
+                row = (grouped, place, dump(trajectory, _plain_value))
                 held.execute("INSERT INTO kept VALUES (?, ?, ?)", row)
         held.execute("CREATE INDEX order_of_kept ON kept (grouped, place)")
         held.execute("COMMIT")
@@ -73,17 +74,10 @@ def by_group(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
             yield _unpack_trajectory(packed)
 
 
-def _pack_trajectory(trajectory: Trajectory) -> bytes:
-    try:
-        return orjson.dumps(trajectory, default=_plain_value)
-    except (TypeError, ValueError):  # an integer beyond 64 bits, or half a surrogate pair
-        return json.dumps(trajectory, default=_plain_value).encode()
-
-
-def _unpack_trajectory(text: bytes) -> Trajectory:
+def _unpack_trajectory(text: str) -> Trajectory:
     try:
         found = orjson.loads(text)
-    except ValueError:
+    except ValueError:  # an integer beyond 64 bits, or half a surrogate pair
         found = json.loads(text)
     return Trajectory(**{**found, "transitions": tuple(map(transition, found["transitions"]))})
 
