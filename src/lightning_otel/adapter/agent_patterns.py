@@ -143,11 +143,9 @@ def _version_text(value: object) -> str:
 
 
 def resources_of(agent: str, stamped: object) -> dict[str, str]:
-    """The version of each resource an agent acted with, by name; of several the first named counts.
+    """Return the version of each resource by name, as stamped on an agent's span.
 
-    Args:
-        agent: The agent.
-        stamped: What was stamped on its span.
+    Of several versions the first named counts.
     """
     return dict(_resources_of(agent, stamped)) if isinstance(stamped, str) else {}
 

@@ -65,14 +65,7 @@ class Assembly:
     def __init__(
         self, key: AttemptKey, tree: Tree, adapter: "TripletAdapter", repeated: Sequence[Span]
     ) -> None:
-        """Take an attempt.
-
-        Args:
-            key: Which one.
-            tree: Its spans.
-            adapter: Whose rules hold.
-            repeated: Spans left out of the tree for their ids, which others have.
-        """
+        """Take an attempt's tree, and spans left out of it for their ids, which others have."""
         self._key = key
         self._tree = tree
         self._adapter = adapter

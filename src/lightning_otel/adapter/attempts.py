@@ -46,11 +46,6 @@ class Attempts(NamedTuple):
     waiting: list[Span]
 
 
-def group_attempts(spans: Iterable[Span]) -> dict[AttemptKey, list[Span]]:
-    """Return the spans of each attempt, each span once, attempts in order of their start."""
-    return sort_attempts(spans).members
-
-
 def sort_attempts(spans: Iterable[Span]) -> Attempts:
     """Sort spans into attempts, and set those apart that have the ids of others."""
     kept, others = _drop_repeated(spans)

@@ -36,10 +36,11 @@ def get_integer(attributes: Attributes, key: str) -> int | None:
 
 def to_number(value: object) -> float | None:
     """The value if it is a finite number; a bool is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    # By its type: a value may lie about its class.
+    if type(value) is bool or not issubclass(type(value), (int, float)):
         return None
     try:
-        found = float(value)
+        found = float(value)  # type: ignore[arg-type]  # a number by its type
     except OverflowError:
         return None
     return found if math.isfinite(found) else None

@@ -48,15 +48,7 @@ class Links:
         hashes: Sequence[History],
         tool_of: Sequence[int],
     ) -> None:
-        """Link the calls.
-
-        Args:
-            tree: The attempt's spans.
-            positions: The calls' positions in the tree, in order.
-            calls: The calls.
-            hashes: Their conversations.
-            tool_of: For each call the innermost tool of its agent that holds it, or -1.
-        """
+        """Link the calls; ``tool_of`` has the innermost tool of its agent around each, or -1."""
         count = len(calls)
         self.positions, self.calls, self.hashes = positions, calls, hashes
         self.before, self.repeats = [NONE] * count, [NONE] * count

@@ -257,11 +257,7 @@ class Walk:
         )
 
     def transitions(self, calls: Sequence[Call] = ()) -> Iterator[Transition]:
-        """Make the transitions.
-
-        Args:
-            calls: The call of each step, for its bodies; without, the transitions have none.
-        """
+        """Make the transitions; without the call of each step they have no bodies."""
         make = fast_constructor(Transition)
         bodies: Iterable[Call] = calls or repeat(_NO_BODIES)
         following: Iterable[Call] = chain(islice(calls, 1, None), repeat(_NO_BODIES))

@@ -102,13 +102,7 @@ class HistoryParser:
 
 
 def read_call(span: Span, agent: str, history: HistoryParser | None = None) -> Call | str:
-    """Return the call a span stands for, or the reason why it makes no transition.
-
-    Args:
-        span: The span.
-        agent: The agent it belongs to.
-        history: What the agent was asked before it.
-    """
+    """Return the call a span stands for, or the reason why it makes no transition."""
     reason = _why_unusable(span, agent)
     if reason:
         return reason
@@ -148,18 +142,7 @@ def make_transition(
     is_last: bool,
     is_shared: bool = False,
 ) -> Transition:
-    """Return the transition that a call makes.
-
-    Args:
-        key: Ids of its rollout and attempt.
-        call: The call.
-        step: Its number in its trajectory.
-        reward: Its reward.
-        following: Messages seen next.
-        rewards: Its named rewards.
-        is_last: Whether its trajectory ends with it.
-        is_shared: Whether several trajectories run through it.
-    """
+    """Return the transition that a call makes; ``following`` are the messages seen next."""
     span, attributes = call.span, call.span.attributes
     resources: dict[str, str] = {}
     if c.RESOURCES in attributes:
@@ -245,9 +228,7 @@ def read_marks(
 ) -> tuple[dict[int, Call], list[tuple[Span, str]]]:
     """Return calls by the position of their action, and why other marks make none.
 
-    Args:
-        tree: The attempt's spans.
-        callers: Agents with model calls, whose marks make none.
+    Marks of agents with model calls make none.
     """
     actions: dict[int, Call] = {}
     seen: dict[str, list[Span]] = {}

@@ -113,14 +113,9 @@ def place_rewards(
     rewards: Rewards,
     rule: Credit | CreditRule,
 ) -> Placement:
-    """Give each reward to what it judges.
+    """Give each reward to what it judges; ``discounted`` places them like ``previous``.
 
-    Args:
-        tree: The attempt's spans.
-        calls: What became transitions, by position, in order.
-        duplicates: For each call dropped as a duplicate the one that was kept.
-        rewards: The attempt's rewards.
-        rule: For rewards without a link; ``discounted`` places them like ``previous``.
+    ``duplicates`` has for each call dropped as a duplicate the one that was kept.
     """
     done = Placement()
     if not rewards:

@@ -61,13 +61,7 @@ class Difference(NamedTuple):
 
 
 def compare_outlines(a: Outline, b: Outline, most_lines: int | None = MOST_LINES) -> Difference:
-    """Compare two outlines.
-
-    Args:
-        a: One side.
-        b: The other.
-        most_lines: How many lines of each side are laid beside each other; None for all.
-    """
+    """Compare two outlines, so many lines of each side, or all."""
     one, other = _read_figures(a), _read_figures(b)
     figures = [
         Figure(name, one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])

@@ -46,12 +46,7 @@ class _Request:
 
 
 def find_requests(tree: Tree, calls: Sequence[int]) -> list[list[int]]:
-    """Return the records of each request that has several, the richest first.
-
-    Args:
-        tree: The attempt's spans.
-        calls: Positions of all that are calls, in order.
-    """
+    """Return the records of each request that has several, the richest first."""
     spans = [tree.spans[position] for position in calls]
     has_makes = len({span.scope for span in spans}) > 1
     # A list as an id, which some server may send, cannot be in a set.

@@ -39,12 +39,7 @@ _EVALUATION_KEYS: Final = frozenset({_KIND, _OUTPUT})
 
 
 def to_conventions(span: Span, *, with_content: bool) -> Span:
-    """Return a span as it leaves.
-
-    Args:
-        span: The span as it is stored.
-        with_content: Whether what was said may leave.
-    """
+    """Return a stored span as it leaves."""
     if span.name == c.SPAN_ROLLOUT:
         return _to_workflow(span, with_content=with_content)
     reward = read_reward(span) if span.name == c.SPAN_ANNOTATION else None

@@ -159,13 +159,7 @@ class Adaptation(NamedTuple):
 def adapt_linear(
     key: AttemptKey, given: Iterable[Span], how: Advantage | None
 ) -> Adaptation | None:
-    """Adapt an attempt by the usual rules; None if it is not linear.
-
-    Args:
-        key: The attempt.
-        given: Its spans.
-        how: How rollouts are compared, if they are.
-    """
+    """Adapt an attempt by the usual rules; None if it is not linear."""
     spans, starts, ends, is_counted = order_by_time(list(given))
     rows = _make_rows(spans, starts, ends, is_counted=is_counted)
     if rows is None:

@@ -52,10 +52,7 @@ def order_by_cause(
 ) -> tuple[Ordered, list[int]]:
     """Return spans and parents in a new order, with clocks of that order.
 
-    Args:
-        found: Spans by time.
-        parents: Position of each span's parent, or -1.
-        after: Positions of spans, the first of each two ended before the second began.
+    Of each two positions in ``after`` the first span ended before the second began.
     """
     spans, size = found.spans, len(found.spans)
     starts, ends = [0] * size, found.ends.copy()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from lightning_otel.adapter import TripletAdapter, readers
-from lightning_otel.adapter.attempts import group_attempts
+from lightning_otel.adapter.attempts import sort_attempts
 from lightning_otel.adapter.calls import is_call, is_mark
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.tree import build_tree
@@ -147,7 +147,7 @@ def outline(
     repairs = {(each.trace_id, each.span_id): each.rule for each in report.repairs}
     nodes: list[Node] = []
     places: dict[str, list[int]] = {}
-    for tree in map(build_tree, group_attempts(read).values()):
+    for tree in map(build_tree, sort_attempts(read).members.values()):
         base = len(nodes)
         for position in sorted(range(len(tree.spans)), key=tree.first.__getitem__):
             span, parent = tree.spans[position], tree.parents[position]
@@ -202,14 +202,7 @@ def find_propagated(parents: Sequence[int], faults: Iterable[str | None]) -> lis
 
 
 def label_of(step: Transition, branch: int, attempts: int, agents: int) -> str:
-    """A short name of a step, as far as it must be told apart.
-
-    Args:
-        step: The step.
-        branch: The first branch that it lies on.
-        attempts: How many attempts there are steps of.
-        agents: How many agents.
-    """
+    """Return a short name of a step, as far as it must be told apart."""
     words = [f"attempt {step.attempt_id}"] if attempts > 1 else []
     words += [step.agent or "nobody"] if agents > 1 else []
     words.append(f"#{step.step}")
@@ -254,9 +247,7 @@ def children_of(
 ) -> dict[int, list[int | Gap]]:
     """Return the children of each shown node: shown ones, and gaps for the hidden.
 
-    Args:
-        nodes: Each after its parent.
-        is_shown: Which are shown: each with its parent. All, if it is not said.
+    Nodes stand after their parents, and are shown with these.
     """
     found: dict[int, list[int | Gap]] = {}
     above: list[int] = []  # for each node the shown node nearest above or at it
@@ -279,10 +270,6 @@ def select_nodes(nodes: Sequence[Node], limit: int) -> list[bool]:
     """Choose the nodes to show where too many would not fit; they are a tree of their own.
 
     Those near a root come first, and of many siblings the first and the last ones.
-
-    Args:
-        nodes: Each after its parent.
-        limit: How many at most.
     """
     if len(nodes) <= limit:
         return [True] * len(nodes)

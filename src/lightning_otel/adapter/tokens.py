@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from lightning_otel.adapter.attributes import to_number
 from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
@@ -258,18 +259,12 @@ def sampling_of(attributes: Mapping[str, Any], otel_resource: Mapping[str, Any])
     found: dict[str, Any] = {
         name: value if name in _WHOLE else float(value)
         for key, name in _SAMPLING
-        if key in attributes and _is_number(value := attributes[key])
+        if key in attributes and to_number(value := attributes[key]) is not None
     }
     mode = attributes.get(c.LOGPROBS_MODE, otel_resource.get(c.LOGPROBS_MODE))
     if mode in _MODES:
         found["logprobs_mode"] = mode
     return found
-
-
-def _is_number(value: object) -> bool:
-    if type(value) is float:
-        return math.isfinite(value)
-    return type(value) is int and abs(value) < 1 << 1000  # what a float can be made of
 
 
 def notes_of(step: "Transition") -> list[str]:

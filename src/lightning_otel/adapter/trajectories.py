@@ -36,17 +36,7 @@ def make_trajectories(
 ) -> list[Trajectory]:
     """Return the trajectories of an attempt: one for each agent and path.
 
-    Args:
-        key: The attempt.
-        tree: Its spans.
-        calls: What makes transitions, by position, in order.
-        hashes: Their conversations.
-        failed: Positions of calls that failed, were abandoned or never ended.
-        rewards: Named rewards of the calls that have some, the primary one first.
-        values: The reward of each call that has one.
-        gamma: Discount per step, where each step's reward is to be its return; by default it is
-            what it was given.
-        earned: The reward of the attempt.
+    With a discount each step's reward is its return. ``earned`` is the reward of the attempt.
     """
     by_agent: dict[str, list[int]] = {}
     for position, call in calls.items():
@@ -132,13 +122,7 @@ class Causes:
     """Names causes in one attempt."""
 
     def __init__(self, tree: Tree, calls: Mapping[int, Call], failed: Iterable[int]) -> None:
-        """Know the attempt.
-
-        Args:
-            tree: Its spans.
-            calls: What makes transitions, by position, in order.
-            failed: Positions of calls that failed, were abandoned or never ended.
-        """
+        """Know the attempt, and the positions of calls that failed or never ended."""
         self._tree = tree
         self._calls = calls
         self._failed: dict[tuple[str, int], list[int]] = {}

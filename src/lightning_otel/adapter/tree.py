@@ -292,9 +292,7 @@ class Tree(Walk):
 def build_tree(spans: Iterable[Span], after: Sequence[tuple[Span, Span]] = ()) -> Tree:
     """Build the forest of one attempt's spans, each given once, in any order.
 
-    Args:
-        spans: The spans.
-        after: Two of them each, the first of which is known to have ended before the second began.
+    Of each two in ``after`` the first is known to have ended before the second began.
     """
     found = order_by_time(list(spans))
     parents, repairs = repair_parents(found.spans, found.starts, found.ends)
@@ -306,12 +304,7 @@ def build_tree(spans: Iterable[Span], after: Sequence[tuple[Span, Span]] = ()) -
 
 
 def rebuild_tree(tree: Tree, told: Iterable[tuple[int, int]]) -> tuple[Tree, list[int]]:
-    """Build the tree anew; return it and the new position of each span.
-
-    Args:
-        tree: The tree.
-        told: Positions of spans, the first of which is known to have ended before the second began.
-    """
+    """Build the tree anew, knowing what ended before what; return also each span's new position."""
     spans = tree.spans
     found = build_tree(spans, [(spans[one], spans[other]) for one, other in told])
     places = {id(span): position for position, span in enumerate(found.spans)}

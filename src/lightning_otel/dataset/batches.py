@@ -45,12 +45,8 @@ def read_batches(
     """Spans of whole rollouts, gathered until they are enough.
 
     A reward recorded elsewhere comes with the rollout it judges, and not with its own. Of what is
-    wanted, only rollouts, agents and times are looked at.
-
-    Args:
-        source: The spans.
-        wanted: Which transitions.
-        con: One of :func:`connect_with_moved`.
+    wanted, only rollouts, agents and times are looked at. The connection is one of
+    :func:`connect_with_moved`.
     """
     con = con or connect_with_moved(source)
     if source.layout is not None:

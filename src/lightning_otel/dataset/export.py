@@ -107,14 +107,7 @@ def rows(
     left_out: Callable[[LeftOut], None] | None = None,
     options: Mapping[str, Any],
 ) -> Iterator[Row]:
-    """Return the rows of a format as they are made.
-
-    Args:
-        adaptations: Begins to read what is exported.
-        name: The format's name.
-        wanted: Steps that are wanted.
-        left_out: Told of everything that the format cannot hold.
-        options: Those of the format.
+    """Return the rows of a format as they are made; ``adaptations`` begins to read.
 
     Raises:
         ConfigError: There is no such format or option; said before anything is read.

@@ -143,11 +143,7 @@ def query(
 ) -> Query:
     """Return the transitions as rows of one table, which spills to the disk if it is large.
 
-    Args:
-        source: The spans, in files on this machine.
-        wanted: Which transitions.
-        adapt: Adapts what is not linear.
-        keep: Is given the funnel.
+    ``adapt`` gets what is not linear, ``keep`` the funnel.
     """
     work = _Pass(source, wanted, bodies=False)
     kinds = ", ".join(f'"{name}" {kind}' for name, kind in NARROW_COLUMNS.items())

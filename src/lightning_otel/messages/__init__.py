@@ -164,14 +164,7 @@ def content_parts(content: object) -> list[Part]:
 def read_message(
     item: Mapping[str, Any], role: str = "", call: ToolCall = tool_call_part, **extra: Any
 ) -> Part:
-    """Return a message of the chat API as one of the conventions.
-
-    Args:
-        item: The message.
-        role: Its role, where it does not say it.
-        call: Makes the parts of its tool calls.
-        extra: Further fields of the result.
-    """
+    """Return a message of the chat API, its role by default this one, as the conventions do."""
     role, content = str(item.get("role") or role), item.get("content")
     if role in ("tool", "function") or "tool_call_id" in item:
         call_id = item.get("tool_call_id", item.get("id")) or None
@@ -209,10 +202,7 @@ def read_items(
 ) -> list[Part]:
     """Return items of the Responses API as messages; one turn of the model is one message.
 
-    Args:
-        items: Input or output items; messages of the chat API pass as well.
-        role: Who speaks where an item does not say it.
-        call: Makes the parts of tool calls.
+    Messages of the chat API pass as well. The role is that of items that name none.
     """
     found: list[Part] = []
     for item in items:

@@ -141,10 +141,6 @@ def span_of(document: Object, came: str) -> Span | Rejected:
     """Return a span that the SDK printed or Agent Lightning 0.3 stored, or why it is not kept.
 
     One that never ended stays so.
-
-    Args:
-        document: The span.
-        came: How it came, which the span says.
     """
     try:
         is_stored = _is_stored(document)

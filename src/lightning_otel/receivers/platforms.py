@@ -227,12 +227,7 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
 
 
 def read_messages(content: Any, role: str) -> list[dict[str, Any]]:
-    """Return the messages of an input or output, however a library wrote them.
-
-    Args:
-        content: The input or output.
-        role: Who speaks where it does not say so.
-    """
+    """Return the messages of an input or output, however a library wrote them."""
     content = parse_json(content)
     if isinstance(content, Mapping):
         inner = next((content[key] for key in _WRAPPERS if content.get(key) is not None), None)

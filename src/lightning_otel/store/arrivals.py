@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 from lightning_otel.errors import StoreError
 from lightning_otel.store.layout import DataFile, Layout
 from lightning_otel.store.lines import parse_line
+from lightning_otel.store.live import COARSE_NS
 from lightning_otel.store.schema import COLUMNS, Record
 from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.table import Query
@@ -32,8 +33,6 @@ HOLD_S: Final = 0.5
 _MOST_HELD: Final = 5_000
 _BLOCK_BYTES: Final = 1 << 20
 _LONGEST: Final = 64 << 20
-_COARSE_NS: Final = 1_000_000_000
-"""How far a file's time may lie behind the clock, on any filesystem."""
 _NARROW: Final = 20_000
 _WIDE: Final = 256
 
@@ -123,14 +122,7 @@ class Arrivals:
         *,
         since_ns: int,
     ) -> None:
-        """Begin at the oldest span.
-
-        Args:
-            layout: The store's paths.
-            known: Returns which of some spans the consumer has.
-            files: Names of data files of which it has all.
-            since_ns: Leave out what started earlier.
-        """
+        """Begin at the oldest span; ``known`` returns which of some spans the consumer has."""
         self.files = set(files)
         self.skipped_ns = 0
         self._layout = layout
@@ -175,7 +167,7 @@ class Arrivals:
     def _read_segment(self, path: Path) -> Iterator[list[Ended]]:
         status = path.stat()
         offset = self._offsets.get(path.name, 0)
-        if status.st_size <= offset or status.st_mtime_ns < self._since_ns - _COARSE_NS:
+        if status.st_size <= offset or status.st_mtime_ns < self._since_ns - COARSE_NS:
             return
         process, _, number = path.stem.rpartition("-")
         with path.open("rb") as file:

@@ -201,11 +201,7 @@ def _put_file(made: Path, final: Path) -> None:
 
 
 def pack(con: "Reader", path: str | os.PathLike[str]) -> int:
-    """Write the spans visible on a connection into a new database, with the views over them.
-
-    Returns:
-        The number of spans written.
-    """
+    """Write the visible spans into a new database, with the views; return how many they are."""
     import duckdb
 
     final = Path(path)

@@ -5,8 +5,6 @@ copying, and holds for received spans, which have no number in any process of th
 """
 
 import contextlib
-import fcntl
-import os
 import re
 import sqlite3
 import threading
@@ -14,12 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Final
 
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.arrivals import Arrivals, Ended, Key, make_key
-from lightning_otel.store.layout import Layout, write_private
+from lightning_otel.store.layout import Layout, file_lock, write_private
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.types import Span
@@ -48,7 +45,8 @@ class Position:
             )
         self._name = name
         self._path = layout.root / "followers" / f"{name}.position"
-        self._lock = -1
+        self._lock = contextlib.ExitStack()
+        self._is_locked = False
         self._db: sqlite3.Connection | None = None
         try:
             self._open_file()
@@ -78,15 +76,12 @@ class Position:
 
     def _take_lock(self) -> None:
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        path = self._path.with_suffix(".lock")
-        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
+        if self._lock.enter_context(file_lock(self._path.with_suffix(".lock"))) is None:
             raise StoreError(
                 f"the consumer {self._name!r} is at work in another process or follower; "
                 "stop that one, or follow under another name"
-            ) from exc
+            )
+        self._is_locked = True
 
     def known(self, keys: Collection[Key]) -> set[Key]:
         """Return those of the spans that were delivered."""
@@ -126,13 +121,12 @@ class Position:
         db, self._db = self._db, None
         if db is not None:
             db.close()
-        if is_done and self._lock >= 0:
+        if is_done and self._is_locked:
             # The lock goes last: until then nobody else can have opened what is unlinked here.
             for suffix in (".position", ".position-wal", ".position-shm", ".lock"):
                 self._path.with_suffix(suffix).unlink(missing_ok=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._is_locked = False
+        self._lock.close()
 
     @property
     def is_closed(self) -> bool:
@@ -213,17 +207,12 @@ class Follower:
     def __enter__(self) -> "Follower":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Close; what is in hand counts as delivered unless the block failed."""
         if self._position.is_closed:
             return
         try:
-            if exc is None:
+            if kind is None:
                 self.commit()
             else:
                 self._write_position()

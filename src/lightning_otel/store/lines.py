@@ -55,12 +55,7 @@ def build_start_record(
 ) -> Record:
     """Return the record of a span of the SDK that just started.
 
-    Args:
-        span: The span; only its public attributes are touched.
-        process: Id of this process.
-        sequence: Position of the span's start in the process.
-        otel_resource: Its resource's attributes as JSON.
-        stamps: Attributes for the record alone, where the span has none of that name.
+    Stamps are attributes for the record alone, where the span has none of that name.
     """
     context, parent, scope, name = span.context, span.parent, span.instrumentation_scope, span.name
     attributes = copy_attributes(span.attributes, stamps)
@@ -101,15 +96,7 @@ def complete_record(
     body: Mapping[str, str],
     end_sequence: int,
 ) -> None:
-    """Turn the record of a span's start into that of the whole span.
-
-    Args:
-        record: Its :func:`start_record`.
-        span: The span, which ended.
-        stamps: Attributes for the record alone, where the span has none of that name.
-        body: Content that is kept beside it.
-        end_sequence: Position of its end in the process.
-    """
+    """Turn the record of a span's start into that of the whole span and its content."""
     name, status, events, links = span.name, span.status, span.events, span.links
     attributes = record["attributes"] = copy_attributes(span.attributes, stamps)
     if body:
@@ -144,12 +131,7 @@ def complete_record(
 
 
 def copy_attributes(attributes: Any, stamps: Mapping[str, Any] = NO_BODY) -> dict[str, Any]:
-    """Return the attributes of a span, event or link as a dict of one's own.
-
-    Args:
-        attributes: The attributes.
-        stamps: Others, where it has none of that name.
-    """
+    """Return the attributes of a span, event or link as a dict of one's own, and its stamps."""
     # Ten times as fast as dict(), which asks the SDK's mapping for one key after the other.
     try:
         found = attributes.copy()

@@ -13,7 +13,7 @@ from lightning_otel.store.layout import Layout, total_bytes
 from lightning_otel.store.lines import read_records
 from lightning_otel.store.schema import Record
 
-_COARSE_NS: Final = 1_000_000_000
+COARSE_NS: Final = 1_000_000_000
 """How far a file's time may lie behind the clock, on any filesystem."""
 _MOST_BYTES: Final = 8 << 20
 """Segments that take longer to read here than DuckDB takes to start."""
@@ -23,12 +23,6 @@ def read_others_records(
     layout: Layout, process: str, since_ns: int, mentions: Sequence[str]
 ) -> list[Record] | None:
     """Read spans that other processes began since a time and whose lines hold one of some texts.
-
-    Args:
-        layout: The store's paths.
-        process: The process whose own lines are not wanted.
-        since_ns: When the first span wanted began, at the earliest.
-        mentions: The texts.
 
     Returns:
         Parsed lines, starts without their end among them; None if some may be settled already.
@@ -114,4 +108,4 @@ def _is_locked(path: Path) -> bool:
 
 
 def _is_written_since(path: Path, since_ns: int) -> bool:
-    return path.stat().st_mtime_ns >= since_ns - _COARSE_NS
+    return path.stat().st_mtime_ns >= since_ns - COARSE_NS

@@ -5,13 +5,13 @@ are. Hot columns are typed and copied from the attributes, which always hold the
 a foreign convention they hold what its reader makes of them. Nothing in here imports DuckDB.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 
 from lightning_otel.adapter import readers
+from lightning_otel.adapter.attributes import to_number
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import name_text, text_or_none, time_of
@@ -93,21 +93,11 @@ def set_hot_columns(
     sent, received, reward = map(known.get, _HOT_NUMBERS)
     record["input_tokens"] = sent if type(sent) is int and sent in _INT64 else None
     record["output_tokens"] = received if type(received) is int and received in _INT64 else None
-    record["reward"] = None if reward is None else _read_number(reward)
+    record["reward"] = None if reward is None else to_number(reward)
     for key in list(filter(_BODY_KEYS.__contains__, attributes)):
         # On the span of a foreign shape, it stays where any shape can be.
         if type(attributes[key]) is str:
             record[_BODY_KEYS[key]] = attributes.pop(key)
-
-
-def _read_number(value: Any) -> float | None:
-    # A bool is no reward, and a NaN or infinity has no JSON.
-    if type(value) is bool or not issubclass(type(value), (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def build_span(record: Mapping[str, Any]) -> Span:

@@ -187,12 +187,12 @@ def replace_files(
     settled: Sequence[SettledSegment] = (),
     keeps_segments: bool = True,
 ) -> None:
-    """Commit a new file in place of old files and segments, in one write of the manifest.
+    """Commit a new file under ``new/`` in place of others, in one write of the manifest.
 
     Args:
         layout: The store's paths.
         old: Files that count.
-        file: The new file, under ``new/``; None if nothing is left.
+        file: None if nothing is left.
         counts: Ended spans that were left out, by reason.
         settled: Segments whose spans the new file holds.
         keeps_segments: Whether the segments that the old files' spans came from may be read again

@@ -173,12 +173,7 @@ SELECT {columns} FROM live ANTI JOIN settled ON {same_span_sql("settled", "live"
 
 
 def segments_sql(segments: Sequence[Path], *, live_bytes: int) -> str:
-    """Return a query for the spans of segments, each once; a data file may hold some of them too.
-
-    Args:
-        segments: At least one.
-        live_bytes: Their size.
-    """
+    """Return a query for the spans of segments, each once; a data file may hold some too."""
     # To open many small ones takes longer than to read them.
     are_small = len(segments) > _MANY and live_bytes < _SMALL_SEGMENT_BYTES * len(segments)
     read = small_ndjson_sql if are_small else ndjson_sql

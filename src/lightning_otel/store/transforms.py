@@ -13,8 +13,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
-from typing import Any, Final
+from pkgutil import resolve_name
+from typing import Final
 
 import orjson
 
@@ -55,14 +55,11 @@ _within = threading.local()
 
 def load_transform(name: str) -> Transform:
     """Import a function, by ``module:function``."""
-    module, _, path = name.partition(":")
     # A program's own folder may not be on the path of a console script.
     folder = os.getcwd()
     sys.path.append(folder)
     try:
-        found: Any = import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        found = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as exc:
         raise ConfigError(
             f"cannot load the transform {name!r}: {exc}; write it as module:function"

@@ -75,11 +75,7 @@ class SpanWriter(Journal):
     """Turns started and ended spans into lines of the process's segments, and counts them."""
 
     def __init__(self, layout: Layout | None) -> None:
-        """Make a writer that opens its segment with the first span.
-
-        Args:
-            layout: The store's paths; None keeps the lines in memory.
-        """
+        """Make a writer that opens its segment with the first span."""
         super().__init__(layout)
         _writers.add(self)
 

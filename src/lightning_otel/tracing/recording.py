@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry.trace import SpanContext
 
-from lightning_otel.adapter.attempts import AttemptKey, group_attempts
+from lightning_otel.adapter.attempts import AttemptKey, sort_attempts
 from lightning_otel.adapter.attributes import read_links
 from lightning_otel.dataset import Store
 from lightning_otel.store.live import read_others_records
@@ -117,7 +117,8 @@ class Recording:
         if found is None:
             found = self.store.spans(rollout_id=self.rollout_id).rows()
         # A reward that names no attempt, or something of another one, belongs to what it judges.
-        found = group_attempts(found).get(AttemptKey(self.rollout_id, self.attempt_id), [])
+        key = AttemptKey(self.rollout_id, self.attempt_id)
+        found = sort_attempts(found).members.get(key, [])
         found.sort(key=lambda span: (span.start_ns, span.process, span.sequence))
         return _part_below(found, self.span_id) if self._is_part else found
 

@@ -84,12 +84,7 @@ def content(span: Span) -> dict[str, Any]:
 
 
 def join_tool_calls(spans: Sequence[Span], parts: Iterable[Span]) -> list[Span]:
-    """Return the spans, with tool calls put into the answers that made them, in order of start.
-
-    Args:
-        spans: Spans that were read.
-        parts: Those that stand for a tool call of their parent's answer.
-    """
+    """Return the spans, with tool calls put into the answers that made them, in order of start."""
     wanted: dict[tuple[str, str], list[Any]] = {}
     for part in sorted(parts, key=lambda span: (span.start_ns, span.span_id)):
         call = part.trace_id, part.parent_span_id or ""

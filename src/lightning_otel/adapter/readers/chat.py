@@ -67,13 +67,7 @@ def dump(value: object) -> str:
 
 
 def to_message(item: Mapping[str, Any], *, role: str = "", **extra: Any) -> dict[str, Any]:
-    """A message of the chat API as today's conventions write it.
-
-    Args:
-        item: The message.
-        role: Its role, where the message does not say it.
-        extra: Further fields of the result.
-    """
+    """Return a message of the chat API, its role by default this one, as today's conventions do."""
     return read_message({**item, "role": to_text(item.get("role") or role)}, **extra)
 
 

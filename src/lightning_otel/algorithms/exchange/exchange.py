@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Unpack, get_args
 
 from lightning_otel import config
 from lightning_otel.adapter import readers
-from lightning_otel.adapter.attempts import AttemptKey, group_attempts
+from lightning_otel.adapter.attempts import AttemptKey, sort_attempts
 from lightning_otel.adapter.selection import Selection, SelectionKeywords
 from lightning_otel.algorithms.exchange.calls import to_agentlightning
 from lightning_otel.algorithms.exchange.client import OUR_ATTEMPT, OUR_ROLLOUT, Client, Found
@@ -114,7 +114,7 @@ def hand_over(
         else:
             known.setdefault(our_id, rollout["rollout_id"])
     for spans in read_batches(opened.source, wanted):
-        for key, own in group_attempts(readers.read(wanted.spans(spans))).items():
+        for key, own in sort_attempts(readers.read(wanted.spans(spans))).members.items():
             done.attempts += 1
             ended = status.get(key, "running")
             if ended == "running":
