@@ -201,8 +201,12 @@ def test_a_large_trace_is_read_in_parts(visit: Visits, store: Store) -> None:
         ("/traces?min_reward=high&agent=solo", "min_reward", "Not a number; use one such as 0.5."),
         ("/rollouts?since=soonish&agent=solo", "since", "Not a time; write 10m"),
         ("/conversations?since=soonish&agent=solo", "since", "Not a time; write 10m"),
-        ("/transitions?gamma=much&agents=solo", "gamma", "Use one such as 0.5."),
-        ("/transitions/export?format=sft&gamma=much&agents=solo", "gamma", "Use one such as 0.5."),
+        ("/transitions?gamma=much&agents=solo", "gamma", "Not a number; use one such as 0.5."),
+        (
+            "/transitions/export?format=sft&gamma=much&agents=solo",
+            "gamma",
+            "Not a number; use one such as 0.5.",
+        ),
     ],
 )
 def test_a_fault_stands_beside_its_field(

@@ -6,18 +6,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from lightning_otel.cli.aliases import SuggestingGroup
 from lightning_otel.cli.maintain import settle_pending_feedback
 from lightning_otel.cli.options import (
-    AGENT,
+    filter_options,
     find_rollout_id,
     rollout_option,
     store_option,
-    when_options,
 )
 from lightning_otel.cli.output import (
     count_noun,
@@ -29,7 +28,7 @@ from lightning_otel.cli.output import (
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.types import CaptureLevel, Credit, Estimator
+from lightning_otel.views.table import ADAPTING, STEPS, make_keywords
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -109,32 +108,10 @@ def _decorate(command: Any, options: Iterable[Callable[[Any], Any]]) -> Any:
     return command
 
 
-_SELECTION: Final = (
-    click.option("--agents", type=AGENT, metavar="PATTERN", multiple=True,
-                 help="Only these agents (a pattern); !… excludes."),
-    when_options,
-    click.option("--mode", help="Only steps of this mode, such as train."),
-    click.option("--resource-version", metavar="NAME", help="Only steps of this version."),
-    click.option("--rewarded/--no-rewarded", default=None,
-                 help="Only steps with a reward, or only those without."),
-    click.option("--min-reward", type=float, help="Only steps with at least this reward."),
-    click.option("--max-reward", type=float, help="Only steps with at most this reward."),
-    click.option("--capture", type=click.Choice(get_args(CaptureLevel)),
-                 help="Only steps of this capture level."),
-    click.option("--received/--no-received", default=True,
-                 help="Include spans received from elsewhere."),
-)  # fmt: skip
 _MAKING: Final = (
+    filter_options(STEPS),
     click.option("--adapter", metavar="NAME", help="Another adapter; see docs/transitions.md."),
-    click.option("--credit", type=click.Choice(get_args(Credit)), default="previous",
-                 metavar="RULE",
-                 help="Where a reward without a link goes: " + ", ".join(get_args(Credit))),
-    click.option("--gamma", type=float, default=0.99, show_default=True,
-                 help="Discount a step, for --credit discounted."),
-    click.option("--advantage", type=click.Choice(get_args(Estimator)), metavar="RULE",
-                 help=f"{', '.join(get_args(Estimator))}; by default none."),
-    click.option("--incomplete", "include_incomplete", is_flag=True,
-                 help="Include rollouts whose process died."),
+    filter_options(ADAPTING),
     click.option("--dry-run", "is_dry_run", is_flag=True,
                  help="Print the counts and write nothing."),
     click.option("--left-out", "left_path", metavar="FILE",
@@ -187,7 +164,7 @@ def _make_command(name: str, made: "Format") -> click.Command:
     def run(**given: Any) -> int:
         return _run_export(name, made, **given)
 
-    run = _decorate(run, (_output_options("jsonl", "parquet", "folder"), *_SELECTION, *_MAKING))
+    run = _decorate(run, (_output_options("jsonl", "parquet", "folder"), *_MAKING))
     needs = "" if made.needs in ("", "nothing") else f"; needs {made.needs}"
     summary = f"For {made.used_by}{needs}." if made.used_by else "Registered by a package."
     found = click.command(name, help=summary, short_help=summary)(run)
@@ -203,8 +180,8 @@ def _make_command(name: str, made: "Format") -> click.Command:
 
 def _run_export(
     name: str, made: "Format", *, out: str | None, output: str | None, kind: "FileKind | None",
-    rollout: str | None, agents: tuple[str, ...], is_dry_run: bool, as_json: bool,
-    left_path: str | None, store: str | None, **selected: Any,
+    rollout: str | None, is_dry_run: bool, as_json: bool, left_path: str | None,
+    store: str | None, **selected: Any,
 ) -> int:  # fmt: skip
     from lightning_otel.dataset import Store
 
@@ -214,7 +191,7 @@ def _run_export(
     if as_json and is_rows:
         raise ConfigError("--json would stand among the rows on stdout; name a file for them")
     opened = Store(store)
-    rollout_id = _find_rollout(opened, rollout)
+    rollout_id, keywords = _find_rollout(opened, rollout), make_keywords(selected)
     if not is_dry_run:
         settle_pending_feedback(opened)
     with (
@@ -228,10 +205,9 @@ def _run_export(
             left_out=left_out,
             progress=progress,
             rollout_id=rollout_id,
-            agents=agents or None,
-            **selected,
+            **keywords,
         )
-    is_selected = bool(rollout_id or agents or selected["since"] or selected["until"])
+    is_selected = bool(rollout_id or keywords.keys() & {"agents", "since", "until"})
     why_empty = None if done.rows else _explain_empty(done, made, is_selected=is_selected)
     code = _NO_ROWS if why_empty and not is_dry_run else 0
     if as_json:

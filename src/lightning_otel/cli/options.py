@@ -71,9 +71,6 @@ class When(click.ParamType):  # type: ignore[type-arg]  # older versions of Clic
             self.fail(str(exc), param, ctx)
 
 
-_KINDS: Final[dict[type, Any]] = {int: When(), str: str}
-
-
 class _StoredName(click.ParamType):  # type: ignore[type-arg]  # older versions of Click take none
     """A name that may stand in the store on this disk, whose own names complete it."""
 
@@ -110,6 +107,7 @@ AGENT: Final = _StoredName(
     "PATTERN", "SELECT DISTINCT agent AS v FROM spans WHERE agent IS NOT NULL ORDER BY 1"
 )
 """An agent's name, or a pattern of names."""
+_KINDS: Final[Mapping[type, Any]] = {int: When(), str: str, float: float, bool: bool, tuple: AGENT}
 
 
 class Stop:
@@ -155,9 +153,12 @@ def filter_options(filters: Mapping[str, Filter]) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         for name, each in reversed([*filters.items()]):
-            flags = f"--{name}/--no-{name}" if each.kind is bool else f"--{name}"
-            kind = click.Choice(each.choices) if each.choices else _KINDS.get(each.kind)
-            function = click.option(flags, type=kind, default=None, help=each.says)(function)
+            flag = name.replace("_", "-")
+            flags = f"--{flag}/--no-{flag}" if each.kind is bool else f"--{flag}"
+            kind = click.Choice(each.choices) if each.choices else _KINDS[each.kind]
+            function = click.option(
+                flags, type=kind, default=None, multiple=each.kind is tuple, help=each.says
+            )(function)
         return function
 
     return add

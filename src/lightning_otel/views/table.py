@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+
+from lightning_otel.types import CaptureLevel, Credit, Estimator
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -16,9 +18,9 @@ class Filter(NamedTuple):
     """A condition on rows; options, parameters and the fields of forms are made of it.
 
     Attributes:
-        condition: SQL, with a ``?`` for the value.
+        condition: SQL, with a ``?`` for the value; empty where the store takes it as a keyword.
         says: The rows that it keeps.
-        kind: The type of the value; ``int`` is a time in Unix nanoseconds.
+        kind: The type of the value; ``int`` is a time in Unix nanoseconds, ``tuple`` several texts.
         choices: The words that a text is one of; none if it is any.
         hint: An example, for a form.
         label: The name in a form; by default the filter's own.
@@ -42,6 +44,40 @@ WHEN: Final[Mapping[str, Filter]] = {
     "until": Filter("start_ns < ?", "Only rollouts that began before that time.", int),
 }
 """Filters by the time that something began."""
+STEPS: Final[Mapping[str, Filter]] = {
+    "agents": Filter(
+        "", "Only these agents: names, globs or re:…; the first match decides, !… excludes.", tuple
+    ),
+    **WHEN,
+    "mode": Filter("", "Only steps of this mode, such as train."),
+    "resource_version": Filter("", "Only steps of this version, or name@version; globs too."),
+    "rewarded": Filter("", "Only steps with a reward, or only those without.", bool),
+    "min_reward": Filter("", "Only steps with at least this reward.", float),
+    "max_reward": Filter("", "Only steps with at most this reward.", float),
+    "capture": Filter("", "Only steps of this capture level.", choices=get_args(CaptureLevel)),
+    "received": Filter("", "Include spans received from elsewhere (the default).", bool),
+}
+"""Filters of transitions."""
+ADAPTING: Final[Mapping[str, Filter]] = {
+    "credit": Filter(
+        "", "Where a reward without a link goes [default: previous].", choices=get_args(Credit)
+    ),
+    "gamma": Filter("", "Discount a step, for credit discounted [default: 0.99].", float),
+    "advantage": Filter(
+        "", "Estimator of advantages; by default none.", choices=get_args(Estimator)
+    ),
+    "incomplete": Filter("", "Include rollouts whose process died.", bool),
+}
+"""Choices of how rollouts become transitions."""
+
+
+def make_keywords(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of ``Store.transitions`` for values of ``STEPS`` and ``ADAPTING``."""
+    return {
+        {"incomplete": "include_incomplete"}.get(name, name): value
+        for name, value in wanted.items()
+        if value not in (None, ())
+    }
 
 
 class Listing(NamedTuple):

@@ -25,12 +25,12 @@ from lightning_otel.serve.viewer.page import url
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, quote_text
-from lightning_otel.types import CaptureLevel, Credit
+from lightning_otel.types import Credit
 from lightning_otel.types import conventions as c
 from lightning_otel.types.instants import FORMS, instant_ns
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.nouns import ATTEMPTS
-from lightning_otel.views.table import View
+from lightning_otel.views.table import STEPS, Filter
 
 M = TypeVar("M", bound=RequestModel)
 
@@ -107,24 +107,28 @@ AttemptCursor = Annotated[tuple[Int64, str, str], *_IS_CURSOR]
 Id = Annotated[str, Field(max_length=1024)]
 Ids = Annotated[tuple[Id, ...], Field(max_length=_MAX_IDS)]
 SpanIds = Annotated[tuple[tuple[Id, Id], ...], Field(max_length=_MAX_IDS)]
+Text = Annotated[str, Field(max_length=2000)]
+Texts = Annotated[list[Text], Field(max_length=100)]
 Columns = Annotated[tuple[Annotated[str, AfterValidator(_check_column)], ...], Field(min_length=1)]
 
 
-def with_filters(view: View) -> Callable[[type[M]], type[M]]:
-    """Return what adds the filters of a view to the model of a query."""
+def with_filters(filters: Mapping[str, Filter]) -> Callable[[type[M]], type[M]]:
+    """Return what adds filters to the model of a query that does not declare them itself."""
 
     def add(model: type[M]) -> type[M]:
         fields: dict[str, Any] = {}
-        for name, each in view.filters.items():
-            text = Literal[each.choices] if each.choices else Annotated[str, Field(max_length=1000)]
-            kind: Any = {int: Time, bool: bool}.get(each.kind, text)
-            fields[name] = (kind | None, Field(None, description=each.says))
+        for name, each in filters.items():
+            if name not in model.model_fields:
+                text: Any = Literal[each.choices] if each.choices else Text
+                kind = {int: Time, str: text, tuple: Texts}.get(each.kind, each.kind)
+                kind, default = (kind, []) if each.kind is tuple else (kind | None, None)
+                fields[name] = (kind, Field(default, description=each.says))
         return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 
     return add
 
 
-@with_filters(ATTEMPTS)
+@with_filters(ATTEMPTS.filters)
 class RolloutsQuery(RequestModel):
     """Filters of the list of rollouts."""
 
@@ -173,24 +177,12 @@ class RolloutResponse(ResponseModel):
     """Where it stands in the queue; null if it never was in it."""
 
 
+@with_filters(STEPS)
 class TransitionsQuery(RequestModel):
     """Filters of the list of transitions."""
 
-    agents: list[str] = Field(default_factory=list, max_length=100)
-    """Names, globs or `re:…`, the first that matches decides; `!` before one leaves out."""
     rollout_id: list[str] = Field(default_factory=list, max_length=1_000)
     """Only these rollouts, by their whole ids."""
-    since: Time | None = None
-    """Rollouts that began then or later: `10m`, ISO 8601 (UTC if it names no zone), or Unix ns."""
-    until: Time | None = None
-    """Rollouts that began before then."""
-    mode: str | None = None
-    resource_version: str | None = None
-    """The version stamped on a step, or `name@version`; globs too."""
-    rewarded: bool | None = None
-    min_reward: float | None = None
-    max_reward: float | None = None
-    capture: CaptureLevel | None = None
     received: bool = True
     """Whether spans that came over the network count, rewards among them."""
     include_incomplete: bool = False

@@ -55,7 +55,8 @@ _BODY_ONLY: Final = frozenset({408, 413, 415})
 _SAYS: Final = """\
 Spans in by OTLP, rewards by feedback, transitions out, and training asked for. Reading needs the
 key of the store (`Authorization: Bearer KEY`); sending spans and feedback does not on loopback.
-Times are Unix nanoseconds. A refusal is JSON, too, and says why."""
+Times are Unix nanoseconds; a query also takes `10m` and ISO 8601 (UTC if it names no zone). A
+refusal is JSON, too, and says why."""
 
 
 class RequestModel(BaseModel):

@@ -14,12 +14,10 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.serve.streaming import PARQUET, Streams, join_lines, parquet_parts
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.selection import (
-    CHOICES,
-    FieldError,
+    FILTERS,
     SelectionForm,
     list_formats,
-    parse_number,
-    parse_selection,
+    read_selection,
 )
 from lightning_otel.store.table import json_line
 
@@ -53,7 +51,7 @@ def _parse_option(name: str, text: str, default: object) -> object:
         return text == "True"
     if isinstance(default, str):
         return text[:1000]
-    value = parse_number(name, text)
+    value = page.parse_number(name, text)
     if isinstance(default, int):
         if not value.is_integer() or abs(value) >= math.ldexp(1.0, 53):
             raise ConfigError(f"{name} is {text[:40]!r}; it is a whole number")
@@ -109,11 +107,10 @@ async def export(request: Request) -> Response:
             "formats": list_formats(),
             "options": [(key, options.get(key, each)) for key, each in made.options().items()],
         }
-        try:
-            asked = parse_selection(request.query_params, store)
-        except FieldError as exc:
-            told = page.show_fault(request, exc)
-            return {**fields, **told, "shared": told["query_of"]}
+        asked = read_selection(request, store)
+        fields |= {"filters": FILTERS, "shared": asked.query}
+        if page.faults_of(request):
+            return fields
         done = store.export(name, None, **asked.keywords, **options)
         more = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
         own = {f"{OPTION}{key}": str(value) for key, value in options.items()}
@@ -121,9 +118,6 @@ async def export(request: Request) -> Response:
             **fields,
             "done": done,
             "lost": sum(each.noun == "call" for each in done.report.dropped),
-            "asked": asked.values,
-            "choices": CHOICES,
-            "shared": asked.query,
             "query_of": {**asked.query, "format": name, **own},
             "command": asked.command(store, name, *more),
         }
@@ -141,7 +135,7 @@ async def download(request: Request) -> Response:
         if store.layout is not None:
             store.layout.require()
         options = options_of(formats.get(name), request.query_params)
-        return write(store, parse_selection(request.query_params, store), name, options)
+        return write(store, read_selection(request, store), name, options)
 
     headers = {
         "Content-Disposition": f'attachment; filename="{name}.{kind}"',

@@ -5,6 +5,7 @@ read and change.
 """
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from lightning_otel import errors
 from lightning_otel.dataset import Store
-from lightning_otel.errors import LightningOtelError, StoreMissingError
+from lightning_otel.errors import ConfigError, LightningOtelError, StoreMissingError
 from lightning_otel.serve.heap import trim_heap
 from lightning_otel.serve.responses import RefusalError, busy
-from lightning_otel.serve.viewer.selection import CHOICES, FieldError, parse_number
 from lightning_otel.serve.viewer.templating import render
 from lightning_otel.types.instants import FORMS, instant_ns
 from lightning_otel.views.table import Filter, View
@@ -322,6 +322,21 @@ def decimal(request: Request, name: str) -> float | None:
         return None
 
 
+def parse_number(name: str, text: str) -> float:
+    """A finite number.
+
+    Raises:
+        ConfigError: The text is none.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ConfigError(f"{name} is {text!r}, which is not a number; use one such as 0.5")
+    return found
+
+
 def time(request: Request, name: str) -> int | None:
     """A time of the query in Unix nanoseconds, UTC where it names no zone; None if not given.
 
@@ -339,13 +354,6 @@ def time(request: Request, name: str) -> int | None:
 def sort_of(request: Request, view: View) -> str:
     """Return the column that a list is sorted by, after a ``-`` the largest first; or nothing."""
     return choice(request, "sort", ("", *view.sorts, *(f"-{name}" for name in view.sorts)))
-
-
-def show_fault(request: Request, error: FieldError) -> dict[str, Any]:
-    """Note the fault of a selection; return what its form shows."""
-    refuse_field(request, error.name, error.remedy or error.what)
-    given = {name: value for name, value in error.values.items() if value}
-    return {"asked": error.values, "query_of": given, "choices": CHOICES}
 
 
 async def answer_list(
@@ -385,6 +393,9 @@ def read_filters(request: Request, filters: Mapping[str, Filter]) -> dict[str, A
             return {"yes": True, "no": False}.get(choice(request, name, ("", "yes", "no")))
         if each.choices:
             return choice(request, name, ("", *each.choices)) or None
+        if each.kind is tuple:
+            texts = map(str.strip, text(request, name).split(","))
+            return tuple(filter(None, texts)) or None
         return text(request, name) or None
 
     return {name: read(name, each) for name, each in filters.items()}

@@ -15,7 +15,6 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.messages import show_value
-from lightning_otel.serve.viewer.selection import parse_number
 from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.source import read_rollout_rewards
@@ -264,7 +263,7 @@ def _move_aliases(opened: "Resources", name: str, given: Mapping[str, str]) -> N
         version = given.get("version", "").strip()
         if version != "none" and (not version.isdecimal() or len(version) > 9):
             raise ConfigError(f"version is {version[:40]!r}; name its number, or none")
-        share = parse_number("weight", weight) if weight else None
+        share = page.parse_number("weight", weight) if weight else None
         target = None if version == "none" else int(version)
         opened.set_alias(name, alias, target, weight=share, last_move=last_move)
     else:

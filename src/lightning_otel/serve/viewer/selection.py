@@ -1,45 +1,23 @@
 """The selection of transitions by a page's query."""
 
-import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC
 from functools import cache
-from typing import Any, Final, cast, get_args
+from typing import Any, Final
 
-from lightning_otel.adapter.selection import Selection, SelectionKeywords
+from starlette.requests import Request
+
+from lightning_otel.adapter.selection import Selection
 from lightning_otel.dataset import Store, formats
 from lightning_otel.dataset.formats.format import Format
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import CaptureLevel, Credit, Estimator
-from lightning_otel.types.instants import instant_ns, utc_text
+from lightning_otel.serve.viewer import page
+from lightning_otel.types.instants import utc_text
+from lightning_otel.views.table import ADAPTING, STEPS, Filter, make_keywords
 
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "rewarded": ("", "yes", "no"),
-    "capture": ("", *get_args(CaptureLevel)),
-    "received": ("", "no"),
-    "incomplete": ("", "yes"),
-    "credit": ("", *get_args(Credit)),
-    "advantage": ("", *get_args(Estimator)),
-}
-"""What is one of a few words; the empty one is the default."""
-_MOST: Final = 2000
 _ADAPTING: Final = ("credit", "gamma", "include_incomplete", "received")
-
-
-class FieldError(ConfigError):
-    """A field of a form cannot be understood.
-
-    Attributes:
-        name: The field; empty if it is not known.
-        values: All fields as they were written.
-    """
-
-    def __init__(self, name: str, values: Mapping[str, str], error: ConfigError) -> None:
-        """Tell of an error of one field."""
-        super().__init__(str(error))
-        self.name, self.values = name, values
+FILTERS: Final = {**STEPS, "rollout": Filter("", "Only this rollout."), **ADAPTING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +25,19 @@ class SelectionForm:
     """The selection that a query asks for.
 
     Attributes:
-        values: Each field as it was written; empty where it was not.
-        keywords: The same as ``Store.transitions`` takes it.
-        options: The same as ``lightning-otel export FORMAT`` takes it.
+        keywords: As ``Store.transitions`` takes it.
+        options: As ``lightning-otel export FORMAT`` takes it.
+        query: The fields that are set, for an address.
     """
 
-    values: Mapping[str, str]
     keywords: Mapping[str, Any]
     options: tuple[str, ...]
+    query: Mapping[str, str]
 
     @property
     def adapting(self) -> dict[str, Any]:
         """The keywords that change rewards rather than select steps."""
-        return {name: value for name, value in self.keywords.items() if name in _ADAPTING}
-
-    @property
-    def query(self) -> dict[str, str]:
-        """The fields that are set, for an address."""
-        return {name: value for name, value in self.values.items() if value}
+        return {name: self.keywords[name] for name in _ADAPTING if name in self.keywords}
 
     def command(self, store: Store, format: str = "triplets", *more: str) -> str:
         """Word the command that exports the same selection, with more options of the format."""
@@ -72,96 +45,37 @@ class SelectionForm:
         return shlex.join([*words, "--store", store.name])
 
 
-def parse_selection(query: Mapping[str, str], store: Store) -> SelectionForm:
-    """Parse a query into a selection; what is no field of ours is left alone.
-
-    Args:
-        query: Texts by field.
-        store: Where the beginning of a rollout's id is looked for.
+def read_selection(request: Request, store: Store) -> SelectionForm:
+    """Read a selection from the query; what is no field of ours is left alone.
 
     Raises:
-        FieldError: A field cannot be understood.
+        RefusalError: A field cannot be understood, and the page keeps no form.
         NotFoundError: There is no such rollout.
     """
-    values = {name: query.get(name, "").strip() for name in _FIELDS}
-    keywords: dict[str, Any] = {}
-    options: list[str] = []
-    for name, text in values.items():
-        if not text:
-            continue
-        try:
-            value, named = _parse_field(name, text)
-        except ConfigError as exc:
-            raise FieldError(name, values, exc) from exc
-        keywords[{"incomplete": "include_incomplete"}.get(name, name)] = value
-        options += named
+    found = page.read_filters(request, FILTERS)
+    options = [word for name, value in found.items() for word in _word_option(name, value)]
+    query = {name: text for name in FILTERS if (text := page.text(request, name))}
+    keywords = make_keywords(found)
     if given := keywords.pop("rollout", ""):
         noun, whole = store.find(given)
         keywords["rollout_id"] = whole if noun == "rollout" else store.rollout_of(noun, whole)
-    # Said here, and not in the middle of an answer.
-    adapting = {*_ADAPTING, "advantage"} - {"received"}
-    wanted = {name: value for name, value in keywords.items() if name not in adapting}
-    try:
-        Selection.of(cast(SelectionKeywords, wanted))
+    try:  # said here, and not in the middle of an answer
+        Selection.of({"agents": keywords.get("agents")})
     except ConfigError as exc:
-        name = next((name for name in values if str(exc).startswith(name)), "")
-        raise FieldError(name, values, exc) from exc
-    return SelectionForm(values, keywords, tuple(options))
+        page.refuse_field(request, "agents", exc.remedy or exc.what)
+    return SelectionForm(keywords, tuple(options), query)
 
 
-def _parse_field(name: str, text: str) -> tuple[Any, list[str]]:
-    """Return the value of a field and the options that name it at a shell."""
-    if len(text) > _MOST or "\0" in text:
-        raise ConfigError(f"{name} is not a text of at most {_MOST} characters; shorten it")
-    if text not in CHOICES.get(name, (text,)):
-        known = ", ".join(filter(None, CHOICES[name]))
-        raise ConfigError(f"{name} is {text!r}; use one of {known}")
-    value = _FIELDS[name](name, text)
-    option = name.replace("_", "-")
-    if isinstance(value, bool):
-        return value, [f"--{option}" if value else f"--no-{option}"]
+def _word_option(name: str, value: Any) -> list[str]:
+    """Word a filter for a shell; with its sign, a value that begins with a dash is no option."""
+    option, kind = name.replace("_", "-"), FILTERS[name].kind
+    if value is None:
+        return []
+    if kind is bool:
+        return [f"--{option}" if value else f"--no-{option}"]
     # At a shell a time without a zone is that of the machine, and in an address it is not.
-    written = [utc_text(value)] if _FIELDS[name] is _parse_time else [text]
-    # With its sign, a value that begins with a dash is no option.
-    return value, [f"--{option}={each}" for each in (value if isinstance(value, list) else written)]
-
-
-def parse_number(name: str, text: str) -> float:
-    """A finite number.
-
-    Raises:
-        ConfigError: The text is none.
-    """
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise ConfigError(f"{name} is {text!r}, which is not a number; use one such as 0.5")
-    return found
-
-
-def _parse_time(name: str, text: str) -> int:
-    return instant_ns(text, name, zone=UTC)
-
-
-def _parse_text(name: str, text: str) -> str:
-    return text
-
-
-def _parse_flag(name: str, text: str) -> bool:
-    return text == "yes"
-
-
-_FIELDS: Final[Mapping[str, Callable[[str, str], Any]]] = {
-    "agents": lambda _, text: [each.strip() for each in text.split(",") if each.strip()],
-    "since": _parse_time,
-    "until": _parse_time,
-    **dict.fromkeys(("min_reward", "max_reward", "gamma"), parse_number),
-    **dict.fromkeys(("mode", "resource_version", "rollout"), _parse_text),
-    **dict.fromkeys(("capture", "credit", "advantage"), _parse_text),
-    **dict.fromkeys(("rewarded", "received", "incomplete"), _parse_flag),
-}
+    texts = value if kind is tuple else [utc_text(value) if kind is int else value]
+    return [f"--{option}={text}" for text in texts]
 
 
 @cache

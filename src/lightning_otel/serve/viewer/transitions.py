@@ -13,11 +13,10 @@ from lightning_otel.dataset import Store
 from lightning_otel.messages import plain_text
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.selection import (
-    CHOICES,
-    FieldError,
+    FILTERS,
     SelectionForm,
     list_formats,
-    parse_selection,
+    read_selection,
 )
 from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
 from lightning_otel.store.sql import ROLLOUT
@@ -58,17 +57,18 @@ async def transitions(request: Request) -> Response:
     is_all = page.choice(request, "rollouts", ("newest", "all")) == "all"
 
     def read(store: Store) -> Mapping[str, object]:
-        try:
-            asked = parse_selection(request.query_params, store)
-        except FieldError as exc:
-            return page.show_fault(request, exc)
-        within = None if is_all or asked.values["rollout"] else _find_window(store, asked, first)
+        asked = read_selection(request, store)
+        shown = {"filters": FILTERS, "query_of": asked.query}
+        if page.faults_of(request):
+            return shown
+        within = None if is_all or "rollout" in asked.query else _find_window(store, asked, first)
         table = store.transitions(
             bodies=False, **{**asked.keywords, **(within or {}).get("times", {})}
         )
         rows, total = table.page(_NEWEST_FIRST, ROWS, (number - 1) * ROWS)
         report = table.report()
         return {
+            **shown,
             "rows": _make_rows(store, asked, rows),
             "total": total,
             "size": ROWS,
@@ -81,9 +81,6 @@ async def transitions(request: Request) -> Response:
             "dropped_page": part,
             "many": MANY,
             "repairs": Counter(each.rule for each in report.repairs),
-            "asked": asked.values,
-            "query_of": asked.query,
-            "choices": CHOICES,
             "formats": list_formats(),
             "command": asked.command(store),
             "within": within,
