@@ -184,8 +184,7 @@ def find_rollout_id(opened: "Store", target: str | None) -> str | None:
     """
     if target is None:
         return None
-    noun, whole = opened.find(target)
-    return whole if noun == "rollout" else opened.rollout_of(noun, whole)
+    return opened.rollout_of(*opened.find(target))
 
 
 def load_named(named: str, noun: Literal["function", "agent"] = "function") -> Any:

@@ -1,6 +1,6 @@
 """``resources``: what agents are given, in versions, and which of them."""
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from lightning_otel.cli.output import (
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError
+from lightning_otel.types.values import parse_json
 
 if TYPE_CHECKING:
     from lightning_otel.resources import Resources
@@ -85,7 +86,7 @@ def show(target: str, form: Form | None, store: str | None) -> None:
     if "@" in target:
         name, _, version = target.partition("@")
         found = opened.get(name, parse_version(version or "live"))
-        row = _describe_resource(found)
+        row = asdict(found)
         if not print_data(form, [row], document=row, times=("created_ns",)):
             _print_body(found)
         return
@@ -93,20 +94,13 @@ def show(target: str, form: Form | None, store: str | None) -> None:
     taken = {each.version: each.reason for each in opened.withdrawals(target)}
     rows = [
         {
-            **_describe_resource(each), "alias": names.get(each.version),
+            **asdict(each), "alias": names.get(each.version),
             "withdrawn": taken.get(each.version),
         }
         for each in opened.versions(target)
     ]  # fmt: skip
     columns = ("version", "alias", "kind", "parent", "run_id", "metrics", "withdrawn", "created_ns")
     print_aged(rows, columns, form, more=("body",))
-
-
-def _describe_resource(resource: "Resource") -> dict[str, Any]:
-    fields = (
-        "name", "version", "kind", "body", "sha256", "parent", "run_id", "metrics", "created_ns",
-    )  # fmt: skip
-    return {field: getattr(resource, field) for field in fields}
 
 
 def _print_body(resource: "Resource") -> None:
@@ -142,19 +136,10 @@ def publish(
         raise ConfigError("publish takes a BODY or a --file, one of the two")
     text = body if path is None else path.read_text(encoding="utf-8")
     assert text is not None
+    made = parse_json(text) if text.lstrip()[:1] in ("{", "[") else text
     opened = open_resources(store)
-    click.echo(str(opened.publish(name, _parse_body(text), **given)))
+    click.echo(str(opened.publish(name, made, **given)))
     _tell_aliases(opened, name)
-
-
-def _parse_body(text: str) -> Any:
-    """Parse JSON; return any other text as a prompt."""
-    if text.lstrip()[:1] in ("{", "["):
-        try:
-            return json.loads(text)
-        except ValueError:
-            pass
-    return text
 
 
 @resources.command()

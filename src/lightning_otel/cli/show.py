@@ -100,7 +100,7 @@ def _show_outline(
     opened = Store(store)
     noun, whole = opened.find(target)
     if view == "transitions":
-        rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
+        rollout_id = opened.rollout_of(noun, whole)
         _print_transitions(outline_of(opened.source, "rollout", rollout_id), every=every)
         suggest(f"show {printable(rollout_id)} --findings", store)
         return
@@ -119,7 +119,7 @@ def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
 
     noun, whole = opened.find(target)
     if view == "transitions":
-        rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
+        rollout_id = opened.rollout_of(noun, whole)
         return [json.loads(line) for line in opened.transitions(rollout_id=rollout_id).lines()]
     found = outline_of(opened.source, noun, whole)
     if view == "tree":

@@ -1,7 +1,7 @@
 """Spans in words: one as the SDK prints it, a rollout as a tree, what comes as a conversation."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
@@ -10,9 +10,9 @@ from lightning_otel.adapter.differences import new_input
 from lightning_otel.adapter.outline import Gap, Kind, Node, Outline, children_of, kind_of
 from lightning_otel.adapter.rewards import read_reward, reward_words
 from lightning_otel.cli.output import format_ns, printable
-from lightning_otel.messages import parse_messages, plain_text
+from lightning_otel.messages import objects, parse_messages, plain_text
 from lightning_otel.receivers.documents import OURS
-from lightning_otel.types import Message, Span
+from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
 from lightning_otel.views.previews import preview_of
@@ -285,7 +285,7 @@ class Chat:
         lines: list[Line] = []
         for message in new_input(span):
             role = printable(message.get("role"))
-            for part in _message_parts(message):
+            for part in objects(message.get("parts")):
                 if part.get("type") == "tool_call_response":
                     if self._is_new(span.trace_id, str(part.get("id"))):
                         text = _one_line_of(part.get("response", part.get("result")))
@@ -299,7 +299,7 @@ class Chat:
         """Return the model's answer, its tokens and its time."""
         lines: list[Line] = []
         for message in (parse_messages(span.attributes.get(c.OUTPUT_MESSAGES)) or ())[:1]:
-            for part in _message_parts(message):
+            for part in objects(message.get("parts")):
                 is_call = part.get("type") == "tool_call"
                 text = _one_line_of(plain_text([{**message, "parts": [part]}]))
                 style = "magenta" if is_call else ""
@@ -343,12 +343,6 @@ class Chat:
 def _agent_of(span: Span) -> str:
     get = span.attributes.get
     return printable(get(c.AGENT_NAME) or get(c.RESPONSE_MODEL) or get(c.REQUEST_MODEL) or "model")
-
-
-def _message_parts(message: Message) -> list[Mapping[str, Any]]:
-    found = message.get("parts")
-    listed = found if isinstance(found, (list, tuple)) else ()
-    return [part for part in listed if isinstance(part, Mapping)]
 
 
 def _one_line_of(value: object) -> str:

@@ -1,8 +1,7 @@
 """``train``: an algorithm learns from a store, or from tasks an agent is run on."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from lightning_otel.cli.output import (
     suggest,
 )
 from lightning_otel.errors import ConfigError
+from lightning_otel.types.values import parse_json
 
 if TYPE_CHECKING:
     from lightning_otel.state.requests import TrainingRequest
@@ -66,6 +66,8 @@ def train(
     With --worker it runs the training requested by HTTP (POST /training/trigger), one request after
     the other: of ALGORITHM, or of any.
     """
+    from lightning_otel.views.plot import Progress
+
     if is_list:
         _list_runs(store, form)
         return
@@ -78,7 +80,7 @@ def train(
     trainer = _make_trainer(algorithm, agent, options, store, more)
     if resume:
         trainer.resume_from_checkpoint(resume)
-    with _show_progress(trainer):
+    with Progress() as trainer.progress:
         # A step is never cut off: the run goes on beside, and is told to stop.
         fitting = trainer.fit_async(train_tasks, val_tasks, follow=follow)
         fit = _wait_for_fit(fitting)
@@ -150,10 +152,7 @@ def _parse_options(given: Sequence[str]) -> dict[str, Any]:
         name, mark, text = each.partition("=")
         if not mark or not name.isidentifier():
             raise ConfigError(f"the option {each!r} names no value; write it as name=value")
-        try:
-            found[name] = json.loads(text)
-        except ValueError:
-            found[name] = text
+        found[name] = parse_json(text)
     return found
 
 
@@ -172,15 +171,6 @@ def _read_tasks(name: str | None) -> list[Any]:
     if not found:
         raise ConfigError(f"{name} holds no task; write one a line, as JSON")
     return found
-
-
-@contextmanager
-def _show_progress(trainer: "Trainer") -> Iterator[None]:
-    from lightning_otel.views.plot import Progress
-
-    with Progress() as progress:
-        trainer.progress = progress
-        yield
 
 
 def _wait_for_fit(fitting: "Fitting") -> "Fit":

@@ -5,6 +5,8 @@ What it does not serve it refuses by raising a ``RefusalError``, which becomes a
 OTLP's own form for programs.
 """
 
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.applications import Starlette
@@ -27,7 +29,6 @@ from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.streaming import Streams
 from lightning_otel.serve.viewer import ROUTES as PAGES
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.home import HomeCache
 from lightning_otel.serve.viewer.trace import drop_traces
 
 _REASONS: Final = {
@@ -55,7 +56,8 @@ def make_app(
     state.bodies = Bodies()
     state.readers = page.Readers()
     state.long_readers = page.Readers(page.LONG_AT_ONCE, drop_traces)
-    state.home_cache = HomeCache()
+    state.funnel = CachedRead[Mapping[str, object]]()
+    state.curves = defaultdict[tuple[str, str], CachedRead[Mapping[str, object]]](CachedRead)
     # Anybody here may give feedback: however much that is, who has the key is not kept waiting.
     state.feedback_readers = page.Readers()
     state.repositories, state.events = repositories, broker

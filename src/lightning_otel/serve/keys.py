@@ -23,12 +23,7 @@ def read_key(layout: Layout) -> str:
     Raises:
         ConfigError: It cannot be read or made.
     """
-    path = layout.root / KEY_FILE
-    # Another server may make it in this moment.
-    with contextlib.suppress(FileExistsError):
-        if not path.exists():
-            write_private(path, _new_token())
-    return read_token(path)[0]
+    return read_token(layout.root / KEY_FILE)[0]
 
 
 def read_token(path: Path) -> tuple[str, bool]:
@@ -38,9 +33,10 @@ def read_token(path: Path) -> tuple[str, bool]:
         ConfigError: The file cannot be read or made, others can read it, or it holds no token.
     """
     try:
-        if not path.exists():
-            write_private(path, _new_token())
-            return path.read_text().strip(), True
+        if is_new := not path.exists():
+            # Another server may make it in this moment.
+            with contextlib.suppress(FileExistsError):
+                write_private(path, f"{secrets.token_urlsafe(32)}\n".encode())
         with path.open() as file:
             status = os.fstat(file.fileno())
             token = file.read(4096).strip()
@@ -54,8 +50,4 @@ def read_token(path: Path) -> tuple[str, bool]:
             f"{path} holds no token of at least {_SHORTEST} characters; remove it, and a new one "
             "is made"
         )
-    return token, False
-
-
-def _new_token() -> bytes:
-    return f"{secrets.token_urlsafe(32)}\n".encode()
+    return token, is_new

@@ -370,7 +370,9 @@ class SpanStore:
         return find_id(self.source.connect(("spans",), INDEX_COLUMNS), prefix)
 
     def rollout_of(self, noun: str, whole_id: str) -> str:
-        """Return the rollout that a found trace, span or response belongs to."""
+        """Return the rollout that a found trace, span or response belongs to; or itself."""
+        if noun == "rollout":
+            return whole_id
         from lightning_otel.store.lookup import find_rollout
         from lightning_otel.store.source import INDEX_COLUMNS
 

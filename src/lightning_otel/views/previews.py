@@ -13,6 +13,7 @@ from lightning_otel.store.sql import attribute_sql, quote_text
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
+from lightning_otel.types.values import parse_json
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -200,10 +201,7 @@ def task_words(task: str | None) -> str:
     """A task as people say it: a text as it is, the first text of an object, else its JSON."""
     if not task:
         return ""
-    try:
-        found = json.loads(task)
-    except (ValueError, RecursionError):
-        return task
+    found = parse_json(task)
     if isinstance(found, dict) and len(found) == 1:
         found = next(iter(found.values()))
     return found if isinstance(found, str) else task

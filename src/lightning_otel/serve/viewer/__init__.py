@@ -25,17 +25,8 @@ from lightning_otel.serve.viewer import (
     transitions,
 )
 
-ROUTES: Final[list[Route]] = [
-    *home.ROUTES,
-    *conversations.ROUTES,
-    *export.ROUTES,
-    *transitions.ROUTES,
-    *rollouts.ROUTES,
-    *resources.ROUTES,
-    *runs.ROUTES,
-    *spans.ROUTES,
-    *sql.ROUTES,
-    *templating.ROUTES,
-    *trace.ROUTES,
-    *traces.ROUTES,
-]
+_PAGES: Final = (
+    conversations, export, home, resources, rollouts, runs, spans, sql, templating, trace, traces,
+    transitions,
+)  # fmt: skip
+ROUTES: Final[list[Route]] = [route for page in _PAGES for route in page.ROUTES]

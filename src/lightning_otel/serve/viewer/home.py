@@ -4,7 +4,6 @@ The curve and the funnel look at the whole store: they are parts of their own, w
 page is there already.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
@@ -33,15 +32,6 @@ _AXES: Final = ("rollout", "time", "step", "version")
 _LOGGED: Final = "step"
 
 
-class HomeCache:
-    """Reads of the whole store, held as long as nothing is written; see :class:`CachedRead`."""
-
-    def __init__(self) -> None:
-        """Hold none yet."""
-        self.funnel = CachedRead[Mapping[str, object]]()
-        self.curves = defaultdict[tuple[str, str], CachedRead[Mapping[str, object]]](CachedRead)
-
-
 async def home(request: Request) -> Response:
     """The page."""
     by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", tuple(METRICS))
@@ -64,22 +54,21 @@ async def curve(request: Request) -> Response:
     """The curve, as a part of the page or a page of its own."""
     by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", tuple(METRICS))
 
-    home_cache: HomeCache = request.app.state.home_cache
-
     def read(store: Store) -> Mapping[str, object]:
         if by == _LOGGED:  # beside the store, whose files tell nothing of it
             return _draw_curve(store, by=by, metric=metric)
-        return home_cache.curves[by, metric].of(store, partial(_draw_curve, by=by, metric=metric))
+        cache: CachedRead[Mapping[str, object]] = request.app.state.curves[by, metric]
+        return cache.of(store, partial(_draw_curve, by=by, metric=metric))
 
     return await page.answer(request, "home_curve.html", read, title="Reward curve", is_long=True)
 
 
 async def funnel(request: Request) -> Response:
     """Show the funnel, as a part of the page or a page of its own."""
-    home_cache: HomeCache = request.app.state.home_cache
 
     def read(store: Store) -> Mapping[str, object]:
-        return home_cache.funnel.of(store, _read_funnel)
+        cache: CachedRead[Mapping[str, object]] = request.app.state.funnel
+        return cache.of(store, _read_funnel)
 
     return await page.answer(request, "home_funnel.html", read, title="Data funnel", is_long=True)
 

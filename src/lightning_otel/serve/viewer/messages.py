@@ -14,6 +14,7 @@ from lightning_otel.messages import read_message
 from lightning_otel.messages.media import to_json, to_text
 from lightning_otel.types import Message, Trajectory, Transition
 from lightning_otel.types.text import count_noun
+from lightning_otel.types.values import parse_json
 
 Side: TypeAlias = Literal["input", "output"]
 
@@ -205,14 +206,9 @@ def show_value(value: object, longest: int = LONGEST) -> Part:
 
 def value_text(value: object) -> str:
     """A value as text; JSON within a text, as attributes have it, is laid out as well."""
-    if isinstance(value, str):
-        if value[:1] in ("{", "[") and len(value) < LONGEST:
-            try:
-                return _laid_out(json.loads(value))
-            except (ValueError, RecursionError):
-                return value
-        return value
-    return _laid_out(value)
+    if isinstance(value, str) and value[:1] in ("{", "[") and len(value) < LONGEST:
+        value = parse_json(value)
+    return value if isinstance(value, str) else _laid_out(value)
 
 
 def _message_parts(message: Message) -> Iterable[object]:

@@ -1,6 +1,5 @@
 """Resources: their versions, who is given which, what each earned, what changed, what is live."""
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -16,10 +15,12 @@ from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.messages import show_value
 from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
+from lightning_otel.serve.viewer.transitions import cut
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.source import read_rollout_rewards
 from lightning_otel.types import Transition
 from lightning_otel.views.nouns import describe_resource
+from lightning_otel.views.previews import task_words
 
 if TYPE_CHECKING:
     from lightning_otel.resources import Resources
@@ -202,19 +203,10 @@ def _pick_pairs(store: Store, found: "Comparison") -> Mapping[str, object]:
     ids = [pair.rollouts_b[0] for pair in shown]
     tasks = {row["rollout_id"]: row["task"] for row in store.sql(_TASKS, [ids])} if ids else {}
     return {
-        "pairs": [(pair, _shorten_task(tasks.get(pair.rollouts_b[0]))) for pair in shown],
+        "pairs": [(pair, cut(task_words(tasks.get(pair.rollouts_b[0])), _TASK)) for pair in shown],
         "pairs_total": len(pairs),
         "scale": _make_scale(found),
     }
-
-
-def _shorten_task(task: str | None) -> str:
-    try:
-        told = json.loads(task) if task else ""
-    except (ValueError, RecursionError):
-        told = task
-    text = told if isinstance(told, str) else json.dumps(told, ensure_ascii=False)
-    return text if len(text) <= _TASK else text[: _TASK - 1] + "…"
 
 
 def _make_scale(found: "Comparison") -> Mapping[str, object]:

@@ -1,6 +1,5 @@
 """Rollouts: what was recorded and what is queued, with attempts, rewards, steps and reasons."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple, get_args
@@ -21,6 +20,7 @@ from lightning_otel.serve.viewer.transitions import TOO_LARGE_TEXTS, credits_of,
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Mode, Report, RolloutStatus, Trajectory, Transition
+from lightning_otel.types.values import parse_json
 from lightning_otel.views.nouns import ROLLOUTS
 from lightning_otel.views.table import Filter
 from lightning_otel.views.trace_tree import read_steps
@@ -108,9 +108,7 @@ async def rollout(request: Request) -> Response:
     except RefusalError as refusal:
         if refusal.status != 404:
             raise
-        noun, found = await page.run(request, lambda store: store.find(given))
-        if noun != "rollout":
-            found = await page.run(request, lambda store: store.rollout_of(noun, found))
+        found = await page.run(request, lambda store: store.rollout_of(*store.find(given)))
         if found == given:
             raise
         return RedirectResponse(page_path("rollouts", found))
@@ -148,13 +146,14 @@ def _read_rollout(
     else:
         steps, report = _list_without_bodies(store, rollout_id)
     shown = steps[(number - 1) * STEPS : number * STEPS]
+    task = next((row["task"] for row in attempts if row["task"] is not None), None)
     return {
         "title": f"Rollout {rollout_id}",
         "rollout_id": rollout_id,
         "queued": queued,
         "attempts": attempts,
         "tries": _merge_attempts(attempts, queued["attempts"] if queued else ()),
-        "task": show_value(queued["rollout"].task if queued else _read_task(attempts)),
+        "task": show_value(queued["rollout"].task if queued else parse_json(task)),
         "traces": store.sql(_TRACES, [rollout_id]).rows(),
         "rewards": store.sql(_REWARDS, [rollout_id]).rows(),
         "by": {each.span_id: each for made_one in made for each in made_one.credited},
@@ -227,15 +226,6 @@ def _collect_used(steps: Sequence[Transition]) -> dict[str, object]:
         "stamps": list(dict.fromkeys(filter(None, stamps))),
         "modes": list(dict.fromkeys(step.mode for step in steps if step.mode)),
     }
-
-
-def _read_task(attempts: Sequence[Mapping[str, Any]]) -> object:
-    """The task that was recorded, which is JSON where it was written as such."""
-    text = next((row["task"] for row in attempts if row["task"] is not None), None)
-    try:
-        return json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        return text
 
 
 async def cancel(request: Request) -> Response:

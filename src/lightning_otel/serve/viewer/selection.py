@@ -57,8 +57,7 @@ def read_selection(request: Request, store: Store) -> SelectionForm:
     query = {name: text for name in FILTERS if (text := page.text(request, name))}
     keywords = make_keywords(found)
     if given := keywords.pop("rollout", ""):
-        noun, whole = store.find(given)
-        keywords["rollout_id"] = whole if noun == "rollout" else store.rollout_of(noun, whole)
+        keywords["rollout_id"] = store.rollout_of(*store.find(given))
     try:  # said here, and not in the middle of an answer
         Selection.of({"agents": keywords.get("agents")})
     except ConfigError as exc:

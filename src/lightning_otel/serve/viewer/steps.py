@@ -17,6 +17,7 @@ from lightning_otel.adapter.outline import label_of
 from lightning_otel.adapter.tokens import notes_of, read_tokens
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.batches import list_incomplete, read_rollouts
+from lightning_otel.messages import objects
 from lightning_otel.serve.viewer.messages import (
     LONGEST,
     Limits,
@@ -306,9 +307,8 @@ def _without_spans(
 
 def _find_parts(messages: Sequence[Message], kind: str) -> Iterator[Mapping[str, Any]]:
     for message in messages:
-        parts = message.get("parts")
-        for part in parts if isinstance(parts, (list, tuple)) else ():
-            if isinstance(part, Mapping) and part.get("type") == kind:
+        for part in objects(message.get("parts")):
+            if part.get("type") == kind:
                 yield part
 
 

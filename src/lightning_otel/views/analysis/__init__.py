@@ -188,8 +188,7 @@ def analyze_episode(
 
     _check_prices(prices)  # before anything is read
     opened = store if isinstance(store, Store) else Store(store)
-    noun, whole = opened.find(episode_id)
-    rollout_id = whole if noun == "rollout" else opened.rollout_of(noun, whole)
+    rollout_id = opened.rollout_of(*opened.find(episode_id))
     spans = opened.spans(rollout_id=rollout_id).rows()
     found = outline(spans, incomplete=list_incomplete(opened.source))
     if advantage is None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from lightning_otel.adapter.outline import Node, Outline, SpanId
+from lightning_otel.messages import objects
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import count_noun, one_line
@@ -115,9 +116,8 @@ def _find_repeated(found: Outline, known: "Mapping[SpanId, Step]") -> Iterator[F
 def _calls_of_tools(step: Transition) -> Iterator[str]:
     """Yield each tool call of a step as text that can be compared."""
     for message in step.action[:1]:
-        parts = message.get("parts")
-        for part in parts if isinstance(parts, (list, tuple)) else ():
-            if isinstance(part, Mapping) and part.get("type") == "tool_call":
+        for part in objects(message.get("parts")):
+            if part.get("type") == "tool_call":
                 try:
                     text = json.dumps(
                         part.get("arguments"), sort_keys=True, ensure_ascii=False, default=str

@@ -1,6 +1,5 @@
 """Choice of curves, and where they are read: rollouts in the store, metrics in the state."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from lightning_otel.store.source import read_overview
 from lightning_otel.store.sql import ROLLOUT, quote_text
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import count_noun
+from lightning_otel.types.values import parse_json
 from lightning_otel.views.plot.curves import (
     MOST_POINTS,
     Axis,
@@ -314,12 +314,7 @@ def _word_unstamped(count: int) -> Iterable[str]:
 
 def version_label(text: str) -> str:
     """Return a version as it was stamped, or each resource of a JSON stamp as ``name@version``."""
-    if not text.startswith("{"):
-        return text
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    found = parse_json(text)
     if not isinstance(found, dict) or not all(isinstance(held, dict) for held in found.values()):
         return text
     return ", ".join(

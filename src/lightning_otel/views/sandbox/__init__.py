@@ -20,7 +20,6 @@ from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 from uuid import UUID
 
@@ -63,7 +62,7 @@ class Limits:
     threads: int = 2
 
 
-class Result:
+class Result(contextlib.AbstractContextManager["Result"]):
     """The rows of a statement as they come, each a tuple; to be closed, or used in ``with``.
 
     Attributes:
@@ -88,15 +87,7 @@ class Result:
         """End the process, if it has not ended."""
         self._process.kill()
 
-    def __enter__(self) -> "Result":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
