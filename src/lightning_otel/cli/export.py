@@ -61,13 +61,11 @@ class _Formats(SuggestingGroup):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the formats that are installed, and the places for spans."""
         from lightning_otel.dataset import formats
 
         return [*formats.names(), _SPANS, *_DESTINATIONS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of a format."""
         from lightning_otel.dataset import formats
 
         if cmd_name == _SPANS:
@@ -159,7 +157,6 @@ def spans(
 
 
 def _make_command(name: str, made: "Format") -> click.Command:
-    """Return the command that exports one format, with its options."""
 
     def run(**given: Any) -> int:
         return _run_export(name, made, **given)
@@ -229,7 +226,6 @@ def _run_export(
 
 
 def _word_funnel(done: "Exported", place: str) -> Iterator[str]:
-    """Yield the funnel, from rollouts to rows, and every reason."""
     report = done.report
     yield f"rollouts   {report.rollouts}"
     lost = sum(each.noun == "call" for each in report.dropped)
@@ -250,7 +246,6 @@ def _word_funnel(done: "Exported", place: str) -> Iterator[str]:
 
 
 def _explain_empty(done: "Exported", made: "Format", *, is_selected: bool) -> str:
-    """Return why there is no row, and what to do."""
     if not done.report.spans and is_selected:
         return "no step matches this agent, rollout or time; see: lightning-otel ls"
     if not done.report.spans:

@@ -94,7 +94,6 @@ class _Reader:
         self.known = 0
 
     def keep_spans(self, path: Path, refuse: Refuse) -> int:
-        """Keep the spans of a file, and return how many there are."""
         count = characters = 0
         batch: list[Span] = []
         size = path.stat().st_size
@@ -136,7 +135,6 @@ class _Reader:
             refuse(exc.what)
 
     def _is_recorded(self, span: "Span") -> bool:
-        """Return whether the store has the attempt, in another trace than an import makes."""
         if self._traces is None:
             self._traces = {}
             layout = self._opened.layout

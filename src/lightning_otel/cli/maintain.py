@@ -281,7 +281,6 @@ def _list_redactions(opened: "Store", form: Form | None) -> None:
 
 @contextmanager
 def _tell_wait(*, is_quiet: bool) -> Iterator[Callable[[float], None] | None]:
-    """Say once that the old files are waited for."""
     is_said = is_quiet
 
     def tell(left_s: float) -> None:

@@ -149,7 +149,6 @@ def _make_server(place: str) -> Any:
 
 
 def _import_server() -> tuple[Any, Any]:
-    """Return the SDK's server class and the module of its exceptions, of either release."""
     for module, name in _TOOL_MODULES:
         try:
             return getattr(import_module(module), name), import_module(f"{module}.exceptions")

@@ -140,12 +140,7 @@ def print_data(
 ) -> bool:
     """Print data for programs, if a form is asked for, and return True if one is.
 
-    Args:
-        form: How.
-        rows: Values by column.
-        columns: Which to print; by default those of the first row.
-        document: All that ``json`` prints; by default the rows.
-        times: Columns of Unix nanoseconds.
+    The columns are by default those of the first row; ``document`` is all that ``json`` prints.
     """
     if form == "json" and document is not None:
         print_json(document)
@@ -192,13 +187,7 @@ def _format_cell(value: object) -> str:
 def print_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str], texts: Sequence[str] = ()
 ) -> None:
-    """A table, one line a row.
-
-    Args:
-        rows: Values by column.
-        columns: Which to print, in order; the header is their name in capitals.
-        texts: Columns that may be shortened to make the line fit, and are left out where empty.
-    """
+    """A table, one line a row; its ``texts`` may be cut, and are left out where all are empty."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -255,12 +244,7 @@ def print_note(text: str) -> None:
 def progress_bar(
     label: str, *, is_quiet: bool = False
 ) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal's stderr, gone when all is done: call it with what is done, and of what.
-
-    Args:
-        label: What is counted.
-        is_quiet: Whether there is none, as where stderr is no terminal.
-    """
+    """A bar on a terminal's stderr; call it with what is done, and of what."""
     if is_quiet or not sys.stderr.isatty():
         yield None
         return

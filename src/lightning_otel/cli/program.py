@@ -23,12 +23,7 @@ class ProgramError(LightningOtelError):
     """The program could not be started."""
 
     def __init__(self, message: str, code: int) -> None:
-        """Say what is wrong with the program.
-
-        Args:
-            message: What was tried; after ``"; "`` what to do.
-            code: The exit code a shell would give.
-        """
+        """Say what is wrong with the program."""
         super().__init__(message)
         self.code = code
 
@@ -55,7 +50,6 @@ def find_program(command: Sequence[str]) -> list[str]:
 
 
 def _is_script(path: Path) -> bool:
-    """Return whether a file is an executable script with an interpreter line."""
     if not os.access(path, os.X_OK):
         return False
     with path.open("rb") as file:
@@ -73,10 +67,6 @@ def program_name(command: Sequence[str]) -> str:
 
 def run_child(program: Sequence[str], environment: Mapping[str, str] | None) -> int:
     """Run the program to its end, handing on the signals we get; gives its return code.
-
-    Args:
-        program: The program's file and arguments.
-        environment: Its environment; None for ours as it is.
 
     Raises:
         ProgramError: The system refuses to start it.

@@ -124,11 +124,6 @@ def cancel(store: str | None, rollout_ids: Sequence[str], reason: str) -> None:
 
 
 def _find_rollout_id(known: Sequence[str], given: str) -> str:
-    """The id of a queued rollout that begins so; ``@last`` is the one put in last.
-
-    Raises:
-        NotFoundError: None does, or several do.
-    """
     if (last := re.fullmatch(r"@last(?:~(\d{1,6}))?", given)) is not None:
         back = int(last[1] or 0)
         if back >= len(known):

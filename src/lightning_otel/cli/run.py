@@ -129,7 +129,6 @@ def _on_disk(store: str | None) -> "Store":
 
 
 def _tell_captured(recorded: "_Run", store: str | None, *, is_quiet: bool) -> int:
-    """Say what was kept; gives the number of the program's spans, or 0 where it cannot be told."""
     try:
         return recorded.tell(store, is_quiet=is_quiet)
     except LightningOtelError as exc:
@@ -159,7 +158,6 @@ class _Run:
         self._is_whole = False
 
     def run(self, program: Sequence[str]) -> int:
-        """Run it to its end; gives its return code."""
         self._problem = _find_problem(self._opened)
         if self._problem is None:
             return self._record_program(program)
@@ -340,7 +338,6 @@ def _count_records(
 
 
 def _find_problem(opened: "Store") -> LightningOtelError | None:
-    """Return why nothing can be recorded; None if all is well."""
     from lightning_otel import config
 
     assert opened.layout is not None

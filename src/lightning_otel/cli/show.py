@@ -93,7 +93,6 @@ def show(
 def _show_outline(
     target: str, view: str | None, svg: str | None, *, every: bool, store: str | None
 ) -> None:
-    """Show a tree, its picture or its transitions to a person."""
     from lightning_otel.dataset import Store
     from lightning_otel.views.outlines import outline_of
 
@@ -128,7 +127,6 @@ def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
 
 
 def _print_tree(found: "Outline", *, every: bool, with_attributes: bool) -> None:
-    """Print the tree; of a span also what is written on it."""
     from lightning_otel.adapter.outline import select_nodes
     from lightning_otel.cli.spans import tree_lines
 
@@ -151,7 +149,6 @@ def _print_tree(found: "Outline", *, every: bool, with_attributes: bool) -> None
 
 
 def _print_transitions(found: "Outline", *, every: bool) -> None:
-    """Print a line a step, in order of trajectories, and why calls and rewards are in none."""
     rows = list(_step_rows(found))
     alone = len({row["agent"] for row in rows}) == 1
     kept = rows if every else rows[: _MANY // 2] + rows[_MANY // 2 :][-_MANY // 2 :]
@@ -213,13 +210,11 @@ def _step_rows(found: "Outline") -> Iterator[Mapping[str, Any]]:
 
 
 def _token_text(step: "Transition") -> str:
-    """Return token ids as the server gave them, else the tokens it counted."""
     asked = len(step.prompt_ids) or step.input_tokens or 0
     return f"{asked}→{len(step.response_ids) or step.output_tokens or 0}"
 
 
 def _write_picture(found: "Outline", path: str) -> None:
-    """Write the picture into a file, the user's alone as the store is, or to stdout."""
     from lightning_otel.adapter.picture import picture
     from lightning_otel.store.layout import private_file
 
@@ -346,7 +341,6 @@ def diff_document(store: str | None, a: str, b: str, *, every: bool = False) -> 
 
 
 def _print_said(said: Sequence[Mapping[str, str]], *, every: bool) -> None:
-    """Print the messages; fold equal ones except around a difference."""
     changed = [at for at, each in enumerate(said) if each["sign"] != " "]
     near = {at + by for at in changed for by in range(-_SAME, _SAME + 1)}
     print_line = line_printer()

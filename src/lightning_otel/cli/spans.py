@@ -88,13 +88,7 @@ def _iso_time(time_ns: int) -> str:
 def tree_lines(
     found: Outline, width: int | None = None, is_shown: Sequence[bool] | None = None
 ) -> Iterator[Line]:
-    """One line a node, children under their parents, and one for each gap; without recursion.
-
-    Args:
-        found: The nodes.
-        width: Cells of the terminal the lines are meant for; None shortens nothing.
-        is_shown: Which nodes to show: each with its parent. All, if it is not said.
-    """
+    """One line a node below its parent, and one for each gap; None as width shortens nothing."""
     deepest = _DEEPEST if width is None else max(12, width // 3)
     describe = _Describer(found, None if width is None else max(20, (width - 40) // 2))
     children = children_of(found.nodes, is_shown)
@@ -112,7 +106,6 @@ def tree_lines(
 
 
 def _stack_rows(items: Sequence[int | Gap], indent: str) -> list[tuple[int | Gap, str, bool]]:
-    """Siblings for the stack, the first on top."""
     return [(item, indent, item is items[-1]) for item in reversed(items)]
 
 
@@ -147,7 +140,6 @@ class _Describer:
         return [(text if not at else f"  {text}", style) for at, (text, style) in enumerate(told)]
 
     def _describe_credit(self, node: Node) -> str:
-        """Return the labels of the steps that a reward went to, and its rule."""
         if not node.credited:
             return ""
         steps = [self._labels[target] for target in node.credited]
@@ -166,7 +158,6 @@ def _duration_text(span: Span) -> str:
 
 
 def _describe_faults(node: Node, text_width: int | None) -> Line:
-    """Return the errors, repairs, and the reason why it is in no transition."""
     span = node.span
     found: Line = []
     if node.is_fault:
@@ -230,16 +221,11 @@ class Chat:
     """Turns each span into lines, as it ends; what was said before is not said again."""
 
     def __init__(self) -> None:
-        """Begin with nothing said."""
         self.counts: Counter[str] = Counter()
         self._said: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def lines(self, span: Span) -> list[Line]:
-        """The lines of a span; none for work that is neither a call, a tool's, a reward nor broken.
-
-        Args:
-            span: A span that ended.
-        """
+        """The lines of a span; none for other work than of a model or tool, unless it failed."""
         (span,) = readers.read([span])
         kind = kind_of(span)
         self.counts[kind] += 1
@@ -257,7 +243,6 @@ class Chat:
         return [[(_CONTINUED, "") if at else head, *line] for at, line in enumerate(found)]
 
     def _describe_span(self, span: Span, kind: Kind) -> list[Line]:
-        """Return the lines of a span, without its time."""
         if kind == "call":
             is_answered = span.status != "ERROR" or c.OUTPUT_MESSAGES in span.attributes
             return [
@@ -296,7 +281,6 @@ class Chat:
         return lines
 
     def _describe_output(self, span: Span) -> list[Line]:
-        """Return the model's answer, its tokens and its time."""
         lines: list[Line] = []
         for message in (parse_messages(span.attributes.get(c.OUTPUT_MESSAGES)) or ())[:1]:
             for part in objects(message.get("parts")):

@@ -105,7 +105,6 @@ def _wait_for_store(layout: "Layout", stop: Stop) -> bool:
 def _open_follower(
     layout: "Layout", stop: Stop, since: int | None, *, is_once: bool
 ) -> Iterator["Follower"]:
-    """A follower whose position is gone with it."""
     from lightning_otel.store.follow import Follower
 
     is_new = not is_once and _wait_for_store(layout, stop)
@@ -157,7 +156,6 @@ def _make_filter(
 
 
 def _print_spans_once(opened: "Store", name: str, *, is_once: bool) -> None:
-    """Print ended spans as JSON lines; one is delivered once its line is written and flushed."""
     from lightning_otel.cli.spans import sdk_json
 
     with Stop() as stop, opened.follow(name, idle_s=0 if is_once else None) as follower:

@@ -157,7 +157,6 @@ def _parse_options(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_tasks(name: str | None) -> list[Any]:
-    """The tasks of a file, one a line."""
     if name is None:
         return []
     lines = Path(name).read_text(encoding="utf-8").splitlines()
@@ -174,7 +173,6 @@ def _read_tasks(name: str | None) -> list[Any]:
 
 
 def _wait_for_fit(fitting: "Fitting") -> "Fit":
-    """Wait for the run's result; a signal ends the run after its step."""
     with Stop() as stop:
         while (fit := fitting.wait(0.2)) is None:
             if stop.is_set():

@@ -25,16 +25,11 @@ class Bodies:
     """Reads bodies within limits of length, time, and memory for all of them together."""
 
     def __init__(self, most_bytes: int = DEFAULT_LIMITS.body_bytes) -> None:
-        """Allow bodies up to a length, as they are sent."""
         self._most_bytes = most_bytes
         self._held_bytes = 0
 
     async def read(self, request: Request) -> bytes:
-        """The body of a request.
-
-        Raises:
-            RefusalError: It is too long or too slow, or there is no room for it now.
-        """
+        """The body of a request."""
         try:
             async with asyncio.timeout(BODY_S):
                 return await self._read_body(request)
@@ -77,11 +72,7 @@ async def _read_parts(request: Request) -> AsyncIterator[bytes]:
 
 
 async def form(request: Request) -> Mapping[str, str]:
-    """The fields of a form; of one that stands twice, the last.
-
-    Raises:
-        RefusalError: It is no form, too long, or no text.
-    """
+    """The fields of a form; of one that stands twice, the last."""
     if base_type(request.headers.get("content-type")) != FORM:
         raise RefusalError(415, f"send {FORM}")
     body = await request.app.state.bodies.read(request)

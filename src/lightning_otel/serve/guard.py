@@ -113,7 +113,6 @@ class Guard:
     def __init__(
         self, app: ASGIApp, access: Access, refuse: Callable[[Request, RefusalError], Response]
     ) -> None:
-        """Stand before an app."""
         self._app = app
         self._access = access
         self._refuse = refuse
@@ -164,11 +163,6 @@ class Guard:
             log.debug("a reader of %s took too long, and was left", request.url.path)
 
     def _check_request(self, request: Request) -> None:
-        """Refuse what may not come in.
-
-        Raises:
-            RefusalError: Why.
-        """
         headers = request.headers
         if not (request.scope["http_version"].startswith("1.") or is_call(request)):
             raise RefusalError(505, "this server speaks HTTP/1.1, and HTTP/2 for OTLP/gRPC alone")
@@ -286,7 +280,6 @@ def _is_loopback(name: str) -> bool:
 
 
 def _address_without_key(request: Request) -> str:
-    """The path and query that were asked for, without the key."""
     query = request.scope["query_string"].decode("latin-1")
     rest = [item for item in parse_qsl(query, keep_blank_values=True) if item[0] != _KEY]
     # Two slashes at its beginning would name another server.

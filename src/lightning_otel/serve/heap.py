@@ -28,7 +28,6 @@ def trim_heap() -> None:
 
 @cache
 def _load_glibc() -> ctypes.CDLL | None:
-    """The C library, if it is glibc."""
     try:
         found = ctypes.CDLL("libc.so.6")
     except OSError:

@@ -46,11 +46,6 @@ class Ingester:
     """Takes bodies in turn: they share one interpreter and one segment, and memory for one."""
 
     def __init__(self, store: Store, limits: Limits = DEFAULT_LIMITS) -> None:
-        """Take into a store, which is made if it is not there.
-
-        Raises:
-            StoreError: It cannot be made.
-        """
         self._writer = store.writer()
         self._limits = limits
         self._turn = ThreadPoolExecutor(1, thread_name_prefix="intake")
@@ -66,9 +61,6 @@ class Ingester:
 
         Returns:
             How many were rejected for which reason.
-
-        Raises:
-            RefusalError: The body is no trace request, or the store does not take it now.
         """
         if self._waiting >= _MOST_WAITING:
             raise busy()

@@ -18,11 +18,7 @@ _SHORTEST: Final = 16
 
 
 def read_key(layout: Layout) -> str:
-    """The key that opens a store's pages: made once, so that links go on working.
-
-    Raises:
-        ConfigError: It cannot be read or made.
-    """
+    """The key that opens a store's pages: made once, so that links go on working."""
     return read_token(layout.root / KEY_FILE)[0]
 
 

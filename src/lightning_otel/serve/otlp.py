@@ -105,7 +105,6 @@ class _CallAnswer(Response):
             self._trailers.append((b"grpc-message", quote(message, safe=" ;:,.()'/").encode()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send({**start, "trailers": True})
         await send({"type": "http.response.body", "body": self.body})

@@ -26,7 +26,6 @@ class RefusalError(Exception):
     """A request is not served; nothing of it is repeated in the answer."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        """Say why, in words that hold no content of the request."""
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})

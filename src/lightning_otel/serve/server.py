@@ -61,11 +61,7 @@ class Listener:
 
 
 def resolve_host(host: str) -> str:
-    """The IP address a host name stands for on this machine.
-
-    Raises:
-        ConfigError: None.
-    """
+    """The IP address a host name stands for on this machine."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as exc:

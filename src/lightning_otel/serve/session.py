@@ -29,7 +29,6 @@ class Session:
     """
 
     def __init__(self) -> None:
-        """Draw path and cookie."""
         self.prefix = f"/v-{secrets.token_urlsafe(16)}"
         self._cookie = secrets.token_urlsafe(32)
 

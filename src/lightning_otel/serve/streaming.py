@@ -50,7 +50,6 @@ class Streams:
     """Answers under way; beyond a number of them readers are asked to come again."""
 
     def __init__(self, most_at_once: int) -> None:
-        """Allow so many: each has a DuckDB."""
         self._most_at_once = most_at_once
         self._under_way = 0
 
@@ -61,12 +60,7 @@ class Streams:
         headers: Mapping[str, str] | None = None,
         run: Callable[[Callable[[], bytes]], Awaitable[bytes]] = run_in_threadpool,
     ) -> Response:
-        """An answer in parts, the first of which ``run`` makes before anything is said.
-
-        Raises:
-            RefusalError: Too many are under way, what was asked cannot be answered, or the store
-                cannot be read.
-        """
+        """An answer in parts, the first of which ``run`` makes before anything is said."""
         if self._under_way >= self._most_at_once:
             raise busy()
         self._under_way += 1
@@ -103,7 +97,6 @@ class StreamedResponse(StreamingResponse):
         media_type: str,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Hold a place, which ``release`` gives back."""
         super().__init__(parts, headers=headers, media_type=media_type)
         self._release = release
 

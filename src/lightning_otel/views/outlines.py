@@ -89,7 +89,6 @@ def _make_outline(source: SpanSource, spans: Sequence[Span]) -> Outline:
 
 
 def _find_position(found: Outline, noun: str, whole_id: str) -> int | None:
-    """The node of a span, or of the call that got a response."""
     for position, node in enumerate(found.nodes):
         span = node.span
         if (span.span_id if noun == "span" else span.attributes.get(c.RESPONSE_ID)) == whole_id:

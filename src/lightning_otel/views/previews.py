@@ -116,13 +116,7 @@ def read_title(store: "Store", rows: "Sequence[Row]") -> str:
 
 
 def read_previews(store: "Store", rows: "Sequence[Row]", cells: int) -> dict[str, str]:
-    """Return one line of what was said in each of some rows of a trace, by span id.
-
-    Args:
-        store: Where they are.
-        rows: The rows; memory does not grow with the length of their messages.
-        cells: Cells that each side of a line may take.
-    """
+    """Return one line of what was said in each of some rows of a trace, by span id."""
     named = [row for row in rows if row.kind in ("call", "tool", "mark", "agent", "reward")]
     if not named:
         return {}
@@ -216,7 +210,6 @@ def _asked_words(asked: str | None) -> str:
 
 
 def _first_text(pattern: re.Pattern[str], text: str) -> str:
-    """Return the first text in JSON that is cut."""
     match = pattern.search(text)
     if match is None:
         return ""

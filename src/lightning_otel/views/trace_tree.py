@@ -224,7 +224,6 @@ def _read_spans(store: Store, trace_id: str) -> tuple[list[Row], list[Row]]:
 
 
 def _read_later(con: "duckdb.DuckDBPyConnection", trace_id: str, own: list[Row]) -> list[Row]:
-    """The rewards that were given to a trace in traces of their own."""
     low = min(row.start_ns for row in own)
     found = con.execute(_LATER, [low, trace_id, trace_id]).fetchall()
     if may_link(con, low):

@@ -63,7 +63,6 @@ def may_link(con: "duckdb.DuckDBPyConnection", since_ns: int = 0) -> bool:
 
 
 def _add_details(store: "Store", rows: list[dict[str, Any]], con: Reader | None) -> None:
-    """Add agents, models, counts, tokens, rewards and texts to the traces of a page."""
     assert con is not None
     details, rewards, tasks = con.run(lambda: _read_details(con, rows))
     ends = [(row["trace_id"], row["trace_id"]) for row in rows]

@@ -40,7 +40,6 @@ class Member(BaseRoute):
     """The routes of a member, imported with the first request for one of them."""
 
     def __init__(self, name: str, roots: Iterable[str]) -> None:
-        """Name the module, and the addresses at and below which its operations are."""
         self._name = name
         self._roots = tuple(roots)
         self._router: Router | None = None

@@ -292,7 +292,6 @@ def transitions(request: Request, params: TransitionsQuery) -> Parts:
 
 
 def _choose_kind(accept: str) -> str:
-    """Return the first media type of the Accept header that we have."""
     for each in accept.split(","):
         kind = _KINDS.get(each.partition(";")[0].strip().lower())
         if kind is not None:
@@ -331,7 +330,6 @@ def _select_rollouts(keywords: Mapping[str, Any], page: _Page | None) -> dict[st
 def _write_lines(
     store: Store, wanted: Mapping[str, Any], cursor: str | None, *, is_reported: bool
 ) -> Iterator[bytes]:
-    """Yield JSON Lines, and the report."""
     table = store.transitions(**wanted)
     yield from table.lines()
     if is_reported:

@@ -46,7 +46,6 @@ class EventBroker:
     """Makes events while somebody listens."""
 
     def __init__(self, store: Store, repositories: Repositories) -> None:
-        """Name what is looked at; nothing is until somebody listens."""
         self._store = store
         self._repositories = repositories
         self._ring: deque[bytes] = deque(maxlen=_HELD)
@@ -62,9 +61,6 @@ class EventBroker:
 
         Where what came after that is not held any more, its first event is a ``reset``: the
         listener is to read anew what it shows.
-
-        Raises:
-            RefusalError: Too many listen, or the server ends.
         """
         if self._is_closed or self._listeners >= MOST_LISTENERS:
             raise RefusalError(

@@ -184,7 +184,6 @@ def _parse_feedback(params: FeedbackBody, came: str) -> Feedback:
 
 
 def _read_field(params: FeedbackBody, name: str) -> Any:
-    """Return a part of it, which stands by itself or in the metadata."""
     own, within = getattr(params, name), params.metadata.get(name)
     if own is not None and within is not None and own != within:
         raise RefusalError(400, f"{name} and metadata.{name} differ; send one")

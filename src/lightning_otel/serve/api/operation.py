@@ -131,11 +131,7 @@ class Operation:
         return Route(self.path, self.serve, methods=[self.method])
 
     async def serve(self, request: Request) -> Response:
-        """Answer a request.
-
-        Raises:
-            RefusalError: It is not what is asked for, or cannot be served.
-        """
+        """Answer a request."""
         given = [request]
         if self.params is not None:
             read = _read_query if self.method == "GET" else self._read_body
@@ -265,11 +261,7 @@ async def _read_query(request: Request, model: type[RequestModel]) -> Any:
 
 
 def write_json(found: Mapping[str, Any], name: str, most_chars: int) -> str:
-    """Return a part of a body as JSON.
-
-    Raises:
-        RefusalError: It holds a number that is not finite, or is too long.
-    """
+    """Return a part of a body as JSON."""
     try:
         text = json.dumps(found, ensure_ascii=False, allow_nan=False)
     except ValueError as exc:

@@ -28,7 +28,6 @@ class Repositories:
     """
 
     def __init__(self, store: Store) -> None:
-        """Name the store; nothing is opened yet."""
         self._store = store
         self._mark: Mark | None = None
         # Guards that whoever finds the mark as it is finds given what could be given by then.

@@ -263,11 +263,6 @@ def optimize(request: Request, params: OptimizeBody) -> tuple[OptimizeResponse, 
 def _put_request(
     request: Request, params: TriggerBody | OptimizeBody, key: str | None
 ) -> RequestResponse:
-    """Ask for training.
-
-    Raises:
-        RefusalError: It cannot be what it says, or the key asked for something else.
-    """
     algorithm = params.algorithm or ""
     if algorithm and algorithm not in algorithms.names():
         known = ", ".join(algorithms.names())
@@ -287,7 +282,6 @@ def _put_request(
 
 
 def _read_key(request: Request, given: str | None) -> str | None:
-    """Return the idempotency key of a request, from its header or body."""
     header = request.headers.get(_HEADER)
     if header is None:
         return given
@@ -341,7 +335,6 @@ def _record_prompt(request: Request, params: OptimizeBody, found: OptimizeRespon
 
 
 def _read_rewards(request: Request, store: Store, name: str, model: str | None) -> Rewards:
-    """Return rewards by version, cached for a moment."""
     held: dict[tuple[str, str | None], CachedRead[Rewards]] = request.app.state.version_rewards
     if len(held) > _MOST_HELD:
         held.clear()

@@ -38,11 +38,7 @@ WHERE rollout_id IN (SELECT unnest(?)) ORDER BY start_ns LIMIT {_REWARDS}
 
 
 def _read_conversation(store: Store, conversation_id: str, number: int) -> Mapping[str, object]:
-    """One conversation, or the rollout that is one by itself: a page of its rollouts.
-
-    Raises:
-        NotFoundError: There is none.
-    """
+    """One conversation, or the rollout that is one by itself: a page of its rollouts."""
     rows = store.sql(_ONE, [conversation_id, (number - 1) * ROLLOUTS]).rows()
     if not rows:
         raise NotFoundError(
@@ -87,7 +83,6 @@ def _read_conversation(store: Store, conversation_id: str, number: int) -> Mappi
 
 
 def _show_threads(paths: Sequence[Trajectory], before: Transition | None) -> list[dict[str, Any]]:
-    """The last messages on each branch, each with the addresses within its trace."""
     steps = [step for path in paths for step in path.transitions]
     labels = {step.span_id: f"#{step.step}" for step in steps}
     links = {step.span_id: Links.to(step.trace_id) for step in steps}

@@ -26,11 +26,7 @@ OPTION: Final = "option."
 
 
 def options_of(made: Format, query: Mapping[str, str]) -> dict[str, Any]:
-    """A format's own options in a query.
-
-    Raises:
-        ConfigError: There is no such option, or it cannot be understood.
-    """
+    """A format's own options in a query."""
     known = made.options()
     found: dict[str, Any] = {}
     for key, text in query.items():
@@ -44,7 +40,6 @@ def options_of(made: Format, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parse_option(name: str, text: str, default: object) -> object:
-    """An option's value, of the kind its default is of."""
     if isinstance(default, bool):
         if text not in ("True", "False"):
             raise ConfigError(f"{name} is {text[:40]!r}; it is True or False")

@@ -102,7 +102,6 @@ def _name_curve(by: str, metric: str) -> Mapping[str, object]:
 
 
 def _read_newest(store: Store) -> Listing | None:
-    """The newest traces; None where there is no store yet."""
     try:
         return TRACES.read(store, limit=_NEWEST)
     except StoreMissingError:

@@ -80,11 +80,7 @@ class Readers:
         self._waiting = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do some work in a thread and return its result.
-
-        Raises:
-            RefusalError: Too much waits already.
-        """
+        """Do some work in a thread and return its result."""
         if self._waiting >= self._at_once + _MOST_WAITING:
             raise busy()
         self._waiting += 1
@@ -95,7 +91,6 @@ class Readers:
             self._waiting -= 1
 
     def _run_and_trim(self, work: Callable[[], T]) -> T:
-        """Do some work and give the memory that it took back."""
         self._make_room()
         try:
             return work()
@@ -117,10 +112,6 @@ async def run(
         work: The function; it is given the store as of now, and keeps nothing of it open.
         is_long: Whether it looks at the whole store: it waits for others such, and no page for it.
         readers: Whose threads; by default those of all who have the key.
-
-    Raises:
-        RefusalError: It failed with an error of ours, which is said, too much is asked at once, or
-            who asked has gone.
     """
     state = request.app.state
     own = state.long_readers if is_long else state.readers
@@ -186,9 +177,6 @@ async def answer(
         title: Of the page; what ``read`` gives as ``title`` counts more.
         status: Of HTTP.
         is_long: As :func:`run` takes it.
-
-    Raises:
-        RefusalError: The store cannot be read so, or too much is asked at once.
     """
 
     def work(store: Store) -> bytes:
@@ -250,11 +238,7 @@ def faults_of(request: Request) -> dict[str, str]:
 
 
 def refuse_field(request: Request, name: str, what: str) -> None:
-    """Note a fault of a field; a page that keeps no form is refused.
-
-    Raises:
-        RefusalError: The page keeps no form.
-    """
+    """Note a fault of a field; a page that keeps no form is refused."""
     if not hasattr(request.state, "faults"):
         raise RefusalError(400, f"{name}: {what}")
     request.state.faults[name] = what
@@ -269,11 +253,7 @@ def url(request: Request, **changes: object) -> str:
 
 
 def integer(request: Request, name: str, default: int, least: int, most: int) -> int:
-    """A whole number of the query.
-
-    Raises:
-        RefusalError: It is none, or out of range.
-    """
+    """A whole number of the query."""
     given = request.query_params.get(name, "")
     if not given:
         return default
@@ -283,11 +263,7 @@ def integer(request: Request, name: str, default: int, least: int, most: int) ->
 
 
 def choice(request: Request, name: str, among: tuple[str, ...]) -> str:
-    """One of some words of the query; the first one by default.
-
-    Raises:
-        RefusalError: It is another one.
-    """
+    """One of some words of the query; the first one by default."""
     given = request.query_params.get(name) or among[0]
     if given not in among:
         refuse_field(request, name, f"unknown value; use one of {', '.join(filter(None, among))}")
@@ -296,11 +272,7 @@ def choice(request: Request, name: str, among: tuple[str, ...]) -> str:
 
 
 def text(request: Request, name: str, default: str = "") -> str:
-    """A text of the query, without spaces around it.
-
-    Raises:
-        RefusalError: It is too long, or no text.
-    """
+    """A text of the query, without spaces around it."""
     given = request.query_params.get(name, default).strip()
     if len(given) > _TEXT or "\0" in given:
         refuse_field(request, name, f"not a text of at most {_TEXT} characters; shorten it")
@@ -309,11 +281,7 @@ def text(request: Request, name: str, default: str = "") -> str:
 
 
 def decimal(request: Request, name: str) -> float | None:
-    """A finite number of the query; None if not given.
-
-    Raises:
-        RefusalError: It is no number.
-    """
+    """A finite number of the query; None if not given."""
     given = text(request, name)
     try:
         return parse_number(name, given) if given else None
@@ -338,11 +306,7 @@ def parse_number(name: str, text: str) -> float:
 
 
 def time(request: Request, name: str) -> int | None:
-    """A time of the query in Unix nanoseconds, UTC where it names no zone; None if not given.
-
-    Raises:
-        RefusalError: It is no time.
-    """
+    """A time of the query in Unix nanoseconds, UTC where it names no zone; None if not given."""
     given = text(request, name)
     try:
         return instant_ns(given, zone=UTC) if given else None
@@ -359,11 +323,7 @@ def sort_of(request: Request, view: View) -> str:
 async def answer_list(
     request: Request, template: str, view: View, *, title: str, **more: object
 ) -> Response:
-    """A page of a view's rows, as the filters, order and number in its address say.
-
-    Raises:
-        RefusalError: As of :func:`answer`.
-    """
+    """A page of a view's rows, as the filters, order and number in its address say."""
     number = integer(request, "page", 1, 1, 10_000_000)
     wanted, sort = read_filters(request, view.filters), sort_of(request, view)
     shown = {"filters": view.filters, "number": number, "size": ROWS, **more}
@@ -378,11 +338,7 @@ async def answer_list(
 
 
 def read_filters(request: Request, filters: Mapping[str, Filter]) -> dict[str, Any]:
-    """The values of a view's filters in the query; None where one is not given.
-
-    Raises:
-        RefusalError: One cannot be understood.
-    """
+    """The values of a view's filters in the query; None where one is not given."""
 
     def read(name: str, each: Filter) -> object:
         if each.kind is int:

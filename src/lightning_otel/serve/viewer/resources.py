@@ -110,13 +110,7 @@ async def using(request: Request) -> Response:
 def count_uses(
     name: str, steps: Iterable[Transition], rewards: Mapping[str, float]
 ) -> dict[int, dict[str, Any]]:
-    """Count the use of each version; a rollout made with several counts for none.
-
-    Args:
-        name: The resource.
-        steps: All there are.
-        rewards: Of each rollout that has one.
-    """
+    """Count the use of each version; a rollout made with several counts for none."""
     from lightning_otel.resources.comparison import find_last_attempts, version_in
 
     found: dict[int, dict[str, Any]] = {}
@@ -237,13 +231,6 @@ async def change_aliases(request: Request) -> Response:
 
 
 def _move_aliases(opened: "Resources", name: str, given: Mapping[str, str]) -> None:
-    """Promote, roll back or name a version, unless an alias moved since the form's page was made.
-
-    Raises:
-        ChangedError: One did.
-        ConfigError: The form asks for nothing that can be done.
-        NotFoundError: There is no such resource or version, or no canary.
-    """
     act, text = given.get("act", ""), given.get("last_move", "")
     last_move = int(text) if text.isdecimal() and len(text) < 19 else -1  # -1: never a move
     if act == "promote":

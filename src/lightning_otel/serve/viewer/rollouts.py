@@ -80,7 +80,6 @@ async def rollouts(request: Request) -> Response:
 
 
 def _list_queue(request: Request, number: int, **wanted: Any) -> Mapping[str, object]:
-    """A page of the queue, with what stands where and why attempts failed."""
     repositories = request.app.state.repositories
     if not repositories.is_made:
         return {"rows": [], "total": 0, "queue": None}
@@ -133,7 +132,6 @@ def _read_queued(request: Request, rollout_id: str) -> dict[str, Any] | None:
 def _read_rollout(
     store: Store, rollout_id: str, queued: dict[str, Any] | None, number: int
 ) -> Mapping[str, object]:
-    """Everything that is known of one rollout, and a page of its steps."""
     attempts = store.sql(
         "SELECT * FROM rollouts WHERE rollout_id = ? ORDER BY start_ns", [rollout_id]
     ).rows()
@@ -217,7 +215,6 @@ def _list_without_bodies(store: Store, rollout_id: str) -> tuple[list[Shown], Re
 
 
 def _collect_used(steps: Sequence[Transition]) -> dict[str, object]:
-    """Collect agents, models, versions and modes of a rollout's steps."""
     stamps = (step.resource_version for step in steps if not step.resources)
     return {
         "agents": list(dict.fromkeys(step.agent for step in steps if step.agent)),

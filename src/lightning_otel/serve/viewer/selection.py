@@ -49,7 +49,6 @@ def read_selection(request: Request, store: Store) -> SelectionForm:
     """Read a selection from the query; what is no field of ours is left alone.
 
     Raises:
-        RefusalError: A field cannot be understood, and the page keeps no form.
         NotFoundError: There is no such rollout.
     """
     found = page.read_filters(request, FILTERS)

@@ -20,12 +20,7 @@ FROM spans WHERE {ROLLOUT} IN (SELECT unnest(?)) GROUP BY 1
 
 
 def select_small(store: Store, rollout_ids: Sequence[str]) -> list[str]:
-    """Return as many of the rollouts, in order, as fit into memory together.
-
-    Args:
-        store: Where they are.
-        rollout_ids: Their whole ids.
-    """
+    """Return as many of the rollouts, in order, as fit into memory together."""
     if not rollout_ids:
         return []
     weights = {row["rollout_id"]: row for row in store.sql(_WEIGHTS, [list(rollout_ids)])}

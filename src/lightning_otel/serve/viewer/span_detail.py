@@ -117,7 +117,6 @@ def detail(span: Span) -> Mapping[str, Any]:
 
 
 def _find_value(span: Span, keys: Sequence[str]) -> Mapping[str, Any] | None:
-    """Find what a span that is no call was given or returned, and the attribute that holds it."""
     key = next((key for key in keys if span.attributes.get(key) is not None), None)
     if key is None:
         return None

@@ -143,9 +143,6 @@ async def keep_feedback(
 
     Returns:
         The reward, and its span's id.
-
-    Raises:
-        RefusalError: Nothing was said, something that cannot be, or of nothing that is there.
     """
     key = given.get("reward", "")
     told = {

@@ -69,11 +69,7 @@ async def columns(request: Request) -> Response:
 
 
 async def download(request: Request) -> Response:
-    """The whole answer as CSV or JSON lines.
-
-    Raises:
-        RefusalError: There is no statement, or it fails before its first row.
-    """
+    """The whole answer as CSV or JSON lines."""
     text, kind = _read_statement(request), request.path_params["kind"]
     if kind not in _WRITERS:
         raise RefusalError(404, "an answer comes as answer.csv or answer.jsonl")
@@ -135,7 +131,6 @@ def _read_columns(store: Store) -> Mapping[str, object]:
 
 
 def _make_cell(value: Any) -> dict[str, Any]:
-    """A value, cut, with its whole length."""
     text = _cell_text(value)
     whole = len(text) if len(text) > _CELL else 0
     return {"text": text[:_CELL], "whole": whole, "is_null": value is None}

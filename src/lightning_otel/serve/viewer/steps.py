@@ -117,14 +117,7 @@ def add_tokens(store: Store, found: Sequence[Step]) -> list[Step]:
 
 
 def read_threads(store: Store, trace: Trace, part: Range, until: int | None = None) -> list[Thread]:
-    """Read the messages of some of a trace's steps, by agent and branch.
-
-    Args:
-        store: Where they are.
-        trace: The trace.
-        part: Which of its steps.
-        until: Position among what a step was given before which its messages end.
-    """
+    """Read the messages of some of a trace's steps, by agent and branch."""
     every = list_steps(trace)
     latest: dict[object, int] = {}
     previous: dict[int, int] = {}
@@ -223,13 +216,7 @@ def _read_causes(store: Store, trace: Trace) -> dict[str, BranchCause]:
 
 
 def read_tool_calls(store: Store, trace: Trace, first: int) -> tuple[Range, list[dict[str, Any]]]:
-    """A page of the calls of tools that have spans, and after them those that only models tell of.
-
-    Args:
-        store: Where the trace is.
-        trace: The trace.
-        first: The position of the first one.
-    """
+    """A page of the tool calls that have spans, and after them those that only models tell of."""
     told = store.sql(_TOOL_CALLS, [trace.trace_id]).rows()
     known = {row["call_id"] for row in told if row["is_tool"]}
     asking = {row["span_id"] for row in told if not row["is_tool"]}
@@ -256,7 +243,6 @@ def _agent_of(step: Transition) -> tuple[str, str, str]:
 
 
 def _find_next(every: Sequence[Transition], at: int) -> int | None:
-    """The position of an agent's next step."""
     own = _agent_of(every[at])
     return next((i for i in range(at + 1, len(every)) if _agent_of(every[i]) == own), None)
 

@@ -160,7 +160,6 @@ def read_panel(store: Store, trace: Trace, position: int) -> Mapping[str, object
 
 
 def _collect_facts(trace: Trace) -> Mapping[str, Any]:
-    """Collect the facts above a trace's tabs."""
     own = trace.own
     roots = [row for row in own if row.parent < 0]
     calls = [row for row in own if row.kind == "call"]
@@ -186,7 +185,6 @@ def _collect_facts(trace: Trace) -> Mapping[str, Any]:
 
 
 def _find_matches(request: Request, store: Store, trace: Trace) -> Mapping[str, Sequence[str]]:
-    """Find what is searched for: of each span that has it the words around it."""
     text = page.text(request, "q")
     return find_text(store, trace.own, text) if text else {}
 

@@ -136,7 +136,6 @@ def _make_rows(
 def _read_contents(
     store: Store, asked: SelectionForm, rows: Collection[Mapping[str, Any]]
 ) -> dict[tuple[str, str], Mapping[str, object]]:
-    """Read the observation, action and rewards of a page's steps, shortened."""
     wanted = {(row["trace_id"], row["span_id"]) for row in rows}
     if not wanted:
         return {}

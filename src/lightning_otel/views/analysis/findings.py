@@ -114,7 +114,6 @@ def _find_repeated(found: Outline, known: "Mapping[SpanId, Step]") -> Iterator[F
 
 
 def _calls_of_tools(step: Transition) -> Iterator[str]:
-    """Yield each tool call of a step as text that can be compared."""
     for message in step.action[:1]:
         for part in objects(message.get("parts")):
             if part.get("type") == "tool_call":

@@ -126,7 +126,6 @@ def _curve_heights(series: Series, chart: Chart, width: int) -> Mapping[int, flo
 
 
 def _axis_ends(chart: Chart, width: int) -> str:
-    """Return the first and the last place of the axis, at its ends."""
     points = [point.x for series in chart.series for point in series.points]
     places = sorted({min(points), max(points)})
     names = [one_line(name, width // 2 - 1) for name in axis_labels(chart, places)]

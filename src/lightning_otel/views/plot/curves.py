@@ -140,13 +140,7 @@ def _point_json(point: Point, axis: Axis) -> dict[str, Any]:
 
 
 def make_series(name: str, values: Iterable[Value], window: int) -> Series:
-    """Make a line of values in their order, each bin a point with the moving mean at its end.
-
-    Args:
-        name: Of the line.
-        values: At least one, in the order of their bins.
-        window: Values in a moving mean.
-    """
+    """Make a line of values in their order, each bin a point with the moving mean at its end."""
     points, numbers = [], list[float]()
     for _, group in groupby(values, itemgetter(0)):
         held = list(group)

@@ -39,14 +39,7 @@ def newest_run(state: "State") -> str:
 def read_charts(
     state: "State", metrics: Sequence[str], *, runs: Sequence[str] = (), window: int | None = None
 ) -> list[Chart]:
-    """Read a chart a metric over the steps, with a line a run; of the newest runs if many.
-
-    Args:
-        state: Where the metrics are.
-        metrics: Their names.
-        runs: Prefixes of run ids; by default all.
-        window: Values in a moving mean; by default a tenth of those of the longest run.
-    """
+    """Read a chart a metric over the steps, with a line a run; of the newest runs if many."""
     with state.read() as connection:
         if not sa.inspect(connection).has_table(METRICS.name):
             return [Chart(name, name, "step", ()) for name in metrics]

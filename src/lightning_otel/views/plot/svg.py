@@ -88,8 +88,6 @@ def _chart_height(chart: Chart) -> int:
 
 
 class _Place(NamedTuple):
-    """Scales of a picture."""
-
     start: float
     end: float
     low: float
@@ -166,7 +164,6 @@ def _draw_scales(chart: Chart, place: _Place) -> Iterator[str]:
 
 
 def _label_places(chart: Chart, place: _Place) -> list[float]:
-    """Return the places of the axis that are labelled."""
     points = sorted({point.x for series in chart.series for point in series.points})
     if chart.axis == "version" or len(points) <= 6:
         return points[:: max(1, -(-len(points) // 6))]
@@ -202,7 +199,6 @@ def _draw_curve(
 
 
 def _tooltip_text(chart: Chart, series: Series, point: Point, where: str) -> str:
-    """Return the text that is shown where the pointer rests."""
     name = f"{series.name} · " if series.name else ""
     values = f"mean of {point.count:,}" if point.count > 1 else "1 value"
     error = f" ± {number(point.error)}" if point.error is not None else ""

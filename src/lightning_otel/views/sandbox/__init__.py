@@ -76,7 +76,6 @@ class Result(contextlib.AbstractContextManager["Result"]):
         self.cut = ""
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """Each row once."""
         while "rows" in (message := self._process.message()):
             for row in message["rows"]:
                 yield tuple(map(_restore_value, row))
@@ -160,7 +159,6 @@ class _Process:
             self._child.stdin.flush()
 
     def message(self) -> dict[str, Any]:
-        """The next message."""
         line = self._read_line()
         message: dict[str, Any] = json.loads(line)
         if "error" in message:
