@@ -13,7 +13,8 @@ from lightning_otel import Store
 from lightning_otel.errors import QueryError, StoreDamagedError, StoreError, StoreVersionError
 from lightning_otel.store import damage, quarantine, settle
 from lightning_otel.store.damage import count_missing_spans
-from lightning_otel.store.layout import EMPTY_DATA, Layout, Manifest
+from lightning_otel.store.layout import EMPTY_DATA, Layout
+from lightning_otel.store.manifest import Manifest
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 

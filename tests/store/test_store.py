@@ -24,12 +24,8 @@ from lightning_otel.errors import (
 )
 from lightning_otel.exporters.duckdb import DuckDBSpanExporter
 from lightning_otel.store import layout as layout_module
-from lightning_otel.store.layout import (
-    DataFile,
-    Layout,
-    Manifest,
-    now_us,
-)
+from lightning_otel.store.layout import Layout, now_us
+from lightning_otel.store.manifest import DataFile, Manifest
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.views.doctor import examine

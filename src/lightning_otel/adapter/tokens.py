@@ -13,6 +13,7 @@ import math
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from lightning_otel.adapter.attributes import to_number
@@ -67,41 +68,14 @@ def _unpack_array(typecode: str, text: str) -> list[Sequence[Any]]:
     return found
 
 
-def encode_ids(choices: Iterable[Iterable[int]]) -> str:
-    """Return token ids of each choice as one text.
-
-    Raises:
-        OverflowError: An id does not fit 32 bits.
-        TypeError: An id is not an integer.
-    """
-    return _pack_array("i", choices)
-
-
-def decode_ids(text: str) -> list[Sequence[int]]:
-    """Return token ids of each choice, [choices][R].
-
-    Raises:
-        ValueError: The text is not base64, or not whole numbers of four bytes.
-    """
-    return _unpack_array("i", text)
-
-
-def encode_logprobs(choices: Iterable[Iterable[float]]) -> str:
-    """Return log-probabilities of each choice as one text, without loss.
-
-    Raises:
-        TypeError: A value is not a number.
-    """
-    return _pack_array("d", choices)
-
-
-def decode_logprobs(text: str) -> list[Sequence[float]]:
-    """Return log-probabilities of each choice, [choices][R].
-
-    Raises:
-        ValueError: The text is not base64, or not whole numbers of eight bytes.
-    """
-    return _unpack_array("d", text)
+encode_ids: Final = partial(_pack_array, "i")
+"""Makes one text of the token ids of each choice; OverflowError if one does not fit 32 bits."""
+decode_ids: Final = partial(_unpack_array, "i")
+"""Returns the token ids of each choice, [choices][R]; ValueError if the text is none of these."""
+encode_logprobs: Final = partial(_pack_array, "d")
+"""Makes one text of the log-probabilities of each choice, without loss."""
+decode_logprobs: Final = partial(_unpack_array, "d")
+"""Returns the log-probabilities of each choice, [choices][R]; ValueError likewise."""
 
 
 def sampled_ids(body: Mapping[str, Any], choices: Sequence[object]) -> Sequence[object]:

@@ -48,8 +48,18 @@ def span_of(given: "Span | ReadableSpan") -> Span:
         status=status.status_code.name,
         status_message=status.description or "",
         attributes=_read_attributes(found.attributes),
-        events=tuple(_read_events(found.events)),
-        links=tuple(_read_links(found.links)),
+        events=tuple(
+            Event(each.name, each.timestamp, _read_attributes(each.attributes))
+            for each in found.events
+        ),
+        links=tuple(
+            Link(
+                format(each.context.trace_id, "032x"),
+                format(each.context.span_id, "016x"),
+                _read_attributes(each.attributes),
+            )
+            for each in found.links
+        ),
         otel_resource=_read_attributes(found.resource.attributes),
         scope=found.instrumentation_scope.name if found.instrumentation_scope else "",
     )
@@ -58,20 +68,6 @@ def span_of(given: "Span | ReadableSpan") -> Span:
 def _read_attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
     # The SDK keeps lists as tuples; ours, which were JSON once, are lists.
     return {k: list(v) if isinstance(v, tuple) else v for k, v in (found or {}).items()}
-
-
-def _read_events(found: Sequence[Any]) -> Iterable[Event]:
-    for event in found:
-        yield Event(event.name, event.timestamp, _read_attributes(event.attributes))
-
-
-def _read_links(found: Sequence[Any]) -> Iterable[Link]:
-    for link in found:
-        yield Link(
-            format(link.context.trace_id, "032x"),
-            format(link.context.span_id, "016x"),
-            _read_attributes(link.attributes),
-        )
 
 
 WAITING: Final = "it waits: what it judges is not in the store"

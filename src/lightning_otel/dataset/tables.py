@@ -17,11 +17,7 @@ _LINE_BYTES: Final = 1 << 20
 def query_rows(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Query:
     """Return Python rows as a query over a temporary file, which goes with it."""
     file = tempfile.NamedTemporaryFile(suffix=".ndjson")  # noqa: SIM115  # closed with the query
-    try:
-        text = f"FROM {write_rows(rows, columns, file)}"
-    except BaseException:
-        file.close()
-        raise
+    text = f"FROM {write_rows(rows, columns, file)}"
     con = new_connection()
     con.execute("SET threads = 1")  # each holds a piece of the lines
     con.execute(f"SET temp_directory = {quote_text(f'{file.name}.spilled')}")

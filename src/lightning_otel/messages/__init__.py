@@ -16,6 +16,7 @@ import orjson
 
 from lightning_otel.messages.media import part_of as part_of
 from lightning_otel.messages.media import text_part as text_part
+from lightning_otel.messages.media import to_text
 from lightning_otel.types import Message
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import plain_text as plain_text
@@ -164,8 +165,8 @@ def content_parts(content: object) -> list[Part]:
 def read_message(
     item: Mapping[str, Any], role: str = "", call: ToolCall = tool_call_part, **extra: Any
 ) -> Part:
-    """Return a message of the chat API, its role by default this one, as the conventions do."""
-    role, content = str(item.get("role") or role), item.get("content")
+    """Return a chat API message in the conventions' form; ``role`` counts where it names none."""
+    role, content = to_text(item.get("role") or role), item.get("content")
     if role in ("tool", "function") or "tool_call_id" in item:
         call_id = item.get("tool_call_id", item.get("id")) or None
         return message("tool", [tool_response_part(call_id, _unwrap_response(content))], **extra)
@@ -202,7 +203,7 @@ def read_items(
 ) -> list[Part]:
     """Return items of the Responses API as messages; one turn of the model is one message.
 
-    Messages of the chat API pass as well. The role is that of items that name none.
+    Messages of the chat API pass as well. ``role`` counts where an item names none.
     """
     found: list[Part] = []
     for item in items:

@@ -7,13 +7,13 @@ Source: OpenAI's API reference for chat completions; ``reasoning_content`` and `
 ``video_url`` parts as vLLM reads them; the message schemas of the GenAI semantic conventions.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_otel.messages import read_message
 from lightning_otel.messages.media import content_of, part_of, to_json, to_text
 from lightning_otel.types import Message
+from lightning_otel.types.values import parse_json
 
 
 def messages_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ def _make_call(part: Mapping[str, Any]) -> dict[str, Any]:
     arguments = part.get("arguments")
     if arguments is None:
         text = "{}"
-    elif isinstance(arguments, str) and not _is_json(arguments):
+    elif isinstance(arguments, str) and parse_json(arguments) is arguments:
         text = arguments  # cut or malformed: as the model wrote it
     else:
         text = to_json(arguments)
@@ -180,11 +180,3 @@ def _name_calls(found: Sequence[dict[str, Any]]) -> None:
                 call["id"] = "" if f"call_{made}" in known else f"call_{made}"
                 made += 1
         waiting = [call["id"] for call in item.get("tool_calls", ())] or waiting
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True

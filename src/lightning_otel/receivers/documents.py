@@ -16,12 +16,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from lightning_otel.errors import ReceiveError
+from lightning_otel.messages import object_of, objects
 from lightning_otel.receivers import Limits, Rejected, atif, otlp, platforms
-from lightning_otel.receivers.builder import IMPORTED
+from lightning_otel.receivers.builder import IMPORTED, parse_time
 from lightning_otel.receivers.otlp import (
     KINDS,
     SPAN_ID_BYTES,
@@ -32,8 +32,6 @@ from lightning_otel.receivers.otlp import (
     InvalidSpanError,
     Object,
     as_object,
-    inner,
-    objects,
     read_id_bytes,
     read_integer,
     text,
@@ -53,8 +51,6 @@ _LISTS: Final = (
 """Names under which a page of another tool's records holds them."""
 _MARKS: Final = ("resourceSpans", "schema_version")
 _IDS: Final = {"traceId": "trace_id", "spanId": "span_id"}
-_PRINTED_TIME: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _STORED_FIELDS: Final = ("rollout_id", "attempt_id", "sequence_id", "span_id")
 """Fields by which a span of Agent Lightning is known."""
 _SCOPE: Final = re.compile(r"InstrumentationScope\(([^,]*),")
@@ -105,7 +101,7 @@ def _unfold(document: object) -> list[object]:
 def _is_known(document: object) -> bool:
     if not isinstance(document, dict):
         return False
-    is_printed = "trace_id" in inner(document, "context") and "start_time" in document
+    is_printed = "trace_id" in object_of(document.get("context")) and "start_time" in document
     is_ours = is_printed or any(mark in document for mark in _MARKS) or _is_stored(document)
     return is_ours or bool(platforms.find_tool(document))
 
@@ -152,10 +148,10 @@ def span_of(document: Object, came: str) -> Span | Rejected:
 
 
 def _read_printed(found: Object, came: str) -> Span:
-    context, status, ours = (inner(found, key) for key in ("context", "status", OURS))
+    context, status, ours = (object_of(found.get(key)) for key in ("context", "status", OURS))
     start_ns = _read_printed_time(found.get("start_time"), ours.get("start_ns"))
     end_ns = _read_printed_time(found.get("end_time"), ours.get("end_ns"))
-    events, times_ns = objects(found, "events"), ours.get("events_ns")
+    events, times_ns = objects(found.get("events")), ours.get("events_ns")
     if not isinstance(times_ns, list) or len(times_ns) != len(events):
         times_ns = [None] * len(events)
     kind, code = text(found.get("kind")).rpartition(".")[2], status.get("status_code")
@@ -175,19 +171,19 @@ def _read_printed(found: Object, came: str) -> Span:
             {
                 "name": each.get("name"),
                 "timeUnixNano": _read_printed_time(each.get("timestamp"), exact),
-                "attributes": DecodedAttributes(inner(each, "attributes")),
+                "attributes": DecodedAttributes(object_of(each.get("attributes"))),
             }
             for each, exact in zip(events, times_ns, strict=True)
         ],
         "links": [
             {
-                **{key: inner(each, "context").get(name) for key, name in _IDS.items()},
-                "attributes": DecodedAttributes(inner(each, "attributes")),
+                **{key: object_of(each.get("context")).get(name) for key, name in _IDS.items()},
+                "attributes": DecodedAttributes(object_of(each.get("attributes"))),
             }
-            for each in objects(found, "links")
+            for each in objects(found.get("links"))
         ],
     }
-    otel_resource = dict(inner(inner(found, "resource"), "attributes"))
+    otel_resource = dict(object_of(object_of(found.get("resource")).get("attributes")))
     span = otlp.read_span(fields, otel_resource, text(ours.get("scope")), came, FILE_LIMITS)
     return replace(
         span,
@@ -198,15 +194,9 @@ def _read_printed(found: Object, came: str) -> Span:
     )
 
 
-def _read_printed_time(printed: object, exact: Any) -> int:
+def _read_printed_time(printed: object, exact: object) -> int:
     """Return nanoseconds; 0 for none."""
-    if exact is not None:
-        return read_integer(exact, "time")
-    try:
-        found = datetime.strptime(text(printed), _PRINTED_TIME) if printed else _EPOCH
-    except ValueError as exc:
-        raise InvalidSpanError("time is none of the SDK's") from exc
-    return (found.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1) * 1000
+    return parse_time((text(printed) or None) if exact is None else exact)
 
 
 def _read_position(content: object) -> int:
@@ -227,16 +217,20 @@ def _to_printed(found: Object) -> Object:
         "kind": str(found.get("kind")),
         "status": found.get("status"),
         "attributes": found.get("attributes"),
-        "events": objects(found, "events"),
+        "events": objects(found.get("events")),
         "links": [
-            {**link, "context": _read_ids(inner(link, "context"))}
-            for link in objects(found, "links")
+            {**link, "context": _read_ids(object_of(link.get("context")))}
+            for link in objects(found.get("links"))
         ],
-        "resource": {"attributes": {**inner(inner(found, "resource"), "attributes"), **named}},
+        "resource": {
+            "attributes": {**object_of(object_of(found.get("resource")).get("attributes")), **named}
+        },
         OURS: {
             "start_ns": _read_time(found.get("start_time")),
             "end_ns": _read_time(found.get("end_time")),
-            "events_ns": [_read_time(event.get("timestamp")) for event in objects(found, "events")],
+            "events_ns": [
+                _read_time(event.get("timestamp")) for event in objects(found.get("events"))
+            ],
             "scope": scope[1].strip() if scope else "",
         },
     }

@@ -15,9 +15,11 @@ import orjson
 
 from lightning_otel.adapter.interop import from_conventions
 from lightning_otel.errors import ReceiveError
+from lightning_otel.messages import object_of, objects
 from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import parse_json
 
 Object: TypeAlias = Mapping[str, Any]
 
@@ -96,14 +98,14 @@ def _has_too_many(body: bytes, limits: Limits) -> bool:
 
 def decode_request(request: Object, came: str, limits: Limits) -> Iterator[Span | Rejected]:
     """Yield the spans of a trace request; what is no span is rejected."""
-    for in_resource in objects(request, "resourceSpans"):
+    for in_resource in objects(request.get("resourceSpans")):
         otel_resource, unread = None, ""
         try:
-            otel_resource = _read_attributes(inner(in_resource, "resource"))
+            otel_resource = _read_attributes(object_of(in_resource.get("resource")))
         except InvalidSpanError as exc:
             unread = f"resource cannot be read: {exc}"
-        for in_scope in objects(in_resource, "scopeSpans"):
-            scope = inner(in_scope, "scope").get("name")
+        for in_scope in objects(in_resource.get("scopeSpans")):
+            scope = object_of(in_scope.get("scope")).get("name")
             for span in _items(in_scope, "spans"):
                 try:
                     if otel_resource is None or not isinstance(span, dict):
@@ -121,7 +123,7 @@ def read_span(
     Raises:
         InvalidSpanError: It cannot be kept.
     """
-    attributes, status = _read_attributes(found), inner(found, "status")
+    attributes, status = _read_attributes(found), object_of(found.get("status"))
     number = len(attributes)
     if number > limits.attributes:
         raise InvalidSpanError(f"more than {limits.attributes} attributes")
@@ -131,8 +133,8 @@ def read_span(
         read_integer(found.get("endTimeUnixNano"), "end time"),
         attributes,
     )
-    events = [_read_event(each) for each in objects(found, "events")]
-    links = [_read_link(each) for each in objects(found, "links")]
+    events = [_read_event(each) for each in objects(found.get("events"))]
+    links = [_read_link(each) for each in objects(found.get("links"))]
     kept = [link for link in links if link is not None]
     for noun, held, lost in (
         ("attributes", number, 0),
@@ -222,10 +224,7 @@ def _find_process(otel_resource: Object) -> str:
 
 def _note_cut(attributes: dict[str, Any], noun: str, kept: int, lost: int) -> None:
     """Note on a span how many attributes, events or links its sender or we left out."""
-    try:
-        note = orjson.loads(attributes.get(c.CUT, ""))
-    except (TypeError, ValueError):
-        note = None
+    note = parse_json(attributes.get(c.CUT))
     # What was cut before this, as on a copy of ours, says it in more detail.
     cut = {noun: {"length": kept + lost, "kept": kept}} | (note if isinstance(note, dict) else {})
     attributes[c.CUT] = orjson.dumps(cut).decode()
@@ -236,7 +235,8 @@ def _read_attributes(found: Object, key: str = "attributes", depth: int = 0) -> 
     if type(content) is DecodedAttributes:
         return dict(content)
     return {
-        text(pair.get("key")): _read_value(pair.get("value"), depth) for pair in objects(found, key)
+        text(pair.get("key")): _read_value(pair.get("value"), depth)
+        for pair in objects(found.get(key))
     }
 
 
@@ -312,17 +312,6 @@ def as_object(content: object) -> Object:
     if not isinstance(content, dict | None):
         raise InvalidSpanError("an object is none")
     return content or {}
-
-
-def inner(found: Object, key: str) -> Object:
-    """Return the object under a key; empty where none is."""
-    content = found.get(key)
-    return content if isinstance(content, dict) else {}
-
-
-def objects(found: Object, key: str) -> list[Object]:
-    """Return the objects in the list under a key."""
-    return [item for item in _items(found, key) if isinstance(item, dict)]
 
 
 def _items(found: Object, key: str) -> list[Any]:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 from lightning_otel.errors import StoreError
-from lightning_otel.store.layout import DataFile, Layout
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parse_line
 from lightning_otel.store.live import COARSE_NS
+from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.schema import COLUMNS, Record
 from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.table import Query

@@ -16,13 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreError
-from lightning_otel.store.layout import (
-    EMPTY_DATA,
-    EMPTY_LIVE,
-    FURTHEST_AHEAD_US,
-    Layout,
-    write_private,
-)
+from lightning_otel.store.layout import EMPTY_DATA, EMPTY_LIVE, Layout, write_private
+from lightning_otel.store.manifest import FURTHEST_AHEAD_US
 from lightning_otel.store.schema import COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.snapshot import (
     FIRST_LINE_ONLY,
@@ -114,7 +109,7 @@ def _spans_sql(layout: Layout, excluded: Collection[str]) -> str:
     The manifest is read where it is needed, not materialized: with that, DuckDB 2.0 reads every
     column of every file for a mere count.
     """
-    manifest = ndjson_sql(quote_text(str(layout.find_whole_manifest())), MANIFEST_COLUMNS)
+    manifest = ndjson_sql(quote_text(str(layout.find_manifest()[0])), MANIFEST_COLUMNS)
     files = f"read_parquet({quote_text(str(layout.data / '*.parquet'))}, filename=true)"
     damaged = [name for name in excluded if name.endswith(".parquet")]
     segments = ndjson_sql(quote_text(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
@@ -151,7 +146,7 @@ def _is_ahead(time_us: str) -> str:
 
 def _unsettled_sql(layout: Layout) -> str:
     """Take a process for alive that has a segment nobody settled: as near as SQL comes to locks."""
-    manifest = ndjson_sql(quote_text(str(layout.find_whole_manifest())), MANIFEST_COLUMNS)
+    manifest = ndjson_sql(quote_text(str(layout.find_manifest()[0])), MANIFEST_COLUMNS)
     return rf"""CREATE OR REPLACE MACRO is_alive(process) AS process IN (
   SELECT regexp_extract(parse_filename(file), '^(.+)-[0-9]+\.ndjson$', 1)
   FROM glob({quote_text(str(layout.live / "*.ndjson"))})

@@ -21,12 +21,11 @@ from lightning_otel.errors import (
     LightningOtelError,
     StoreDamagedError,
     StoreError,
-    StoreVersionError,
 )
 from lightning_otel.store import quarantine
 from lightning_otel.store.counts import ENDED, STORED, sum_counts
-from lightning_otel.store.layout import Layout, elect_settler, now_us
-from lightning_otel.store.manifest import SCHEMA_VERSION, DataFile, Manifest, SettledSegment
+from lightning_otel.store.layout import Layout, check_schema, elect_settler, now_us
+from lightning_otel.store.manifest import DataFile, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
     ORIGIN,
     SPILL,
@@ -278,7 +277,7 @@ def restore_manifest(layout: Layout) -> None:
 
 def _is_manifest_whole(layout: Layout) -> bool:
     try:
-        return layout.find_whole_manifest() == layout.manifest_path
+        return layout.find_manifest()[0] == layout.manifest_path
     except StoreDamagedError:
         return False
 
@@ -325,12 +324,7 @@ def _read_footer(con: "duckdb.DuckDBPyConnection", path: Path) -> Origin:
     query = f"SELECT key, value FROM parquet_kv_metadata({quote_text(str(path))})"
     pairs = con.execute(query).fetchall()
     footer: dict[str, Any] = {bytes(key).decode(): bytes(value) for key, value in pairs}
-    schema = int(footer.get("schema", 1))
-    if schema > SCHEMA_VERSION:
-        raise StoreVersionError(
-            f"{path} has schema {schema}, this lightning-otel knows {SCHEMA_VERSION}; upgrade with:"
-            " pip install --upgrade lightning-otel"
-        )
+    check_schema(path, int(footer.get("schema", 1)))
     try:
         return Origin.from_text(footer[ORIGIN])
     except (KeyError, TypeError, ValueError, zlib.error):

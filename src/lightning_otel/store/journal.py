@@ -72,10 +72,6 @@ class Journal:
         """Return the lines of open spans' starts, which a new segment begins with."""
         return []
 
-    def count_kept(self, name: str) -> None:
-        """Count what happened to a span that is kept all the same."""
-        self._new_counts.append((name, 1))
-
     def count_unstored(self, reason: str, spans: int = 1) -> None:
         """Count spans that ended and will not be kept, at once in the segment.
 

@@ -25,13 +25,7 @@ from lightning_otel.errors import (
     StoreVersionError,
 )
 from lightning_otel.store.lake import EXAMPLE, is_lake, lake_address
-from lightning_otel.store.manifest import FURTHEST_AHEAD_US as FURTHEST_AHEAD_US
-from lightning_otel.store.manifest import SCHEMA_VERSION as SCHEMA_VERSION
-from lightning_otel.store.manifest import DataFile as DataFile
-from lightning_otel.store.manifest import Manifest as Manifest
-from lightning_otel.store.manifest import SettledSegment as SettledSegment
-from lightning_otel.store.manifest import format_manifest, parse_manifest
-from lightning_otel.store.manifest import is_in_effect as is_in_effect
+from lightning_otel.store.manifest import SCHEMA_VERSION, Manifest, format_manifest, parse_manifest
 
 if TYPE_CHECKING:
     from lightning_otel.store import SpanStore
@@ -158,13 +152,10 @@ class Layout:
             StoreDamagedError: Neither it nor its copy is whole.
             StoreVersionError: A newer version wrote it.
         """
-        return self._read_manifest()[1]
+        return self.find_manifest()[1]
 
-    def find_whole_manifest(self) -> Path:
-        """Return the manifest's path, or that of its copy if only that is whole."""
-        return self._read_manifest()[0]
-
-    def _read_manifest(self) -> tuple[Path, Manifest]:
+    def find_manifest(self) -> tuple[Path, Manifest]:
+        """Return the manifest with its path, or that of its copy if only that is whole."""
         damages = []
         for path in (self.manifest_path, self.manifest_copy):
             try:
@@ -187,11 +178,7 @@ class Layout:
             raise StoreDamagedError(f"{path} is damaged: {exc}; {REPAIR}") from exc
         except OSError as exc:
             raise StoreError(f"cannot read {path}: {exc}") from exc
-        if schema > SCHEMA_VERSION:
-            raise StoreVersionError(
-                f"{self.catalogue} has schema {schema}, this lightning-otel knows "
-                f"{SCHEMA_VERSION}; upgrade with: pip install --upgrade lightning-otel"
-            )
+        check_schema(self.catalogue, schema)
         _parsed[path] = stamp, manifest
         return manifest
 
@@ -279,6 +266,15 @@ def find_state(store: "SpanStore") -> str | None:
         return named
     layout = store.local.layout if named is None else Layout(named)
     return str(layout.catalogue) if layout is not None and layout.has_state() else None
+
+
+def check_schema(name: object, schema: int) -> None:
+    """Refuse what a newer version wrote."""
+    if schema > SCHEMA_VERSION:
+        raise StoreVersionError(
+            f"{name} has schema {schema}, this lightning-otel knows {SCHEMA_VERSION}; "
+            "upgrade with: pip install --upgrade lightning-otel"
+        )
 
 
 def now_us() -> int:

@@ -16,6 +16,7 @@ from lightning_otel.types.values import (
     json_text,
     make_attributes_plain,
     name_text,
+    parse_json,
     repair_text,
     text_or_none,
     time_of,
@@ -289,11 +290,8 @@ def _list_texts(record: Record) -> list[_Text]:
 def _cut_texts(record: Record, texts: list[_Text], limit: int) -> None:
     """Cut every text longer than the limit, keeping its length and the kept part's hash."""
     attributes = record["attributes"]
-    try:
-        # Of what was cut before, or of the span that this one is a copy of.
-        found = orjson.loads(attributes.get(c.CUT, ""))
-    except ValueError:
-        found = None
+    # Of what was cut before, or of the span that this one is a copy of.
+    found = parse_json(attributes.get(c.CUT))
     note: dict[str, Any] = found if isinstance(found, dict) else {}
     for holder, key, name, text in texts:
         if len(text) > limit:

@@ -39,12 +39,7 @@ def read_others_records(
                 for each in records
                 if each.get("span_id") and each.get("start_ns", 0) >= since_ns
             ]
-    # Looked at last: what was settled and taken away meanwhile stands in it by now.
-    try:
-        files = layout.read_manifest().live_files
-    except StoreDamagedError:
-        return None
-    return None if any(file.max_start_ns >= since_ns for file in files) else found
+    return None if _is_settled_since(layout, since_ns) else found
 
 
 def read_whole_records(layout: Layout, since_ns: int) -> list[Record] | None:
@@ -76,9 +71,15 @@ def read_whole_records(layout: Layout, since_ns: int) -> list[Record] | None:
                 told = counts.get(ENDED, told)
         if told not in (None, ended):
             return None
-    # Looked at last: what was settled meanwhile stands in it.
-    is_settled = any(file.max_start_ns >= since_ns for file in layout.read_manifest().live_files)
-    return None if is_settled else list(found.values())
+    return None if _is_settled_since(layout, since_ns) else list(found.values())
+
+
+def _is_settled_since(layout: Layout, since_ns: int) -> bool:
+    """Return whether files may hold some, asked last: what was settled meanwhile stands there."""
+    try:
+        return any(file.max_start_ns >= since_ns for file in layout.read_manifest().live_files)
+    except StoreDamagedError:
+        return True
 
 
 def list_live_processes(layout: Layout) -> list[str]:

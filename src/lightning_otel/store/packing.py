@@ -22,8 +22,9 @@ from lightning_otel.store.damage import (
     translate_errors,
 )
 from lightning_otel.store.digest import digest_sql
-from lightning_otel.store.layout import DataFile, Layout, Manifest, SettledSegment
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import is_sound
+from lightning_otel.store.manifest import DataFile, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
     SPILL,
     STORED,

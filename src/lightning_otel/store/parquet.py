@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from lightning_otel.store.digest import DIGEST
-from lightning_otel.store.layout import SCHEMA_VERSION, DataFile, Layout, Manifest
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.manifest import SCHEMA_VERSION, DataFile, Manifest
 from lightning_otel.store.quarantine import checksum_of
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.sql import new_connection, quote_paths, quote_text

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -307,14 +308,11 @@ def _list_old_parts(layout: Layout) -> set[Path]:
 
 def _write_record(layout: Layout, record: Mapping[str, Any]) -> None:
     """Append to the record of redactions, on the disk before anything goes on."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    descriptor = os.open(layout.root / RECORDS, flags, 0o600)
-    try:
+    with open(layout.root / RECORDS, "ab", opener=partial(os.open, mode=0o600)) as file:
         # A line that a kill has torn does not swallow this one.
-        os.write(descriptor, b"\n" + orjson.dumps(record) + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        file.write(b"\n" + orjson.dumps(record) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _find_user() -> str:

@@ -16,7 +16,8 @@ import orjson
 from lightning_otel.store import counts as n
 from lightning_otel.store.damage import quarantine_damage
 from lightning_otel.store.digest import digest_sql
-from lightning_otel.store.layout import DataFile, Layout
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.packing import CONTENT
 from lightning_otel.store.parquet import (
     ROW_GROUP,

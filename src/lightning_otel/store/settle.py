@@ -20,16 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store.counts import sum_counts
 from lightning_otel.store.damage import quarantine_damage, release_missing_files, restore_manifest
-from lightning_otel.store.layout import (
-    FURTHEST_AHEAD_US,
-    DataFile,
-    Layout,
-    Manifest,
-    SettledSegment,
-    elect_settler,
-    now_us,
-    total_bytes,
-)
+from lightning_otel.store.layout import Layout, elect_settler, now_us, total_bytes
+from lightning_otel.store.manifest import FURTHEST_AHEAD_US, DataFile, Manifest, SettledSegment
 from lightning_otel.store.packing import copy_without_starts, make_parquet
 from lightning_otel.store.parquet import SPILL, bounded_connection, sync
 from lightning_otel.store.quarantine import quarantine_lines, read_notes

@@ -14,14 +14,9 @@ from typing import Final, Self
 
 from lightning_otel.errors import StoreError
 from lightning_otel.store.damage import list_excluded
-from lightning_otel.store.layout import (
-    DataFile,
-    Layout,
-    is_in_effect,
-    now_us,
-    total_bytes,
-)
+from lightning_otel.store.layout import Layout, now_us, total_bytes
 from lightning_otel.store.lines import MAX_RECORD_BYTES
+from lightning_otel.store.manifest import DataFile, is_in_effect
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.sql import quote_paths, quote_text, struct_sql
 

@@ -11,8 +11,9 @@ from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
 from lightning_otel.store.damage import ensure_manifest, exclude_damage
 from lightning_otel.store.digest import DIGEST, digest_sql
-from lightning_otel.store.layout import MEMORY, DataFile, Layout, now_us
+from lightning_otel.store.layout import MEMORY, Layout, now_us
 from lightning_otel.store.live import list_live_processes
+from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
 from lightning_otel.store.snapshot import (

@@ -7,7 +7,6 @@ method that is named after them.
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import re
 import time
@@ -17,11 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import orjson
 
-from lightning_otel.errors import (
-    NotInstalledError,
-    QueryError,
-    StoreDamagedError,
-)
+from lightning_otel.errors import NotInstalledError, QueryError, StoreDamagedError
+from lightning_otel.messages.media import to_json
 from lightning_otel.store.layout import private_file
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import build_span
@@ -362,11 +358,7 @@ def json_line(row: Mapping[str, Any]) -> bytes:
         return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
     except (TypeError, ValueError):
         # An integer beyond 64 bits, or half a surrogate pair, in what a model said.
-        text = json.dumps(row, ensure_ascii=False, default=list)
-        if "NaN" in text or "Infinity" in text:  # which is no JSON; the quick way writes null too
-            held = json.loads(text, parse_constant=lambda constant: None)
-            text = json.dumps(held, ensure_ascii=False)
-        return text.encode("utf-8", "replace") + b"\n"
+        return to_json(row).encode("utf-8", "replace") + b"\n"
 
 
 def _import_optional(name: str) -> Any:

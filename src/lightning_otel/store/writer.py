@@ -116,10 +116,6 @@ class SpanWriter(Journal):
             begun.line = format_line(record)
             self._append_line(begun.line, 0)
 
-    def has_open(self, trace_id: int, span_id: int) -> bool:
-        """Return whether a span began here and has not ended."""
-        return (trace_id, span_id) in self._open
-
     def ended(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
         """Keep an ended span. One that began in a parent process, or before us, is only counted."""
         if os.getpid() != self.pid:
@@ -178,7 +174,7 @@ class SpanWriter(Journal):
                     continue
                 record = kept
                 if is_failed:
-                    self.count_kept(n.TRANSFORM_FAILED)
+                    self._new_counts.append((n.TRANSFORM_FAILED, 1))
             lines.append(format_line(record))
             size += len(lines[-1])
             ended += span.end_ns is not None
@@ -250,7 +246,7 @@ class SpanWriter(Journal):
             self._append_line(format_control_line(**drop), spans=0)
             return False
         if is_failed:
-            self.count_kept(n.TRANSFORM_FAILED)
+            self._new_counts.append((n.TRANSFORM_FAILED, 1))
         record.clear()
         record.update(kept)
         return True
@@ -292,7 +288,7 @@ def writer_for(layout: Layout) -> SpanWriter:
 
 def writer_of_open(trace_id: int, span_id: int) -> SpanWriter | None:
     """Return the writer of this process that keeps a span which has not ended yet."""
-    return next((each for each in list(_writers) if each.has_open(trace_id, span_id)), None)
+    return next((each for each in list(_writers) if (trace_id, span_id) in each._open), None)
 
 
 def flush_all() -> bool:

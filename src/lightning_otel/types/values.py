@@ -14,6 +14,7 @@ import enum
 import json
 import math
 import sys
+from array import array
 from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -34,7 +35,7 @@ _TIMES: Final = range(1 << 62)
 """Nanoseconds until the year 2116: the difference of any two fits 64 bits."""
 _INTEGERS: Final = range(-(1 << 63), 1 << 64)
 _ATOMS: Final = frozenset({int, bool, type(None)})
-_CONTAINERS: Final = (list, tuple, set, frozenset)
+_CONTAINERS: Final = (list, tuple, set, frozenset, array)
 _TEXTS: Final[Mapping[type, Callable[[Any], str]]] = {
     Decimal: str,
     datetime: datetime.isoformat,

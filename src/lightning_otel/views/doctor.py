@@ -269,7 +269,7 @@ def _check_permissions(layout: Layout) -> Iterator[Finding]:
 def _check_contents(layout: Layout, store: Store) -> Iterator[Finding]:
     command = damage.repair_command(layout)
     try:
-        whole = layout.find_whole_manifest()
+        whole = layout.find_manifest()[0]
         if whole != layout.manifest_path:
             text = f"{layout.manifest_path} is damaged or missing, its copy is whole"
             yield problem("manifest-damaged", text, command)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from lightning_otel.adapter.attributes import to_text
 from lightning_otel.adapter.tokens import sampled_ids, token_content
 from lightning_otel.messages import (
     flatten_tools,
@@ -66,17 +65,12 @@ def dump(value: object) -> str:
         return ""  # Python's literals may have tuples as keys, and JSON be as deep as the stack.
 
 
-def to_message(item: Mapping[str, Any], *, role: str = "", **extra: Any) -> dict[str, Any]:
-    """Return a message of the chat API, its role by default this one, as today's conventions do."""
-    return read_message({**item, "role": to_text(item.get("role") or role)}, **extra)
-
-
 def read_choices(choices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages of an answer's choices."""
     return [
-        to_message(
+        read_message(
             object_of(choice.get("message")),
-            role="assistant",
+            "assistant",
             finish_reason=choice.get("finish_reason"),
         )
         for choice in choices

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import to_number, to_text
 from lightning_otel.adapter.readers import chat
-from lightning_otel.messages import read_call
+from lightning_otel.messages import read_call, read_message
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
@@ -56,10 +56,10 @@ def _normalize_message(item: Mapping[str, Any]) -> dict[str, Any]:
     parts = kept.get("parts")
     if not isinstance(parts, list):
         is_chat = parts is None and ("content" in kept or "tool_calls" in kept)
-        return chat.to_message(kept, finish_reason=kept.get("finish_reason")) if is_chat else kept
+        return read_message(kept, finish_reason=kept.get("finish_reason")) if is_chat else kept
     if "tool_call_id" in kept:
         text = "".join(to_text(p.get("content", "")) for p in parts if isinstance(p, Mapping))
-        return chat.to_message({"role": "tool", "content": text, "id": kept["tool_call_id"]})
+        return read_message({"role": "tool", "content": text, "id": kept["tool_call_id"]})
     calls = kept.pop("tool_calls", None)
     if isinstance(calls, list):
         parts = [*parts, *(read_call(call) for call in calls if isinstance(call, Mapping))]

@@ -12,6 +12,7 @@ from typing import Any, Final
 from lightning_otel.adapter.attributes import to_text
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.chat import drop_none, read_rows
+from lightning_otel.messages import read_message
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
@@ -73,14 +74,9 @@ def content(span: Span) -> dict[str, Any]:
     attributes = span.attributes
     found: dict[str, Any] = {}
     if c.INPUT_MESSAGES not in attributes and c.OUTPUT_MESSAGES not in attributes:
-        given = [
-            chat.to_message(_parse_parts(row), role="user")
-            for row in read_rows(attributes, _PROMPT)
-        ]
+        given = [read_message(_parse_parts(row), "user") for row in read_rows(attributes, _PROMPT)]
         answered = [
-            chat.to_message(
-                _parse_parts(row), role="assistant", finish_reason=row.get("finish_reason")
-            )
+            read_message(_parse_parts(row), "assistant", finish_reason=row.get("finish_reason"))
             for row in read_rows(attributes, _COMPLETION)
         ]
         for event in () if given or answered else tuple(span.events):
@@ -88,7 +84,7 @@ def content(span: Span) -> dict[str, Any]:
             held = parse_json(event.attributes.get(_EVENT_CONTENT))
             body = held if isinstance(held, Mapping) else event.attributes
             if event.name in _EVENTS:
-                given.append(chat.to_message(body, role=_EVENTS[event.name]))
+                given.append(read_message(body, _EVENTS[event.name]))
             elif event.name == _CHOICE_EVENT:
                 answered += chat.read_choices([body])
         if given:

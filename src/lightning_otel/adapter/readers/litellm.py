@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.chat import drop_none, read_rows
-from lightning_otel.messages import object_of, objects
+from lightning_otel.messages import object_of, objects, read_message
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
@@ -41,7 +41,7 @@ def content(span: Span) -> dict[str, Any]:
     held = objects(parse_json(attributes.get(c.OUTPUT_MESSAGES)))
     if not held or held[0].get("parts"):
         return {}
-    calls = [chat.to_message(row) for row in read_rows(attributes, "gen_ai.completion")]
+    calls = [read_message(row) for row in read_rows(attributes, "gen_ai.completion")]
     parts = [part for call in calls for part in call["parts"]]
     return {c.OUTPUT_MESSAGES: chat.dump([{**held[0], "parts": parts}, *held[1:]])} if parts else {}
 
@@ -64,9 +64,7 @@ def _read_raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
             c.INPUT_TOKENS: usage.get("prompt_tokens"),
             c.OUTPUT_TOKENS: usage.get("completion_tokens"),
             c.FINISH_REASONS: chat.read_reasons(choices),
-            c.INPUT_MESSAGES: chat.dump([chat.to_message(item) for item in given])
-            if given
-            else None,
+            c.INPUT_MESSAGES: chat.dump([read_message(item) for item in given]) if given else None,
             c.OUTPUT_MESSAGES: chat.dump(chat.read_choices(choices)) if choices else unread,
             c.TOOL_DEFINITIONS: chat.dump_tools(objects(body["tools"])),
             **chat.choice_tokens(body),

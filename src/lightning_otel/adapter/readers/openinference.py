@@ -13,7 +13,7 @@ from typing import Any, Final
 from lightning_otel.adapter.attributes import to_text
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.chat import drop_none, read_rows
-from lightning_otel.messages import content_parts, object_of, objects
+from lightning_otel.messages import content_parts, object_of, objects, read_message
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
@@ -141,7 +141,7 @@ def _read_messages(attributes: Mapping[str, Any], prefix: str, role: str = "user
         if item.get("role") == "function" and isinstance(results, list):  # as of AutoGen
             told = [object_of(parse_json(each)) for each in results]
             found += [
-                chat.to_message({**each, "role": "tool", "tool_call_id": each.get("call_id")})
+                read_message({**each, "role": "tool", "tool_call_id": each.get("call_id")})
                 for each in told
             ]
             continue
@@ -156,7 +156,7 @@ def _read_messages(attributes: Mapping[str, Any], prefix: str, role: str = "user
         parts = item.get("contents")
         if isinstance(parts, list) and not item.get("content"):
             item["content"] = [_read_part(_read_mapping(part, "message_content")) for part in parts]
-        found.append(chat.to_message(item, role=role))
+        found.append(read_message(item, role))
     return found
 
 

@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace import Span, SpanProcessor
 
 from lightning_otel import capture, config
 from lightning_otel.exporters.forwarding import Forwarder
@@ -25,7 +25,7 @@ PREFIX: Final = "process-"
 
 
 class ForwardingProcessor(SpanProcessor):
-    """Sends what this process keeps; what is not delivered waits in the store."""
+    """Sends what this process keeps, from its segments; what is not delivered waits there."""
 
     def __init__(self) -> None:
         self._begun: dict[tuple[int, SpanWriter], Forwarder | None] = {}
@@ -44,19 +44,12 @@ class ForwardingProcessor(SpanProcessor):
                 begun = capture.guard_call(self._begin_forwarding, writer, since_ns)
                 self._begun[os.getpid(), writer] = begun
 
-    def on_end(self, span: ReadableSpan) -> None:
-        """Do nothing: the span is read from its segment."""
-
     def shutdown(self) -> None:
         """Send the rest, unless the endpoint keeps silent."""
         self._is_over = True
         for (pid, writer), forwarder in list(self._begun.items()):
             if pid == os.getpid() and forwarder is not None:
                 capture.guard_call(_finish_forwarding, forwarder, writer)
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Do nothing: what is to be sent is in the store."""
-        return True
 
     def _begin_forwarding(self, writer: SpanWriter, since_ns: int) -> Forwarder | None:
         endpoint = config.otlp_endpoint()

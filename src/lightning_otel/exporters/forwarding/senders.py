@@ -8,6 +8,7 @@ success are not taken for a delivery.
 import enum
 import gzip
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -205,7 +206,8 @@ class GrpcSender:
         is_secure = parts.scheme == "https" or (parts.scheme != "http" and not endpoint.is_insecure)
         if is_secure:
             files = (endpoint.certificate, endpoint.client_key, endpoint.client_certificate)
-            credentials = grpc.ssl_channel_credentials(*map(_read_file, files))
+            texts = (Path(each).read_bytes() if each else None for each in files)
+            credentials = grpc.ssl_channel_credentials(*texts)
             channel = grpc.secure_channel(parts.netloc, credentials, compression=algorithm)
         else:
             channel = grpc.insecure_channel(parts.netloc, compression=algorithm)
@@ -225,10 +227,3 @@ class GrpcSender:
                 return Answer(Verdict.TOO_LARGE, reason)
             return Answer(Verdict.LATER, reason, is_silent=True)
         return _read_success(text, "application/x-protobuf")
-
-
-def _read_file(path: str) -> bytes | None:
-    if not path:
-        return None
-    with open(path, "rb") as file:
-        return file.read()

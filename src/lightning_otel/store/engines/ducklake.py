@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
-from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
+from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
 from lightning_otel.store.engines.remote import add_time_bounds
 from lightning_otel.store.lake import LakeAddress
-from lightning_otel.store.layout import SCHEMA_VERSION, Layout
+from lightning_otel.store.layout import Layout, check_schema
 from lightning_otel.store.parquet import fetch_row
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.snapshot import same_span_sql
@@ -227,11 +227,7 @@ def _missing_message(address: LakeAddress) -> str:
 def check_version(con: "duckdb.DuckDBPyConnection", address: LakeAddress) -> None:
     """Check that this version knows all that was published."""
     newest = fetch_row(con, f"SELECT max(schema_version) FROM {PUBLISHED}")[0] or 0
-    if newest > SCHEMA_VERSION:
-        raise StoreVersionError(
-            f"the lake {address.name} holds schema {newest}, this lightning-otel knows "
-            f"{SCHEMA_VERSION}; upgrade with: pip install --upgrade lightning-otel"
-        )
+    check_schema(f"the lake {address.name}", newest)
 
 
 def _selection_bounds(selection: Selection) -> tuple[str, str]:

@@ -1,5 +1,7 @@
 """Spans of ours as OTLP protobuf; content stays here unless it may leave.
 
+Half a surrogate pair would spoil a whole request: every text is repaired.
+
 Source: opentelemetry-proto, ``trace/v1/trace.proto`` and ``common/v1/common.proto``.
 """
 
@@ -19,6 +21,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from lightning_otel.types import Span
 from lightning_otel.types.conventions import CONTENT_KEYS
+from lightning_otel.types.values import repair_text
 
 _KINDS: Final = {"INTERNAL": 1, "SERVER": 2, "CLIENT": 3, "PRODUCER": 4, "CONSUMER": 5}
 _STATUSES: Final = {"UNSET": 0, "OK": 1, "ERROR": 2}
@@ -53,7 +56,7 @@ def encode_request(spans: Iterable[Span], *, with_content: bool) -> bytes:
             resources[key] = request.resource_spans.add(resource=Resource(attributes=attributes))
         if (key, span.scope) not in scopes:
             scopes[key, span.scope] = resources[key].scope_spans.add(
-                scope=InstrumentationScope(name=_encode_text(span.scope))
+                scope=InstrumentationScope(name=repair_text(span.scope))
             )
         scopes[key, span.scope].spans.append(encode_span(span, with_content=with_content))
     return bytes(request.SerializeToString())
@@ -72,14 +75,14 @@ def encode_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
         trace_id=_encode_id(span.trace_id, 16),
         span_id=_encode_id(span.span_id, 8),
         parent_span_id=_encode_id(span.parent_span_id, 8) if span.parent_span_id else b"",
-        name=_encode_text(span.name),
+        name=repair_text(span.name),
         kind=_KINDS.get(span.kind, 0),  # type: ignore[arg-type]  # the stubs want the enum
         start_time_unix_nano=span.start_ns,
         end_time_unix_nano=end_ns,
         attributes=_encode_attributes(span.attributes, with_content=with_content),
         events=[
             trace_pb2.Span.Event(
-                name=_encode_text(event.name),
+                name=repair_text(event.name),
                 time_unix_nano=max(0, event.time_ns),
                 attributes=_encode_attributes(event.attributes, with_content=with_content),
             )
@@ -96,7 +99,7 @@ def encode_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
         ],
         status=trace_pb2.Status(
             code=_STATUSES.get(span.status, 0),  # type: ignore[arg-type]  # the stubs want the enum
-            message=_encode_text(span.status_message),
+            message=repair_text(span.status_message),
         ),
         flags=_FLAGS,
     )
@@ -114,7 +117,7 @@ def _encode_id(text: str, size: int) -> bytes:
 
 def _encode_attributes(attributes: Mapping[str, Any], *, with_content: bool) -> list[KeyValue]:
     return [
-        KeyValue(key=_encode_text(key), value=_encode_value(value, _MAX_DEPTH))
+        KeyValue(key=repair_text(key), value=_encode_value(value, _MAX_DEPTH))
         for key, value in attributes.items()
         if with_content or key not in CONTENT_KEYS
     ]
@@ -133,7 +136,7 @@ def _encode_value(value: Any, depth: int) -> AnyValue:
         return AnyValue(
             kvlist_value=KeyValueList(
                 values=[
-                    KeyValue(key=_encode_text(str(key)), value=_encode_value(item, depth - 1))
+                    KeyValue(key=repair_text(str(key)), value=_encode_value(item, depth - 1))
                     for key, item in value.items()
                 ]
             )
@@ -142,9 +145,4 @@ def _encode_value(value: Any, depth: int) -> AnyValue:
         return AnyValue(
             array_value=ArrayValue(values=[_encode_value(item, depth - 1) for item in value])
         )
-    return AnyValue(string_value=_encode_text(value if isinstance(value, str) else str(value)))
-
-
-def _encode_text(text: str) -> str:
-    """The text without half surrogate pairs, one of which would spoil the whole request."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    return AnyValue(string_value=repair_text(value if isinstance(value, str) else str(value)))

@@ -31,7 +31,8 @@ from lightning_otel.store.engines.ducklake import (
     translate_errors,
 )
 from lightning_otel.store.lake import LakeAddress
-from lightning_otel.store.layout import SCHEMA_VERSION, Layout, file_lock, hold_settler_lock
+from lightning_otel.store.layout import Layout, file_lock, hold_settler_lock
+from lightning_otel.store.manifest import SCHEMA_VERSION
 from lightning_otel.store.parquet import sync
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.settle import settle
