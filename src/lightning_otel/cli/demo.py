@@ -8,6 +8,7 @@ import click
 
 from lightning_otel.cli.options import store_option
 from lightning_otel.cli.output import count_noun, print_table, printable, program_command, suggest
+from lightning_otel.types.text import step_row
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -81,8 +82,6 @@ def _show_spans(opened: "Store", started_ns: int) -> None:
 
 
 def _show_transitions(opened: "Store", started_ns: int, lesson: "Lesson") -> None:
-    from lightning_otel.messages import plain_text
-
     ours = {outcome.rollout_id for outcome in lesson.outcomes}
     found = opened.transitions(since=started_ns)
     steps = [step for step in found if step.rollout_id in ours]
@@ -93,10 +92,7 @@ def _show_transitions(opened: "Store", started_ns: int, lesson: "Lesson") -> Non
     )
     rows = [
         {
-            "step": step.step,
-            "observation": plain_text(step.observation[-1:]),
-            "action": plain_text(step.action[:1]),
-            "reward": step.reward,
+            **step_row(step),
             "done": "yes" if step.done else "no",
             "tokens": f"{len(step.prompt_ids)}→{len(step.response_ids)}",
         }

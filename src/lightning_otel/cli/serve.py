@@ -11,7 +11,7 @@ import click
 from lightning_otel.cli.options import store_option
 from lightning_otel.cli.output import count_noun, print_note
 from lightning_otel.errors import ConfigError, NotInstalledError
-from lightning_otel.types.html import escape
+from lightning_otel.types.html import render_link_page
 
 if TYPE_CHECKING:
     from lightning_otel.serve.ingest import Counts
@@ -112,11 +112,6 @@ def _open_browser(link: str, opener: Path) -> None:
     from lightning_otel.store.layout import write_private
 
     opener.unlink(missing_ok=True)
-    page = (
-        '<!doctype html><meta charset="utf-8"><title>lightning-otel</title>'
-        f'<meta http-equiv="refresh" content="0;url={escape(link)}">'
-        f'<a href="{escape(link)}">lightning-otel</a>\n'
-    )
-    write_private(opener, page.encode())
+    write_private(opener, render_link_page(link).encode())
     if click.launch(str(opener)):
         print_note("no browser could be started; open the link above")

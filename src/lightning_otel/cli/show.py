@@ -21,6 +21,7 @@ from lightning_otel.cli.output import (
     terminal_width,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError
+from lightning_otel.types.text import step_row
 
 if TYPE_CHECKING:
     from lightning_otel.adapter.outline import Outline
@@ -185,8 +186,6 @@ def _print_steps(
 
 def _step_rows(found: "Outline") -> Iterator[Mapping[str, Any]]:
     """Yield a row a step, each once, on the first branch it lies on."""
-    from lightning_otel.messages import plain_text
-
     seen: set[tuple[str, str]] = set()
     is_tried_again = len({path.attempt_id for path in found.trajectories}) > 1
     for path in found.trajectories:
@@ -197,14 +196,9 @@ def _step_rows(found: "Outline") -> Iterator[Mapping[str, Any]]:
             if (step.trace_id, step.span_id) not in seen:
                 seen.add((step.trace_id, step.span_id))
                 yield {
-                    "agent": step.agent,
+                    **step_row(step),
                     "branch": attempt + branch if attempt or path.branch or cause else "",
-                    "step": step.step,
-                    "observation": plain_text(step.observation[-1:]),
-                    "action": plain_text(step.action[:1]),
-                    "reward": step.reward,
                     "done": "yes" if step.done else "no",
-                    "capture": step.capture,
                     "tokens": _token_text(step),
                 }
 

@@ -1,7 +1,7 @@
 """``train``: an algorithm learns from a store, or from tasks an agent is run on."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,8 @@ def train(
     With --worker it runs the training requested by HTTP (POST /training/trigger), one request after
     the other: of ALGORITHM, or of any.
     """
+    from lightning_otel import algorithms
+    from lightning_otel.trainer import Trainer
     from lightning_otel.views.plot import Progress
 
     if is_list:
@@ -74,10 +76,20 @@ def train(
     if is_worker and (resume or save or follow):
         raise ConfigError("a worker takes what is asked for; leave out --resume, --save, --follow")
     train_tasks, val_tasks = _read_tasks(tasks), _read_tasks(val)
+    loaded = load_named(agent, "agent") if agent else None
+    own = {name: value for name, value in more.items() if value is not None}
+
+    def make(name: str, asked: Mapping[str, Any]) -> Trainer:
+        settings = {**own, **asked}
+        given = {**_parse_options(options), **settings.pop("options", {})}
+        return Trainer(loaded, name, store=store, **settings, **given)
+
     if is_worker:
-        _work_until_signal(algorithm or "", agent, options, train_tasks, val_tasks, store, more)
+        _work_until_signal(make, algorithm or "", train_tasks, val_tasks, store)
         return
-    trainer = _make_trainer(algorithm, agent, options, store, more)
+    if algorithm is None:
+        raise ConfigError(f"no algorithm is named; there are {', '.join(algorithms.names())}")
+    trainer = make(algorithm, {})
     if resume:
         trainer.resume_from_checkpoint(resume)
     with Progress() as trainer.progress:
@@ -91,45 +103,19 @@ def train(
     _tell_fit(fit, store)
 
 
-def _make_trainer(
-    algorithm: str | None, agent: str | None, options: Sequence[str], store: str | None, more: Any
-) -> "Trainer":
-    from lightning_otel import algorithms
-    from lightning_otel.trainer import Trainer
-
-    if algorithm is None:
-        raise ConfigError(f"no algorithm is named; there are {', '.join(algorithms.names())}")
-    given = {name: value for name, value in more.items() if value is not None}
-    return Trainer(
-        load_named(agent, "agent") if agent else None,
-        algorithm,
-        store=store,
-        **given,
-        **_parse_options(options),
-    )
-
-
 def _work_until_signal(
-    algorithm: str, agent: str | None, options: Sequence[str], tasks: Sequence[Any],
-    val: Sequence[Any], store: str | None, more: dict[str, Any],
+    make: "Callable[[str, Mapping[str, Any]], Trainer]", algorithm: str, tasks: Sequence[Any],
+    val: Sequence[Any], store: str | None,
 ) -> None:  # fmt: skip
     """Do what is asked for until a signal comes; the request under way then waits again."""
     from lightning_otel import config
     from lightning_otel.dataset import Store
     from lightning_otel.state import State
     from lightning_otel.state.requests import Requests
-    from lightning_otel.trainer import Trainer
     from lightning_otel.trainer.worker import TrainingWorker
 
     if not config.TRAIN.read():
         raise ConfigError("training is switched off by LIGHTNING_OTEL_TRAIN; unset it to train")
-    own = {name: value for name, value in more.items() if value is not None}
-    loaded = load_named(agent, "agent") if agent else None
-
-    def make(name: str, asked: Mapping[str, Any]) -> Trainer:
-        asked = {**own, **asked}
-        given = {**_parse_options(options), **asked.pop("options", {})}
-        return Trainer(loaded, name, store=store, **asked, **given)
 
     def ended(request: "TrainingRequest", fit: "Fit | None", reason: str) -> None:
         print_note(f"{request.request_id}: {reason or 'done'}")

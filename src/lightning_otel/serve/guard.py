@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lightning_otel.serve.otlp import is_call
 from lightning_otel.serve.responses import CONTENT_TYPES, FORM, RefusalError, base_type
 from lightning_otel.serve.session import Session, prefix_of
-from lightning_otel.types.html import escape
+from lightning_otel.types.html import render_link_page
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +48,6 @@ _API: Final = "/v1/"
 _HANDED_ON: Final = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 """Headers of which a proxy sends at least one."""
 _KEY: Final = "key"
-_LEADING_ON: Final = (
-    '<!doctype html><meta charset="utf-8"><title>lightning-otel</title>'
-    '<meta http-equiv="refresh" content="0;url={0}"><a href="{0}">lightning-otel</a>'
-)
 _ALONE: Final = {"Cross-Origin-Opener-Policy": "same-origin"}
 """What opened it can neither look at it nor at where it leads."""
 _ALWAYS: Final = (
@@ -194,7 +190,7 @@ class Guard:
         before = self._session.prefix if is_right else prefix_of(request.scope)
         address = before + _address_without_key(request)
         if _is_link(request):
-            answer: Response = HTMLResponse(_LEADING_ON.format(escape(address)), headers=_ALONE)
+            answer: Response = HTMLResponse(render_link_page(address), headers=_ALONE)
         elif request.method == "GET" and given:
             answer = RedirectResponse(address, 303)
         else:

@@ -10,6 +10,9 @@ import orjson
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # no stubs
 from starlette.responses import Response
 
+from lightning_otel import errors
+from lightning_otel.errors import LightningOtelError
+
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 CONTENT_TYPES: Final = (PROTOBUF, JSON)
@@ -20,6 +23,14 @@ CODES: Final = {401: 16, 403: 7, 404: 5, 408: 4, 413: 8, 429: 8, 503: 14}
 """gRPC's, by HTTP's."""
 INVALID_ARGUMENT: Final = 3
 _MOST_REASONS: Final = 10
+_STATUSES: Final[tuple[tuple[type[LightningOtelError], int], ...]] = (
+    (errors.NotFoundError, 404),
+    (errors.StoreMissingError, 404),
+    (errors.TooLargeError, 413),
+    (errors.StoreError, 503),
+    (errors.ChangedError, 409),
+    (errors.StateError, 503),
+)
 
 
 class RefusalError(Exception):
@@ -39,6 +50,12 @@ def base_type(content_type: str | None) -> str:
 def busy() -> RefusalError:
     """Return the refusal of one request too many at a time, which may come again."""
     return RefusalError(503, "too much at once; come again", {"Retry-After": "1"})
+
+
+def refusal_of(error: LightningOtelError) -> RefusalError:
+    """Return the refusal that an error of ours becomes."""
+    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 400)
+    return RefusalError(status, str(error))
 
 
 def refused(content_type: str, refusal: RefusalError) -> Response:

@@ -17,8 +17,8 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from lightning_otel.errors import ConfigError, LightningOtelError, QueryError
-from lightning_otel.serve.responses import RefusalError, busy
+from lightning_otel.errors import LightningOtelError
+from lightning_otel.serve.responses import busy, refusal_of
 
 PARQUET: Final = "application/vnd.apache.parquet"
 PART_BYTES: Final = 1 << 16
@@ -69,10 +69,8 @@ class Streams:
             first = await run(lambda: next(parts, b""))
         except BaseException as exc:
             self._under_way -= 1
-            if isinstance(exc, (QueryError, ConfigError)):
-                raise RefusalError(400, str(exc)) from exc
             if isinstance(exc, LightningOtelError):
-                raise RefusalError(500, f"the store cannot be read: {exc.what}") from exc
+                raise refusal_of(exc) from exc
             raise
         return StreamedResponse(
             _send_parts(first, parts), lambda: self._leave_stream(parts), media_type, headers

@@ -16,6 +16,15 @@ def escape(text: object, cells: int | None = None) -> str:
     return escape_html(one_line(text, cells))
 
 
+def render_link_page(address: str) -> str:
+    """Return a page that holds nothing but an address, and leads on to it."""
+    where = escape(address)
+    return (
+        '<!doctype html><meta charset="utf-8"><title>lightning-otel</title>'
+        f'<meta http-equiv="refresh" content="0;url={where}"><a href="{where}">lightning-otel</a>\n'
+    )
+
+
 def render_svg_text(
     x: float, y: float, text: str, style: str = "", cells: int = 100, *, anchor: str = "start"
 ) -> str:

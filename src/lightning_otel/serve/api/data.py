@@ -121,7 +121,8 @@ def with_filters(filters: Mapping[str, Filter]) -> Callable[[type[M]], type[M]]:
             if name not in model.model_fields:
                 text: Any = Literal[each.choices] if each.choices else Text
                 kind = {int: Time, str: text, tuple: Texts}.get(each.kind, each.kind)
-                kind, default = (kind, []) if each.kind is tuple else (kind | None, None)
+                default: Any = [] if each.kind is tuple else None
+                kind = kind | None if default is None else kind
                 fields[name] = (kind, Field(default, description=each.says))
         return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 

@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import (
     Any,
@@ -119,11 +119,11 @@ class Operation:
     params: type[RequestModel] | None
     told: Any
     answers: Mapping[int, str]
-    content: Schemas
-    bodies: Schemas
-    headers: Mapping[str, str]
-    is_open: bool
-    most_bytes: int
+    content: Schemas = field(default_factory=dict)
+    bodies: Schemas = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    is_open: bool = False
+    most_bytes: int = _BODY_BYTES
 
     @property
     def route(self) -> Route:
@@ -214,15 +214,7 @@ class Operation:
 
 
 def operation(
-    method: Literal["GET", "POST"],
-    path: str,
-    answers: Mapping[int, str] | None = None,
-    *,
-    content: Schemas | None = None,
-    bodies: Schemas | None = None,
-    headers: Mapping[str, str] | None = None,
-    is_open: bool = False,
-    most_bytes: int = _BODY_BYTES,
+    method: Literal["GET", "POST"], path: str, answers: Mapping[int, str] | None = None, **more: Any
 ) -> Callable[[Callable[..., Any]], Operation]:
     """Make an operation of a function; what follows the path is as in :class:`Operation`."""
 
@@ -234,10 +226,8 @@ def operation(
         is_model = isinstance(told, type) and issubclass(told, ResponseModel)
         served = {200: (is_model and inspect.getdoc(told)) or "The answer."}
         served = {} if any(status < 300 for status in answers or {}) else served
-        return Operation(
-            method, path, work, says, types.get("params"), told, {**served, **(answers or {})},
-            content or {}, bodies or {}, headers or {}, is_open, most_bytes,
-        )  # fmt: skip
+        served |= answers or {}
+        return Operation(method, path, work, says, types.get("params"), told, served, **more)
 
     return make
 

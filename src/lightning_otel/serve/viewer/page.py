@@ -7,7 +7,7 @@ read and change.
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC
 from functools import partial, wraps
@@ -17,11 +17,10 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from lightning_otel import errors
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, LightningOtelError, StoreMissingError
 from lightning_otel.serve.heap import trim_heap
-from lightning_otel.serve.responses import RefusalError, busy
+from lightning_otel.serve.responses import RefusalError, busy, refusal_of
 from lightning_otel.serve.viewer.templating import render
 from lightning_otel.types.instants import FORMS, instant_ns
 from lightning_otel.views.table import Filter, View
@@ -45,14 +44,6 @@ _HEADERS: Final = {
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-_STATUSES: Final[tuple[tuple[type[LightningOtelError], int], ...]] = (
-    (errors.NotFoundError, 404),
-    (errors.StoreMissingError, 404),
-    (errors.TooLargeError, 413),
-    (errors.StoreError, 503),
-    (errors.ChangedError, 409),
-    (errors.StateError, 503),
-)
 _TITLES: Final = {
     400: "Invalid request",
     401: "Access key required",
@@ -119,12 +110,6 @@ async def run(
         return await _run_unless_left(request, (readers or own).run(partial(work, state.store)))
     except LightningOtelError as exc:
         raise refusal_of(exc) from exc
-
-
-def refusal_of(error: LightningOtelError) -> RefusalError:
-    """Return the refusal that an error of ours becomes."""
-    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 400)
-    return RefusalError(status, str(error))
 
 
 def require_state(request: Request, what: str) -> Any:
@@ -262,6 +247,13 @@ def integer(request: Request, name: str, default: int, least: int, most: int) ->
     return int(given)
 
 
+def show_part(request: Request, every: Sequence[T]) -> dict[str, Any]:
+    """Show the page of a list that the address names, as the templates of lists take it."""
+    number = integer(request, "page", 1, 1, 10_000_000)
+    shown = every[(number - 1) * ROWS : number * ROWS]
+    return {"rows": shown, "total": len(every), "size": ROWS, "number": number}
+
+
 def choice(request: Request, name: str, among: tuple[str, ...]) -> str:
     """One of some words of the query; the first one by default."""
     given = request.query_params.get(name) or among[0]
@@ -301,7 +293,7 @@ def parse_number(name: str, text: str) -> float:
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
-        raise ConfigError(f"{name} is {text!r}, which is not a number; use one such as 0.5")
+        raise ConfigError(f"{name} is {text[:40]!r}, which is not a number; use one such as 0.5")
     return found
 
 

@@ -1,7 +1,5 @@
 """Resources: their versions, who is given which, what each earned, what changed, what is live."""
 
-import math
-import statistics
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,14 +18,13 @@ from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.source import read_rollout_rewards
 from lightning_otel.types import Transition
 from lightning_otel.views.nouns import describe_resource
+from lightning_otel.views.plot.curves import mean_of, share, standard_error, widened
 from lightning_otel.views.previews import task_words
 
 if TYPE_CHECKING:
     from lightning_otel.resources import Resources
     from lightning_otel.resources.comparison import Comparison
 
-ROWS: Final = 50
-"""Versions, names, or tasks of a comparison on a page."""
 _LINES: Final = 5000
 """Lines of two versions together that are compared."""
 _TASK: Final = 160
@@ -39,14 +36,13 @@ WHERE rollout_id IN (SELECT unnest(?)) GROUP BY 1
 
 async def resources(request: Request) -> Response:
     """The list."""
-    number = page.integer(request, "page", 1, 1, 1_000_000)
     repositories = request.app.state.repositories
 
     def read(_: Store) -> Mapping[str, object]:
         every = repositories.resources.names() if repositories.is_made else []
-        shown = every[(number - 1) * ROWS : number * ROWS]
-        rows = [describe_resource(repositories.resources, name) for name in shown]
-        return {"rows": rows, "total": len(every), "size": ROWS, "number": number}
+        shown = page.show_part(request, every)
+        rows = [describe_resource(repositories.resources, name) for name in shown["rows"]]
+        return {**shown, "rows": rows}
 
     return await page.answer(request, "resources.html", read, title="Resources")
 
@@ -54,23 +50,20 @@ async def resources(request: Request) -> Response:
 async def resource(request: Request) -> Response:
     """One resource: a page of its versions, the newest first."""
     name = request.path_params["name"]
-    number = page.integer(request, "page", 1, 1, 1_000_000)
 
     def read(_: Store) -> Mapping[str, object]:
         opened = _open(request)
         last_move = opened.last_move(name)  # first: a form refuses what moves from now on
         versions = opened.versions(name)[::-1]
         aliases = dict(sorted(opened.aliases(name).items(), key=_live_first))
-        shown = versions[(number - 1) * ROWS : number * ROWS]
+        shown = page.show_part(request, versions)
+        texts = {each.version: show_value("\n".join(_lines_of(each))) for each in shown["rows"]}
         live = next((each for each in versions if each.version == aliases.get("live")), None)
         return {
             "title": name,
             "name": name,
             "kind": versions[0].kind,
-            "versions": shown,
-            "total": len(versions),
-            "size": ROWS,
-            "number": number,
+            **shown,
             "aliases": aliases,
             "last_move": last_move,
             "by_version": _group_aliases(aliases),
@@ -80,7 +73,7 @@ async def resource(request: Request) -> Response:
             "numbers": [each.version for each in versions],
             "live": live,
             "live_text": show_value("\n".join(_lines_of(live))) if live else None,
-            "text": {each.version: show_value("\n".join(_lines_of(each))) for each in shown},
+            "text": texts,
         }
 
     return await page.answer(request, "resource.html", read)
@@ -99,7 +92,7 @@ async def using(request: Request) -> Response:
         return {
             "title": f"Usage of {name}",
             "name": name,
-            "rows": kept[:ROWS],
+            "rows": kept[: page.ROWS],
             "total": len(kept),
             "never": len(versions) - len(kept),
         }
@@ -131,9 +124,7 @@ def count_uses(
             use["rewards"] += [rewards[made.rollout_id]] if made.rollout_id in rewards else []
     for use in found.values():
         earned = use["rewards"]
-        use["mean"] = statistics.fmean(earned) if earned else None
-        error = statistics.stdev(earned) / math.sqrt(len(earned)) if len(earned) > 1 else None
-        use["error"] = error
+        use["mean"], use["error"] = mean_of(earned) if earned else None, standard_error(earned)
     return found
 
 
@@ -192,8 +183,8 @@ def _pick_pairs(store: Store, found: "Comparison") -> Mapping[str, object]:
     """The tasks that differ most, with what they were, and where all of them lie on a scale."""
     pairs = sorted(found.pairs, key=lambda pair: pair.difference)
     shown = pairs
-    if len(pairs) > ROWS:
-        shown = [*pairs[: ROWS // 2], *pairs[-(ROWS // 2) :]]
+    if len(pairs) > page.ROWS:
+        shown = [*pairs[: page.ROWS // 2], *pairs[-(page.ROWS // 2) :]]
     ids = [pair.rollouts_b[0] for pair in shown]
     tasks = {row["rollout_id"]: row["task"] for row in store.sql(_TASKS, [ids])} if ids else {}
     return {
@@ -206,12 +197,10 @@ def _pick_pairs(store: Store, found: "Comparison") -> Mapping[str, object]:
 def _make_scale(found: "Comparison") -> Mapping[str, object]:
     """Differences as places in a picture, 20 to 700: the dots are tasks, with how many each."""
     held = [pair.difference for pair in found.pairs]
-    least, most = min(0.0, found.low, *held), max(0.0, found.high, *held)
-    if least == most:
-        least, most = least - 1, most + 1
+    least, most = widened(min(0.0, found.low, *held), max(0.0, found.high, *held))
 
     def place(value: float) -> float:
-        return round(20 + 680 * (value / 2 - least / 2) / (most / 2 - least / 2), 1)
+        return round(20 + 680 * share(value, least, most), 1)
 
     counts: dict[float, int] = {}
     for each in held:

@@ -15,8 +15,6 @@ from lightning_otel.errors import NotFoundError
 from lightning_otel.serve.viewer import page
 from lightning_otel.views.plot.svg import svg
 
-ROWS: Final = 50
-"""Runs on a page, or checkpoints that are listed."""
 CURVES: Final = 12
 """Metrics drawn at once; the others by name."""
 _SILENT_S: Final = 300
@@ -41,19 +39,13 @@ def _is_silent(run: Any) -> bool:
 
 async def runs(request: Request) -> Response:
     """The list, the newest first, and the versions that agents are given now."""
-    number = page.integer(request, "page", 1, 1, 1_000_000)
     repositories = request.app.state.repositories
 
     def read(_: Store) -> Mapping[str, object]:
         every = repositories.runs.all() if repositories.is_made else []
-        shown = every[(number - 1) * ROWS : number * ROWS]
-        return {
-            "rows": [(run, _is_silent(run)) for run in shown],
-            "total": len(every),
-            "size": ROWS,
-            "number": number,
-            "living": list_live_resources(request),
-        }
+        shown = page.show_part(request, every)
+        rows = [(run, _is_silent(run)) for run in shown["rows"]]
+        return {**shown, "rows": rows, "living": list_live_resources(request)}
 
     return await page.answer(request, "runs.html", read, title="Training runs")
 
@@ -98,7 +90,7 @@ async def run(request: Request) -> Response:
             ],
             "made": made,
             "aliases": aliases,
-            "checkpoints": checkpoints[:ROWS],
+            "checkpoints": checkpoints[: page.ROWS],
             "checkpoints_total": len(checkpoints),
             "living": [each for each in list_live_resources(request) if each["name"] in aliases],
         }

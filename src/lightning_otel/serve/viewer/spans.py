@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import orjson
@@ -145,12 +145,14 @@ async def keep_feedback(
         The reward, and its span's id.
     """
     key = given.get("reward", "")
-    told = {
-        **{name: _parse_number(given, name) for name in ("quality_score", "rating")},
-        **{name: _parse_answer(given, name) for name in ("satisfied", "used_result")},
+    told: dict[str, Any] = {
+        name: _parse_answer(given, name) for name in ("satisfied", "used_result")
     }
     try:
-        value = float(key) if key in ("1", "-1") else reward_from_feedback(**told)  # type: ignore[arg-type]  # as it names them
+        for name in ("quality_score", "rating"):
+            text = given.get(name, "").strip()
+            told[name] = page.parse_number(name, text) if text else None
+        value = float(key) if key in ("1", "-1") else reward_from_feedback(**told)
     except ConfigError as exc:
         raise RefusalError(400, str(exc)) from exc
     attributes = feedback_attributes(**told, text=given.get("text", "").strip()[:_LONGEST] or None)
@@ -164,14 +166,6 @@ async def keep_feedback(
     if isinstance(found, Conflict):
         raise RefusalError(409, f"{found.reason}; go back and reload the page")
     return value, found.span_id
-
-
-def _parse_number(given: Mapping[str, str], name: str) -> float | None:
-    text = given.get(name, "").strip()
-    try:
-        return float(text) if text else None
-    except ValueError as exc:
-        raise RefusalError(400, f"{name} is {text[:40]!r}, which is no number; go back") from exc
 
 
 def _parse_answer(given: Mapping[str, str], name: str) -> bool | None:

@@ -22,8 +22,6 @@ from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Credited, Dropped, Report, Transition
 
-ROWS: Final = 50
-"""Transitions on a page."""
 TEXT: Final = 240
 """Characters shown of what was seen or done; the trace has all of it."""
 ROLLOUTS: Final = 1000
@@ -65,13 +63,13 @@ async def transitions(request: Request) -> Response:
         table = store.transitions(
             bodies=False, **{**asked.keywords, **(within or {}).get("times", {})}
         )
-        rows, total = table.page(_NEWEST_FIRST, ROWS, (number - 1) * ROWS)
+        rows, total = table.page(_NEWEST_FIRST, page.ROWS, (number - 1) * page.ROWS)
         report = table.report()
         return {
             **shown,
             "rows": _make_rows(store, asked, rows),
             "total": total,
-            "size": ROWS,
+            "size": page.ROWS,
             "number": number,
             "has_advantage": "advantage" in asked.keywords,
             "report": report,

@@ -61,12 +61,13 @@ def svg(charts: Sequence[Chart], *, is_styled: bool = True) -> str:
     """
     heights = [_chart_height(chart) for chart in charts]
     height = sum(heights) or 60
+    title = ", ".join(chart.title for chart in charts) or "nothing to draw"
     style = (' style="max-width:100%;height:auto"', f"<style>{_STYLE}</style>")
     style = style if is_styled else ("", "")
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="curve" role="img" width="{_WIDTH}" '
         f'height="{height}" viewBox="0 0 {_WIDTH} {height}"{style[0]}>'
-        f"{style[1]}<title>{escape(_title_of(charts), 200)}</title>"
+        f"{style[1]}<title>{escape(title, 200)}</title>"
         f'<rect class="bg" width="{_WIDTH}" height="{height}" rx="6"/>'
     ]
     if not charts:
@@ -76,10 +77,6 @@ def svg(charts: Sequence[Chart], *, is_styled: bool = True) -> str:
         parts += [f'<g transform="translate(0 {top})">', *_draw_chart(chart), "</g>"]
         top += own
     return "".join([*parts, "</svg>"])
-
-
-def _title_of(charts: Sequence[Chart]) -> str:
-    return ", ".join(chart.title for chart in charts) or "nothing to draw"
 
 
 def _chart_height(chart: Chart) -> int:
