@@ -211,6 +211,8 @@ class _Run:
 
     def tell(self, store: str | None, *, is_quiet: bool) -> int:
         """Say what was kept and where; gives the number of spans the program itself made."""
+        from lightning_otel import config
+
         if self._recording is None:
             if self._problem is not None and not is_quiet:
                 print_note(f"⚡ nothing was recorded: {self._problem.what}")
@@ -225,7 +227,11 @@ class _Run:
             f"⚡ {count_noun(captured, 'span')}, {count_noun(counts['calls'], 'call')}{exact}, "
             f"{count_noun(counts['rewards'], 'reward')} → {self._opened.name}"
         )
-        self._tell_losses(has_root=bool(counts["has_root"]))
+        self._tell_accounting()
+        if not counts["has_root"]:
+            print_note("  the store refused the last spans; is its disk full?")
+        if not config.content().is_kept:
+            print_note(f"  messages are not kept, as {config.CONTENT.name} asks")
         self._tell_forwarding(int(counts["ended"]), store)
         if not captured:
             if counts["has_root"]:
@@ -286,15 +292,6 @@ class _Run:
         tell_forwarding(sent, waiting, is_quiet=is_quiet)
         if waiting:
             suggest(f"export otlp --rollout {self._recording.rollout_id}", store)
-
-    def _tell_losses(self, *, has_root: bool) -> None:
-        from lightning_otel import config
-
-        self._tell_accounting()
-        if not has_root:
-            print_note("  the store refused the last spans; is its disk full?")
-        if not config.content().is_kept:
-            print_note(f"  messages are not kept, as {config.CONTENT.name} asks")
 
     def _tell_accounting(self) -> None:
         """Say which spans of processes that began since the run did are lost, and why."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,6 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ReceiveError, StoreError, TooLargeError
 from lightning_otel.receivers import (
     DEFAULT_LIMITS,
-    Limits,
     Rejected,
     inflated,
     otlp,
@@ -45,9 +44,8 @@ class Counts:
 class Ingester:
     """Takes bodies in turn: they share one interpreter and one segment, and memory for one."""
 
-    def __init__(self, store: Store, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, store: Store) -> None:
         self._writer = store.writer()
-        self._limits = limits
         self._turn = ThreadPoolExecutor(1, thread_name_prefix="intake")
         self._waiting = 0
         self._is_dirty = False
@@ -107,9 +105,9 @@ class Ingester:
         self, body: bytes, content_type: str, came: str, *, is_compressed: bool
     ) -> Mapping[str, int]:
         if is_compressed:
-            body = inflated(body, self._limits)
+            body = inflated(body, DEFAULT_LIMITS)
         read = otlp.decode_spans if content_type == JSON else protobuf.decode_spans
-        found = read(body, came, self._limits)  # what is no request is refused here
+        found = read(body, came, DEFAULT_LIMITS)  # what is no request is refused here
         rejected: Counter[str] = Counter()
         count = 0
 
@@ -122,16 +120,14 @@ class Ingester:
                     count += 1
                     yield each
 
-        self._is_dirty = True
-        self._writer.add_all(fit_spans())
+        self._keep_spans(fit_spans())
         if rejected:  # not before: where the disk refused the others, all of them come again
             self._writer.count_unstored(UNFIT, rejected.total())
-        self._last_s = time.monotonic()
         self.counts.stored += count
         self.counts.rejected.update(rejected)
         return rejected
 
-    def _keep_spans(self, spans: Sequence[Span]) -> None:
+    def _keep_spans(self, spans: Iterable[Span]) -> None:
         self._is_dirty = True
         self._writer.add_all(spans)
         self._last_s = time.monotonic()

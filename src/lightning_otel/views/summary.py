@@ -71,15 +71,13 @@ class Summary:
     unpriced_models: tuple[str, ...] = ()
 
 
-def read_summaries(
-    store: "Store", period: str = "24h", now_ns: int | None = None
-) -> tuple[Summary, Summary]:
+def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summary]:
     """Return the summary of the period up to now, and of the one before it.
 
     Raises:
         ConfigError: The price table cannot be read.
     """
-    until = time.time_ns() if now_ns is None else now_ns
+    until = time.time_ns()
     middle, since = (until - n * PERIODS[period] * 1_000_000_000 for n in (1, 2))
     bounds = [middle, since, until]
     rows = {row.pop("is_now"): row for row in read_overview(store.source, _ROLLOUTS, bounds)}

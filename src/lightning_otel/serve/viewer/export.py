@@ -15,7 +15,6 @@ from lightning_otel.serve.streaming import PARQUET, Streams, join_lines, parquet
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.selection import (
     FILTERS,
-    SelectionForm,
     list_formats,
     read_selection,
 )
@@ -54,25 +53,7 @@ def _parse_option(name: str, text: str, default: object) -> object:
     return value
 
 
-def write_lines(
-    store: Store, asked: SelectionForm, name: str, options: Mapping[str, Any]
-) -> Iterator[bytes]:
-    """The rows as JSON lines, some at a time, as they are made."""
-    return join_lines(map(json_line, store.rows(name, **asked.keywords, **options)))
-
-
-def write_parquet(
-    store: Store, asked: SelectionForm, name: str, options: Mapping[str, Any]
-) -> Iterator[bytes]:
-    """The rows as Parquet, which is whole before any of it is sent."""
-    keywords = {**asked.keywords, **options}
-    return parquet_parts(lambda path: store.export(name, path, kind="parquet", **keywords))
-
-
-_KINDS: Final = {
-    "jsonl": (write_lines, "application/x-ndjson"),
-    "parquet": (write_parquet, PARQUET),
-}
+_KINDS: Final = {"jsonl": "application/x-ndjson", "parquet": PARQUET}
 _DOWNLOADS: Final = Streams(2)
 """Each looks at the whole store."""
 
@@ -123,25 +104,24 @@ async def export(request: Request) -> Response:
 async def download(request: Request) -> Response:
     """The rows as a file."""
     name, kind = _choose_format(request), page.choice(request, "as", tuple(_KINDS))
-    write, media_type = _KINDS[kind]
 
     def begin(store: Store) -> Iterator[bytes]:
         _deliver_feedback(request)
         if store.layout is not None:
             store.layout.require()
         options = options_of(formats.get(name), request.query_params)
-        return write(store, read_selection(request, store), name, options)
+        keywords = {**read_selection(request, store).keywords, **options}
+        if kind == "parquet":
+            return parquet_parts(lambda path: store.export(name, path, kind="parquet", **keywords))
+        return join_lines(map(json_line, store.rows(name, **keywords)))
 
-    headers = {
-        "Content-Disposition": f'attachment; filename="{name}.{kind}"',
-        "Cache-Control": "no-store",
-    }
+    headers = {"Content-Disposition": f'attachment; filename="{name}.{kind}"'}
     parts = await page.run(request, begin, is_long=True)
 
     def run(make_first: Callable[[], bytes]) -> Awaitable[bytes]:
         return page.run(request, lambda _: make_first(), is_long=True)
 
-    return await _DOWNLOADS.answer(parts, media_type, headers, run)
+    return await _DOWNLOADS.answer(parts, _KINDS[kind], headers, run)
 
 
 ROUTES: Final[list[Route]] = [
