@@ -51,7 +51,7 @@ def serve(
             f"serve needs {missing}; run: pip install 'lightning-otel[serve]'"
         ) from exc
     from lightning_otel.dataset import Store
-    from lightning_otel.serve.keys import read_key, read_token
+    from lightning_otel.serve.keys import KEY_FILE, read_token
 
     opened = Store(store)
     layout = opened.layout
@@ -68,7 +68,7 @@ def serve(
             "--open-loopback asks for no key, and --token-file or another machine wants one; "
             "leave one of them out"
         )
-    access = replace(access, key=read_key(layout), is_keyless=open_loopback)
+    access = replace(access, key=read_token(layout.root / KEY_FILE)[0], is_keyless=open_loopback)
     listener = server.open_listener(host, port)
     link = f"{listener.url}/?{urlencode({'key': access.reading_key})}"
     opener = layout.root / _OPENER

@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from lightning_otel.errors import ConfigError
-from lightning_otel.store.layout import Layout, write_private
+from lightning_otel.store.layout import write_private
 
 KEY_FILE: Final = "viewer.key"
+"""In a store's folder; the key is made once, so that links to its pages go on working."""
 _SHORTEST: Final = 16
-
-
-def read_key(layout: Layout) -> str:
-    """The key that opens a store's pages: made once, so that links go on working."""
-    return read_token(layout.root / KEY_FILE)[0]
 
 
 def read_token(path: Path) -> tuple[str, bool]:

@@ -40,35 +40,36 @@ SELECT rollout_id, arg_max(status_message, start_ns) AS reason FROM spans
 WHERE status = 'ERROR' AND rollout_id IN (SELECT unnest(?)) GROUP BY 1"""
 
 
+_NO_ROLLOUTS: Final[Mapping[str, Any]] = {
+    "rollouts": 0, "rewarded": 0,
+    **dict.fromkeys(("reward", "margin", "error_rate", "p50_s", "p95_s")),
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Numbers of the rollouts and model calls that started in a period.
+    """Numbers of the rollouts and model calls that started in a period."""
 
-    Attributes:
-        rollouts: Their number.
-        rewarded: Those with a reward.
-        reward: Mean reward; None if none has one.
-        margin: Half of its 95 % interval, by a normal distribution; None of fewer than 8.
-        error_rate: Share that failed, 0 to 1.
-        p50_s: Median duration in seconds.
-        p95_s: The duration that 95 % stay below.
-        tokens: Input and output tokens of all calls.
-        cost: Cost of the calls with a price, in the currency of the prices; None if there are none.
-        unpriced: Calls without a price or a count of tokens.
-        unpriced_models: Their models.
-    """
-
-    rollouts: int = 0
-    rewarded: int = 0
-    reward: float | None = None
-    margin: float | None = None
-    error_rate: float | None = None
-    p50_s: float | None = None
-    p95_s: float | None = None
-    tokens: int = 0
-    cost: float | None = None
-    unpriced: int = 0
-    unpriced_models: tuple[str, ...] = ()
+    rollouts: int
+    rewarded: int
+    """Those with a reward."""
+    reward: float | None
+    """Mean reward; null if none has one."""
+    margin: float | None
+    """Half of the mean reward's 95 % interval, by a normal distribution; null of fewer than 8."""
+    error_rate: float | None
+    """Share that failed, 0 to 1."""
+    p50_s: float | None
+    """Median duration in seconds."""
+    p95_s: float | None
+    """The duration that 95 % stay below."""
+    tokens: int
+    """Input and output tokens of all calls."""
+    cost: float | None
+    """Of the calls with a price, in the currency of the prices."""
+    unpriced: int
+    """Calls without a price or a count of tokens."""
+    unpriced_models: tuple[str, ...]
 
 
 def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summary]:
@@ -83,7 +84,7 @@ def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summar
     rows = {row.pop("is_now"): row for row in read_overview(store.source, _ROLLOUTS, bounds)}
     calls, prices = list(store.sql(_TOKENS, bounds)), read_prices()
     now, before = (
-        Summary(**rows.get(is_now, {}), **_sum_costs(calls, prices, is_now=is_now))
+        Summary(**rows.get(is_now, _NO_ROLLOUTS), **_sum_costs(calls, prices, is_now=is_now))
         for is_now in (True, False)
     )
     return now, before

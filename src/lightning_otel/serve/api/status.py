@@ -20,7 +20,7 @@ from lightning_otel.serve.api.operation import RequestModel, ResponseModel, docu
 from lightning_otel.store.layout import total_bytes
 from lightning_otel.store.settle import list_sealed
 from lightning_otel.store.source import read_overview
-from lightning_otel.views.summary import read_summaries
+from lightning_otel.views.summary import Summary, read_summaries
 
 _EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
 _STATUSES: Final = ("running", "succeeded", "failed", "incomplete")
@@ -99,37 +99,18 @@ class SummaryQuery(RequestModel):
     period: Literal["1h", "24h", "7d", "30d"] = "24h"
 
 
-class PeriodResponse(ResponseModel):
-    """Numbers of the rollouts and model calls that started in a period."""
-
-    rollouts: int
-    rewarded: int
-    reward: float | None
-    margin: float | None
-    """Half of the mean reward's 95 % interval."""
-    error_rate: float | None
-    p50_s: float | None
-    p95_s: float | None
-    tokens: int
-    cost: float | None
-    """Of the calls with a price, in the currency of the prices."""
-    unpriced: int
-    """Calls without a price or a count of tokens."""
-    unpriced_models: list[str]
-
-
 class SummaryResponse(ResponseModel):
     """A period up to now, and the one before."""
 
-    now: PeriodResponse
-    before: PeriodResponse
+    now: Summary
+    before: Summary
 
 
 @operation("GET", "/v1/summary")
 def summary(request: Request, params: SummaryQuery) -> SummaryResponse:
     """Return rollouts, reward, errors, latency, tokens and cost of a period."""
     now, before = read_summaries(request.app.state.store, params.period)
-    return SummaryResponse(now=PeriodResponse.of(now), before=PeriodResponse.of(before))
+    return SummaryResponse(now=now, before=before)
 
 
 @operation("GET", "/metrics", content={"text/plain": _TEXT})

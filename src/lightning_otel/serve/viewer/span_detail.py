@@ -52,9 +52,8 @@ def read_span(store: Store, trace_id: str, span_id: str) -> Span:
     Raises:
         NotFoundError: There is none.
     """
-    selection = Selection(trace_ids=(trace_id,), only=((trace_id, span_id),))
-    found = [build_span(row) for row in store.source.fetch(selection).dicts()]
-    for span in readers.read(found):
+    row = record_of(store, trace_id, span_id)
+    for span in readers.read([build_span(row)] if row else []):
         return span
     raise NotFoundError(f"there is no span {span_id!r} in trace {trace_id!r}; see the trace")
 

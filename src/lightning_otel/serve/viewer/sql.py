@@ -4,11 +4,11 @@ The statement stands in the address, so that an answer can be linked to; it can 
 """
 
 import csv
-import io
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, Final
 
 import orjson
@@ -147,21 +147,13 @@ def _json_value(value: Any) -> Any:
 
 
 def _write_csv(answer: Result) -> Iterator[bytes]:
-    file = io.StringIO(newline="")
-    writer = csv.writer(file)
-    writer.writerow([csv_cell(name, name) for name in answer.columns])
+    echo: Any = SimpleNamespace(write=str)  # a row is written as the return value
+    write: Callable[[list[object]], str] = csv.writer(echo).writerow
+    yield write([csv_cell(name, name) for name in answer.columns]).encode("utf-8", "replace")
     for row in answer:
-        writer.writerow([csv_cell(value, _cell_text(value)) for value in row])
-        yield _take_text(file)
-    yield _take_text(file)
+        text = write([csv_cell(value, _cell_text(value)) for value in row])
+        yield text.encode("utf-8", "replace")
     _check_whole(answer)
-
-
-def _take_text(file: io.StringIO) -> bytes:
-    text = file.getvalue()
-    file.seek(0)
-    file.truncate()
-    return text.encode("utf-8", "replace")
 
 
 def _write_jsonl(answer: Result) -> Iterator[bytes]:
