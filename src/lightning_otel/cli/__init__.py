@@ -7,12 +7,13 @@ nothing matched, 4 the store cannot be used; ``run`` gives back its program's ow
 import os
 import shlex
 import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
-from lightning_otel.cli.aliases import SuggestingGroup, replace_alias
 from lightning_otel.errors import (
     ConfigError,
     LightningOtelError,
@@ -58,6 +59,19 @@ _GROUPS = {
         "completion": ("doctor:completion", "Print a shell completion script."),
     },
 }
+_ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "analyze": ("show", "--findings"),
+    "config": ("doctor", "--settings"),
+    "config check": ("doctor",),
+    "diff": ("show",),
+    "drift": ("doctor",),
+    "follow": ("tail", "--consumer"),
+    "forward": ("export", "otlp"),
+    "pack": ("export", "duckdb"),
+    "publish": ("export", "lake"),
+    "ui": ("serve", "--link"),
+}
+"""The words that each older spelling stands for; help does not list them."""
 _COMMANDS = {name: each for group in _GROUPS.values() for name, each in group.items()}
 
 
@@ -72,13 +86,37 @@ _FAILURES: tuple[tuple[type[LightningOtelError], int, str], ...] = (
 )
 
 
+def _replace_alias(args: list[str]) -> list[str]:
+    """Return a command line in today's words."""
+    for count in (2, 1):
+        words = _ALIASES.get(" ".join(args[:count]))
+        if words is not None:
+            return [*words, *args[count:]]
+    return args
+
+
+class SuggestingGroup(click.Group):
+    """A group that suggests the command a misspelt one may have meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command named first."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            near = get_close_matches(args[0], names, n=1)
+            guess = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            raise click.UsageError(f"no such command {args[0]!r}; {guess}", ctx)
+        return super().resolve_command(ctx, args)
+
+
 class _Lazy(SuggestingGroup):
     """A group that knows its commands' names and help without importing them."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        return super().resolve_command(ctx, replace_alias(args))
+        return super().resolve_command(ctx, _replace_alias(args))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel.cli.aliases import SuggestingGroup
+from lightning_otel.cli import SuggestingGroup
 from lightning_otel.cli.maintain import settle_pending_feedback
 from lightning_otel.cli.options import (
     filter_options,

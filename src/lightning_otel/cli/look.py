@@ -111,7 +111,7 @@ def _short_ids(ids: Sequence[str], shortest: int) -> dict[str, str]:
 def stats(form: Form | None, store: str | None) -> None:
     """Count spans, rewards and transitions, and what was lost or left out."""
     from lightning_otel.dataset import Store
-    from lightning_otel.views.stats import store_stats
+    from lightning_otel.views.summary import store_stats
 
     found = store_stats(Store(store))
     rows = [{"name": name, "value": value} for name, value in _flatten_numbers(found)]

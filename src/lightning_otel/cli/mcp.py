@@ -70,7 +70,7 @@ def _make_server(place: str) -> Any:
     from lightning_otel.views.analysis import analyze_episode
     from lightning_otel.views.nouns import ATTEMPTS, CONVERSATIONS
     from lightning_otel.views.sandbox import Limits
-    from lightning_otel.views.stats import store_stats
+    from lightning_otel.views.summary import store_stats
     from lightning_otel.views.traces import TRACES
 
     kind, errors = _import_server()

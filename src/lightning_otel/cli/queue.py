@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
-from lightning_otel.cli.aliases import SuggestingGroup
+from lightning_otel.cli import SuggestingGroup
 from lightning_otel.cli.options import Form, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,

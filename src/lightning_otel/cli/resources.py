@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.cli.aliases import SuggestingGroup
+from lightning_otel.cli import SuggestingGroup
 from lightning_otel.cli.options import Form, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
@@ -19,6 +19,7 @@ from lightning_otel.cli.output import (
 )  # fmt: skip
 from lightning_otel.errors import ConfigError
 from lightning_otel.types.values import parse_json
+from lightning_otel.views.nouns import describe_resource, parse_version
 
 if TYPE_CHECKING:
     from lightning_otel.resources import Resources
@@ -51,18 +52,11 @@ def open_resources(store: str | None, *, is_reading: bool = False) -> "Resources
     return Resources(State(place))
 
 
-def parse_version(text: str) -> int | str:
-    """A version's number, or an alias."""
-    return int(text) if text.isdecimal() else text
-
-
 @resources.command("list")
 @format_option
 @store_option
 def list_resources(form: Form | None, store: str | None) -> None:
     """List the resources and their versions in use."""
-    from lightning_otel.views.nouns import describe_resource
-
     opened = open_resources(store, is_reading=True)
     rows = [describe_resource(opened, name) for name in opened.names()]
     for row in rows:

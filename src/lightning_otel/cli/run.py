@@ -7,9 +7,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -71,23 +72,18 @@ _FAILED_FIRST = "the program failed, and had made no span before"
 def run(
     command: Sequence[str],
     require_spans: bool,
-    rollout_id: str | None,
     task: str | None,
-    agent: str | None,
     reward_evaluator: str | None,
     transforms: Sequence[str],
-    enable_retokenization_fix: bool,
-    apply: bool,
-    debug: bool,
     quiet: bool,
     store: str | None,
+    **given: Any,
 ) -> int:
     """Run a program with recording on: lightning-otel run -- python app.py.
 
     python and app.py alone mean the Python that lightning-otel is installed in. The exit
     code is the program's.
     """
-    from lightning_otel import tracing
     from lightning_otel.store.transforms import add_named_transforms, load_transform
     from lightning_otel.types.values import parse_json
 
@@ -95,15 +91,12 @@ def run(
     for name in transforms:
         load_transform(name)
     add_named_transforms(transforms)
-    if apply:
+    if given["apply"]:
         import_module("lightning_otel.resources")  # without its libraries no program is started
     opened = _on_disk(store)
-    options = tracing.Options(
-        store=opened, rollout_id=rollout_id, task=parse_json(task), agent=agent,
-        reward_evaluator=evaluator,
-        enable_retokenization_fix=enable_retokenization_fix or None, apply=apply or None,
-        debug=debug or None,
-    )  # fmt: skip
+    known = {"store": opened, "task": parse_json(task), "reward_evaluator": evaluator}
+    asked = {name: value or None for name, value in given.items()}
+    options = cast("Options", {**known, **asked})
     recorded = _Run(opened, options, program_name(command), transforms)
     try:
         code = recorded.run(find_program(command))
@@ -140,22 +133,20 @@ def _tell_captured(recorded: "_Run", store: str | None, *, is_quiet: bool) -> in
         return 1
 
 
+@dataclass(slots=True)
 class _Run:
     """One program under a rollout; where nothing can be recorded it runs all the same."""
 
-    def __init__(
-        self, opened: "Store", options: "Options", name: str, transforms: Sequence[str]
-    ) -> None:
-        self._transforms = transforms
-        self._opened = opened
-        self._options = options
-        self._name = name
-        self._started_ns = time.time_ns()
-        self._recording: Recording | None = None
-        self._code = 0
-        self._problem: LightningOtelError | None = None
-        self._forwarder: Forwarder | None = None
-        self._is_whole = False
+    _opened: "Store"
+    _options: "Options"
+    _name: str
+    _transforms: Sequence[str]
+    _started_ns: int = field(default_factory=time.time_ns)
+    _recording: "Recording | None" = None
+    _code: int = 0
+    _problem: LightningOtelError | None = None
+    _forwarder: "Forwarder | None" = None
+    _is_whole: bool = False
 
     def run(self, program: Sequence[str]) -> int:
         self._problem = _find_problem(self._opened)

@@ -51,14 +51,13 @@ def serve(
             f"serve needs {missing}; run: pip install 'lightning-otel[serve]'"
         ) from exc
     from lightning_otel.dataset import Store
-    from lightning_otel.serve.keys import KEY_FILE, read_token
 
     opened = Store(store)
     layout = opened.layout
     if layout is None:
         raise ConfigError("serve needs a store on disk; name one with --store")
     os.umask(0o077)
-    token, is_new = read_token(token_file) if token_file else ("", False)
+    token, is_new = server.read_token(token_file) if token_file else ("", False)
     if is_new:
         print_note(f"made {token_file}; senders need: Authorization: Bearer TOKEN")
     access = server.make_access(host, token, names)
@@ -68,7 +67,9 @@ def serve(
             "--open-loopback asks for no key, and --token-file or another machine wants one; "
             "leave one of them out"
         )
-    access = replace(access, key=read_token(layout.root / KEY_FILE)[0], is_keyless=open_loopback)
+    access = replace(
+        access, key=server.read_token(layout.root / server.KEY_FILE)[0], is_keyless=open_loopback
+    )
     listener = server.open_listener(host, port)
     link = f"{listener.url}/?{urlencode({'key': access.reading_key})}"
     opener = layout.root / _OPENER

@@ -349,7 +349,8 @@ def _print_said(said: Sequence[Mapping[str, str]], *, every: bool) -> None:
 
 def _diff_versions(a: str, b: str, store: str | None) -> dict[str, Any]:
     """Diff two versions of one resource; ``resources diff`` tells what rewards say of them."""
-    from lightning_otel.cli.resources import open_resources, parse_version
+    from lightning_otel.cli.resources import open_resources
+    from lightning_otel.views.nouns import parse_version
 
     name, _, first = a.partition("@")
     other, mark, second = b.partition("@")

@@ -123,6 +123,12 @@ Rollouts that name the same one (``gen_ai.conversation.id``) are one; any other 
 """
 
 
+def parse_version(text: str) -> int | str:
+    """Return the number of a version, or an alias."""
+    is_number = text.isascii() and text.isdecimal() and len(text) < 10
+    return int(text) if is_number else text
+
+
 def describe_resource(held: "Resources", name: str) -> dict[str, Any]:
     """Return a resource as a row: its newest version, and the versions that its aliases mean."""
     newest, aliases, taken = held.versions(name)[-1], held.aliases(name), held.withdrawals(name)

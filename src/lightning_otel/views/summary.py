@@ -1,12 +1,17 @@
-"""Summary of a period beside the one before: rollouts, reward, errors, latency, tokens, cost."""
+"""Counts of a store, and summaries of a period: rewards, errors, latency, tokens, cost."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_otel.dataset.batches import list_unfinished
 from lightning_otel.rewards.prices import Price, cost_of, find_price, read_prices
 from lightning_otel.store.attempt_rewards import LAST_REWARD
+from lightning_otel.store.damage import count_missing_spans
+from lightning_otel.store.layout import total_bytes
+from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.source import read_overview
 
 if TYPE_CHECKING:
@@ -117,3 +122,31 @@ def list_failures(store: "Store", limit: int = 3) -> Iterator[dict[str, Any]]:
     reasons = {row["rollout_id"]: row["reason"] for row in found}
     for row in rows:
         yield {**row, "reason": reasons.get(row["rollout_id"]) or ""}
+
+
+def store_stats(store: "Store") -> dict[str, Any]:
+    """Return the funnel, the files, and every counted loss; of a store elsewhere the funnel."""
+    report = store.report()
+    funnel = asdict(report)
+    funnel.pop("dropped")
+    found: dict[str, Any] = {"store": store.name, "funnel": funnel, "left_out": report.reasons()}
+    if "://" in store.name:
+        return found  # the rest is not counted here, and so not 0
+    attempts = {(rollout_id, status) for rollout_id, _, status in list_unfinished(store.source)}
+    counts = Counter(status for _, status in attempts)
+    accounting = store.accounting()
+    found |= {name: counts[name] for name in ("running", "incomplete")}
+    found["accounting"] = {**asdict(accounting), "missing": accounting.missing}
+    if store.layout is None:
+        return {**found, **dict.fromkeys(("files", "segments", "bytes", "missing", "gone"), 0)}
+    manifest = store.layout.read_manifest()
+    segments = store.layout.list_unsettled(manifest)
+    files = [store.layout.data / file.name for file in manifest.live_files]
+    return {
+        **found,
+        "files": len(files),
+        "segments": len(segments),
+        "bytes": total_bytes([*files, *segments]),
+        "missing": sum(count_missing_spans(store.layout).values()),
+        "gone": sum(note.gone for note in read_notes(store.layout)),
+    }

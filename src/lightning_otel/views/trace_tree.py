@@ -350,10 +350,7 @@ def fold(
         others: Whether those of other instrumentors are shown.
         only: Ids of the spans that are shown, with what is above them; None for all.
     """
-    is_other = [row.kind == "plumbing" for row in rows]
-    for position in range(len(rows) - 1, -1, -1):
-        if not is_other[position] and rows[position].parent != NO_PARENT:
-            is_other[rows[position].parent] = False
+    is_other = _keep_above(rows, [row.kind == "plumbing" for row in rows])
     count = sum(is_other)
     if others or count == len(rows):
         is_other = [False] * len(rows)
@@ -362,10 +359,7 @@ def fold(
     is_hidden = list(is_other)
     if only is not None:
         is_other, count = [False] * len(rows), 0
-        is_hidden = [row.span_id not in only for row in rows]
-        for position in range(len(rows) - 1, -1, -1):
-            if not is_hidden[position] and rows[position].parent != NO_PARENT:
-                is_hidden[rows[position].parent] = False
+        is_hidden = _keep_above(rows, [row.span_id not in only for row in rows])
     folded = [0] * len(rows)
     for position, row in enumerate(rows):
         parent = row.parent
@@ -379,3 +373,11 @@ def fold(
         if not is_hidden[at]
     ]
     return Folded(shown, count)
+
+
+def _keep_above(rows: Sequence[Row], is_left_out: list[bool]) -> list[bool]:
+    """Return which rows are left out: none that has a row below it that is not."""
+    for position in range(len(rows) - 1, -1, -1):
+        if not is_left_out[position] and rows[position].parent != NO_PARENT:
+            is_left_out[rows[position].parent] = False
+    return is_left_out

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from lightning_otel.resources import Resources
 from lightning_otel.serve.api.operation import RequestModel, ResponseModel, operation
 from lightning_otel.types import ResourceKind
-from lightning_otel.views.nouns import describe_resource
+from lightning_otel.views.nouns import describe_resource, parse_version
 
 _INT32: Final = (1 << 31) - 1
 _UNKNOWN: Final[Mapping[int, str]] = {404: "There is no such resource or version."}
@@ -151,8 +151,7 @@ def resource(request: Request, params: VersionQuery) -> ResourceResponse | Versi
     """Read one resource with its versions and aliases; with `version`, that one alone."""
     held, name = _resources(request), request.path_params["name"]
     if (given := params.version) is not None:
-        is_number = given.isascii() and given.isdecimal() and int(given) <= _INT32
-        return VersionResponse.of(held.get(name, int(given) if is_number else given))
+        return VersionResponse.of(held.get(name, parse_version(given)))
     versions = [VersionResponse.of(each) for each in held.versions(name)]
     taken = [WithdrawalResponse.of(each) for each in held.withdrawals(name)]
     standing = describe_resource(held, name)

@@ -272,16 +272,6 @@ def text(request: Request, name: str, default: str = "") -> str:
     return given
 
 
-def decimal(request: Request, name: str) -> float | None:
-    """A finite number of the query; None if not given."""
-    given = text(request, name)
-    try:
-        return parse_number(name, given) if given else None
-    except LightningOtelError:
-        refuse_field(request, name, "not a number; use one such as 0.5")
-        return None
-
-
 def parse_number(name: str, text: str) -> float:
     """A finite number.
 
@@ -297,14 +287,10 @@ def parse_number(name: str, text: str) -> float:
     return found
 
 
-def time(request: Request, name: str) -> int | None:
-    """A time of the query in Unix nanoseconds, UTC where it names no zone; None if not given."""
-    given = text(request, name)
-    try:
-        return instant_ns(given, zone=UTC) if given else None
-    except LightningOtelError:
-        refuse_field(request, name, f"not a time; {FORMS}")
-        return None
+_PARSERS: Final[Mapping[type, tuple[Callable[[str, str], object], str]]] = {
+    int: (lambda name, text: instant_ns(text, name, zone=UTC), f"not a time; {FORMS}"),
+    float: (parse_number, "not a number; use one such as 0.5"),
+}
 
 
 def sort_of(request: Request, view: View) -> str:
@@ -333,10 +319,13 @@ def read_filters(request: Request, filters: Mapping[str, Filter]) -> dict[str, A
     """The values of a view's filters in the query; None where one is not given."""
 
     def read(name: str, each: Filter) -> object:
-        if each.kind is int:
-            return time(request, name)
-        if each.kind is float:
-            return decimal(request, name)
+        if each.kind in _PARSERS:
+            (parse, fault), given = _PARSERS[each.kind], text(request, name)
+            try:
+                return parse(name, given) if given else None
+            except ConfigError:
+                refuse_field(request, name, fault)
+                return None
         if each.kind is bool:
             return {"yes": True, "no": False}.get(choice(request, name, ("", "yes", "no")))
         if each.choices:

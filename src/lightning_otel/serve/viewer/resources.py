@@ -17,7 +17,7 @@ from lightning_otel.serve.viewer.transitions import cut
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.source import read_rollout_rewards
 from lightning_otel.types import Transition
-from lightning_otel.views.nouns import describe_resource
+from lightning_otel.views.nouns import describe_resource, parse_version
 from lightning_otel.views.plot.curves import mean_of, share, standard_error, widened
 from lightning_otel.views.previews import task_words
 
@@ -143,10 +143,10 @@ async def diff(request: Request) -> Response:
         last_move = opened.last_move(name)
         versions, aliases = opened.versions(name), opened.aliases(name)
         first = opened.get(
-            name, _version_or_alias(a) if a else aliases.get("live", versions[0].version)
+            name, parse_version(a) if a else aliases.get("live", versions[0].version)
         )
         second = opened.get(
-            name, _version_or_alias(b) if b else aliases.get("canary", versions[-1].version)
+            name, parse_version(b) if b else aliases.get("canary", versions[-1].version)
         )
         of_a, of_b = _lines_of(first), _lines_of(second)
         left_out = max(0, len(of_a) + len(of_b) - _LINES)
@@ -259,10 +259,6 @@ def _group_aliases(aliases: Mapping[str, int]) -> dict[int, list[str]]:
 
 def _live_first(item: tuple[str, int]) -> tuple[bool, str]:
     return item[0] != "live", item[0]
-
-
-def _version_or_alias(text: str) -> int | str:
-    return int(text) if text.isdecimal() and len(text) < 10 else text
 
 
 ROUTES: Final[list[Route]] = [

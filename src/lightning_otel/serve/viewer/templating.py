@@ -118,9 +118,8 @@ def _make_environment() -> Environment:
         "ago": ago, "moment": moment, "number": number, "size": format_size,
         "duration": lambda length_ns: format_duration(length_ns / 1e9),
         "json": json_text, "mark": mark,
-        "visible": visible,
+        "visible": visible, "markdown": render_markdown,
     }  # fmt: skip
-    found.filters["markdown"] = render_markdown
     found.globals |= {
         "static": static_address,
         "places": PLACES,
