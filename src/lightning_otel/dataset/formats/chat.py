@@ -7,7 +7,6 @@ and TRL hand messages to them.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from lightning_otel.adapter.histories import is_same
 from lightning_otel.dataset.formats.format import UnheldError
 from lightning_otel.messages.chat import messages_of
 from lightning_otel.types import Message, Transition
@@ -43,7 +42,18 @@ def goes_on(before: Transition, step: Transition) -> bool:
     size = len(before.observation)
     if len(step.observation) <= size or step.observation[:size] != before.observation:
         return False
-    return is_same(step.observation[size], before.action[0])
+    return _drop_reasoning(step.observation[size]) == _drop_reasoning(before.action[0])
+
+
+def _drop_reasoning(message: Message) -> list[dict[str, Any]]:
+    """Return a message without its reasoning, which few agents send back."""
+    try:
+        found = for_templates([message])
+    except UnheldError:
+        return []
+    for each in found:
+        each.pop("reasoning_content", None)
+    return found
 
 
 def check_parts(item: Mapping[str, Any], known: frozenset[str]) -> None:
