@@ -14,7 +14,6 @@ import lightning_otel as lo
 from lightning_otel import LitAgent, Router, Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.runner.agents import FunctionAgent, agent_of, rollout
-from lightning_otel.runner.agents import agent as agent_module
 from lightning_otel.runner.agents.agent import cancel_agent
 from lightning_otel.runner.agents.functions import by_value
 from lightning_otel.types import Mode, Resource, Rollout
@@ -107,8 +106,8 @@ def test_decorated_function_is_still_the_function() -> None:
     copied = pickle.loads(pickle.dumps(agent_of(Called())))
     assert answer(copied) == ("task", 1)
     with by_value():
-        made, (function, name, tracked) = decorated.__reduce__()
-    assert made(function, name, tracked).run("a", {}, asked()) == "a!"
+        made, given = decorated.__reduce__()
+    assert made(*given).run("a", {}, asked()) == "a!"
 
 
 class Both(LitAgent[str]):
@@ -221,16 +220,21 @@ def test_async_agent_can_be_interrupted_from_elsewhere() -> None:
     assert not cancel_agent(threading.current_thread())
 
 
-def test_interrupt_that_comes_early_is_not_lost() -> None:
-    """It may come when the loop is there, and what it is to run is not."""
-    loop = agent_module._thread_loop()
-    loop.cancel()
+def test_interrupt_that_comes_early_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come before the loop runs."""
+    run = asyncio.Runner.run
+
+    def run_interrupted(*args: Any, **options: Any) -> Any:
+        assert cancel_agent(threading.current_thread())
+        return run(*args, **options)
 
     async def agent(task: str) -> None:
         await asyncio.sleep(60)
 
-    with pytest.raises(asyncio.CancelledError):
-        answer(agent)
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio.Runner, "run", run_interrupted)
+        with pytest.raises(asyncio.CancelledError):
+            answer(agent)
     answer(later)
 
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from lightning_otel.dataset import Store
@@ -28,7 +29,7 @@ from lightning_otel.runner.attempt import (
 )
 from lightning_otel.state import State
 from lightning_otel.state.queue import FINAL, Lease, Queue
-from lightning_otel.state.rollouts import clean_reason, describe_timeout
+from lightning_otel.state.rollouts import choose_status, clean_reason, describe_timeout
 from lightning_otel.tracing import RewardEvaluator
 from lightning_otel.types import Mode, Rollout
 
@@ -116,19 +117,20 @@ class Runner:
 
     def __reduce__(self) -> Any:
         # Another process opens a store, queue and resources of its own, and ends with what hangs.
-        settings = {
-            "store": store_path(self.store),
-            "queue": self.queue,
-            "hooks": self.hooks,
-            "reward_evaluator": self.reward_evaluator,
-            "apply": self.apply,
-            "modes": self._modes,
-            "lease_s": self._lease_s,
-            "worker_id": self.worker_id,
-            "is_process_own": True,
-        }
-        kind = None if self.resources is None else type(self.resources)
-        return _reopen_runner, (self.agent, kind, settings)
+        reopen = partial(
+            Runner,
+            store=store_path(self.store),
+            queue=self.queue,
+            resources=self.resources,
+            hooks=self.hooks,
+            reward_evaluator=self.reward_evaluator,
+            apply=self.apply,
+            modes=self._modes,
+            lease_s=self._lease_s,
+            worker_id=self.worker_id,
+            is_process_own=True,
+        )
+        return reopen, (self.agent,)
 
     @property
     def queue(self) -> Queue:
@@ -181,13 +183,16 @@ class Runner:
             )
             agent, outcome = self._make_attempt(lease, None)
             reason = describe_timeout(limit_s) if outcome is None else clean_reason(outcome.reason)
-            if outcome is not None and not reason:
-                rollout = replace(begun, status="succeeded", reward=outcome.reward)
-            elif begun.attempts < begun.max_attempts:
-                rollout = replace(begun, status="queuing")
-            else:
-                rollout = replace(begun, status="failed", reason=reason)
-            rollout = replace(rollout, ended_ns=time.time_ns())
+            status = choose_status(
+                "failed" if reason else "succeeded", begun.attempts, begun.max_attempts
+            )
+            rollout = replace(
+                begun,
+                status=status,
+                reason=reason if status == "failed" else "",
+                reward=None if outcome is None else outcome.reward,
+                ended_ns=time.time_ns(),
+            )
             self._end_attempt(agent, rollout, outcome)
         return rollout
 
@@ -317,13 +322,6 @@ def store_path(store: Store) -> str:
     if layout is None:
         raise ConfigError(f"workers cannot record into {store.name}; name a store on disk")
     return str(layout.catalogue)
-
-
-def _reopen_runner(
-    agent: Agent, kind: Callable[[State], ResourceSource] | None, settings: dict[str, Any]
-) -> Runner:
-    state = settings["queue"].state
-    return Runner(agent, resources=None if kind is None else kind(state), **settings)
 
 
 def run_rollouts(

@@ -153,15 +153,21 @@ def finish_attempt(
     now_ns: int,
     **values: Any,
 ) -> None:
-    """End the attempt that runs: its rollout is over, or waits where it may be tried again."""
+    """End the attempt that runs, and set the status of its rollout."""
     outcome = {"status": status, "reason": clean_reason(reason), "ended_ns": now_ns}
     mine = (ATTEMPTS.c.rollout_id == row.rollout_id, ATTEMPTS.c.attempt == row.attempts)
     connection.execute(sa.update(ATTEMPTS).where(*mine).values(**outcome))
-    if status not in ("succeeded", "cancelled"):
-        outcome["status"] = "failed"
-        if row.attempts < row.max_attempts:
-            outcome = {"status": "queuing"}
+    outcome["status"] = choose_status(status, row.attempts, row.max_attempts)
+    if outcome["status"] == "queuing":
+        outcome = {"status": "queuing"}
     update_rollout(connection, row, **outcome, **values)
+
+
+def choose_status(status: AttemptStatus, attempts: int, max_attempts: int) -> RolloutStatus:
+    """Return the status of a rollout after an attempt: it waits where it may be tried again."""
+    if status == "succeeded" or status == "cancelled":
+        return status
+    return "queuing" if attempts < max_attempts else "failed"
 
 
 def unknown_rollout(rollout_id: str) -> NotFoundError:

@@ -6,7 +6,7 @@ import inspect
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
@@ -62,28 +62,24 @@ def await_result(answer: Any) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return _thread_loop().run(_await_answer(answer))
-    return _run_in_thread(answer)
+        return _thread_loop().run(answer)
+    # Where a loop goes on already, such as in a notebook: in a thread of its own.
+    here = contextvars.copy_context()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(here.run, lambda: _thread_loop().run(answer)).result()
 
 
 def cancel_agent(thread: threading.Thread) -> bool:
     """Cancel what an async agent does in another thread; False if there is nothing async."""
     with _lock:
-        loop = _running.get(thread.ident or 0)
-        if loop is not None:
-            loop.cancel()
-        return loop is not None
+        task = _running.get(thread.ident or 0)
+        if task is not None:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+        return task is not None
 
 
 async def _await_answer(answer: Awaitable[Any]) -> Any:
     return await answer
-
-
-def _run_in_thread(answer: Awaitable[Any]) -> Any:
-    """Run where a loop goes on already, such as in a notebook: in a thread of its own."""
-    here = contextvars.copy_context()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(here.run, lambda: _thread_loop().run(_await_answer(answer))).result()
 
 
 class _Loop:
@@ -93,37 +89,21 @@ class _Loop:
         self.pid = os.getpid()
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
-        self._task: asyncio.Task[Any] | None = None
-        self._is_cancelled = False
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine in the caller's context and return its result."""
+    def run(self, answer: Awaitable[Any]) -> Any:
+        """Await an answer in the caller's context and return it."""
         ident = threading.get_ident()
+        # A runner keeps the context it was first used in: another rollout's.
+        here = contextvars.copy_context()
+        task = self._loop.create_task(_await_answer(answer), context=here)
         with _lock:
-            _running[ident] = self
+            _running[ident] = task
         try:
-            # A runner keeps the context it was first used in: another rollout's.
-            return self._runner.run(self._run_noted(coroutine), context=contextvars.copy_context())
+            return self._runner.run(_await_answer(task), context=here)
         finally:
             with _lock:
                 del _running[ident]
-            self._task, self._is_cancelled = None, False
             _cancel_rest(self._loop)
-
-    async def _run_noted(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        self._task = asyncio.current_task()
-        if self._is_cancelled and self._task is not None:  # before it was there
-            self._task.cancel()
-        return await coroutine
-
-    def cancel(self) -> None:
-        """Cancel what runs, from another thread."""
-        self._loop.call_soon_threadsafe(self._cancel_tasks)
-
-    def _cancel_tasks(self) -> None:
-        self._is_cancelled = True
-        if self._task is not None:
-            self._task.cancel()
 
     def __del__(self) -> None:
         # Nothing is left to run, and where this comes to pass another loop may be running.
@@ -141,8 +121,8 @@ def _cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
 
 _loops: Final = threading.local()
 _inherited: Final[list[_Loop | None]] = []
-_running: Final[dict[int, _Loop]] = {}
-_lock = threading.Lock()  # guards: a loop in _running runs, and is not closed
+_running: Final[dict[int, asyncio.Task[Any]]] = {}
+_lock = threading.Lock()  # guards: the loop of a task in _running is not closed
 
 
 def _thread_loop() -> _Loop:

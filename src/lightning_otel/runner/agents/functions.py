@@ -66,7 +66,8 @@ class FunctionAgent(Agent):
         # A decorated function stands under its name as this object; pickle finds it there.
         if name and getattr(module, name, None) is self and not _is_by_value.get():
             return name
-        return _make_agent, (self.function, self._name, self.track_only)
+        remake = functools.partial(FunctionAgent, name=self._name, track_only=self.track_only)
+        return remake, (self.function,)
 
     def run(self, task: Any, resources: Resources, rollout: Rollout) -> Answer:
         """Call the function with what it takes."""
@@ -103,10 +104,6 @@ def by_value() -> Iterator[None]:
         yield
     finally:
         _is_by_value.reset(token)
-
-
-def _make_agent(function: Callable[..., Any], name: str, track_only: str | None) -> FunctionAgent:
-    return FunctionAgent(function, name=name, track_only=track_only)
 
 
 def _find_parameters(function: Callable[..., Any]) -> tuple[list[str], list[str]]:

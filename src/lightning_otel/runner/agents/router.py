@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
+from secrets import token_hex
 from typing import Any, Final
 
 from lightning_otel.errors import ConfigError
@@ -92,8 +93,6 @@ class Router(Agent):
 
     def __call__(self, task: Any, resources: Resources | None = None) -> Answer:
         """Call the chosen agent with a request that no queue holds."""
-        from secrets import token_hex
-
         asked = Rollout(rollout_id=f"rollout-{token_hex(8)}", task=task, mode="test")
         return self.run(task, resources or {}, asked)
 
