@@ -8,7 +8,7 @@ excluded has no end.
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
@@ -25,7 +25,7 @@ _MOST_IDS: Final = 500
 _LOCK: Final = 0x6C6F7463
 """Of claims: two could find the same rollout free."""
 
-ClaimState: TypeAlias = Literal["claimed", "trained", "left"]
+S = TypeVar("S", bound=str)
 
 
 def id_batches(ids: Iterable[str]) -> Iterator[list[str]]:
@@ -121,6 +121,13 @@ class Leases:
         """Delete held rows, where a row stands for the lease alone; return their number."""
         return connection.execute(sa.delete(self._table).where(held)).rowcount
 
+    def count(self, statuses: Sequence[S], *where: "sa.ColumnElement[bool]") -> dict[S, int]:
+        """Return the number of rows by status; every status is named."""
+        query = sa.select(self._status, sa.func.count()).where(*where).group_by(self._status)
+        with self.read() as connection:
+            found = {row[0]: int(row[1]) for row in connection.execute(query)}
+        return {status: found.get(status, 0) for status in statuses}
+
     def expire(self, connection: "Connection") -> None:
         """End all leases that are over."""
         now_ns = self._state.now_ns()
@@ -182,15 +189,14 @@ class Claims:
                     claimed.append(group_id)
         return claimed
 
-    def exclude(self, group_id: str, members: Iterable[Claimable], reason: str) -> None:
+    def exclude(self, group_id: str, members: Sequence[Claimable], reason: str) -> None:
         """Exclude rollouts for good: they are counted by reason and never offered again."""
-        every = list(members)
-        ids = [each.rollout_id for each in every]
+        ids = [each.rollout_id for each in members]
         of_others = sa.and_(self._is_taken(), sa.not_(self._held))
         with self._state.change() as connection:
             take_lock(connection, _LOCK)
             taken = self._find_claims(connection, ids, of_others)
-            free = [each for each in every if each.rollout_id not in taken]
+            free = [each for each in members if each.rollout_id not in taken]
             self._put_claims(connection, group_id, free, "left", reason)
 
     def extend(self) -> None:
@@ -285,7 +291,7 @@ class Claims:
         connection: "Connection",
         group_id: str,
         members: Sequence[Claimable],
-        state: ClaimState,
+        state: Literal["claimed", "left"],
         reason: str = "",
     ) -> None:
         rows: list[dict[str, Any]] = [

@@ -7,6 +7,7 @@ time holds a rollout, under a lease that ends if the worker dies.
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 # Before SQLAlchemy, for it names the extra where that is missing.
@@ -15,12 +16,12 @@ from lightning_otel.state import State
 # isort: split
 import sqlalchemy as sa
 
+from lightning_otel.errors import ConfigError
 from lightning_otel.state.leases import Leases, id_batches
 from lightning_otel.state.rollouts import (
     Attempt,
     AttemptStatus,
     Lease,
-    check_reward,
     clean_reason,
     column_conditions,
     expire_attempt,
@@ -162,7 +163,9 @@ class Queue:
         Raises:
             ConfigError: The reward is no finite number.
         """
-        value = None if reward is None else check_reward(reward)
+        value = None if reward is None else float(reward)
+        if value is not None and not isfinite(value):
+            raise ConfigError(f"reward is {reward!r}; it must be finite")
         return self._finish_lease(lease, "succeeded", reward=value)
 
     def fail(self, lease: Lease, reason: str) -> bool:
@@ -275,13 +278,7 @@ class Queue:
 
     def counts(self, mode: Mode | None = None) -> dict[RolloutStatus, int]:
         """Return the number of rollouts by status; every status is named."""
-        query = sa.select(ROLLOUTS.c.status, sa.func.count()).group_by(ROLLOUTS.c.status)
-        with self._leases.read() as connection:
-            found = {
-                row[0]: row[1]
-                for row in connection.execute(query.where(*column_conditions(mode=mode)))
-            }
-        return {status: found.get(status, 0) for status in get_args(RolloutStatus)}
+        return self._leases.count(get_args(RolloutStatus), *column_conditions(mode=mode))
 
     def reasons(self) -> Counter[tuple[AttemptStatus, str]]:
         """Return the number of attempts that did not succeed, by status and reason."""

@@ -145,10 +145,7 @@ class Requests:
 
     def counts(self) -> dict[RequestStatus, int]:
         """Count the requests by status, every status included."""
-        query = sa.select(REQUESTS.c.status, sa.func.count()).group_by(REQUESTS.c.status)
-        with self._leases.read() as connection:
-            found = {row[0]: int(row[1]) for row in connection.execute(query)}
-        return {status: found.get(status, 0) for status in STATUSES}
+        return self._leases.count(STATUSES)
 
     def _change_request(self, request: TrainingRequest, **values: Any) -> bool:
         held = self._leases.is_held(

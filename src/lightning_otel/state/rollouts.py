@@ -4,7 +4,6 @@ import json
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import sqlalchemy as sa
@@ -107,14 +106,6 @@ def encode_task(task: object) -> str:
             f"the task {str(task)[:80]!r} cannot be written as JSON ({exc}); "
             "give text, numbers, lists and dicts"
         ) from exc
-
-
-def check_reward(reward: float) -> float:
-    """Return a reward that is a finite number, or raise ConfigError."""
-    value = float(reward)
-    if not isfinite(value):
-        raise ConfigError(f"reward is {reward!r}; it must be finite")
-    return value
 
 
 def make_id(noun: str) -> str:

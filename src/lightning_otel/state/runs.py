@@ -46,7 +46,6 @@ class TrainingRun:
     ended_ns: int | None
 
     def _repr_html_(self) -> str:
-        """Return its facts as a table, for notebooks."""
         end_ns = self.seen_ns if self.ended_ns is None else self.ended_ns
         pairs = [
             ("status", self.status),
@@ -69,19 +68,12 @@ class Metric(NamedTuple):
 
 
 class KeptCheckpoint(NamedTuple):
-    """A checkpoint that counts.
-
-    Attributes:
-        step: The steps it holds.
-        place: The folder.
-        unpublished: Resources of its step that are not published: names, bodies and metrics.
-        versions: The version of each resource that the run goes on with.
-    """
+    """A checkpoint that counts."""
 
     step: int
-    place: str
-    unpublished: Sequence[Mapping[str, Any]]
-    versions: Mapping[str, int]
+    place: str  # its folder
+    unpublished: Sequence[Mapping[str, Any]]  # resources of its step: names, bodies and metrics
+    versions: Mapping[str, int]  # of the resources that the run goes on with
 
 
 class Runs:
@@ -141,10 +133,9 @@ class Runs:
 
     def log(self, run_id: str, step: int, metrics: Mapping[str, float]) -> None:
         """Keep the finite metrics of a step, in place of those it had by the same names."""
-        found = {name: float(value) for name, value in metrics.items()}
         rows = [
-            {"run_id": run_id, "step": step, "name": name, "value": value}
-            for name, value in found.items()
+            {"run_id": run_id, "step": step, "name": name, "value": float(value)}
+            for name, value in metrics.items()
             if math.isfinite(value)
         ]
         if not rows:
