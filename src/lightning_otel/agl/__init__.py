@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import lightning_otel
 
-_ROOM: Final = "lightning_otel"
 _HOMES: Final = {
     "APO": "agl.algorithms",
     "AgentLightning": "agl.trainer:Trainer",
@@ -64,17 +63,14 @@ __all__ = [*_HOMES, *(name for name in lightning_otel.__all__ if name not in _HO
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from its home, once."""
+    """Import a name from its home."""
     if name in _HOMES:
         home, _, real = _HOMES[name].partition(":")
-        value = getattr(import_module(f"{_ROOM}.{home}"), real or name)
-    elif name in lightning_otel.__all__:
-        value = getattr(lightning_otel, name)
-    else:
-        hint = f"; here it is: {_OTHERWISE[name]}" if name in _OTHERWISE else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    globals()[name] = value
-    return value
+        return getattr(import_module(f"lightning_otel.{home}"), real or name)
+    if name in lightning_otel.__all__:
+        return getattr(lightning_otel, name)
+    hint = f"; here it is: {_OTHERWISE[name]}" if name in _OTHERWISE else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

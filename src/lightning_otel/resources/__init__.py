@@ -112,10 +112,9 @@ class Resources:
                     parent=parent,
                     run_id=run_id,
                     metrics=json.dumps(measured, sort_keys=True),
-                    created_ns=self.state.now_ns(),
                 )
             if alias is not None:
-                entry.point(alias, newest.version, self.state.now_ns(), weight)
+                entry.point(alias, newest.version, weight)
         return newest
 
     def get(self, name: str, version: int | str = LIVE) -> Resource:
@@ -156,8 +155,10 @@ class Resources:
 
     def aliases(self, name: str) -> dict[str, int]:
         """Return the version that each alias of a name means."""
+        named = tables.ALIASES.c.name == name
+        query = sa.select(tables.ALIASES.c.alias, tables.ALIASES.c.version).where(named)
         with self._begin_read() as connection:
-            return tables.Entry(connection, name).aliases()
+            return {row.alias: row.version for row in connection.execute(query)}
 
     def canary_weight(self, name: str) -> float:
         """Return the share that is given the canary, 0 to 1; 0 where there is none."""
@@ -200,10 +201,9 @@ class Resources:
                 entry.get(version)
             else:
                 entry.require()
-            now_ns = self.state.now_ns()
             if alias == CANARY and version is None and entry.alias(CANARY) is not None:
-                entry.withdraw("", None, now_ns)
-            entry.point(alias, version, now_ns, weight)
+                entry.withdraw("", None)
+            entry.point(alias, version, weight)
 
     def promote(self, name: str, *, last_move: int | None = None) -> Resource:
         """Make the canary live for all.
@@ -213,13 +213,13 @@ class Resources:
             NotFoundError: There is no canary.
         """
         with self._begin_change(name, last_move) as entry:
-            canary, now_ns = entry.alias(CANARY), self.state.now_ns()
+            canary = entry.alias(CANARY)
             if canary is None:
                 raise NotFoundError(
                     f"{name} has no canary; lightning-otel resources alias {name} live VERSION"
                 )
-            entry.point(LIVE, canary.version, now_ns)
-            entry.point(CANARY, None, now_ns)
+            entry.point(LIVE, canary.version)
+            entry.point(CANARY, None)
             return entry.get(canary.version)
 
     def withdraw(self, name: str, reason: str = "", *, version: int | None = None) -> Resource:
@@ -236,12 +236,15 @@ class Resources:
             NotFoundError: There is no canary, or it is another version by now.
         """
         with self._begin_change(name) as entry:
-            return entry.withdraw(reason, version, self.state.now_ns())
+            return entry.withdraw(reason, version)
 
     def withdrawals(self, name: str) -> list[Withdrawal]:
         """Return the canaries that were withdrawn, with the reason, the oldest first."""
+        columns = tables.WITHDRAWALS.c
+        query = sa.select(*(columns[each] for each in Withdrawal._fields)).order_by(columns.n)
         with self._begin_read() as connection:
-            return tables.Entry(connection, name).withdrawals()
+            rows = connection.execute(query.where(columns.name == name))
+            return [Withdrawal(*row) for row in rows]
 
     def rollback(self, name: str, *, last_move: int | None = None) -> Resource:
         """Make the previous live version live again; each call goes back one further.
@@ -253,7 +256,7 @@ class Resources:
         """
         with self._begin_change(name, last_move) as entry:
             version = entry.take_step_back()
-            entry.point(LIVE, version, self.state.now_ns(), is_step=False)
+            entry.point(LIVE, version, is_step=False)
             return entry.get(version)
 
     def previous(self, name: str) -> int | None:
@@ -348,7 +351,7 @@ class Resources:
         self.state.ensure(*tables.ALL)
         with self.state.change() as connection:
             take_lock(connection, tables.LOCK)
-            entry = tables.Entry(connection, name)
+            entry = tables.Entry(connection, name, self.state.now_ns())
             if last_move is not None and entry.last_move() != last_move:
                 raise ChangedError(
                     f"somebody changed {name} meanwhile; look at it again, and then decide"

@@ -5,19 +5,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.resources.evidence import format_verdict, weigh_differences
+from lightning_otel.store.source import read_rollout_rewards
 from lightning_otel.types import Transition, html
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
-
-NO_REWARD: Final = "without a reward"
-BOTH: Final = "made with both versions"
-ONE_SIDED: Final = "of tasks that were done with one version only"
-NO_TASK: Final = "without a task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,6 @@ class Comparison:
         return "tasks" if self.tasks else "rollouts of each"
 
     def _repr_html_(self) -> str:
-        """Both versions beside each other, and what that says, for notebooks."""
         how = (
             f"{self.tasks:,} tasks done with both" if self.tasks else "rollouts, whatever the task"
         )
@@ -123,8 +118,6 @@ def compare_versions(
     """Compare two versions by the rewards of a store."""
     if a == b:
         raise ConfigError(f"{name}@{a} is compared with itself; name two versions")
-    from lightning_otel.store.source import read_rollout_rewards
-
     steps = store.transitions(bodies=False, advantage="dr_grpo")
     left_out: Counter[str] = Counter()
     lonely: Counter[str] = Counter()
@@ -191,9 +184,9 @@ def _choose_attempts(
         if not made.versions & set(versions):
             continue
         if made.version is None:
-            left_out[BOTH] += 1
+            left_out["made with both versions"] += 1
         elif made.rollout_id not in rewards:
-            left_out[NO_REWARD] += 1
+            left_out["without a reward"] += 1
         else:
             found.append(made)
     return found
@@ -255,14 +248,14 @@ def _pair_tasks(
         if each.group_id:
             groups.setdefault(each.group_id, ([], []))[each.version == b].append(each.rollout_id)
         else:
-            left_out[NO_TASK] += 1
+            left_out["without a task"] += 1
     pairs = []
     for group_id, sides in groups.items():
         if all(sides):
             mean_a, mean_b = (statistics.fmean(map(rewards.__getitem__, side)) for side in sides)
             pairs.append(Pair(group_id, tuple(sides[0]), tuple(sides[1]), mean_a, mean_b))
         else:
-            left_out[ONE_SIDED] += sum(map(len, sides))
+            left_out["of tasks that were done with one version only"] += sum(map(len, sides))
     return pairs
 
 

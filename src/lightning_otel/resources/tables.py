@@ -76,9 +76,10 @@ class Withdrawal(NamedTuple):
 class Entry:
     """The versions and aliases of one name, within a transaction."""
 
-    def __init__(self, connection: "Connection", name: str) -> None:
+    def __init__(self, connection: "Connection", name: str, now_ns: int = 0) -> None:
         self._connection = connection
         self._is_alias = ALIASES.c.name == name
+        self._now_ns = now_ns  # of its changes
         self.name = name
 
     def get(self, version: int) -> Resource:
@@ -117,11 +118,6 @@ class Entry:
         where = (self._is_alias, ALIASES.c.alias == alias)
         return self._connection.execute(query.where(*where)).one_or_none()
 
-    def aliases(self) -> dict[str, int]:
-        """Return the version that each alias means."""
-        query = sa.select(ALIASES.c.alias, ALIASES.c.version).where(self._is_alias)
-        return {row.alias: row.version for row in self._connection.execute(query)}
-
     def steps(self) -> "list[sa.Row[Any]]":
         """Return the last two changes of live that were not taken back, the later one first."""
         query = sa.select(CHANGES.c.n, CHANGES.c.version).order_by(CHANGES.c.n.desc()).limit(2)
@@ -152,18 +148,13 @@ class Entry:
 
     def insert(self, **columns: Any) -> Resource:
         """Keep a version and return it."""
-        self._connection.execute(sa.insert(VERSIONS).values(name=self.name, **columns))
-        self._note("", columns["version"], None, columns["created_ns"], is_step=False)
+        row = {"name": self.name, "created_ns": self._now_ns, **columns}
+        self._connection.execute(sa.insert(VERSIONS).values(row))
+        self._note("", columns["version"], None, is_step=False)
         return self.get(columns["version"])
 
     def point(
-        self,
-        alias: str,
-        version: int | None,
-        now_ns: int,
-        weight: float | None = None,
-        *,
-        is_step: bool = True,
+        self, alias: str, version: int | None, weight: float | None = None, *, is_step: bool = True
     ) -> None:
         """Let an alias mean a version, or nothing; note it unless it stands already."""
         held = self.alias(alias)
@@ -180,9 +171,9 @@ class Entry:
             row = {"name": self.name, "alias": alias, "version": version, "weight": weight}
             self._connection.execute(sa.insert(ALIASES).values(row))
         is_step = is_step and alias == LIVE and version is not None
-        self._note(alias, version, weight, now_ns, is_step=is_step)
+        self._note(alias, version, weight, is_step=is_step)
 
-    def withdraw(self, reason: str, version: int | None, now_ns: int) -> Resource:
+    def withdraw(self, reason: str, version: int | None) -> Resource:
         """Keep that the canary is given to nobody any more, and why; return its version."""
         held = self.alias(CANARY)
         if held is None:
@@ -201,20 +192,14 @@ class Entry:
                 name=self.name,
                 version=held.version,
                 reason=reason or "by hand",
-                withdrawn_ns=now_ns,
+                withdrawn_ns=self._now_ns,
             )
         )
-        self.point(CANARY, None, now_ns)
+        self.point(CANARY, None)
         return self.get(held.version)
 
-    def withdrawals(self) -> list[Withdrawal]:
-        """Return the canaries that were taken back, the oldest first."""
-        query = sa.select(*(WITHDRAWALS.c[name] for name in Withdrawal._fields))
-        query = query.where(WITHDRAWALS.c.name == self.name).order_by(WITHDRAWALS.c.n)
-        return [Withdrawal(*row) for row in self._connection.execute(query)]
-
     def _note(
-        self, alias: str, version: int | None, weight: float | None, now_ns: int, *, is_step: bool
+        self, alias: str, version: int | None, weight: float | None, *, is_step: bool
     ) -> None:
         self._connection.execute(
             sa.insert(CHANGES).values(
@@ -223,7 +208,7 @@ class Entry:
                 version=version,
                 weight=weight,
                 is_step=is_step,
-                changed_ns=now_ns,
+                changed_ns=self._now_ns,
             )
         )
 
@@ -233,13 +218,10 @@ def read_standings(connection: "Connection") -> dict[str, Standing]:
     found: dict[str, Standing] = {}
     query = sa.select(ALIASES).where(ALIASES.c.alias.in_((LIVE, CANARY)))
     for row in connection.execute(query).all():
-        resource = Entry(connection, row.name).get(row.version)
-        own = found.get(row.name, Standing())
-        found[row.name] = (
-            own._replace(live=resource)
-            if row.alias == LIVE
-            else own._replace(canary=resource, weight=row.weight)
-        )
+        held: dict[str, Any] = {row.alias: Entry(connection, row.name).get(row.version)}
+        if row.alias == CANARY:
+            held["weight"] = row.weight
+        found[row.name] = found.get(row.name, Standing())._replace(**held)
     return found
 
 

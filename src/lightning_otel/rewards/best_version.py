@@ -19,10 +19,6 @@ from lightning_otel.types import Resource
 MIN_ROLLOUTS: Final = 3
 
 
-RewardsOf = Callable[[Store, str, str | None], Mapping[int, Sequence[float]]]
-"""Reads the rewards of rollouts by the version of a resource that they were given."""
-
-
 class Earned(NamedTuple):
     """The rewards of a version's rollouts.
 
@@ -62,7 +58,7 @@ def learned(
     min_rollouts: int = MIN_ROLLOUTS,
     resources: Resources | None = None,
     store: Store | None = None,
-    rewards_of: "RewardsOf | None" = None,
+    rewards_of: Callable[[Store, str, str | None], Mapping[int, Sequence[float]]] | None = None,
 ) -> Learned:
     """The version of a category's resource that earned the most reward so far.
 

@@ -67,23 +67,14 @@ Keep: TypeAlias = Callable[[Sequence[Span]], None]
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """Feedback of one person, as a reward.
-
-    Attributes:
-        noun: The kind of its target.
-        target: The target's whole id.
-        value: The reward, -1 to 1.
-        given_ns: Its time, Unix nanoseconds.
-        attributes: Stored with it.
-        feedback_id: Its id, under which it is stored once; empty if none.
-    """
+    """Feedback of one person, as a reward."""
 
     noun: Noun
-    target: str
-    value: float
-    given_ns: int
+    target: str  # its whole id
+    value: float  # the reward, -1 to 1
+    given_ns: int  # Unix nanoseconds
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
-    feedback_id: str = ""
+    feedback_id: str = ""  # under which it is stored once
 
 
 class StoredReward(NamedTuple):
@@ -263,12 +254,8 @@ def give(
 ) -> list[StoredReward | Conflict | None]:
     """Store feedback as rewards of its targets; return None for those that the store lacks.
 
-    Args:
-        store: Where the targets are.
-        feedback: Any number, each with an id of its own, if it has one.
-        keep: Keeps spans; by default the store does.
-        known: Rollouts by span, of spans that are there for certain; feedback on these alone, whose
-            ids are all new, is given without a look at the store.
+    ``known`` has the rollouts of spans that are there for certain: feedback on these alone, whose
+    ids are all new, is given without a look at the store. ``keep`` keeps spans in its place.
 
     Raises:
         StoreError: The store cannot be read or written; nothing, or not all of it, was given.

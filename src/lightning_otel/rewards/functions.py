@@ -8,13 +8,14 @@ import asyncio
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages.chat import messages_of
+from lightning_otel.tracing.propagation import call_outside_loop
 from lightning_otel.types import Rollout, Trajectory
 
 ASKABLE: Final = ("task", "answer", "trajectory", "trajectories", "rewards", "rollout")
@@ -25,20 +26,13 @@ _LONGEST_MESSAGE: Final = 200
 
 
 class Case(NamedTuple):
-    """The input of a reward function.
-
-    Attributes:
-        trajectories: All of the attempt.
-        rewards: The rewards by name that its steps have; of one name their sum.
-        trajectory: The one that is judged, where the function asks for one; else the one that
-            ended last.
-    """
+    """The input of a reward function."""
 
     rollout: Rollout
     attempt_id: str
-    trajectories: tuple[Trajectory, ...]
-    rewards: Mapping[str, float]
-    trajectory: Trajectory
+    trajectories: tuple[Trajectory, ...]  # all of the attempt
+    rewards: Mapping[str, float]  # of its steps; of one name their sum
+    trajectory: Trajectory  # that is judged; if the function asks for none, the one that ended last
 
     @property
     def answer(self) -> str:
@@ -59,20 +53,13 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A function that judges what an agent did.
-
-    Attributes:
-        name: The name of its reward, where it gives a plain number.
-        version: Empty for the first; else it stands behind each name, as in ``exact_match@2``.
-        asked: Its input by parameter.
-        source: The hash of its source text; empty where there is none to be found.
-    """
+    """A function that judges what an agent did."""
 
     call: Callable[..., object]
-    name: str
-    version: str
-    asked: Mapping[str, str]
-    source: str
+    name: str  # of its reward, where it gives a plain number
+    version: str  # empty for the first; else behind each name, as in exact_match@2
+    asked: Mapping[str, str]  # its input by parameter
+    source: str  # the hash of its source text; empty if there is none
 
     @classmethod
     def of(cls, function: Callable[..., object], version: str = "") -> "RewardFunction":
@@ -105,7 +92,7 @@ class RewardFunction:
         try:
             result = self.call(**values)
             if inspect.iscoroutine(result):
-                result = _await_result(result)
+                result = call_outside_loop(partial(asyncio.run, result))
         except Exception as exc:  # noqa: BLE001  # a user's function may raise anything
             kind = type(exc).__name__
             return Failure(kind, _one_line_of(f"{kind}: {exc}"))
@@ -181,13 +168,3 @@ def _read_number(value: object) -> float | None:
 
 def _one_line_of(text: str) -> str:
     return " ".join(text.split())[:_LONGEST_MESSAGE]
-
-
-def _await_result(pending: Coroutine[Any, Any, object]) -> object:
-    """Run a coroutine, even if a loop runs in this thread, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(pending)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, pending).result()

@@ -4,13 +4,12 @@ It waits in the state beside the store, so that no restart or kill loses it, and
 only once it is stored.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 # Before SQLAlchemy, for it names the extra where that is missing.
 from lightning_otel.state import METADATA, State, take_lock
@@ -45,8 +44,6 @@ OPEN: Final = "http:"
 _AT_ONCE: Final = 2_000
 _LOCK: Final = 0x6C6F7466
 
-Answer: TypeAlias = StoredReward | Conflict | None
-
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -78,7 +75,7 @@ class Pending:
         feedback: Feedback,
         keep: Keep | None = None,
         known: Mapping[str, str] = MappingProxyType({}),
-    ) -> Answer:
+    ) -> StoredReward | Conflict | None:
         """Store feedback, or keep it until its target is there; return None if it waits.
 
         When this returns, it is on disk either way.
@@ -163,33 +160,29 @@ class Pending:
 
 def settle_pending(store: Store) -> Settled:
     """Store the feedback that waits beside a store, if any; make no state for it."""
-    if store.layout is None:
-        return Settled()  # whoever serves it gives it
-    state = State.beside(store)
-    if not state.is_made:
+    # A store elsewhere is settled by whoever serves it.
+    if store.layout is None or not (state := State.beside(store)).is_made:
         return Settled()
+    first = sa.select(FEEDBACK.c.feedback_id).limit(1)
     with state.read() as connection:  # makes no table: nothing may be writable here
-        if not sa.inspect(connection).has_table(FEEDBACK.name):
-            return Settled()
-        if connection.execute(sa.select(FEEDBACK.c.feedback_id).limit(1)).first() is None:
-            return Settled()
-    return Pending(state).settle(store)
+        has_table = sa.inspect(connection).has_table(FEEDBACK.name)
+        is_waiting = has_table and connection.execute(first).first() is not None
+    return Pending(state).settle(store) if is_waiting else Settled()
 
 
 def _find_held(connection: "sa.Connection", feedback: Feedback) -> Conflict | bool:
     """Return True if the same feedback waits; a clash if other feedback has its id."""
     mine = FEEDBACK.c.feedback_id == feedback.feedback_id
     row = connection.execute(sa.select(FEEDBACK).where(mine)).one_or_none()
-    if row is None or _digest(_feedback_of(row)) == _digest(feedback):
+    if row is None or _content_of(_feedback_of(row)) == _content_of(feedback):
         return row is not None
     return Conflict(f"other feedback waits as {feedback.feedback_id!r} already")
 
 
-def _digest(feedback: Feedback) -> str:
-    """Hash feedback without its time and origin, to tell repeats from clashes."""
-    said = sorted(item for item in feedback.attributes.items() if item[0] != c.RECEIVED)
-    key = repr((feedback.noun, feedback.target, feedback.value, said))
-    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+def _content_of(feedback: Feedback) -> tuple[object, ...]:
+    """Return feedback without its time and origin, to tell repeats from clashes."""
+    said = {key: value for key, value in feedback.attributes.items() if key != c.RECEIVED}
+    return feedback.noun, feedback.target, feedback.value, said
 
 
 def _check_room(connection: "sa.Connection", feedback: Feedback) -> None:

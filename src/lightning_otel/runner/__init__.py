@@ -18,9 +18,7 @@ __all__ = ["Hook", "Runner", "run_workers"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from its home, once."""
+    """Import a name from its home."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -90,16 +90,11 @@ def call_hooks(
 
 
 class Outcome(NamedTuple):
-    """The outcome of an attempt.
-
-    Attributes:
-        reason: The reason of a failure; empty otherwise.
-        recording: Its spans; None if it failed before it was recorded.
-    """
+    """The outcome of an attempt."""
 
     reward: float | None = None
-    reason: str = ""
-    recording: Recording | None = None
+    reason: str = ""  # of a failure
+    recording: Recording | None = None  # None if it failed before it was recorded
 
 
 Job: TypeAlias = "Future[Outcome]"

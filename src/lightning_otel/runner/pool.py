@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final, Literal
 
@@ -120,18 +121,14 @@ def run_workers(
     else:
         raise ConfigError(f"workers are of kind {kind!r}; it must be threads, processes or ray")
 
-    def add(number: int) -> tuple[str, Any]:
-        runner = make(number)
-        return runner.worker_id, start(runner, until_empty=until_empty)
-
-    def is_done() -> bool:
-        return until_empty and queue.is_empty(agents=first.agent.names, modes=modes)
-
-    return _run_others(n, add, queue, stop, is_done)
+    return _run_others(
+        n, make, partial(start, until_empty=until_empty), queue, stop,
+        lambda: until_empty and queue.is_empty(agents=first.agent.names, modes=modes),
+    )  # fmt: skip
 
 
 def _run_others(
-    n: int, add: Callable[[int], tuple[str, Any]], queue: Queue, stop: Stop,
+    n: int, make: Callable[[int], Runner], start: Callable[[Runner], Any], queue: Queue, stop: Stop,
     is_done: Callable[[], bool],
 ) -> int:  # fmt: skip
     """Look after workers in other processes until none has anything left; count attempts."""
@@ -139,9 +136,9 @@ def _run_others(
     members: dict[str, Any] = {}
 
     def add_worker() -> None:
-        worker_id, member = add(len(worker_ids) + 1)
-        worker_ids.append(worker_id)
-        members[worker_id] = member
+        runner = make(len(worker_ids) + 1)
+        members[runner.worker_id] = start(runner)
+        worker_ids.append(runner.worker_id)
 
     def reap_workers() -> list[tuple[str, str]]:
         """Forget who works no more; give back what the dead held, and return why they died."""
@@ -208,11 +205,9 @@ class _Process:
             heard.close()
 
     def is_alive(self) -> bool:
-        """Return whether it works."""
         return self._process.is_alive()
 
     def describe_end(self) -> str:
-        """Return why it died; empty if it ended in order."""
         self._tell.close()
         code = self._process.exitcode
         self._process.close()
@@ -225,11 +220,9 @@ class _Process:
         return f"its process was ended by signal {-code}"
 
     def stop(self) -> None:
-        """Have it end after its present attempt."""
         self._tell.close()
 
     def kill(self) -> None:
-        """End it now."""
         self._process.kill()
         self._process.join()
 

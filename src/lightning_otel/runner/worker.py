@@ -330,10 +330,6 @@ def run_rollouts(
     """Run rollouts here, without a queue, one at a time with each runner; return them in order.
 
     Those that are not begun when it is time to stop are returned as they are.
-
-    Raises:
-        ConfigError: The store is not on disk.
-        WorkerError: Too many attempts hang in threads.
     """
     store_path(runners[0].store)
     waiting = iter(list(rollouts))  # whose next is one step to other threads

@@ -4,9 +4,12 @@ Threads and thread pools are carried without it; process pools, executors of a f
 callbacks that run later are not.
 """
 
+import asyncio
+import contextvars
 import functools
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -24,6 +27,7 @@ from lightning_otel.store.transforms import load_transform_lazily, name_transfor
 from lightning_otel.tracing.blocks import wrap_function
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _prepared_pids: set[int] = set()
 
@@ -145,3 +149,13 @@ def _unpack_context(
         transforms=tuple(map(load_transform_lazily, transforms)),
     )  # fmt: skip
     return capture.set_frame(frame, context)
+
+
+def call_outside_loop(act: Callable[[], T]) -> T:
+    """Call what runs an event loop; in a thread if one runs here already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return act()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, act).result()

@@ -7,9 +7,9 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
+from lightning_otel.tracing.propagation import call_outside_loop
 from lightning_otel.types import Resource, Rollout
 
 Answer: TypeAlias = Any
@@ -59,14 +59,7 @@ def await_result(answer: Any) -> Any:
     """
     if not inspect.isawaitable(answer):
         return answer
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return _thread_loop().run(answer)
-    # Where a loop goes on already, such as in a notebook: in a thread of its own.
-    here = contextvars.copy_context()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(here.run, lambda: _thread_loop().run(answer)).result()
+    return call_outside_loop(lambda: _thread_loop().run(answer))
 
 
 def cancel_agent(thread: threading.Thread) -> bool:

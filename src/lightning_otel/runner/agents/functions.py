@@ -245,21 +245,11 @@ class LitAgent(Agent, Generic[T]):
         """Act on a task of any mode."""
         raise NotImplementedError
 
-    async def training_rollout_async(
-        self, task: T, resources: Resources, rollout: Rollout
-    ) -> Answer:
-        """As :meth:`training_rollout`."""
-        raise NotImplementedError
-
-    async def validation_rollout_async(
-        self, task: T, resources: Resources, rollout: Rollout
-    ) -> Answer:
-        """As :meth:`validation_rollout`."""
-        raise NotImplementedError
-
     async def rollout_async(self, task: T, resources: Resources, rollout: Rollout) -> Answer:
-        """As :meth:`rollout`."""
+        """As the method without ``_async``."""
         raise NotImplementedError
+
+    training_rollout_async = validation_rollout_async = rollout_async
 
 
 class MethodsAgent(Agent):

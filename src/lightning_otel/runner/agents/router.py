@@ -3,17 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from hashlib import sha256
+from random import Random
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.runner.agents.agent import Agent, Answer, Resources
 from lightning_otel.runner.agents.functions import agent_of
 from lightning_otel.tracing import context
 from lightning_otel.types import Rollout
-
-_SCALE: Final = 2**64
 
 
 class Router(Agent):
@@ -104,13 +102,8 @@ class Router(Agent):
                 f"the router {self._name!r} has no agent for {wanted!r}; there are "
                 f"{', '.join(self.agents)}"
             )
-        digest = sha256(f"{self._name}:{rollout_id}".encode()).digest()
-        point = int.from_bytes(digest[:8]) / _SCALE * sum(self._weights[each] for each in possible)
-        for name in possible:
-            point -= self._weights[name]
-            if point < 0:
-                return name
-        return possible[-1]  # rounded up
+        weights = [self._weights[each] for each in possible]
+        return Random(f"{self._name}:{rollout_id}").choices(possible, weights)[0]
 
 
 class _Named(Agent):
