@@ -57,6 +57,6 @@ def resolve_lightning_store(config: "LightningRuntimeConfig") -> LightningStore 
     """
     if not config.enabled:
         return None
-    if choose_backend(config.backend).name == "microsoft":
+    if choose_backend(config.backend) == "microsoft":
         return MicrosoftLightningStore(path=config.store)
     return LightningStore(config.store)

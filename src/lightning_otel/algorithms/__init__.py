@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from lightning_otel.algorithms.run import Run
     from lightning_otel.algorithms.run import Run as Context
 
-GROUP: Final = "lightning_otel.algorithms"
-_REGISTRY: Final = Registry("algorithm", GROUP, str.lower)
+_REGISTRY: Final = Registry("algorithm", "lightning_otel.algorithms", str.lower)
 
 _ALSO: Final = {"supervisedfinetuning": "sft"}
 """Other names that users know an algorithm by."""
@@ -109,6 +108,6 @@ def make_backend_algorithm(algorithm: Any, backend: "Backend", **options: Any) -
     unfit = f"Agent Lightning has no algorithm {algorithm!r}" if is_ours or is_unknown else ""
     if backend == "auto" and not unfit and not explain_missing():
         unfit = Microsoft(algorithm, **options).find_fault()
-    if choose_backend(backend, unfit=unfit).name == "builtin":
+    if choose_backend(backend, unfit=unfit) == "builtin":
         return make_algorithm(algorithm, **options)
     return Microsoft(algorithm, **options)

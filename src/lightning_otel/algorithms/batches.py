@@ -4,9 +4,9 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from lightning_otel.algorithms.base import BaseAlgorithm, Batch, name_of
 from lightning_otel.algorithms.groups import (
@@ -29,7 +29,7 @@ from lightning_otel.algorithms.tasks import POLL_S, RunConfig, make_task_rollout
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import TrainingError
 from lightning_otel.state.runs import Claimable, Claims
-from lightning_otel.types import Rollout, Trajectory
+from lightning_otel.types import Rollout
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +41,6 @@ _MOST: Final = 1024
 """Rollouts in a batch whose size nobody named: they are in memory with all their messages."""
 
 
-class _HeldGroups(NamedTuple):
-    """Claimed rollouts by group, and what was read of them."""
-
-    groups: dict[str, list[str]]
-    paths: dict[str, Sequence[Trajectory]]
-    rewards: dict[str, float]
-
-
 class Collector:
     """Makes the batches of a run from rollouts that it has not trained on."""
 
@@ -57,20 +49,15 @@ class Collector:
         config: RunConfig,
         algorithm: BaseAlgorithm,
         claims: Claims,
-        versions: Callable[[], Mapping[str, int]],
+        versions: Mapping[str, int],
         counts: Counter[str],
         *,
         is_resumed: bool = False,
     ) -> None:
-        """Prepare batches.
+        """Prepare batches whose rollouts are pinned to ``versions``, as those then are.
 
-        Args:
-            config: The run's settings.
-            algorithm: What is learnt from, and what of that is of use.
-            claims: Keeps others from what is taken.
-            versions: Returns those that the next rollouts are pinned to.
-            counts: Where rollouts that are left out are counted, by reason.
-            is_resumed: Rollouts of the run may be in the store already.
+        ``counts`` is told of rollouts that are left out. Those of a run that is resumed may be in
+        the store already.
         """
         self._config = config
         self._algorithm = algorithm
@@ -102,13 +89,13 @@ class Collector:
                 break
         if config.stop.is_set() and not all(each.is_over for each in everyone):
             return None
-        chosen = self._find_ready(groups, _FOREVER_NS)
-        held = _HeldGroups({}, {}, {})
-        self._claim_groups(chosen, held)
+        chosen = find_ready(groups, self._algorithm, _FOREVER_NS)
+        batch = Batch((), number=number, rewards={}, groups={}, store=config.store)
+        self._claim_groups(chosen, batch)
         self._leave_rest(groups, chosen)
-        if not held.groups:
+        if not batch.groups:
             raise self._explain_nothing(rollouts, number)
-        return self._make_batch(number, held)
+        return batch
 
     def _make_step(self, number: int) -> list[Rollout]:
         """Return the rollouts of a step; those that were run before a kill are not run again."""
@@ -119,7 +106,7 @@ class Collector:
             replace(each, rollout_id=f"{each.group_id}-{index % config.samples}")
             for index, each in enumerate(
                 make_task_rollouts(
-                    config, tasks, self._versions(), "train", config.samples, group_ids
+                    config, tasks, self._versions, "train", config.samples, group_ids
                 )
             )
         ]
@@ -164,28 +151,28 @@ class Collector:
         )
 
     def _wait_for_batch(self, number: int) -> Batch | None:
-        held = _HeldGroups({}, {}, {})
         config = self._config
+        batch = Batch((), number=number, rewards={}, groups={}, store=config.store)
         wanted = config.min_batch_size or 1
         if self._algorithm.takes_newest:
             self._known = {}  # newer ones may be there than were seen at the step before
         while not config.stop.is_set():
             started = time.monotonic()
-            groups, chosen = self._find_offered(wanted - _count_rollouts(held))
-            claimed = self._claim_groups(chosen, held)
+            groups, chosen = self._find_offered(wanted - len(batch.rollout_ids))
+            claimed = self._claim_groups(chosen, batch)
             closed = {key: groups[key] for key in claimed if groups[key][0].is_queued}
             self._leave_rest(closed, chosen)
-            if _count_rollouts(held) >= wanted:
-                return self._make_batch(number, held)
+            if len(batch.rollout_ids) >= wanted:
+                return batch
             if chosen:
                 continue
             if not config.follows:
                 if self._is_first:
-                    self._release_groups(held)
+                    self._claims.release(batch.rollout_ids)
                     raise self._explain_too_few(groups, wanted)
                 break
             config.stop.wait(max(POLL_S, _PATIENCE * (time.monotonic() - started)))
-        self._release_groups(held)
+        self._claims.release(batch.rollout_ids)
         return None
 
     def _find_offered(self, short: int) -> tuple[Groups, Groups]:
@@ -215,7 +202,8 @@ class Collector:
         """
         config = self._config
         waited_ns = config.state.now_ns() - int(config.reward_timeout_s * 1e9)
-        ready = self._find_ready(groups, waited_ns if config.follows else _FOREVER_NS)
+        before_ns = waited_ns if config.follows else _FOREVER_NS
+        ready = find_ready(groups, self._algorithm, before_ns)
         ordered = list(ready.items())
         if self._algorithm.takes_newest:
             ordered.sort(key=lambda each: max(m.ended_ns or 0 for m in each[1]), reverse=True)
@@ -247,12 +235,8 @@ class Collector:
             f"{f' ({taken})' if taken else ''}; record or reward more, or lower min_batch_size"
         )
 
-    def _find_ready(self, groups: Groups, before_ns: int) -> Groups:
-        size, needs_reward = self._algorithm.group_size, self._algorithm.needs_reward
-        return find_ready(groups, size=size, needs_reward=needs_reward, before_ns=before_ns)
-
-    def _claim_groups(self, chosen: Groups, held: _HeldGroups) -> Groups:
-        """Claim groups, read and return them; exclude what cannot be used, with the reason."""
+    def _claim_groups(self, chosen: Groups, batch: Batch) -> Groups:
+        """Claim groups for a batch, and return them; exclude what cannot be used."""
         algorithm = self._algorithm
         offered = {
             key: [Claimable(each.rollout_id, each.reward) for each in members]
@@ -262,7 +246,7 @@ class Collector:
         groups = {key: members for key, members in chosen.items() if key in claimed}
         if not groups:
             return {}
-        loaded = self._load_groups(groups)
+        loaded = load_groups(self._config.store, self._query, groups, algorithm)
         faults = {**self._find_faults(loaded), **loaded.faults}
         kept: Groups = {}
         for key, members in groups.items():
@@ -278,22 +262,14 @@ class Collector:
                 if each.rollout_id in faults:
                     self._leave_members(key, [each], faults[each.rollout_id])
         if kept and kept != groups:  # advantages compare those that are trained on, and no others
-            loaded = self._load_groups(kept)
+            loaded = load_groups(self._config.store, self._query, kept, algorithm)
         for key, members in kept.items():
-            held.groups.setdefault(key, []).extend(each.rollout_id for each in members)
+            ids = [each.rollout_id for each in members]
+            batch.groups[key] = (*batch.groups.get(key, ()), *ids)
+            batch.extend(path for each in ids for path in loaded.trajectories.get(each, ()))
         if kept:
-            held.paths.update(loaded.trajectories)
-            held.rewards.update(loaded.rewards)
+            batch.rewards.update(loaded.rewards)
         return kept
-
-    def _load_groups(self, groups: Groups) -> LoadedGroups:
-        return load_groups(
-            self._config.store,
-            self._query,
-            groups,
-            needs_reward=self._algorithm.needs_reward,
-            needs_steps=self._algorithm.needs_steps,
-        )
 
     def _find_faults(self, loaded: LoadedGroups) -> dict[str, str]:
         """Return why rollouts are excluded: by the algorithm, or for their tokens."""
@@ -337,21 +313,3 @@ class Collector:
                     if not each.lost and each.reward is None and self._algorithm.needs_reward:
                         reason = f"{NO_REWARD} in time"
                     self._leave_members(key, [each], reason)
-
-    def _make_batch(self, number: int, held: _HeldGroups) -> Batch:
-        ids = (rollout_id for found in held.groups.values() for rollout_id in found)
-        return Batch(
-            (path for rollout_id in ids for path in held.paths.get(rollout_id, ())),
-            number=number,
-            rewards=held.rewards,
-            groups=held.groups,
-            store=self._config.store,
-        )
-
-    def _release_groups(self, held: _HeldGroups) -> None:
-        if held.groups:
-            self._claims.release([each for ids in held.groups.values() for each in ids])
-
-
-def _count_rollouts(held: _HeldGroups) -> int:
-    return sum(map(len, held.groups.values()))

@@ -50,7 +50,7 @@ def write(folder: Path, checkpoint: Checkpoint, save: Callable[[Path], object]) 
             f"state_dict() of {checkpoint.algorithm} is no JSON: {exc}; write what is none into "
             "files, in save()"
         ) from exc
-    with _replace_folder(folder) as new:
+    with replace_folder(folder, "checkpoint") as new:
         new.mkdir(mode=0o700)
         (new / FILES).mkdir(mode=0o700)
         save(new / FILES)
@@ -61,13 +61,13 @@ def copy(folder: Path, to: Path) -> None:
     """Copy a checkpoint to a place of the user's, whole or not at all."""
     if to.exists() and not (to / _HEADER).exists():
         raise TrainingError(f"{to} is there and no checkpoint; name another place")
-    with _replace_folder(to) as new:
+    with replace_folder(to, "checkpoint") as new:
         shutil.copytree(folder, new)
         new.chmod(stat.S_IRWXU)
 
 
 @contextlib.contextmanager
-def _replace_folder(folder: Path) -> Iterator[Path]:
+def replace_folder(folder: Path, noun: str) -> Iterator[Path]:
     """Give the name of a new folder, which takes the place of one once it is whole."""
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
@@ -76,7 +76,7 @@ def _replace_folder(folder: Path) -> Iterator[Path]:
         put_in_place(new, folder)
     except OSError as exc:
         raise TrainingError(
-            f"cannot write the checkpoint {folder}: {exc.strerror or exc}; is there room?"
+            f"cannot write the {noun} {folder}: {exc.strerror or exc}; is there room?"
         ) from exc
     finally:
         shutil.rmtree(new, ignore_errors=True)

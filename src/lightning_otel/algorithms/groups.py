@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter import Advantage, TripletAdapter
+from lightning_otel.adapter.selection import Selection
 from lightning_otel.adapter.tokens import NO_IDS, PENALISED, TRUNCATED, notes_of
 from lightning_otel.dataset.batches import read_batches
 from lightning_otel.errors import StoreMissingError
@@ -16,10 +17,9 @@ from lightning_otel.store.source import INDEX_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute_sql
 from lightning_otel.types import Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.rollouts import FINAL
 
 if TYPE_CHECKING:
-    from lightning_otel.adapter.selection import Selection
+    from lightning_otel.algorithms.base import BaseAlgorithm
     from lightning_otel.dataset import Store
     from lightning_otel.dataset.query import TransitionQuery
     from lightning_otel.state.queue import Queue
@@ -56,33 +56,26 @@ LEFT JOIN (
 WHERE (?::VARCHAR[] IS NULL OR list_contains(?::VARCHAR[], rollout_id))
   AND start_ns >= ? AND start_ns < ?
 ORDER BY start_ns, rollout_id"""
-_OUTCOMES: Final = """
-SELECT rollout_id, attempt_id, status, end_ns FROM rollouts
-WHERE rollout_id IN (SELECT unnest(?::VARCHAR[])) ORDER BY start_ns"""
 _LATEST_NS: Final = (1 << 63) - 1
 
 
 class Member(NamedTuple):
-    """The facts of a rollout that decide if it can be learnt from.
-
-    Attributes:
-        attempt_id: The attempt that counts: the last.
-        is_over: It has ended; rewards may still come.
-        ended_ns: The end; None if it is not over.
-        lost: The reason why it can never be learnt from; empty if it can.
-        task: The id of its task; by default the task as JSON text.
-        is_queued: It was put into the queue, so that its whole group is known.
-    """
+    """The facts of a rollout that decide if it can be learnt from."""
 
     rollout_id: str
-    attempt_id: str
+    attempt_id: str  # the last, which counts
     reward: float | None
-    is_over: bool
+    status: str  # as the queue, or else the store, has it
     ended_ns: int | None
-    lost: str = ""
-    task: str = ""
+    lost: str = ""  # the reason why it can never be learnt from
+    task: str = ""  # the id of its task; by default the task as JSON text
     mode: str | None = None
-    is_queued: bool = False
+    is_queued: bool = False  # it was put into the queue, so that its whole group is known
+
+    @property
+    def is_over(self) -> bool:
+        """True if it has ended; rewards may still come."""
+        return self.status not in ("queuing", "running")
 
 
 Groups = dict[str, tuple[Member, ...]]
@@ -101,35 +94,26 @@ def read_members(store: "Store", wanted: "Selection") -> dict[str, Member]:
     for rollout_id, attempt_id, status, reward, end_ns, task, mode in con.execute(
         _RECORDED, given
     ).fetchall():
-        is_over = status != "running"
         lost = BROKE_OFF if status == "incomplete" and reward is None else ""
-        ended_ns = end_ns if is_over else None
+        ended_ns = None if status == "running" else end_ns
         found[rollout_id] = Member(
-            rollout_id, attempt_id, reward, is_over, ended_ns, lost, task or "", mode
+            rollout_id, attempt_id, reward, status, ended_ns, lost, task or "", mode
         )
     return found
 
 
 def find_outcomes(store: "Store", rollouts: Sequence["Rollout"]) -> list["Rollout"]:
     """Return rollouts as a store has them: over, or to be tried again after a kill."""
-    ids = [each.rollout_id for each in rollouts]
-    try:
-        rows = store.sql(_OUTCOMES, [ids])
-        found = {row["rollout_id"]: row for row in rows}
-    except StoreMissingError:
-        return list(rollouts)
+    found = read_members(store, Selection(rollout_ids=tuple(each.rollout_id for each in rollouts)))
     stand: list[Rollout] = []
     for each in rollouts:
-        row = found.get(each.rollout_id)
-        if row is None:
-            stand.append(each)
-            continue
-        made = replace(each, attempts=int(row["attempt_id"]))
-        if row["status"] == "succeeded":
-            made = replace(made, status="succeeded", ended_ns=row["end_ns"])
-        elif made.attempts >= made.max_attempts:
-            made = replace(made, status="failed", reason=row["status"], ended_ns=row["end_ns"])
-        stand.append(made)
+        if (seen := found.get(each.rollout_id)) is not None:
+            each = replace(each, attempts=int(seen.attempt_id))
+            if seen.status == "succeeded":
+                each = replace(each, status="succeeded", ended_ns=seen.ended_ns)
+            elif each.attempts >= each.max_attempts:
+                each = replace(each, status="failed", reason=seen.status, ended_ns=seen.ended_ns)
+        stand.append(each)
     return stand
 
 
@@ -141,10 +125,9 @@ def make_member(rollout: "Rollout", seen: Member | None = None) -> Member:
     attempt_id, reward = str(max(rollout.attempts, 1)), rollout.reward
     if seen is not None and seen.reward is not None and seen.attempt_id == attempt_id:
         reward = seen.reward
-    is_over = rollout.status in FINAL
     task = "" if seen is None else seen.task
     return Member(
-        rollout.rollout_id, attempt_id, reward, is_over, rollout.ended_ns, lost, task,
+        rollout.rollout_id, attempt_id, reward, rollout.status, rollout.ended_ns, lost, task,
         rollout.mode, is_queued=True,
     )  # fmt: skip
 
@@ -196,13 +179,14 @@ def group_rollouts(
     return {key: tuple(members) for key, members in groups.items()}
 
 
-def find_ready(groups: Groups, *, size: int, needs_reward: bool, before_ns: int) -> Groups:
-    """Return the groups that can be learnt from, each with its usable rollouts.
+def find_ready(groups: Groups, algorithm: "BaseAlgorithm", before_ns: int) -> Groups:
+    """Return the groups that an algorithm can learn from, each with its usable rollouts.
 
     A group is whole when each of its rollouts is over and has a reward, or will never have one.
     Rollouts that ended before ``before_ns`` have waited long enough for theirs.
     """
     ready: Groups = {}
+    needs_reward = algorithm.needs_reward
     for key, members in groups.items():
         usable = tuple(
             each
@@ -217,7 +201,7 @@ def find_ready(groups: Groups, *, size: int, needs_reward: bool, before_ns: int)
             for each in members
             if not each.lost
         )
-        if usable and len(usable) >= size and not waits:
+        if usable and len(usable) >= algorithm.group_size and not waits:
             ready[key] = usable
     return ready
 
@@ -234,15 +218,15 @@ def load_groups(
     store: "Store",
     query: "TransitionQuery",
     groups: Mapping[str, Collection[Member]],
-    *,
-    needs_reward: bool = False,
-    needs_steps: bool = True,
+    algorithm: "BaseAlgorithm | None" = None,
 ) -> LoadedGroups:
     """Return the trajectories of rollouts, with advantages among the members of each group.
 
-    Without a reward, if it ``needs_reward``, one is of no use; nor without a recorded call, if it
-    ``needs_steps``: else its reward is the one that was given to it as a whole.
+    Without a reward, if the algorithm ``needs_reward``, one is of no use; nor without a recorded
+    call, if it ``needs_steps``: else its reward is the one that was given to it as a whole.
     """
+    needs_reward = algorithm is not None and algorithm.needs_reward
+    needs_steps = algorithm is None or algorithm.needs_steps
     group_of = {each.rollout_id: key for key, held in groups.items() for each in held}
     members = {each.rollout_id: each for held in groups.values() for each in held}
     wanted = replace(query.wanted, rollout_ids=tuple(group_of))

@@ -8,10 +8,9 @@ Source: Agent Lightning 0.3.0, ``trainer/trainer.py`` and ``runner/agent.py``: a
 the spans it consists of.
 """
 
-import asyncio
 import importlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -19,10 +18,11 @@ from lightning_otel.adapter import readers
 from lightning_otel.algorithms.base import BaseAlgorithm
 from lightning_otel.algorithms.exchange import choose_backend
 from lightning_otel.algorithms.exchange.calls import to_agentlightning
-from lightning_otel.algorithms.tasks import require_agent
 from lightning_otel.errors import ConfigError, NotInstalledError, TrainingError
+from lightning_otel.runner.agents.agent import await_result
 from lightning_otel.runner.attempt import emit_answer
 from lightning_otel.tracing import auto_trace
+from lightning_otel.tracing.propagation import call_outside_loop
 from lightning_otel.types import Resource, Rollout, Span
 
 if TYPE_CHECKING:
@@ -70,17 +70,20 @@ class Microsoft(BaseAlgorithm):
             TrainingError: None of the rollouts has a reward.
         """
         choose_backend("microsoft")
-        require_agent(context.config)
         if not context.train:
             raise ConfigError("Agent Lightning learns from tasks; give fit(train=…)")
         agl: Any = importlib.import_module("agentlightning")
-        given = _live_bodies(context)
+        live = [each.live for _, each in sorted(context.resources.standings().items())]
+        # It has no kind for weights.
+        given = {each.name: each.body for each in live if each and each.kind != "weights"}
         work = _Work(agl, context.config)
         store = agl.InMemoryLightningStore(thread_safe=True)
         algorithm = self._make_algorithm(agl)
+        # APO asks for messages, others for what its trainer takes by itself.
+        is_apo = any(".algorithm.apo" in each.__module__ for each in type(algorithm).__mro__)
         trainer = agl.Trainer(
             algorithm=algorithm,
-            adapter=_make_adapter(agl, algorithm),
+            adapter=agl.TraceToMessages() if is_apo else None,
             n_runners=max(context.config.workers, 1),
             initial_resources={name: _to_resource(agl, body) for name, body in given.items()},
             store=store,
@@ -90,8 +93,8 @@ class Microsoft(BaseAlgorithm):
             tracer=_make_tracer(agl),
         )
         val = list(context.val) or None
-        _run_in_thread(lambda: trainer.fit(work.agent(), list(context.train), val_dataset=val))
-        latest = _run_in_thread(lambda: asyncio.run(store.get_latest_resources()))
+        call_outside_loop(lambda: trainer.fit(work.agent(), list(context.train), val_dataset=val))
+        latest = await_result(store.get_latest_resources())
         self._publish_results(context, work, given, {} if latest is None else latest.resources)
 
     def find_fault(self) -> str:
@@ -163,7 +166,6 @@ class _Work:
         self._lock = threading.Lock()
 
     def agent(self) -> Any:
-        """An agent for its runners."""
         work, base = self, self._agl.LitAgent
 
         class Ours(base):  # type: ignore[misc,valid-type]  # it has no stubs
@@ -207,14 +209,16 @@ class _Work:
                 self.failed += not is_done
         with self._lock:
             self.rewards += [reward] if reward is not None else []
+        spans = sorted(recording.spans(), key=lambda span: (span.start_ns, span.sequence))
         return [
             self._make_span(span, number, theirs.rollout_id, attempt.attempt_id)
-            for number, span in enumerate(_in_order(recording.spans()), 1)
+            for number, span in enumerate(readers.read(spans), 1)
         ]
 
     def _make_span(self, span: Span, number: int, rollout_id: str, attempt_id: str) -> Any:
         agl = self._agl
         types = importlib.import_module("agentlightning.types")
+        span = to_agentlightning(span, with_content=True)
         return agl.Span(
             rollout_id=rollout_id,
             attempt_id=attempt_id,
@@ -244,23 +248,6 @@ _KINDS: Final[Mapping[str, Any]] = {
 }
 
 
-def _in_order(spans: Iterable[Span]) -> list[Span]:
-    """Spans as its adapters read them, the first first."""
-    read = readers.read(sorted(spans, key=lambda span: (span.start_ns, span.sequence)))
-    return [to_agentlightning(span, with_content=True) for span in read]
-
-
-def _live_bodies(context: "Run") -> dict[str, Mapping[str, Any]]:
-    """The bodies of what is live, by name, of the kinds that it has as well."""
-    resources = context.resources
-    live = [
-        resources.get(name)
-        for name in resources.names()
-        if resources.aliases(name).get("live") is not None
-    ]
-    return {each.name: each.body for each in live if each.kind != "weights"}
-
-
 def _to_resource(agl: Any, body: Mapping[str, Any]) -> Any:
     if "template" in body:
         return agl.PromptTemplate(template=body["template"], engine="f-string")
@@ -285,12 +272,6 @@ def _to_body(resource: Any) -> dict[str, Any] | None:
     return None
 
 
-def _make_adapter(agl: Any, algorithm: Any) -> Any:
-    """The adapter that an algorithm of its own asks for; None for the trainer's usual one."""
-    is_apo = any(".algorithm.apo" in each.__module__ for each in type(algorithm).__mro__)
-    return agl.TraceToMessages() if is_apo else None
-
-
 def _make_tracer(agl: Any) -> Any:
     """A tracer that records nothing: each rollout gives its spans itself."""
 
@@ -303,15 +284,3 @@ def _make_tracer(agl: Any) -> Any:
             return []
 
     return Nothing()
-
-
-def _run_in_thread(act: Callable[[], Any]) -> Any:
-    """Call a function that runs event loops of its own, outside any running loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return act()
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(act).result()

@@ -7,12 +7,12 @@ import contextlib
 import hashlib
 import os
 import random
-import shutil
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_otel.algorithms.checkpoint import replace_folder
 from lightning_otel.errors import ConfigError, NotInstalledError
 
 EXTRA: Final = "train"
@@ -158,17 +158,13 @@ def publish(model: Any, tokenizer: Any, folder: Path) -> str:
     The folder appears whole, by a rename. One of that name was written by a step that was not
     kept, and gives way. Return the SHA-256 of the weights, in hex.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    writing = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(writing, ignore_errors=True)
-    model.save_pretrained(writing)
-    if not hasattr(model, "peft_config"):
-        tokenizer.save_pretrained(writing)
     digest = hashlib.sha256()
-    for path in sorted(writing.glob("*.safetensors")):
-        digest.update(path.read_bytes())
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(writing, folder)
+    with replace_folder(folder, "weights") as writing:
+        model.save_pretrained(writing)
+        if not hasattr(model, "peft_config"):
+            tokenizer.save_pretrained(writing)
+        for path in sorted(writing.glob("*.safetensors")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

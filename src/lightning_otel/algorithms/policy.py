@@ -12,7 +12,7 @@ Source: TRL 1.16's ``GRPOTrainer``; see ``recorded`` for what is replaced of it.
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from lightning_otel.adapter.rows import is_trainable, rows_of
@@ -44,6 +44,8 @@ class PolicyGradient(GradientAlgorithm):
     needs: CaptureLevel = "exact"
     needs_logprobs: bool = True
     config = "GRPOConfig"
+    unfit_if: Callable[[Iterable[bool]], bool] = staticmethod(all)
+    """Whether a rollout is unfit if all of its steps are stale, or any."""
 
     def __init__(
         self,
@@ -97,10 +99,11 @@ class PolicyGradient(GradientAlgorithm):
         return ""
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
-        """Return the reason if all of a rollout was sampled by weights that are too old."""
+        """Return the reason if a rollout was sampled by weights that are too old."""
         newest = self._newest_version()
         steps = [step for path in trajectories for step in path.transitions]
-        return STALE if steps and all(self._is_stale((each,), newest) for each in steps) else ""
+        is_unfit = self.unfit_if(self._is_stale((each,), newest) for each in steps)
+        return STALE if steps and is_unfit else ""
 
     def rows(self, batch: Batch) -> Rows:
         """Return sequences of exact tokens that can be judged."""

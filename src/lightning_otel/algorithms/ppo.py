@@ -9,17 +9,17 @@ Continuous Control Using Generalized Advantage Estimation, arXiv 1506.02438.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from lightning_otel.adapter.rows import is_trainable, last_tokens
 from lightning_otel.algorithms import models
 from lightning_otel.algorithms.base import Batch
 from lightning_otel.algorithms.gradients import Compared
-from lightning_otel.algorithms.policy import STALE, PolicyGradient
+from lightning_otel.algorithms.policy import PolicyGradient
 from lightning_otel.algorithms.run import Run
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import TrainingRow, Trajectory, Transition
+from lightning_otel.types import TrainingRow, Transition
 from lightning_otel.types.transitions import distinct_steps
 
 NO_REWARD: Final = "no reward: nothing says how well its rollout did"
@@ -31,6 +31,7 @@ class PPO(PolicyGradient):
     """Trains on rollouts each by itself, against what a head expected of each step."""
 
     name: ClassVar[str] = "ppo"
+    unfit_if = staticmethod(any)
 
     def __init__(
         self,
@@ -90,12 +91,6 @@ class PPO(PolicyGradient):
                 "PPO(gamma=…)"
             )
         super().run(context)
-
-    def unfit(self, trajectories: Sequence[Trajectory]) -> str:
-        """Return the reason if a step of a rollout was sampled by weights that are too old."""
-        newest = self._newest_version()
-        steps = [step for path in trajectories for step in path.transitions]
-        return STALE if any(self._is_stale((each,), newest) for each in steps) else ""
 
     def compare(self, batch: Batch) -> Compared:
         """Return rollouts with a reward, all of whose steps can be trained."""

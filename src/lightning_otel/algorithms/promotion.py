@@ -68,7 +68,6 @@ class Fit:
         return self.verdict.withdrawn
 
     def _repr_html_(self) -> str:
-        """Show the run and what it measured last, made and left out, in notebooks."""
         rows: list[tuple[str, str, object]] = [
             ("made", str(made), self.place_of(name)) for name, made in self.resources.items()
         ]
@@ -127,7 +126,6 @@ def _explain_unmeasured(config: RunConfig) -> str:
 
 
 def _judge_traffic(run: "Run", live: Mapping[str, int], unmeasured: str) -> Verdict:
-    """Judge by the rewards of recorded rollouts with the live version and the candidate."""
     promoted, withdrawn, reasons = [], [], []
     for name, standing in live.items():
         version = run.versions[name]

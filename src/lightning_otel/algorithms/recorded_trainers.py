@@ -26,25 +26,16 @@ _TINY: Final = 1e-8
 
 
 class RecordedRow(TypedDict):
-    """A token sequence as the trainer takes it.
+    """A token sequence as the trainer takes it."""
 
-    Attributes:
-        prompt_ids: Token ids before the first sampled one, [P].
-        completion_ids: Token ids from the first sampled one on, [C].
-        loss_mask: 1 where the model sampled the token, 0 where it was given it, [C].
-        logprobs: Log-probability of each sampled token when it was sampled, anything else, [C].
-        advantages: Advantage of each sampled token, anything else, [C].
-        rollout_tokens: How many tokens its rollout sampled, in this row and others.
-        rollouts: How many rollouts it counts as in a mean over rollouts: the share of its own that
-            lies in it, more where others taught nothing.
-    """
-
-    prompt_ids: Sequence[int]
-    completion_ids: Sequence[int]
-    loss_mask: Sequence[int]
-    logprobs: Sequence[float]
-    advantages: Sequence[float]
-    rollout_tokens: int
+    prompt_ids: Sequence[int]  # before the first sampled token, [P]
+    completion_ids: Sequence[int]  # from the first sampled token on, [C]
+    loss_mask: Sequence[int]  # 1 where the model sampled the token, 0 where it was given it, [C]
+    logprobs: Sequence[float]  # of each sampled token when it was sampled, anything else, [C]
+    advantages: Sequence[float]  # of each sampled token, anything else, [C]
+    rollout_tokens: int  # how many its rollout sampled, in this row and others
+    # How many rollouts it counts as in a mean over rollouts: the share of its own that lies in it,
+    # more where others taught nothing.
     rollouts: float
 
 
@@ -63,14 +54,9 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         reference: Any = None,
         **others: Any,
     ) -> None:
-        """Take the rows.
+        """Take what ``GRPOTrainer`` takes, and rows, each a :class:`RecordedRow`.
 
-        Args:
-            model: As ``GRPOTrainer`` takes it.
-            args: A ``GRPOConfig``.
-            rows: What is trained, each a :class:`RecordedRow`.
-            reference: The model that ``beta`` holds it to; an adapter's is the model without it.
-            **others: As ``GRPOTrainer`` takes them, such as ``processing_class``.
+        ``reference`` is the model that ``beta`` holds it to; an adapter's is the model without it.
         """
         # TRL would load the reference anew, or copy the adapter as it is by now, in each trainer.
         beta, args.beta = args.beta, 0.0
@@ -127,10 +113,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         weight = self._longest / row["rollout_tokens"] if self._weighing == "grpo" else 1
         return [weight * each for each in row["loss_mask"]]
 
-    def _prepare_inputs(self, generation_batch: list[RecordedRow]) -> dict[str, Any]:
-        return self._generate_and_score_completions(generation_batch)
-
-    def _generate_and_score_completions(self, inputs: list[RecordedRow]) -> dict[str, Any]:
+    def _prepare_inputs(self, inputs: list[RecordedRow]) -> dict[str, Any]:
         batch = self._make_tokens(inputs)
         batch |= {
             "tool_mask": self._pad_rows([self._token_weights(row) for row in inputs], 0),
@@ -271,8 +254,8 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
         self._step_count = sum(len(row["order"]) for rows in found for row in rows)
         return found, items
 
-    def _generate_and_score_completions(self, inputs: list[Any]) -> dict[str, Any]:
-        batch = super()._generate_and_score_completions(inputs)
+    def _prepare_inputs(self, inputs: list[Any]) -> dict[str, Any]:
+        batch = super()._prepare_inputs(inputs)
         batch["value_places"] = self._find_places(batch, inputs)
         for name in ("values", "returns"):
             held = [each for row in inputs for each in row[name]]

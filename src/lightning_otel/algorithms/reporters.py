@@ -11,23 +11,16 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lightning_otel.errors import ConfigError, NotInstalledError, warn_once
+
+if TYPE_CHECKING:
+    from lightning_otel.algorithms.run import Run
 
 _PROJECT: Final = "lightning-otel"
 _RUN_TAG: Final = "lightning_otel.run_id"
 _NAME: Final = re.compile(r"[^\w\-./ ]")
-
-
-class ReportedRun(NamedTuple):
-    """The training run that is reported: its id, its folder, its settings, and its kept steps."""
-
-    run_id: str
-    folder: Path
-    settings: Mapping[str, Any]
-    step: int
 
 
 class _Reporter(NamedTuple):
@@ -36,11 +29,7 @@ class _Reporter(NamedTuple):
 
 
 def reporter_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names that ``report_to`` holds; ``none`` and nothing are none.
-
-    Raises:
-        ConfigError: One is unknown.
-    """
+    """Return the names that ``report_to`` holds; ``none`` and nothing are none."""
     names = (given,) if isinstance(given, str) else tuple(given or ())
     names = tuple(name for name in names if name != "none")
     for name in names:
@@ -50,17 +39,13 @@ def reporter_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def open_reports(
-    names: Sequence[str], reported: ReportedRun
-) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """Open reporters; yield what reports the metrics of a step to each.
+def open_reports(reported: "Run") -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """Open the reporters of a run; yield what reports the metrics of a step to each.
 
     What fails later is logged once: curves elsewhere end no training.
-
-    Raises:
-        ConfigError: A library is missing, or refuses the run.
     """
     with contextlib.ExitStack() as opened:
+        names = reported.config.report_to
         reporters = [(name, opened.enter_context(_open(name, reported))) for name in names]
 
         def report(step: int, metrics: Mapping[str, float]) -> None:
@@ -73,7 +58,7 @@ def open_reports(
 
 
 @contextlib.contextmanager
-def _open(name: str, reported: ReportedRun) -> Iterator[_Reporter]:
+def _open(name: str, reported: "Run") -> Iterator[_Reporter]:
     try:
         reporter = _OPENERS[name](reported)
     except ModuleNotFoundError as exc:
@@ -103,13 +88,13 @@ def _log_failure(name: str) -> Iterator[None]:
         logging.getLogger("lightning_otel").debug("report_to=%r failed", name, exc_info=True)
 
 
-def _open_tensorboard(reported: ReportedRun) -> _Reporter:
+def _open_tensorboard(reported: "Run") -> _Reporter:
     """Source: https://docs.pytorch.org/docs/stable/tensorboard.html; tensorboardX has the same."""
     try:
         module = import_module("torch.utils.tensorboard")
     except ImportError:
         module = import_module("tensorboardX")
-    folder = str(reported.folder / "tensorboard")
+    folder = str(reported.run_dir / "tensorboard")
     kept = reported.step
     # Files are named by the second, and a resumed run must not replace what it wrote before.
     writer = module.SummaryWriter(
@@ -124,15 +109,15 @@ def _open_tensorboard(reported: ReportedRun) -> _Reporter:
     return _Reporter(log, lambda _: writer.close())
 
 
-def _open_wandb(reported: ReportedRun) -> _Reporter:
+def _open_wandb(reported: "Run") -> _Reporter:
     """Source: https://docs.wandb.ai/ref/python/init."""
     wandb = import_module("wandb")
     run = wandb.init(
         project=wandb.setup().settings.project or _PROJECT,
-        id=reported.run_id,
-        name=reported.run_id,
-        config=dict(reported.settings),
-        dir=str(reported.folder),
+        id=reported.run.run_id,
+        name=reported.run.run_id,
+        config=reported.config.describe(),
+        dir=str(reported.run_dir),
         resume="allow",
         reinit="create_new",
         settings=wandb.Settings(console="off"),
@@ -143,20 +128,21 @@ def _open_wandb(reported: ReportedRun) -> _Reporter:
     )
 
 
-def _open_mlflow(reported: ReportedRun) -> _Reporter:
+def _open_mlflow(reported: "Run") -> _Reporter:
     """Source: https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html."""
     client = import_module("mlflow.tracking").MlflowClient()
     metric = import_module("mlflow.entities").Metric
     experiment = client.get_experiment_by_name(_PROJECT)
     place = client.create_experiment(_PROJECT) if experiment is None else experiment.experiment_id
-    found = client.search_runs([place], f"tags.`{_RUN_TAG}` = '{reported.run_id}'", max_results=1)
+    is_same = f"tags.`{_RUN_TAG}` = '{reported.run.run_id}'"
+    found = client.search_runs([place], is_same, max_results=1)
     if found:
         run_id = found[0].info.run_id
         client.update_run(run_id, "RUNNING")
     else:
-        tags = {_RUN_TAG: reported.run_id}
-        run_id = client.create_run(place, tags=tags, run_name=reported.run_id).info.run_id
-        for name, value in reported.settings.items():
+        tags = {_RUN_TAG: reported.run.run_id}
+        run_id = client.create_run(place, tags=tags, run_name=reported.run.run_id).info.run_id
+        for name, value in reported.config.describe().items():
             client.log_param(run_id, name, str(value)[:500])
 
     def log(step: int, metrics: dict[str, float]) -> None:
@@ -171,7 +157,7 @@ def _open_mlflow(reported: ReportedRun) -> _Reporter:
     )
 
 
-_OPENERS: Final[Mapping[str, Callable[[ReportedRun], _Reporter]]] = {
+_OPENERS: Final[Mapping[str, Callable[["Run"], _Reporter]]] = {
     "tensorboard": _open_tensorboard,
     "wandb": _open_wandb,
     "mlflow": _open_mlflow,

@@ -16,6 +16,7 @@ from lightning_otel.algorithms.batches import Collector
 from lightning_otel.algorithms.checkpoint import Checkpoint, Origin
 from lightning_otel.algorithms.groups import read_members
 from lightning_otel.algorithms.promotion import Fit, promote
+from lightning_otel.algorithms.reporters import open_reports
 from lightning_otel.algorithms.tasks import RolloutResult, RunConfig, run_tasks
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import (
@@ -87,16 +88,14 @@ class Run:
         self._unpublished: dict[str, Any] = {}
         self._measured: dict[str, float] = {}
         self._yielded: list[Batch] = []
-        self._collector: Collector | None = None
         self._report_elsewhere: Callable[[int, Mapping[str, float]], None] = lambda *_: None
-        self._left_out: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
+        self._collector = Collector(
+            config, algorithm, self._claims, self.versions, self.left_out, is_resumed=self.resume
+        )
 
     def fit(self) -> Fit:
-        """Run the algorithm until it ends or is stopped.
-
-        Raises:
-            LightningOtelError: The failure, which is written down with the run.
-        """
+        """Run the algorithm until it ends or is stopped; write a failure down, and raise it."""
         runs, run_id = self.config.runs, self.run.run_id
         with checkpoints.lock_folder(self.run_dir):
             # Whoever was at work on it before is not any more: what it held is there again.
@@ -107,14 +106,7 @@ class Run:
                 if folder not in kept:  # a killed process left it, whole or not
                     shutil.rmtree(folder, ignore_errors=True)
             try:
-                with contextlib.ExitStack() as opened:
-                    if names := self.config.report_to:
-                        from lightning_otel.algorithms.reporters import ReportedRun, open_reports
-
-                        reported = ReportedRun(
-                            run_id, self.run_dir, self.config.describe(), self.step
-                        )
-                        self._report_elsewhere = opened.enter_context(open_reports(names, reported))
+                with open_reports(self) as self._report_elsewhere:
                     return self._learn()
             except BaseException as exc:
                 is_told = isinstance(exc, KeyboardInterrupt)
@@ -143,7 +135,9 @@ class Run:
         metrics = {each.name: each.value for each in config.runs.metrics(run_id)}
         latest = {name: self.resources.get(name, each) for name, each in self.versions.items()}
         made = {name: each for name, each in latest.items() if each.run_id == run_id}
-        return Fit(config.runs.get(run_id), metrics, made, verdict, self.left_out)
+        return Fit(
+            config.runs.get(run_id), metrics, made, verdict, dict(self.left_out.most_common())
+        )
 
     def _run_algorithm(self) -> None:
         try:
@@ -210,11 +204,6 @@ class Run:
         """The queue of rollouts for workers elsewhere."""
         return self.config.queue
 
-    @property
-    def left_out(self) -> dict[str, int]:
-        """The number of rollouts left out, by reason."""
-        return dict(self._left_out.most_common())
-
     def should_stop(self) -> bool:
         """Return True if the run is stopped, or all its steps are done."""
         most = self.config.max_iterations
@@ -230,11 +219,6 @@ class Run:
             TrainingError: There is nothing that the algorithm can learn from, and why.
         """
         most = self.config.max_iterations
-        if self._collector is None:
-            self._collector = Collector(
-                self.config, self._algorithm, self._claims, lambda: self.versions, self._left_out,
-                is_resumed=self.resume,
-            )  # fmt: skip
         if most is None and self.train and not self.config.follows:
             most = 1  # tasks are never used up: once is what was asked for
         while not self.config.stop.is_set():

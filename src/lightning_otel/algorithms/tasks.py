@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from lightning_otel.algorithms.groups import load_groups, make_member
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import ConfigError, LightningOtelError
-from lightning_otel.state.queue import FINAL
+from lightning_otel.runner import pool, worker
+from lightning_otel.state.queue import FINAL, Queue
 from lightning_otel.state.rollouts import make_rollouts
 from lightning_otel.types import Mode, Rollout, Trajectory
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from lightning_otel.runner.agents import Agent
     from lightning_otel.runner.pool import Kind
     from lightning_otel.state import State
-    from lightning_otel.state.queue import Queue
     from lightning_otel.state.runs import Runs
     from lightning_otel.tracing import RewardEvaluator
 
@@ -34,14 +34,7 @@ STOPPED: Final = "whoever asked for it was stopped"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """The settings of a training run; :class:`~lightning_otel.Trainer` says what they mean.
-
-    Attributes:
-        options: The algorithm's own options.
-        follows: Wait for more experience once there is none.
-        stop: Set when the run is to stop.
-        progress: Called after each step with its number, of how many, and the metrics.
-    """
+    """The settings of a training run; :class:`~lightning_otel.Trainer` says what they mean."""
 
     store: "Store"
     state: "State"
@@ -66,9 +59,9 @@ class RunConfig:
     consumer: str = ""
     min_gain: float = 0.0
     seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # the algorithm's own
     report_to: tuple[str, ...] = ()
-    follows: bool = False
+    follows: bool = False  # wait for more experience once there is none
     stop: threading.Event = field(default_factory=threading.Event)
     progress: "Callable[[int, int | None, Mapping[str, float]], None] | None" = None
 
@@ -87,10 +80,8 @@ class RunConfig:
         }
 
     @property
-    def queue(self) -> "Queue":
+    def queue(self) -> Queue:
         """The queue, for workers elsewhere."""
-        from lightning_otel.state.queue import Queue
-
         return Queue(self.state)
 
 
@@ -176,12 +167,9 @@ def run_rollouts(config: RunConfig, rollouts: Sequence[Rollout]) -> list[Rollout
     the queue, which knows those that were put before a kill.
     """
     if _runs_here(config):
-        from lightning_otel.runner.worker import Runner
-        from lightning_otel.runner.worker import run_rollouts as run_here
-
         settings = _runner_settings(config)
-        runners = [Runner(config.agent, **settings) for _ in range(config.workers)]
-        return run_here(rollouts, runners, config.stop)
+        runners = [worker.Runner(config.agent, **settings) for _ in range(config.workers)]
+        return worker.run_rollouts(rollouts, runners, config.stop)
     queue, ids = config.queue, [each.rollout_id for each in rollouts]
     known = {each.rollout_id for each in queue.rollouts(ids=ids)}
     queue.add([each for each in rollouts if each.rollout_id not in known])
@@ -189,9 +177,7 @@ def run_rollouts(config: RunConfig, rollouts: Sequence[Rollout]) -> list[Rollout
         if all(each.status in FINAL for each in queue.rollouts(ids=ids)):
             break
         if config.agent is not None and config.workers:
-            from lightning_otel.runner.pool import run_workers
-
-            run_workers(
+            pool.run_workers(
                 config.workers, config.agent, queue=config.queue, kind=config.kind,
                 stop=config.stop, **_runner_settings(config),
             )  # fmt: skip
@@ -201,7 +187,6 @@ def run_rollouts(config: RunConfig, rollouts: Sequence[Rollout]) -> list[Rollout
 
 
 def _runs_here(config: RunConfig) -> bool:
-    """Return whether threads of this process run the agent."""
     return config.agent is not None and bool(config.workers) and config.kind == "threads"
 
 
@@ -211,7 +196,6 @@ def _runner_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _cancel_rest(config: RunConfig, rollouts: Sequence[Rollout], reason: str) -> list[Rollout]:
-    """Cancel what is not over, and return the rollouts as they then are."""
     if not _runs_here(config):
         for each in rollouts:
             config.queue.cancel(each.rollout_id, reason)

@@ -29,7 +29,6 @@ from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
 from lightning_otel.types import Mode, Trajectory
 
-EXTRA: Final = "verl"
 _LIBRARY: Final = "verl.experimental.agent_loop.agent_loop"
 _SAMPLED: Final = ("temperature", "top_p", "top_k")
 _OF_VERL: Final = ("raw_prompt", "index", "agent_name", "uid", "session_id", "global_steps")
@@ -60,8 +59,7 @@ def register(
     """
     library = _load_verl()
     held = store if isinstance(store, Store) else Store(store)
-    layout = held.local.layout
-    place = state if state is not None else State(None if layout is None else layout.catalogue)
+    place = state if state is not None else State.beside(held)
 
     class LightningLoop(library.AgentLoopBase):  # type: ignore[misc, name-defined]  # not installed everywhere
         """Queues a rollout, waits for it, and gives its rows."""
@@ -158,8 +156,7 @@ def run_rollout(
 ) -> list[Any]:
     """Run a task by whoever takes it from the queue; gives verl's outputs of what was recorded."""
     (rollout,) = queue.put([dict(task)], mode=mode, agent=agent, timeout_s=timeout_s)
-    found = queue.wait([rollout.rollout_id], timeout_s)
-    ended = found[0] if found else queue.get(rollout.rollout_id)
+    (ended,) = queue.wait([rollout.rollout_id], timeout_s)
     if ended.status != "succeeded":
         if ended.status in ("queuing", "running"):
             queue.cancel(ended.rollout_id, "verl waits no longer")
@@ -217,5 +214,5 @@ def _load_verl() -> Any:
     except ImportError as exc:
         raise NotInstalledError(
             f"this needs verl, which cannot be imported ({exc}); pip install "
-            f"'lightning-otel[{EXTRA}]' in an environment of its own"
+            "'lightning-otel[verl]' in an environment of its own"
         ) from exc

@@ -22,6 +22,7 @@ from lightning_otel.algorithms import (
     name_of,
 )
 from lightning_otel.algorithms.promotion import Evaluation, Fit, Verdict
+from lightning_otel.algorithms.reporters import reporter_names
 from lightning_otel.algorithms.tasks import RunConfig, require_agent, run_tasks
 from lightning_otel.config import TRAIN
 from lightning_otel.dataset import Store
@@ -192,7 +193,7 @@ class Trainer:
             min_gain=min_gain,
             seed=seed,
             options=options,
-            report_to=_check_reporters(report_to),
+            report_to=reporter_names(report_to),
         )
         self._origin: checkpoint.Origin | None = None
         self.progress = progress
@@ -267,12 +268,8 @@ class Trainer:
         Raises:
             ConfigError: There is no agent.
         """
-        require_agent(self._config)
-        live = {
-            name: number
-            for name in self.resources.names()
-            if (number := self.resources.aliases(name).get("live")) is not None
-        }
+        standings = self.resources.standings().items()
+        live = {name: each.live.version for name, each in standings if each.live is not None}
         pinned = {**live, **(resources or {})}
         return Evaluation.of(run_tasks(self._config, tasks, pinned, mode=mode, samples=samples))
 
@@ -331,14 +328,6 @@ class Trainer:
         if self.started is not None:
             self.started(run.run)
         return run.fit()
-
-
-def _check_reporters(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    if not names:
-        return ()
-    from lightning_otel.algorithms.reporters import reporter_names
-
-    return reporter_names(names)
 
 
 def _check_numbers(

@@ -46,15 +46,9 @@ class TrainingWorker:
     ) -> None:
         """Configure the worker; it takes nothing yet.
 
-        Args:
-            requests: The requests.
-            make: Makes the trainer of a request.
-            algorithm: The algorithm of requests that name none, and the only one that is trained;
-                empty takes every request.
-            train: Tasks that the agent is run on; without, it learns from what is recorded. A
-                request for one category takes those whose ``category`` it is.
-            val: Held-out tasks.
-            lease_s: The lease of a request.
+        ``algorithm`` is that of requests that name none, and the only one that is trained; empty
+        takes every request. Without tasks it learns from what is recorded; a request for one
+        category takes the tasks whose ``category`` it is.
         """
         self._requests = requests
         self._make = make

@@ -219,7 +219,6 @@ class APO(BaseAlgorithm):
         return prompt
 
     def _check_candidates(self, seeds: Sequence[Resource]) -> list[Candidate]:
-        """Return the texts that somebody wrote, unless no agent could be given them."""
         texts = Texts(seeds, with_examples=self.few_shot > 0)
         return [_check_candidate(texts, each) for each in self._candidates]
 
@@ -266,7 +265,6 @@ class APO(BaseAlgorithm):
         return str(task[self._category])
 
     def _check_part(self, part: TaskSet) -> None:
-        """Refuse what cannot lead anywhere before the agent is run."""
         if not part.val and self.few_shot:
             raise ConfigError(
                 f"few_shot puts training tasks{part.place} into the prompt, and there are no "
@@ -292,7 +290,6 @@ class APO(BaseAlgorithm):
 
 
 def _recorded_model(store: Store) -> str:
-    """The model that the latest recorded call of an agent asked."""
     others = "model <> '' AND agent IS DISTINCT FROM ? ORDER BY start_ns DESC LIMIT 1"
     with contextlib.suppress(errors.StoreMissingError):
         for row in store.sql(f"SELECT model FROM calls WHERE {others}", [AGENT]):
@@ -310,7 +307,6 @@ def _candidate_names(target: str) -> list[str]:
 
 
 def _live_prompt(context: Run, target: str) -> Resource | None:
-    """Return the version of a prompt that is live; None if there is no such resource."""
     for name in _candidate_names(target):
         with contextlib.suppress(NotFoundError):
             prompt = context.resources.get(name)
@@ -350,11 +346,6 @@ def _check_candidate(texts: Texts, given: str | Mapping[str, str]) -> Candidate:
 
 
 def _check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Options of GEPA's own.
-
-    Raises:
-        ConfigError: GEPA is not installed, or does not have one.
-    """
     if find_spec("gepa") is None:
         raise NotInstalledError("APO needs gepa; pip install 'lightning-otel[apo]'")
     for name in options.keys() - set(_PASSED):

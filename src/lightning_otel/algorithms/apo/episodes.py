@@ -37,20 +37,13 @@ _NOTES: Final = (c.SPAN_MESSAGE, c.SPAN_OBJECT, c.SPAN_EXCEPTION)
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """The outcome of one task.
-
-    Attributes:
-        reward: What the agent earned; None if nothing says.
-        rewards: Every named reward.
-        notes: What was emitted besides, as text, in its order.
-        score: What GEPA is told.
-    """
+    """The outcome of one task; ``score`` is what GEPA is told of it."""
 
     rollout: Rollout
     trajectories: Sequence[Trajectory]
     reward: float | None
     rewards: Mapping[str, float]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what was emitted besides, as text, in its order
     score: float
 
     @classmethod

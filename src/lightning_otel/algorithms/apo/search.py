@@ -107,7 +107,6 @@ class Search:
         self._writer.check(is_needed=is_fruitless)
 
     def _optimize(self, *, is_resumed: bool) -> None:
-        """Hand it all to GEPA, in GEPA's words."""
         from gepa.api import optimize
         from gepa.strategies.eval_policy import FullEvaluationPolicy
         from gepa.utils.stop_condition import MaxCandidateProposalsStopper, ScoreThresholdStopper

@@ -44,17 +44,11 @@ Records = Mapping[str, Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """The tasks of one category; of all where there are none.
+    """The tasks of one category; of all where there are none."""
 
-    Attributes:
-        category: Its name; empty if there are none.
-        train: Tasks to learn from.
-        val: Tasks to choose by; empty to choose by those one learns from.
-    """
-
-    category: str
+    category: str  # empty if there are none
     train: Sequence[Any]
-    val: Sequence[Any]
+    val: Sequence[Any]  # empty to choose by those one learns from
 
     @property
     def place(self) -> str:
@@ -72,12 +66,7 @@ class TaskSet:
 
 
 class Texts:
-    """The prompts that a run changes.
-
-    Attributes:
-        names: The resources' names.
-        seed: The texts to begin with.
-    """
+    """The prompts that a run changes; ``seed`` are the texts to begin with."""
 
     def __init__(self, seeds: Sequence[Resource], *, with_examples: bool) -> None:
         self._bodies = {seed.name: seed.body for seed in seeds}
@@ -209,11 +198,7 @@ def _find_pair(found: Conversation) -> Pair | None:
 
 
 class Writer:
-    """Writes templates anew by a model, or a function in its place.
-
-    Attributes:
-        reasons: Why the latest answers were of no use, in a row; empty after one that was.
-    """
+    """Writes templates anew by a model, or a function in its place."""
 
     def __init__(
         self,
@@ -223,9 +208,12 @@ class Writer:
         template: str | Mapping[str, str] | None = None,
     ) -> None:
         """Name who writes, and what it is asked, by text if it differs; None is GEPA's own."""
+        from gepa.strategies.instruction_proposal import InstructionProposalSignature
+
         self._model, self._texts, self._store = model, texts, store
         self._template = template
-        self.reasons: list[str] = []
+        self._signature = InstructionProposalSignature
+        self.reasons: list[str] = []  # why the latest answers in a row were of no use
 
     @property
     def is_given_up(self) -> bool:
@@ -259,8 +247,6 @@ class Writer:
         return found
 
     def _ask(self, name: str, current: str, records: Sequence[Mapping[str, Any]]) -> object:
-        from gepa.strategies.instruction_proposal import InstructionProposalSignature as Signature
-
         template = self._template
         if isinstance(template, Mapping):
             template = template.get(name, template.get(name.partition("[")[0]))
@@ -269,7 +255,7 @@ class Writer:
             "dataset_with_feedback": list(records),
             "prompt_template": template,
         }
-        prompt = str(Signature.prompt_renderer(asked))
+        prompt = str(self._signature.prompt_renderer(asked))
         if placeholders := self._texts.placeholders(name):
             prompt = f"{prompt}\n\n{_KEEP.format(names=_brace_names(placeholders))}"
         with auto_trace(
@@ -287,19 +273,15 @@ class Writer:
 
     def _read_answer(self, name: str, answer: object) -> tuple[str, str]:
         """Return the text in an answer, and why it is of no use."""
-        from gepa.strategies.instruction_proposal import InstructionProposalSignature as Signature
-
         if answer is not None and not isinstance(answer, str):
             return "", f"it answered with a {type(answer).__name__}, which is no text"
         if not answer or not answer.strip():
             return "", "it answered nothing"
-        text = Signature.output_extractor(answer.strip())["new_instruction"]
+        text = self._signature.output_extractor(answer.strip())["new_instruction"]
         return text, self._texts.find_fault(name, text)
 
 
 class _Chat:
-    """A chat model behind the ``openai`` client."""
-
     def __init__(self, model: str, client: Any) -> None:
         self._model, self._client = model, client
 

@@ -8,7 +8,7 @@ import importlib
 import logging
 import warnings
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from lightning_otel.algorithms.exchange.exchange import (
     HandOverCounts,
@@ -20,7 +20,6 @@ from lightning_otel.errors import ConfigError
 
 __all__ = [
     "Backend",
-    "ChosenBackend",
     "HandOverCounts",
     "ReadBackCounts",
     "choose_backend",
@@ -39,26 +38,11 @@ REMEDY: Final = "pip install 'agentlightning==0.3.0', or say backend='builtin'"
 _PACKAGE: Final = "agentlightning"
 
 
-class ChosenBackend(NamedTuple):
-    """The chosen backend.
-
-    Attributes:
-        name: ``builtin`` or ``microsoft``.
-        reason: Why it is not ``microsoft``, where that might have been; empty otherwise.
-    """
-
-    name: Literal["builtin", "microsoft"]
-    reason: str = ""
-
-
-def choose_backend(wanted: Backend = "auto", *, unfit: str = "") -> ChosenBackend:
+def choose_backend(wanted: Backend = "auto", *, unfit: str = "") -> Literal["builtin", "microsoft"]:
     """Choose the backend from the wanted and the installed ones.
 
-    Where ``auto`` comes to ``builtin``, a warning says why.
-
-    Args:
-        wanted: As :data:`Backend` says.
-        unfit: Why Agent Lightning cannot do what is asked, though it may be installed.
+    Where ``auto`` comes to ``builtin``, a warning says why. ``unfit`` says why Agent Lightning
+    cannot do what is asked, though it may be installed.
 
     Raises:
         ConfigError: There is no such backend, or ``microsoft`` cannot be used.
@@ -68,14 +52,14 @@ def choose_backend(wanted: Backend = "auto", *, unfit: str = "") -> ChosenBacken
             f"backend is {wanted!r}; it must be one of {', '.join(get_args(Backend))}"
         )
     if wanted == "builtin":
-        return ChosenBackend("builtin")
+        return "builtin"
     reason = explain_missing() or unfit
     if not reason:
-        return ChosenBackend("microsoft")
+        return "microsoft"
     if wanted == "microsoft":
         raise ConfigError(f"the backend microsoft cannot be used: {reason}; {REMEDY}")
     log.warning("backend 'auto' is 'builtin' here: %s", reason)
-    return ChosenBackend("builtin", reason)
+    return "builtin"
 
 
 def explain_missing() -> str:

@@ -18,11 +18,6 @@ from lightning_otel.types import conventions as c
 
 CALL_NAME: Final = "openai.chat.completion"
 _AGENT: Final = "agent.name"
-_PROMPT: Final = "gen_ai.prompt"
-_COMPLETION: Final = "gen_ai.completion"
-_PROMPT_IDS: Final = "prompt_token_ids"
-_RESPONSE_IDS: Final = "response_token_ids"
-_LOGPROBS: Final = "logprobs.content"
 
 
 def to_agentlightning(span: Span, *, with_content: bool) -> Span:
@@ -38,13 +33,13 @@ def to_agentlightning(span: Span, *, with_content: bool) -> Span:
         return span
     found: dict[str, Any] = {}
     if with_content:
-        found |= _flatten_messages(_PROMPT, messages_of(call.observation))
-        found |= _flatten_messages(_COMPLETION, messages_of(call.action))
+        found |= _flatten_messages("gen_ai.prompt", messages_of(call.observation))
+        found |= _flatten_messages("gen_ai.completion", messages_of(call.action))
         if len(call.prompt_ids) and len(call.response_ids):
-            found[_PROMPT_IDS] = list(call.prompt_ids)
-            found[_RESPONSE_IDS] = list(call.response_ids)
+            found["prompt_token_ids"] = list(call.prompt_ids)
+            found["response_token_ids"] = list(call.response_ids)
         if len(call.logprobs):
-            found[_LOGPROBS] = json.dumps([{"logprob": value} for value in call.logprobs])
+            found["logprobs.content"] = json.dumps([{"logprob": value} for value in call.logprobs])
     return replace(span, name=CALL_NAME, attributes={**attributes, **found})
 
 

@@ -51,7 +51,7 @@ class Client:
     def check(self) -> None:
         """Ask whether it is there, and what it says it is."""
         health = self._send_request("GET", "/health")
-        if not isinstance(health, Mapping) or health.get("status") != "ok":
+        if health.get("status") != "ok":
             raise StoreError(
                 f"{self.url} is no store of Agent Lightning's; start one: agl store --port 4747"
             )
@@ -73,12 +73,12 @@ class Client:
     def start(self, task: object, mode: str | None, our_id: str) -> Found:
         """Begin a rollout with its first attempt."""
         body = {"input": task, "mode": mode, "metadata": {OUR_ROLLOUT: our_id}}
-        return self._check_answer(self._send_request("POST", "/rollouts", body))
+        return self._send_request("POST", "/rollouts", body)
 
     def start_attempt(self, rollout_id: str) -> Found:
         """Begin another attempt at a rollout."""
         path = f"/rollouts/{quote(rollout_id, safe='')}/attempts"
-        return self._check_answer(self._send_request("POST", path, {}))
+        return self._send_request("POST", path, {})
 
     def finish(self, rollout_id: str, attempt_id: str, status: str, our_id: str) -> None:
         """Say how an attempt ended; its rollout takes the status of its last one."""
@@ -99,8 +99,7 @@ class Client:
         offset = 0
         while True:
             asked = {"sort_order": "asc", **query, "limit": _PAGE, "offset": offset}
-            page = self._check_answer(self._send_request("GET", path, query=asked))
-            items = page.get("items")
+            items = self._send_request("GET", path, query=asked).get("items")
             if not isinstance(items, list):
                 raise ReceiveError(f"{self.url}{_API}{path} gave no items; is it version 0.3?")
             yield from items
@@ -108,16 +107,9 @@ class Client:
             if len(items) < _PAGE:
                 return
 
-    def _check_answer(self, found: object) -> Found:
-        if not isinstance(found, Mapping):
-            raise ReceiveError(
-                f"{self.url} gave {type(found).__name__} where an object is due; is it version 0.3?"
-            )
-        return found
-
     def _send_request(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None
-    ) -> object:
+    ) -> Found:
         try:
             answer = self._session.request(
                 method,
@@ -139,8 +131,13 @@ class Client:
                 "is it a store of Agent Lightning 0.3?"
             )
         try:
-            return answer.json()
+            found = answer.json()
         except ValueError as exc:
             raise ReceiveError(
                 f"{self.url}{_API}{path} gave no JSON; is it a store of Agent Lightning 0.3?"
             ) from exc
+        if not isinstance(found, Mapping):
+            raise ReceiveError(
+                f"{self.url} gave {type(found).__name__} where an object is due; is it version 0.3?"
+            )
+        return found

@@ -61,12 +61,11 @@ class HandOverCounts:
 
 
 class _Place(NamedTuple):
-    """An attempt there: begun just now, run by Agent Lightning itself, or with its end."""
+    """An attempt there: begun just now, or with an end that is known there."""
 
     rollout_id: str
     attempt_id: str
     is_new: bool = False
-    is_theirs: bool = False
     is_final: bool = False
 
 
@@ -128,7 +127,7 @@ def hand_over(
                 place = _start_place(client, key, own, done)
                 known[key.rollout_id] = place.rollout_id
             _send_attempt(client, place, own, done)
-            if not place.is_theirs and not place.is_final:
+            if not place.is_final:
                 their_status = "succeeded" if ended == "succeeded" else "failed"
                 client.finish(place.rollout_id, place.attempt_id, their_status, key.attempt_id)
     return done
@@ -137,7 +136,7 @@ def hand_over(
 def _find_theirs(client: Client, key: AttemptKey) -> _Place:
     for attempt in client.attempts(key.rollout_id):
         if key.attempt_id in (attempt["attempt_id"], str(attempt["sequence_id"])):
-            return _Place(key.rollout_id, attempt["attempt_id"], is_theirs=True)
+            return _Place(key.rollout_id, attempt["attempt_id"], is_final=True)
     raise StoreError(
         f"rollout {key.rollout_id} has no attempt {key.attempt_id!r} at {client.url}; record it "
         "with auto_trace(attempt_id=…) of the attempt there"
@@ -294,7 +293,6 @@ def read_back(
 
 
 def _read_spans(client: Client, rollout: Found, done: ReadBackCounts) -> Iterator[Span]:
-    """Read the spans of a rollout, named as here."""
     their_id = rollout["rollout_id"]
     our_id = _read_metadata(rollout).get(OUR_ROLLOUT)
     attempts = client.attempts(their_id)
