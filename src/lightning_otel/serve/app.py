@@ -1,8 +1,8 @@
 """The web app: its routes, a plain list, behind the guard.
 
 A route is a function of a request; what it needs of this server it finds in ``request.app.state``.
-What it does not serve it refuses by raising a ``RefusalError``, which becomes a page for people and
-OTLP's own form for programs.
+What it does not serve it refuses by raising a ``RefusalError`` or an error of ours, which becomes a
+page for people and OTLP's own form for programs.
 """
 
 from collections import defaultdict
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from lightning_otel.dataset import Store
+from lightning_otel.errors import LightningOtelError
 from lightning_otel.rewards.totals import StoreTotals
 from lightning_otel.serve import otlp, responses
 from lightning_otel.serve.api import ROUTES as API
@@ -49,7 +50,10 @@ def make_app(
     """Make the app that serves a store, behind the guard."""
     app = Starlette(
         routes=[*PAGES, *otlp.ROUTES, *API],
-        exception_handlers={RefusalError: refuse, HTTPException: refuse, 500: fail},
+        exception_handlers={
+            **dict.fromkeys((RefusalError, LightningOtelError, HTTPException), refuse),
+            500: fail,
+        },
     )
     state = app.state
     state.store, state.ingester, state.access = store, ingester, access
@@ -72,6 +76,8 @@ async def refuse(request: Request, found: Exception) -> Response:
     if isinstance(found, HTTPException):
         reason = _REASONS.get(found.status_code, found.detail)
         found = RefusalError(found.status_code, reason, found.headers)
+    elif isinstance(found, LightningOtelError):
+        found = responses.refusal_of(found)
     assert isinstance(found, RefusalError)
     request.app.state.ingester.counts.refused[found.status] += 1
     return refused(request, found)

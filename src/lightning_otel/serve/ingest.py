@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ReceiveError, StoreError, TooLargeError
+from lightning_otel.errors import StoreError
 from lightning_otel.receivers import (
     DEFAULT_LIMITS,
     Rejected,
@@ -69,10 +69,6 @@ class Ingester:
                 return await asyncio.get_running_loop().run_in_executor(self._turn, take)
         except TimeoutError as exc:
             raise busy() from exc  # if it is taken yet and comes again, it is kept once
-        except TooLargeError as exc:
-            raise RefusalError(413, str(exc)) from exc
-        except ReceiveError as exc:
-            raise RefusalError(400, str(exc)) from exc
         except OSError as exc:
             message = "the store does not take spans now; come again"
             raise RefusalError(503, message, {"Retry-After": _DISK_RETRY_S}) from exc

@@ -17,8 +17,7 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from lightning_otel.errors import LightningOtelError
-from lightning_otel.serve.responses import busy, refusal_of
+from lightning_otel.serve.responses import busy
 
 PARQUET: Final = "application/vnd.apache.parquet"
 PART_BYTES: Final = 1 << 16
@@ -67,10 +66,8 @@ class Streams:
         try:
             # From then on a fault can only break the answer off.
             first = await run(lambda: next(parts, b""))
-        except BaseException as exc:
+        except BaseException:
             self._under_way -= 1
-            if isinstance(exc, LightningOtelError):
-                raise refusal_of(exc) from exc
             raise
         return StreamedResponse(
             _send_parts(first, parts), lambda: self._leave_stream(parts), media_type, headers

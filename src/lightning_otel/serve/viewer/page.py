@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ConfigError, LightningOtelError, StoreMissingError
+from lightning_otel.errors import ConfigError, StoreMissingError
 from lightning_otel.serve.heap import trim_heap
-from lightning_otel.serve.responses import RefusalError, busy, refusal_of
+from lightning_otel.serve.responses import RefusalError, busy
 from lightning_otel.serve.viewer.templating import render
 from lightning_otel.types.instants import FORMS, instant_ns
 from lightning_otel.views.table import Filter, View
@@ -106,10 +106,7 @@ async def run(
     """
     state = request.app.state
     own = state.long_readers if is_long else state.readers
-    try:
-        return await _run_unless_left(request, (readers or own).run(partial(work, state.store)))
-    except LightningOtelError as exc:
-        raise refusal_of(exc) from exc
+    return await _run_unless_left(request, (readers or own).run(partial(work, state.store)))
 
 
 def require_state(request: Request, what: str) -> Any:

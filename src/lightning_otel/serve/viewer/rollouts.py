@@ -104,9 +104,7 @@ async def rollout(request: Request) -> Response:
 
     try:
         return await page.answer(request, "rollout.html", read)
-    except RefusalError as refusal:
-        if refusal.status != 404:
-            raise
+    except NotFoundError:
         found = await page.run(request, lambda store: store.rollout_of(*store.find(given)))
         if found == given:
             raise

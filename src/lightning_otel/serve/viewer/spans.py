@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from lightning_otel import rewards
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.errors import NotFoundError
 from lightning_otel.rewards.feedback import (
     Conflict,
     Feedback,
@@ -148,13 +148,10 @@ async def keep_feedback(
     told: dict[str, Any] = {
         name: _parse_answer(given, name) for name in ("satisfied", "used_result")
     }
-    try:
-        for name in ("quality_score", "rating"):
-            text = given.get(name, "").strip()
-            told[name] = page.parse_number(name, text) if text else None
-        value = float(key) if key in ("1", "-1") else reward_from_feedback(**told)
-    except ConfigError as exc:
-        raise RefusalError(400, str(exc)) from exc
+    for name in ("quality_score", "rating"):
+        text = given.get(name, "").strip()
+        told[name] = page.parse_number(name, text) if text else None
+    value = float(key) if key in ("1", "-1") else reward_from_feedback(**told)
     attributes = feedback_attributes(**told, text=given.get("text", "").strip()[:_LONGEST] or None)
     # Of the page, and of what was pressed on it: to press twice gives once.
     feedback_id = f"{given.get('feedback_id', '')[:200] or secrets.token_hex(8)}{key}"
