@@ -13,6 +13,20 @@ from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
+CALCULATOR: Any = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Works out an expression.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
 OPERATIONS = {
     "chat/completions": "chat",
     "responses": "chat",

@@ -14,24 +14,11 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.facts import CALCULATOR
 
 from lightning_otel.demo.policy import Tokenizer, ToyPolicy
 from lightning_otel.demo.server import DemoServer
 
-CALCULATOR: Any = {
-    "type": "function",
-    "function": {
-        "name": "calculator",
-        "description": "Works out an expression.",
-        "parameters": {
-            "type": "object",
-            "properties": {"expression": {"type": "string"}},
-            "required": ["expression"],
-            "additionalProperties": False,
-        },
-        "strict": True,
-    },
-}
 RESPONSES_CALCULATOR: Any = {"type": "function", **CALCULATOR["function"]}
 QUESTION: list[Any] = [{"role": "user", "content": "What is 17*23?"}]
 GREETING: list[Any] = [{"role": "user", "content": "hello  there\n"}]

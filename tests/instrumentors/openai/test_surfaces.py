@@ -11,24 +11,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
+from tests.facts import CALCULATOR as TOOL
 
 from lightning_otel import Store, auto_trace
 from lightning_otel.demo.server import DemoServer, Exchange
 
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "calculator",
-        "description": "Works out an expression.",
-        "parameters": {
-            "type": "object",
-            "properties": {"expression": {"type": "string"}},
-            "required": ["expression"],
-            "additionalProperties": False,
-        },
-        "strict": True,
-    },
-}
 FLAT_TOOL: Any = {"type": "function", **TOOL["function"]}
 SUM = "What is 17*23?"
 ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "héllo"}]
