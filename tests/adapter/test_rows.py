@@ -84,7 +84,6 @@ def test_token_level_values_lie_where_they_belong() -> None:
 
     assert row.completion_ids == (2, 3, 9, 4, 5, 9, 6)
     assert rows.last_tokens(row) == [1, 4, 6]
-    assert rows.reward_of(row) == 2.5
     assert rows.token_rewards(row) == [0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 2.0]
     assert rows.token_advantages(row) == [1.0, 1.0, 0.0, -1.0, -1.0, 0.0, 0.0]
     assert rows.token_weights(row) == [0.25, 0.25, 0.0, 0.5, 0.5, 0.0, 1.0]
@@ -94,7 +93,6 @@ def test_values_that_are_missing_stay_missing() -> None:
     """No reward is not a reward of 0, and a step without an advantage is not an average one."""
     (row,) = rows.rows_of([path(exact([1], [2], advantage=1.0), exact([1, 2], [3]))])
 
-    assert rows.reward_of(row) is None
     assert rows.token_rewards(row) is None
     assert rows.token_advantages(row) is None
 

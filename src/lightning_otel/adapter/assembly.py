@@ -15,6 +15,7 @@ from lightning_otel.adapter import (
 from lightning_otel.adapter.advantages import Outcome
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.calls import (
+    ABANDONED,
     CUT,
     EMBEDDING,
     INCOMPLETE,
@@ -23,7 +24,6 @@ from lightning_otel.adapter.calls import (
     UNREADABLE,
     HistoryParser,
     is_call,
-    is_failure,
     is_mark,
     read_call,
     read_marks,
@@ -189,7 +189,7 @@ class Assembly:
     def _drop_call(self, position: int, reason: str, span: Span) -> None:
         """Drop a call that cannot be read, by the span it is known by."""
         self._drop_span(span, "call", reason)
-        if is_failure(reason):
+        if reason in (ABANDONED, INCOMPLETE) or reason.startswith("failed:"):
             self._failed.append(position)
         if reason not in (EMBEDDING, NOT_TRACKED):
             self._lost.append(position)

@@ -55,7 +55,7 @@ def sort_attempts(spans: Iterable[Span]) -> Attempts:
         if may_move(span):
             rewards.append(span)
         else:
-            members.setdefault(_own_attempt(span), []).append(span)
+            members.setdefault(AttemptKey(span.rollout_id, span.attempt_id), []).append(span)
     if rewards:
         _add_rewards(members, rewards)
     begun = {key: min(span.start_ns for span in own) for key, own in members.items()}
@@ -113,14 +113,6 @@ def _record_rank(span: Span) -> tuple[bool, int, str, int, str]:
     return span.is_incomplete, span.start_ns, span.process, span.sequence, span.name
 
 
-def _own_attempt(span: Span) -> AttemptKey:
-    """Return the attempt a span names; else its trace, and the first attempt."""
-    return AttemptKey(
-        get_text(span.attributes, c.ROLLOUT_ID) or span.trace_id,
-        get_text(span.attributes, c.ATTEMPT_ID) or "1",
-    )
-
-
 def _is_bare(span: Span) -> bool:
     """Return whether a span is a reward and nothing else; only such a span moves."""
     value = span.attributes.get(c.REWARD_VALUE)
@@ -172,7 +164,7 @@ _Name = tuple[str, str | None]
 def _add_rewards(groups: dict[AttemptKey, list[Span]], rewards: Sequence[Span]) -> None:
     """Add each reward to the attempt it judges; to its own if what it names is not there."""
     named = [_linked_name(reward) for reward in rewards]
-    own = [_own_attempt(reward) for reward in rewards]
+    own = [AttemptKey(reward.rollout_id, reward.attempt_id) for reward in rewards]
     wanted = {*named, *((c.ROLLOUT_ID, key.rollout_id) for key in own)}
     places: dict[_Name, list[tuple[int, AttemptKey]]] = {}  # when attempts came to hold them
     for key, members in groups.items():

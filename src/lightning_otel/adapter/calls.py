@@ -167,11 +167,6 @@ def make_transition(
     return made
 
 
-def is_failure(reason: str) -> bool:
-    """Return whether a reason says that a call came to nothing and may be asked again."""
-    return reason in (ABANDONED, INCOMPLETE) or reason.startswith("failed:")
-
-
 def observation_of(span: Span) -> tuple[Message, ...]:
     """Return a call's input, instructions first; empty if it cannot be read."""
     given = _read_messages(span.attributes.get(c.INPUT_MESSAGES))

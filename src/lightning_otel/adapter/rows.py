@@ -112,15 +112,9 @@ def last_tokens(row: TrainingRow) -> list[int]:
     return [len(step.prompt_ids) + len(step.response_ids) - skipped - 1 for step in row.transitions]
 
 
-def reward_of(row: TrainingRow) -> float | None:
-    """The sum of its steps' rewards; None if none has one."""
-    given = [step.reward for step in row.transitions if step.reward is not None]
-    return sum(given) if given else None
-
-
 def token_rewards(row: TrainingRow) -> list[float] | None:
     """Each step's reward on the last token it sampled, 0.0 elsewhere, [C]; None if none has one."""
-    if reward_of(row) is None:
+    if all(step.reward is None for step in row.transitions):
         return None
     found = [0.0] * len(row.completion_ids)
     for place, step in zip(last_tokens(row), row.transitions, strict=True):

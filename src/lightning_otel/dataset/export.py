@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -146,16 +147,13 @@ def _write_rows(
     _check_place(path, kind)
     if kind == "folder":
         _write_folder(rows, path, columns)
-    elif _is_stream(path):
-        with path.open("wb") as file:
-            file.writelines(map(json_line, rows))
-    else:
-        with private_file(path) as made:
-            if kind == "parquet":
-                _write_parquet(rows, made, columns)
-            else:
-                with made.open("wb") as file:
-                    file.writelines(map(json_line, rows))
+        return
+    with nullcontext(path) if _is_stream(path) else private_file(path) as made:
+        if kind == "parquet":
+            _write_parquet(rows, made, columns)
+        else:
+            with made.open("wb") as file:
+                file.writelines(map(json_line, rows))
 
 
 def _check_place(path: Path, kind: FileKind) -> None:

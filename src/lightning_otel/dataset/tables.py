@@ -54,17 +54,15 @@ def read_parquet(path: Path) -> Iterator[str]:
     """
     import duckdb
 
-    con = new_connection()
-    con.execute("SET TimeZone = 'UTC'")
     try:
-        query = f"SELECT to_json(t)::VARCHAR FROM read_parquet({quote_text(str(path))}) t"
-        found = con.execute(query)
-        while row := found.fetchone():
-            yield row[0]
+        with new_connection() as con:
+            con.execute("SET TimeZone = 'UTC'")
+            query = f"SELECT to_json(t)::VARCHAR FROM read_parquet({quote_text(str(path))}) t"
+            found = con.execute(query)
+            while row := found.fetchone():
+                yield row[0]
     except duckdb.Error as exc:
         raise ConfigError(f"{path} is no readable Parquet file: {exc}; write it again") from exc
-    finally:
-        con.close()
 
 
 MESSAGE_COLUMNS: Mapping[str, str] = {

@@ -20,7 +20,11 @@ _EXTRA = "pip install 'lightning-otel[drift]'"
 
 
 class TransformersTokenizer:
-    """A tokenizer of ``transformers`` as the drift detector asks for it."""
+    """A tokenizer of ``transformers`` as the drift detector asks for it.
+
+    Attributes:
+        template: The first digits of the template's SHA-256.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         """Take a loaded tokenizer.
@@ -31,12 +35,7 @@ class TransformersTokenizer:
         self._tokenizer = tokenizer
         self._size = len(tokenizer)
         written = json.dumps(tokenizer.chat_template, sort_keys=True)
-        self._template = hashlib.sha256(written.encode()).hexdigest()[:8]
-
-    @property
-    def template(self) -> str:
-        """The first digits of the template's SHA-256."""
-        return self._template
+        self.template = hashlib.sha256(written.encode()).hexdigest()[:8]
 
     def encode(self, text: str, /) -> Sequence[int]:
         """The ids of a text, special tokens in it read as such, none added around it."""

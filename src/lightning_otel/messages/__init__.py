@@ -304,7 +304,4 @@ def token_counts(counts: object, *, is_zero_known: bool = True) -> dict[str, Any
 
 
 def _first(held: Any, names: tuple[str, ...]) -> Any:
-    for name in names:
-        if name in held:
-            return held[name]
-    return None
+    return next((held[name] for name in names if name in held), None)

@@ -112,8 +112,8 @@ class Journal:
             ended = waiting + n.count_unstored(unwritten_counts)
             return n.sum_counts(unwritten_counts, {n.PENDING: waiting, n.ENDED: ended})
 
-    def _sum_new_counts(self) -> dict[str, int]:
-        return n.sum_counts(*({name: count} for name, count in self._new_counts.copy()))
+    def _sum_new_counts(self, first: int | None = None) -> dict[str, int]:
+        return n.sum_counts(*({name: count} for name, count in self._new_counts[:first]))
 
     def _count_waiting(self) -> int:
         return sum([spans for _, spans in self._waiting.copy()])
@@ -299,9 +299,7 @@ class Journal:
 
     def _write_counts(self) -> None:
         count = len(self._new_counts)
-        unwritten_counts = n.sum_counts(
-            *({name: number} for name, number in self._new_counts[:count])
-        )
+        unwritten_counts = self._sum_new_counts(count)
         if unwritten_counts:
             self._write_lines(format_control_line("count", counts=unwritten_counts), 0)
         total = n.sum_counts(self._segment_counts, unwritten_counts)

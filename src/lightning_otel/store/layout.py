@@ -341,10 +341,8 @@ def total_bytes(paths: Iterable[Path]) -> int:
     """Size of the files that are still there."""
     size = 0
     for path in paths:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             size += path.stat().st_size
-        except FileNotFoundError:
-            continue
     return size
 
 

@@ -25,7 +25,7 @@ from lightning_otel.store import settle
 from lightning_otel.store.compact import Progress
 from lightning_otel.store.damage import translate_errors
 from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock, now_us
-from lightning_otel.store.lines import parse_line
+from lightning_otel.store.lines import read_records
 from lightning_otel.store.lookup import ID_COLUMNS
 from lightning_otel.store.parquet import SPILL, bounded_connection, list_live_files
 from lightning_otel.store.quarantine import read_notes
@@ -126,8 +126,7 @@ def read_redactions(layout: Layout) -> list[dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     path = layout.root / RECORDS
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        record = parse_line(line)
+    for record in read_records(path) if path.exists() else ():
         if "redaction_id" in record:
             found.setdefault(record["redaction_id"], {}).update(record)
     return list(found.values())

@@ -100,12 +100,10 @@ class Selection:
             if names:
                 terms.append(f"(trace_id, span_id) {word} (SELECT unnest(?), unnest(?))")
                 values += [list(ids) for ids in zip(*names, strict=True)]
-        if self.since_ns is not None:
-            terms.append("start_ns >= ?")
-            values.append(self.since_ns)
-        if self.until_ns is not None:
-            terms.append("start_ns <= ?")
-            values.append(self.until_ns)
+        for sign, time_ns in ((">=", self.since_ns), ("<=", self.until_ns)):
+            if time_ns is not None:
+                terms.append(f"start_ns {sign} ?")
+                values.append(time_ns)
         return " AND ".join(terms), values
 
 

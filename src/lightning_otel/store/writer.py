@@ -9,7 +9,7 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -312,6 +312,4 @@ def _forget_all() -> None:
         writer.forget()
 
 
-_register: Callable[..., None] | None = getattr(os, "register_at_fork", None)
-if _register is not None:
-    _register(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_forget_all)

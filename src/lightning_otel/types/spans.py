@@ -74,9 +74,11 @@ class Span:
     @property
     def rollout_id(self) -> str:
         """The rollout the span belongs to: its attribute, else its trace."""
-        return self.attributes.get(c.ROLLOUT_ID) or self.trace_id
+        named = self.attributes.get(c.ROLLOUT_ID)
+        return named if named and isinstance(named, str) else self.trace_id
 
     @property
     def attempt_id(self) -> str:
         """The attempt the span belongs to; ``1`` where none is named."""
-        return self.attributes.get(c.ATTEMPT_ID) or "1"
+        named = self.attributes.get(c.ATTEMPT_ID)
+        return named if named and isinstance(named, str) else "1"

@@ -43,15 +43,8 @@ def _image_urls(messages: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _make_metadata(step: Transition) -> dict[str, Any]:
-    found = {
-        "response_id": step.response_id,
-        "agent_name": step.agent,
-        "rollout_id": step.rollout_id,
-        "attempt_id": step.attempt_id,
-        "trace_id": step.trace_id,
-        "span_id": step.span_id,
-        "done": step.done,
-    }
+    names = ("response_id", "rollout_id", "attempt_id", "trace_id", "span_id", "done")
+    found = {"agent_name": step.agent, **{name: getattr(step, name) for name in names}}
     return {**found, "tools": tools_of(step.tools)} if step.tools else found
 
 

@@ -8,6 +8,7 @@ Source: Harbor's RFC 0001, ATIF v1.8, and the models of ``harbor.models.trajecto
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from mimetypes import guess_type
 from typing import Any, Final, TypeAlias
@@ -86,12 +87,10 @@ def find_nulls(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[
 def _restore_null(document: Any, at: Sequence[str | int]) -> None:
     """Make a field null again, unless it was given a value since, or what held it is gone."""
     *above, name = at
-    try:
+    with suppress(LookupError, TypeError, AttributeError):
         for key in above:
             document = document[key]
         document.setdefault(name, None)
-    except (LookupError, TypeError, AttributeError):
-        return
 
 
 def describe(trajectory: Trajectory, steps: list[Row], *, is_main: bool) -> Row:

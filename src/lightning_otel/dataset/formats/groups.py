@@ -41,9 +41,7 @@ def group_of(trajectory: Trajectory) -> str:
     with the same prompt are a group.
     """
     first = trajectory.transitions[0]
-    if first.group_id:
-        return first.group_id
-    return f"prompt-{prompt_key(first)}"
+    return first.group_id or f"prompt-{prompt_key(first)}"
 
 
 def prompt_key(step: Transition) -> str:

@@ -85,7 +85,8 @@ def _make_tensors(
     held: Sequence[Mapping[str, Any]], width: int, length: int, pad_token_id: int
 ) -> tuple[dict[str, list[list[Any]]], list[list[int]]]:
     """The tensors by name, and where they hold a token and not padding, [B, P + R]."""
-    scores = [_on_last_token(row["reward"], len(row["response_ids"])) for row in held]
+    # On the last token.
+    scores = [[0.0] * (len(row["response_ids"]) - 1) + [float(row["reward"])] for row in held]
     tensors = {
         "prompts": _pad_left([row["prompt_ids"] for row in held], width, pad_token_id),
         "responses": _pad_right([row["response_ids"] for row in held], length, pad_token_id),
@@ -132,10 +133,6 @@ def _pad_left(rows: Sequence[Sequence[Any]], width: int, padding: Any) -> list[l
 
 def _pad_right(rows: Sequence[Sequence[Any]], width: int, padding: Any) -> list[list[Any]]:
     return [list(row) + [padding] * (width - len(row)) for row in rows]
-
-
-def _on_last_token(value: float, length: int) -> list[float]:
-    return [0.0] * (length - 1) + [float(value)]
 
 
 FORMAT: Final = Format(
