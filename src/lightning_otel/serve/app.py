@@ -7,6 +7,7 @@ page for people and OTLP's own form for programs.
 
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from starlette.applications import Starlette
@@ -36,6 +37,8 @@ _REASONS: Final = {
     404: "there is nothing at this address; see the pages above, or GET /openapi.json",
     405: "this address is asked in another way; see GET /openapi.json",
 }
+_SUMMARY_S: Final = 60.0
+"""Seconds for which a period counts as ending now."""
 _MOST_STREAMS: Final = 8
 """Long answers of the API under way: each has a DuckDB."""
 
@@ -61,6 +64,9 @@ def make_app(
     state.readers = page.Readers()
     state.long_readers = page.Readers(page.LONG_AT_ONCE, drop_traces)
     state.funnel = CachedRead[Mapping[str, object]]()
+    state.summaries = defaultdict[object, CachedRead[Mapping[str, object]]](
+        partial(CachedRead, most_s=_SUMMARY_S)
+    )
     state.curves = defaultdict[tuple[str, str], CachedRead[Mapping[str, object]]](CachedRead)
     # Anybody here may give feedback: however much that is, who has the key is not kept waiting.
     state.feedback_readers = page.Readers()

@@ -1,5 +1,6 @@
 """Answers that are held as long as they are true: what costs a look at the whole store."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -35,12 +36,17 @@ class CachedRead(Generic[T]):
     for as long as it took, and a second at least.
     """
 
-    def __init__(self, patience: float = 1.0) -> None:
-        """Know nothing yet; hold an answer ``patience`` times as long as it took, to 5 s."""
-        self._patience = patience
+    def __init__(self, patience: float = 1.0, most_s: float = math.inf) -> None:
+        """Know nothing yet.
+
+        Args:
+            patience: Hold an answer so many times as long as it took, to 5 s, whatever is written.
+            most_s: Seconds after which it is read anew, though nothing is written.
+        """
+        self._patience, self._most_s = patience, most_s
         self._mark: Mark | None = None
         self._read: Mark | None = None
-        self._until_s = 0.0
+        self._until_s = self._read_s = 0.0
         self._held: T | None = None
         self._lock = threading.Lock()  # so that what is asked for by many at once is read once
 
@@ -50,11 +56,12 @@ class CachedRead(Generic[T]):
             # Taken before it is read: what comes meanwhile makes it old.
             mark = read_store_fingerprint(store)
             began_s = time.monotonic()
-            is_held = mark == self._read or (
+            is_held = (mark == self._read and began_s < self._read_s + self._most_s) or (
                 mark == self._mark and began_s < self._until_s + _MOST_S
             )
             if self._held is not None and (is_held or began_s < self._until_s):
                 return self._held
+            self._read_s = began_s
             self._held = read(store)
             took_s = time.monotonic() - began_s
             self._mark = self._read = mark

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from lightning_otel.config import list_settings
 from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreMissingError
+from lightning_otel.rewards.prices import read_prices
 from lightning_otel.serve.api.cache import CachedRead
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.runs import list_live_resources
@@ -78,14 +79,20 @@ async def tiles(request: Request) -> Response:
     period = page.choice(request, "period", ("24h", *PERIODS))
 
     def read(store: Store) -> Mapping[str, object]:
-        now, before = read_summaries(store, period)
-        failures = list(list_failures(store))
-        return {
-            "now": now, "before": before, "period": period, "periods": PERIODS,
-            "failures": failures,
-        }  # fmt: skip
+        cache: CachedRead[Mapping[str, object]] = request.app.state.summaries[
+            period, tuple(read_prices().items())
+        ]
+        return cache.of(store, partial(_summarize, period=period))
 
     return await page.answer(request, "home_tiles.html", read, title="Summary", is_long=True)
+
+
+def _summarize(store: Store, *, period: str) -> Mapping[str, object]:
+    now, before = read_summaries(store, period)
+    failures = list(list_failures(store))
+    return {
+        "now": now, "before": before, "period": period, "periods": PERIODS, "failures": failures,
+    }  # fmt: skip
 
 
 def _draw_curve(store: Store, *, by: str, metric: str) -> Mapping[str, object]:
