@@ -25,7 +25,7 @@ from lightning_otel.store.snapshot import (
 )
 from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import IS_ANNOTATION, NAMES, NARROW, create_views, list_views
+from lightning_otel.store.views import ALIVE, IS_ANNOTATION, NAMES, NARROW, create_views, list_views
 from lightning_otel.store.writer import SpanWriter, writer_for, writers_by_catalogue
 from lightning_otel.types import Span
 
@@ -248,7 +248,7 @@ def define_views(
     else:
         spans = snapshot.spans_sql()
     con.execute(f"CREATE OR REPLACE VIEW spans AS {spans}")
-    alive = list_live_processes(layout) if "rollouts" in names else ()
+    alive = list_live_processes(layout) if {"rollouts", ALIVE} & set(names) else ()
     if derived := set(names) - {NARROW, "spans"}:
         create_views(con, derived, alive)
     if NARROW in names:

@@ -1,5 +1,6 @@
 """The views: how spans read as calls, rewards and rollouts, and the statements that make them."""
 
+import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
@@ -255,6 +256,9 @@ DERIVED: Final = {
 """Statements that make the views over ``spans``; to bind one costs as much as a small read."""
 
 NAMES: Final = frozenset({"spans", *DERIVED})
+_PARAMETER: Final = re.compile(r"\?\d*|\$\w+")
+ALIVE: Final = "is_alive"
+"""The macro that tells which processes live, which ``rollouts`` reads."""
 NARROW: Final = "narrow"
 """A view for our own readers: the narrow columns of ``spans`` and their digest, if known."""
 _NARROW: Final = f"""{", ".join(NARROW_COLUMNS)},
@@ -272,7 +276,8 @@ def list_views(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
 
     check_read_only(con, query)
     try:
-        names = {name.lower() for name in con.get_table_names(query)}
+        # DuckDB tells no names of a statement with parameters.
+        names = {name.lower() for name in con.get_table_names(_PARAMETER.sub("NULL", query))}
     except duckdb.Error:
         return NAMES
     # Whoever names no view of ours, or asks DuckDB for a list of them, shall find them all.

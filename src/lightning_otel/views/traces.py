@@ -17,6 +17,7 @@ from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import GENERATIVE_OPERATIONS, ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import (
+    ALIVE,
     DUPLICATE_CALLS,
     IS_ANNOTATION,
     NARROW,
@@ -148,7 +149,7 @@ TRACES: Final = View(
     ("start_ns DESC", "trace_id"),
     ("start_ns", "duration", "spans"),
     _add_details,
-    ("spans", "calls", "rollouts", NARROW),
+    ("spans", "calls", ALIVE, NARROW),
 )  # fmt: skip
 """Traces, with what was asked first and answered last."""
 
