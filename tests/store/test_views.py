@@ -1,7 +1,7 @@
 """The views show every span once, to any number of readers, while others write and settle."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import duckdb
@@ -10,6 +10,7 @@ from tests.adapter.forest import draw
 
 from lightning_otel import Store
 from lightning_otel.store.layout import Layout
+from lightning_otel.store.views import NAMES
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -49,6 +50,26 @@ def test_a_request_that_several_makes_recorded_is_one_call(
     assert {forest.named[word[0]] for word in ours.split()} <= found
     assert (len(found), rollout["calls"], rollout["input_tokens"]) == (calls, calls, 3 * calls)
     assert rollout["spans"] == len(forest.spans)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("SELECT count(*) FROM spans WHERE trace_id = ? AND name <> 'why?'", {"spans"}),
+        ("SELECT count(*) FROM calls WHERE trace_id = $1", {"spans", "calls"}),
+        ("SELECT count(*) FROM duckdb_views() WHERE sql = ?", NAMES),
+    ],
+)
+def test_only_the_views_that_a_query_reads_are_made(
+    store: Store, query: str, names: Collection[str]
+) -> None:
+    """To bind a view costs as much as a small read; parameters hide none."""
+    store.add([Span("a" * 32, "b" * 16, None, "x", 1, 2)])
+
+    con = store.source.connect(query=query, parameters=["a"])
+
+    found = con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+    assert {name for (name,) in found} == set(names)
 
 
 def test_catalogue_is_read_by_plain_duckdb_in_many_processes(
