@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.rewards import reward_words
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.messages.media import name_media, to_text
 from lightning_otel.store.sql import attribute_sql, quote_text
+from lightning_otel.store.table import Query
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
@@ -17,6 +18,7 @@ from lightning_otel.types.values import parse_json
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
+    from lightning_otel.store.reader import Reader
     from lightning_otel.views.trace_tree import Row
 
 _WORDS: Final = 300
@@ -71,8 +73,19 @@ FROM spans WHERE trace_id IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ?
   AND span_id IN (SELECT unnest(?))"""
 
 
+Sql: TypeAlias = Callable[[str, Sequence[object]], Iterable[Mapping[str, Any]]]
+"""Reads the rows of a query."""
+
+
+def sql_of(store: "Store", con: "Reader") -> Sql:
+    """Return what reads content: the connection itself, unless it has none of a store elsewhere."""
+    if store.source.layout is None:
+        return store.sql
+    return lambda query, parameters: Query(con, query, parameters).dicts()
+
+
 def read_texts(
-    sql: Callable[[str, Sequence[object]], Iterable[Mapping[str, Any]]],
+    sql: Sql,
     rows: Sequence[Mapping[str, Any]],
     key: str,
     ends: Sequence[tuple[str, str]],
@@ -99,7 +112,7 @@ def read_texts(
     return found
 
 
-def read_title(store: "Store", rows: "Sequence[Row]") -> str:
+def read_title(sql: Sql, rows: "Sequence[Row]") -> str:
     """Return the words that name a trace; empty if nothing was asked in it."""
     root = next((row for row in rows if row.name == c.SPAN_ROLLOUT), None)
     call = next((row for row in rows if row.operation in c.GENERATIVE_OPERATIONS), None)
@@ -108,7 +121,7 @@ def read_title(store: "Store", rows: "Sequence[Row]") -> str:
         return ""
     times, ids = [row.start_ns for row in named], [quote_text(row.span_id) for row in named]
     query = _TITLE.format(trace=quote_text(named[0].trace_id), ids=", ".join(ids))
-    texts = {each["span_id"]: each for each in store.sql(query, [min(times), max(times)])}
+    texts = {each["span_id"]: each for each in sql(query, [min(times), max(times)])}
     words = task_words(texts.get(root.span_id, {}).get("task")) if root is not None else ""
     if not words and call is not None:
         words = _asked_words(texts.get(call.span_id, {}).get("input"))

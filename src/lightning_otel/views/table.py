@@ -106,7 +106,8 @@ class View:
         sorts: Columns that rows can be sorted by; ``duration`` is from start to end.
         add: Adds to the rows of a page what only these need; it gets the store, the rows and the
             connection that they were read on, if ``names`` says so.
-        names: The store's views that it reads on that connection; a live store is parsed once.
+        names: The store's views that it reads on that connection, but ``rollouts`` for a filter; a
+            live store is parsed once.
     """
 
     columns: tuple[str, ...]
@@ -160,7 +161,9 @@ SELECT total, page.* FROM (SELECT count(*) AS total FROM matching) LEFT JOIN (
         if self.names:
             has_bodies = any(self.filters[name].has_bodies for name in named)
             is_wide = has_bodies or store.source.layout is not None
-            con = store.source.connect(self.names, None if is_wide else INDEX_COLUMNS)
+            # To bind this view costs as much as all the others: only for a filter that reads it.
+            names = (*self.names, "rollouts") if "FROM rollouts" in where else self.names
+            con = store.source.connect(names, None if is_wide else INDEX_COLUMNS)
             found = list(Query(con, query, values).dicts())
         else:
             found = read_overview(store.source, query, values)

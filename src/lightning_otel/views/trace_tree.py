@@ -23,7 +23,7 @@ from lightning_otel.store.table import Query
 from lightning_otel.store.views import NARROW
 from lightning_otel.types import Report, Span, Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.views.previews import read_title
+from lightning_otel.views.previews import read_title, sql_of
 from lightning_otel.views.traces import REWARDS_SINCE, may_link
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def read_trace(store: Store, trace_id: str) -> Trace:
     Raises:
         NotFoundError: There is none.
     """
-    own, later = _read_spans(store, trace_id)
+    own, later, words = _read_spans(store, trace_id)
     if not own:
         raise NotFoundError(f"there is no trace {trace_id!r}; see the list of traces")
     rows = _place_rows(own, later)
@@ -205,7 +205,6 @@ def read_trace(store: Store, trace_id: str) -> Trace:
         row.left_out = "" if row.step is not None else reasons.get(name, "")
     attempts = len({(step.rollout_id, step.attempt_id) for step, _ in steps})
     agents = len({step.agent for step, _ in steps})
-    words = read_title(store, own)
     return Trace(trace_id, rows, report, by_name.keys(), attempts, agents, words)
 
 
@@ -216,11 +215,12 @@ def read_steps(store: Store, **keywords: Any) -> tuple[list[tuple[Transition, in
     return steps, table.report()
 
 
-def _read_spans(store: Store, trace_id: str) -> tuple[list[Row], list[Row]]:
-    """Read the rows of a trace, and of the rewards given to it later, and close the connection."""
+def _read_spans(store: Store, trace_id: str) -> tuple[list[Row], list[Row], str]:
+    """Read a trace's rows, those of rewards given to it later, and its title."""
     con = store.source.connect(("spans", NARROW), (*NARROW_COLUMNS, "attributes"))
     own = _read_rows(con, f"trace_id = {quote_text(trace_id)}")
-    return own, _read_later(con, trace_id, own) if own else []
+    later = _read_later(con, trace_id, own) if own else []
+    return own, later, read_title(sql_of(store, con), own)
 
 
 def _read_later(con: "duckdb.DuckDBPyConnection", trace_id: str, own: list[Row]) -> list[Row]:

@@ -5,7 +5,7 @@ of its own traces say the rest. A reward given later stands in a trace of its ow
 is none.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +15,6 @@ from lightning_otel.store.digest import KIND, REWARD
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import GENERATIVE_OPERATIONS, ROLLOUT, attribute_sql, quote_text
-from lightning_otel.store.table import Query
 from lightning_otel.store.views import (
     ALIVE,
     DUPLICATE_CALLS,
@@ -24,7 +23,7 @@ from lightning_otel.store.views import (
     ROLLOUTS,
 )
 from lightning_otel.types import conventions as c
-from lightning_otel.views.previews import read_texts, task_words
+from lightning_otel.views.previews import read_texts, sql_of, task_words
 from lightning_otel.views.table import WHEN, Filter, View
 
 if TYPE_CHECKING:
@@ -67,12 +66,7 @@ def _add_details(store: "Store", rows: list[dict[str, Any]], con: Reader | None)
     assert con is not None
     details, rewards, tasks = con.run(lambda: _read_details(con, rows))
     ends = [(row["trace_id"], row["trace_id"]) for row in rows]
-
-    def read(query: str, parameters: Sequence[object]) -> Iterable[Mapping[str, Any]]:
-        if store.source.layout is None:  # of a store elsewhere the connection has no content
-            return store.sql(query, parameters)
-        return Query(con, query, parameters).dicts()
-
+    read = sql_of(store, con)
     for row, texts in zip(rows, read_texts(read, rows, "trace_id", ends), strict=True):
         row |= details[row["trace_id"]]
         row["reward"] = rewards.get(row["rollout_id"])
