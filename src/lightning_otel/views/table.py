@@ -25,6 +25,7 @@ class Filter(NamedTuple):
         hint: An example, for a form.
         label: The name in a form; by default the filter's own.
         has_bodies: The condition reads content of spans.
+        views: The store's views that it reads besides those of every row.
     """
 
     condition: str
@@ -34,6 +35,7 @@ class Filter(NamedTuple):
     hint: str = ""
     label: str = ""
     has_bodies: bool = False
+    views: tuple[str, ...] = ()
 
 
 SINCE: Final = Filter(
@@ -106,8 +108,7 @@ class View:
         sorts: Columns that rows can be sorted by; ``duration`` is from start to end.
         add: Adds to the rows of a page what only these need; it gets the store, the rows and the
             connection that they were read on, if ``names`` says so.
-        names: The store's views that it reads on that connection, but ``rollouts`` for a filter; a
-            live store is parsed once.
+        names: The store's views that it reads on that connection; a live store is parsed once.
     """
 
     columns: tuple[str, ...]
@@ -161,8 +162,7 @@ SELECT total, page.* FROM (SELECT count(*) AS total FROM matching) LEFT JOIN (
         if self.names:
             has_bodies = any(self.filters[name].has_bodies for name in named)
             is_wide = has_bodies or store.source.layout is not None
-            # To bind this view costs as much as all the others: only for a filter that reads it.
-            names = (*self.names, "rollouts") if "FROM rollouts" in where else self.names
+            names = {*self.names, *(view for name in named for view in self.filters[name].views)}
             con = store.source.connect(names, None if is_wide else INDEX_COLUMNS)
             found = list(Query(con, query, values).dicts())
         else:

@@ -38,6 +38,8 @@ _HAS_SPAN: Final = "trace_id IN (SELECT trace_id FROM spans, (SELECT {} AS value
 _HAS_REWARD: Final = (
     f"rollout_id IN (SELECT rollout_id FROM rollouts GROUP BY 1 HAVING {LAST_REWARD} {{}})"
 )
+_REWARD_VIEWS: Final = ("rollouts",)
+"""To bind it costs as much as all the others."""
 _VERSION: Final = attribute_sql(c.RESOURCE_VERSION)
 # The object says of agents which version of each resource: {"*": {"prompt": "v3"}}.
 _IS_VERSION: Final = f"""contains(attributes::VARCHAR, 'lightning.resource')
@@ -167,7 +169,7 @@ TRACE_SEARCH: Final = replace(
         **WHEN,
         "rewarded": Filter(
             f"({_HAS_REWARD.format('IS NOT NULL')}) = ?",
-            "Only those with, or without, a reward.", bool,
+            "Only those with, or without, a reward.", bool, views=_REWARD_VIEWS,
         ),
         "error": Filter(
             "(trace_id IN (SELECT trace_id FROM spans WHERE status = 'ERROR')) = ?",
@@ -175,11 +177,11 @@ TRACE_SEARCH: Final = replace(
         ),
         "min_reward": Filter(
             _HAS_REWARD.format(">= ?"), "Only those with at least this reward.", float,
-            label="Reward from",
+            label="Reward from", views=_REWARD_VIEWS,
         ),
         "max_reward": Filter(
             _HAS_REWARD.format("<= ?"), "Only those with at most this reward.", float,
-            label="Reward to",
+            label="Reward to", views=_REWARD_VIEWS,
         ),
         "version": Filter(
             _HAS_SPAN.format("?", _IS_VERSION),
