@@ -1,5 +1,6 @@
 """A store's name tells which engine holds it; lakes; what a server sends, refuses or breaks."""
 
+import http.client
 import importlib.util
 import logging
 import socket
@@ -218,7 +219,10 @@ def answering() -> Callable[[bytes], str]:
         def run() -> None:
             with listening, listening.accept()[0] as peer:
                 peer.settimeout(10)
-                peer.recv(1 << 16)
+                with peer.makefile("rb") as request:  # the whole of it: else closing is a reset
+                    request.readline()
+                    length = http.client.parse_headers(request).get("Content-Length", "0")
+                    request.read(int(length))
                 peer.sendall(data)
 
         threading.Thread(target=run, daemon=True).start()
