@@ -7,7 +7,7 @@ stands once; where the history was cut, compacted or begun anew, another one beg
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from lightning_otel.adapter.histories import is_same
+from lightning_otel.adapter.histories import find_choice
 from lightning_otel.messages import chat
 from lightning_otel.types import Conversation, Message, Trajectory, Transition
 
@@ -53,13 +53,12 @@ def _split_steps(steps: Iterable[Transition]) -> list[_Run]:
         given = step.observation
         if runs:
             messages, held, places, chosen = runs[-1]
-            end, choices = len(messages), enumerate(held[-1].action)
-            answer = given[end : end + 1]
-            choice = next((i for i, each in choices if answer and is_same(each, answer[0])), None)
-            if choice is not None and all(map(is_same, messages, given)):
+            before = held[-1]
+            choice = find_choice(before.observation, before.action, given)
+            if choice is not None:
                 chosen.append(choice)
                 # As it was answered, for in a request its reasoning is often left out.
-                messages += [_as_answer(held[-1].action[choice]), *given[end + 1 :]]
+                messages += [_as_answer(before.action[choice]), *given[len(messages) + 1 :]]
                 held.append(step)
                 places.append(len(messages))
                 continue

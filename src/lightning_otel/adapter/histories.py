@@ -23,7 +23,7 @@ class History(NamedTuple):
     Attributes:
         prefixes: Running hash of the observation up to and with each message, [M].
         left: Running hash of the observation with each choice after it: what the call leaves
-            behind. Empty where it was given no messages.
+            behind.
     """
 
     prefixes: "array[int]"  # an array, since the garbage collector does not look into it
@@ -55,7 +55,7 @@ def hash_history(
     for message in observation[len(found) :]:
         given = hash((given, message_key(message)))
         found.append(given)
-    left = [hash((given, message_key(each))) for each in action] if found else []
+    left = [hash((given, message_key(each))) for each in action]
     return History(found, array("q", left))
 
 
@@ -80,6 +80,19 @@ def is_same(one: Message, other: Message) -> bool:
     if one is other:
         return True
     return one.get("role") == other.get("role") and message_key(one) == message_key(other)
+
+
+def find_choice(
+    observation: Sequence[Message], action: Sequence[Message], later: Sequence[Message]
+) -> int | None:
+    """Return which choice of a call a later prompt goes on with, after all that the call was given.
+
+    None where it does not: it is the rule of :attr:`History.left` for two calls alone.
+    """
+    size = len(observation)
+    if size >= len(later) or not all(map(is_same, observation, later)):
+        return None
+    return next((i for i, choice in enumerate(action) if is_same(choice, later[size])), None)
 
 
 def longest_prefix(prefixes: Sequence[int], known: Container[int]) -> int:

@@ -7,14 +7,14 @@ it refuses is put together by :mod:`assembly`, whose answer is the same where bo
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from lightning_otel.adapter.advantages import Advantage, Outcome, group_of
 from lightning_otel.adapter.attempts import AttemptKey, order_by_time
 from lightning_otel.adapter.attributes import has_id
 from lightning_otel.adapter.calls import HistoryParser, make_transition, read_call, seems_call
-from lightning_otel.adapter.histories import is_same, message_key
+from lightning_otel.adapter.histories import find_choice, message_key
 from lightning_otel.adapter.rewards import ALREADY_REWARDED, NO_CALL_BEFORE, read_reward
 from lightning_otel.adapter.tokens import NO_IDS, notes_of
 from lightning_otel.types import (
@@ -189,7 +189,10 @@ def adapt_linear(
     trajectories = []
     for agent, own in found.calls.items():
         said = [calls[position] for position in own]
-        is_grown = all(map(_is_continued, said, said[1:]))
+        is_grown = all(
+            find_choice(before.observation, before.action, call.observation) is not None
+            for before, call in pairwise(said)
+        )
         if not is_grown and not _are_anew(said):
             return None
         steps = []
@@ -288,17 +291,6 @@ def _make_rows(
         rows.append((span.span_id, parent_id, start, max(start, end), agent, kind, rewards))
     # Records of several makes may be one request, and a call without a parent within an agent.
     return None if len(makes) > 1 or not (is_rooted or hosts <= makes) else rows
-
-
-def _is_continued(before: Call, call: Call) -> bool:
-    """Return whether a call was given all that an earlier one was, and one of its choices."""
-    size = len(before.observation)
-    if not 0 < size < len(call.observation):
-        return False
-    answer = call.observation[size]
-    return all(map(is_same, before.observation, call.observation)) and any(
-        is_same(answer, choice) for choice in before.action
-    )
 
 
 def _are_anew(calls: Sequence[Call]) -> bool:

@@ -13,7 +13,7 @@ from itertools import groupby
 from mimetypes import guess_type
 from typing import Any, Final, TypeAlias
 
-from lightning_otel.dataset.formats.chat import goes_on
+from lightning_otel.dataset.formats.chat import is_continued
 from lightning_otel.dataset.formats.format import Format, LeftOut, Made, Row, other_choices
 from lightning_otel.messages import read_message
 from lightning_otel.messages.chat import tools_of
@@ -134,8 +134,7 @@ def _read_steps(
 
         for choice in other_choices(each):
             leave_out(choice.reason)
-        is_continued = before is not None and goes_on(before, each)
-        seen = len(before.observation) + 1 if before is not None and is_continued else 0
+        seen = len(before.observation) + 1 if before and is_continued(before, each) else 0
         _add_messages(steps, each.observation[seen:], leave_out)
         made = restore(call_step(each, leave_out), _held(each).get("step", {}))
         if each.span_id in written:

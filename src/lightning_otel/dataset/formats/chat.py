@@ -7,6 +7,7 @@ and TRL hand messages to them.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from lightning_otel.adapter.histories import find_choice
 from lightning_otel.dataset.formats.format import UnheldError
 from lightning_otel.messages.chat import messages_of
 from lightning_otel.types import Message, Transition
@@ -34,26 +35,9 @@ def has_messages(step: Transition) -> bool:
     return bool(step.observation) and any(each.get("parts") for each in step.action[:1])
 
 
-def goes_on(before: Transition, step: Transition) -> bool:
-    """Return whether a prompt begins with the one before and its answer.
-
-    Only the last answer is looked at closely: so a long conversation is not compared over and over.
-    """
-    size = len(before.observation)
-    if len(step.observation) <= size or step.observation[:size] != before.observation:
-        return False
-    return _drop_reasoning(step.observation[size]) == _drop_reasoning(before.action[0])
-
-
-def _drop_reasoning(message: Message) -> list[dict[str, Any]]:
-    """Return a message without its reasoning, which few agents send back."""
-    try:
-        found = for_templates([message])
-    except UnheldError:
-        return []
-    for each in found:
-        each.pop("reasoning_content", None)
-    return found
+def is_continued(before: Transition, step: Transition) -> bool:
+    """Return whether a prompt goes on with the first answer of a step: the one that is written."""
+    return find_choice(before.observation, before.action[:1], step.observation) is not None
 
 
 def check_parts(item: Mapping[str, Any], known: frozenset[str]) -> None:

@@ -7,7 +7,7 @@ preference (``label``) and preference (``chosen``, ``rejected``), each with ``to
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from lightning_otel.dataset.formats.chat import for_templates, goes_on, has_messages
+from lightning_otel.dataset.formats.chat import for_templates, has_messages, is_continued
 from lightning_otel.dataset.formats.format import (
     NO_MESSAGES,
     NO_REWARD,
@@ -116,8 +116,8 @@ def _find_conversations(steps: Iterable[Transition]) -> Iterator[_Conversation |
         if not has_messages(step):
             yield LeftOut(step, NO_MESSAGES)
             continue
-        is_continued = bool(held.steps) and goes_on(held.steps[-1], step)
-        seen = len(held.steps[-1].observation) + 1 if is_continued else 0
+        goes_on = bool(held.steps) and is_continued(held.steps[-1], step)
+        seen = len(held.steps[-1].observation) + 1 if goes_on else 0
         said = [*step.observation[seen:], *step.action[:1]]
         try:
             for_templates(said)
@@ -125,7 +125,7 @@ def _find_conversations(steps: Iterable[Transition]) -> Iterator[_Conversation |
             yield LeftOut(step, str(exc))
             continue
         yield from other_choices(step)
-        if held.steps and not is_continued:
+        if held.steps and not goes_on:
             yield held
             held = _Conversation([], [])
         held.steps.append(step)
