@@ -113,50 +113,50 @@ ROLLOUT: Final = _text("LIGHTNING_OTEL_ROLLOUT_ID")
 ATTEMPT: Final = _text("LIGHTNING_OTEL_ATTEMPT_ID", "1")
 
 ENABLED: Final = _flag(
-    "LIGHTNING_OTEL", True, "whether anything is captured", others=(SDK_DISABLED.name,),
+    "LIGHTNING_OTEL", True, "record model calls, tools and agents", others=(SDK_DISABLED.name,),
     show=lambda: is_enabled())
 DEBUG: Final = _flag(
-    "LIGHTNING_OTEL_DEBUG", False, "whether what is kept and what is not is told")
-COLLECT: Final = _flag("LIGHTNING_OTEL_COLLECT", True, "whether what is captured is kept")
+    "LIGHTNING_OTEL_DEBUG", False, "log what is recorded and what is left out")
+COLLECT: Final = _flag("LIGHTNING_OTEL_COLLECT", True, "write recorded spans to the store")
 CONTENT: Final = Setting[Content | None](
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", None, _parse_content,
-    "whether messages are kept in it", "NO_CONTENT, SPAN_ONLY, EVENT_ONLY or SPAN_AND_EVENT",
+    "store message content", "NO_CONTENT, SPAN_ONLY, EVENT_ONLY or SPAN_AND_EVENT",
     show=lambda: content().is_kept)
 EXPORT_CONTENT: Final = _flag(
-    "LIGHTNING_OTEL_EXPORT_CONTENT", False, "whether messages are sent out, too",
+    "LIGHTNING_OTEL_EXPORT_CONTENT", False, "send message content by OTLP, too",
     others=(CONTENT.name,), show=lambda: content().is_exported)
 TRANSFORMS: Final = Setting[tuple[str, ...]](
     "LIGHTNING_OTEL_TRANSFORMS", (), _parse_names,
-    "functions that spans pass through before they are written", "functions, each module:function")
+    "functions that change or drop spans before storage", "functions, each module:function")
 RETOKENIZATION_FIX: Final = _flag(
     "LIGHTNING_OTEL_RETOKENIZATION_FIX", False,
-    "whether servers are asked for the token ids they work with")
-STORE: Final = _text("LIGHTNING_OTEL_STORE", DEFAULT_STORE, "the store where none is named")
+    "ask model servers for the token ids of prompt and answer")
+STORE: Final = _text("LIGHTNING_OTEL_STORE", DEFAULT_STORE, "the default store")
 STATE: Final = _text(
-    "LIGHTNING_OTEL_STATE", "", "where queue, resources and runs lie", others=(STORE.name,),
+    "LIGHTNING_OTEL_STATE", "", "where queue, resources and runs are kept", others=(STORE.name,),
     show=lambda: state_place())
 MAX_SIZE: Final = Setting[int | None](
-    "LIGHTNING_OTEL_MAX_SIZE", None, lambda text: parse_size(text) or None, "what a store may take",
-    "a size such as 10GB")
+    "LIGHTNING_OTEL_MAX_SIZE", None, lambda text: parse_size(text) or None,
+    "size limit of a store", "a size such as 10GB")
 TOKEN: Final = _text(
-    "LIGHTNING_OTEL_TOKEN", "", "token for a store behind lightning-otel serve", is_secret=True)
-TRAIN: Final = _flag("LIGHTNING_OTEL_TRAIN", True, "whether a training run may begin")
+    "LIGHTNING_OTEL_TOKEN", "", "access token of a served store", is_secret=True)
+TRAIN: Final = _flag("LIGHTNING_OTEL_TRAIN", True, "allow training runs to start")
 APPLY: Final = _flag(
-    "LIGHTNING_OTEL_APPLY", False, "whether requests are made with live resources")
+    "LIGHTNING_OTEL_APPLY", False, "apply live resources to requests")
 ENDPOINT_KEY: Final = _text(
-    "LIGHTNING_OTEL_ENDPOINT_KEY", "", "key for endpoints that resources name", is_secret=True)
+    "LIGHTNING_OTEL_ENDPOINT_KEY", "", "API key for endpoints of resources", is_secret=True)
 PRICES: Final = _text(
     "LIGHTNING_OTEL_PRICES", "", "CSV file of model prices (model,input,output per million tokens)")
 SETTINGS: Final[tuple[Setting[Any], ...]] = (
     ENABLED, DEBUG, COLLECT, CONTENT, EXPORT_CONTENT, TRANSFORMS, RETOKENIZATION_FIX,
     STORE, STATE, MAX_SIZE, TOKEN, TRAIN, APPLY, ENDPOINT_KEY, PRICES,
-    _text("OTEL_EXPORTER_OTLP_ENDPOINT", "", "where spans are sent by OTLP as well",
+    _text("OTEL_EXPORTER_OTLP_ENDPOINT", "", "also send spans to this OTLP endpoint",
           others=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"),
-          show=lambda: found.url if (found := otlp_endpoint()) else "nowhere"),
-    _text("OTEL_EXPORTER_OTLP_PROTOCOL", "", "how",
+          show=lambda: found.url if (found := otlp_endpoint()) else "not set"),
+    _text("OTEL_EXPORTER_OTLP_PROTOCOL", "", "OTLP protocol",
           others=("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",),
           show=lambda: otlp_setting("PROTOCOL") or "http/protobuf"),
-    _text("OTEL_EXPORTER_OTLP_HEADERS", "", "what is sent with them", is_secret=True,
+    _text("OTEL_EXPORTER_OTLP_HEADERS", "", "OTLP headers", is_secret=True,
           others=("OTEL_EXPORTER_OTLP_TRACES_HEADERS",)),
 )
 # fmt: on
@@ -194,7 +194,7 @@ def _value_of(setting: Setting[Any]) -> str:
         return f"{value:,} bytes"
     text = "no limit" if value is None else str(value)
     # A URL's password, and its query, which may hold another one, stay here.
-    return _PASSWORD.sub("//…@", text.partition("?")[0]) if "://" in text else text
+    return _PASSWORD.sub("//…@", text.partition("?")[0]) if "://" in text else text or "not set"
 
 
 def _is_set(name: str) -> bool:

@@ -6,7 +6,7 @@ from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.sql import GENERATIVE_OPERATIONS, ROLLOUT, attribute_sql
 from lightning_otel.store.views import IS_ANNOTATION
 from lightning_otel.types import conventions as c
-from lightning_otel.views.previews import read_texts
+from lightning_otel.views.previews import read_texts, task_words
 from lightning_otel.views.table import SINCE, WHEN, Filter, View
 
 if TYPE_CHECKING:
@@ -24,12 +24,14 @@ _AGENTS: Final = "contains(coalesce(agents, ''), ?)"
 _PREFIX: Final = "prefix"
 
 
-def _add_modes(store: "Store", rows: list[dict[str, Any]], _: object) -> None:
+def _add_contents(store: "Store", rows: list[dict[str, Any]], _: object) -> None:
     ids = [row["rollout_id"] for row in rows]
     bounds = min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)
     modes = {row["rollout_id"]: row["mode"] for row in store.sql(_MODES, [ids, *bounds])}
-    for row in rows:
+    texts = read_texts(store.sql, rows, "rollout_id", [(each, each) for each in ids])
+    for row, (asked, row["output"]) in zip(rows, texts, strict=True):
         row["mode"] = modes.get(row["rollout_id"])
+        row["input"] = task_words(row["task"]) or asked
 
 
 def _add_texts(store: "Store", rows: list[dict[str, Any]], _: object) -> None:
@@ -75,7 +77,7 @@ ATTEMPTS: Final = View(
 ROLLOUTS: Final = View(
     (
         "rollout_id", "attempts", "status", "start_ns", "end_ns", "agents", "spans", "calls",
-        "rewards", "reward", "task", "mode",
+        "rewards", "reward", "task", "mode", "input", "output",
     ),
     f"""SELECT rollout_id, count(*) AS attempts, arg_max(status, start_ns) AS status,
     min(start_ns) AS start_ns, max(end_ns) AS end_ns,
@@ -92,7 +94,7 @@ ROLLOUTS: Final = View(
     },
     ("start_ns DESC", "rollout_id"),
     ("status", "reward", "attempts", "calls", "spans", "start_ns", "duration"),
-    _add_modes,
+    _add_contents,
 )  # fmt: skip
 """Rollouts, each with its attempts as one."""
 

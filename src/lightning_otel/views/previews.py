@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from lightning_otel.adapter import readers
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from lightning_otel.views.trace_tree import Row
 
 _WORDS: Final = 300
+_FIRST_CALLS: Final = 4
+"""Calls in which a user's words are looked for; an orchestrator's own have instructions alone."""
 _AROUND: Final = 60
 """Characters around a text that was searched for."""
 _BEFORE: Final = 24
@@ -59,9 +62,10 @@ SELECT span_id, CASE WHEN name = {quote_text(c.SPAN_ROLLOUT)}
     THEN left({attribute_sql(c.TASK)}, {_LONGEST}) END AS task,
   left(coalesce(input_messages, {attribute_sql("input.value")}, ''), {_LONGEST}) AS input
 FROM spans WHERE start_ns BETWEEN ? AND ? AND trace_id = {{trace}} AND span_id IN ({{ids}})"""
-"""Texts that name a trace: of its root and of its first call."""
+"""Texts that name a trace: of its root and of its first calls."""
 _TEXTS: Final = """
-SELECT {key} AS id, arg_min(input_messages, start_ns) AS asked,
+SELECT {key} AS id,
+  arg_min(input_messages, start_ns) FILTER (contains(input_messages, '"user"')) AS asked,
   arg_max(output_messages, start_ns) AS answered
 FROM calls WHERE {key} IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1"""
 _SAID: Final = f"""
@@ -115,17 +119,16 @@ def read_texts(
 def read_title(sql: Sql, rows: "Sequence[Row]") -> str:
     """Return the words that name a trace; empty if nothing was asked in it."""
     root = next((row for row in rows if row.name == c.SPAN_ROLLOUT), None)
-    call = next((row for row in rows if row.operation in c.GENERATIVE_OPERATIONS), None)
-    named = [row for row in (root, call) if row is not None]
+    calls = (row for row in rows if row.operation in c.GENERATIVE_OPERATIONS)
+    named = [*([] if root is None else [root]), *islice(calls, _FIRST_CALLS)]
     if not named:
         return ""
     times, ids = [row.start_ns for row in named], [quote_text(row.span_id) for row in named]
     query = _TITLE.format(trace=quote_text(named[0].trace_id), ids=", ".join(ids))
     texts = {each["span_id"]: each for each in sql(query, [min(times), max(times)])}
-    words = task_words(texts.get(root.span_id, {}).get("task")) if root is not None else ""
-    if not words and call is not None:
-        words = _asked_words(texts.get(call.span_id, {}).get("input"))
-    return words[:_WORDS]
+    found = [texts.get(row.span_id, {}) for row in named]
+    words = (task_words(each.get("task")) or _asked_words(each.get("input")) for each in found)
+    return next(filter(None, words), "")[:_WORDS]
 
 
 def read_previews(store: "Store", rows: "Sequence[Row]", cells: int) -> dict[str, str]:

@@ -170,7 +170,7 @@ def _input_messages(
     same = next((at for at, two in pairs if not is_same(*two)), min(len(held), len(given)))
     note = ""
     if same < len(held):
-        kept = f"first {count_noun(same, 'message')} kept" if same else "no message kept"
+        kept = f"{count_noun(same, 'message')} kept" if same else "no message kept"
         note = f"history changed: {kept}, {len(given) - same:,} new"
     elif same < len(given) and any(is_same(answer, given[same]) for answer in answers):
         same += 1

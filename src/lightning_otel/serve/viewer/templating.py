@@ -13,6 +13,7 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
+from markdown_it.rules_inline import StateInline, emphasis
 from markupsafe import Markup, escape
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -105,6 +106,17 @@ def render_markdown(text: str) -> Markup:
     return Markup(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}).strip())
 
 
+def _read_emphasis(state: StateInline, silent: bool) -> bool:  # noqa: FBT001
+    """Read emphasis as Markdown does, but for stars between letters or digits, as in 17*23."""
+    run = _STARS.match(state.src, state.pos)
+    if run is None or not state.pos or not state.src[state.pos - 1].isalnum():
+        return emphasis.tokenize(state, silent)
+    if not silent:
+        state.pending += run[0]
+    state.pos = run.end()
+    return True
+
+
 def _make_environment() -> Environment:
     found = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
@@ -172,8 +184,10 @@ ROUTES: Final[list[Route]] = [
 ]
 _DEEPEST: Final = 16
 """Blocks within each other; the parser stops at 20."""
+_STARS: Final = re.compile(r"\*+(?=[^\W_])")
 _MARKDOWN: Final = MarkdownIt("commonmark", {"html": False, "breaks": True})
 _MARKDOWN.disable(["link", "image", "autolink", "reference", "html_inline", "html_block"])
 # What characters an entity stands for, and that a rule makes a heading, is not seen.
 _MARKDOWN.disable(["entity", "lheading"]).enable(["table", "strikethrough"])
+_MARKDOWN.inline.ruler.at("emphasis", _read_emphasis)
 _ENVIRONMENT: Final = _make_environment()
