@@ -186,8 +186,20 @@ def test_no_other_port_is_sent_the_cookie(
 
     assert len(sent) >= 4
     assert set(sent) == {""}
-    assert [(each["path"], each["expires"]) for each in cookies] == [(below + "/", -1)]
+    assert [(each["path"], each["expires"]) for each in cookies] == [(below, -1)]
     assert KEY not in cookies[0]["value"]
+
+
+def test_the_session_path_needs_no_slash(served: Callable[..., str], store: Store) -> None:
+    """It leads to the home page; without the cookie it is refused as any other."""
+    session = opened(Asking(served(store, "", key=KEY)))
+    path = session.prefix
+
+    led = session.asked.get(f"{path}?by=time", Authorization="", Cookie=session.cookie)
+    without = [session.asked.get(each, Authorization="") for each in (path, path[:-1], f"{path}/")]
+
+    assert (led.status, led.headers["location"]) == (308, f"{path}/?by=time")
+    assert {each.status for each in without} == {401}
 
 
 @pytest.mark.parametrize("path", ["/", "/sql", "/settings", "/v1/events", "/home/funnel"])

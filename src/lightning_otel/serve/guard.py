@@ -162,7 +162,7 @@ class Guard:
         headers = request.headers
         if not (request.scope["http_version"].startswith("1.") or is_call(request)):
             raise RefusalError(505, "this server speaks HTTP/1.1, and HTTP/2 for OTLP/gRPC alone")
-        if not request.scope["raw_path"].startswith(b"/"):
+        if not (request.scope["raw_path"] or b"/").startswith(b"/"):
             raise RefusalError(400, "ask for a path, not for a whole address")
         # Two readers could disagree on where such a request ends.
         if "transfer-encoding" in headers and "content-length" in headers:
@@ -193,6 +193,8 @@ class Guard:
             answer: Response = HTMLResponse(render_link_page(address), headers=_ALONE)
         elif request.method == "GET" and given:
             answer = RedirectResponse(address, 303)
+        elif not request.scope["raw_path"]:  # the session's prefix without its slash
+            answer = RedirectResponse(address, 308)
         else:
             return None
         if is_right:

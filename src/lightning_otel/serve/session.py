@@ -33,10 +33,10 @@ class Session:
         self._cookie = secrets.token_urlsafe(32)
 
     def entered(self, scope: Scope) -> Scope:
-        """A request as the rest of the server knows it, by its path without the prefix."""
+        """A request as the rest of the server knows it: its path without the prefix, or empty."""
         prefix = self.prefix.encode()
         raw: bytes = scope["raw_path"]
-        if not raw.startswith(prefix + b"/"):
+        if raw != prefix and not raw.startswith(prefix + b"/"):
             return scope
         return {
             **scope,
@@ -54,7 +54,7 @@ class Session:
 
     def admit(self, answer: Response) -> None:
         """Have the browser that gets an answer known from now on."""
-        path = self.prefix + "/"
+        path = self.prefix
         answer.set_cookie(_COOKIE, self._cookie, path=path, httponly=True, samesite="strict")
 
 
