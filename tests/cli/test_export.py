@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -122,6 +124,19 @@ def test_a_file_has_the_rows(cli: Cli, kept: Path, tmp_path: Path, command: str,
         found = con.execute(f"FROM read_parquet('{path}')")
         assert {"trace_id", "span_id"} <= {column[0] for column in found.description or ()}
         assert len(found.fetchall()) == rows
+
+
+@pytest.mark.parametrize("kind", ["spans", "triplets"])
+def test_an_export_that_fails_leaves_the_older_file(kept: Path, tmp_path: Path, kind: str) -> None:
+    """The disk takes no more of it than a part."""
+    path = tmp_path / "old.jsonl"
+    path.write_text("precious\n")
+    command = [sys.executable, "-m", "lightning_otel", "export", kind, path, "--store", kept]
+
+    done = subprocess.run(["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *command], check=False)
+
+    assert done.returncode != 0
+    assert [(each, each.read_text()) for each in tmp_path.iterdir()] == [(path, "precious\n")]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -1,10 +1,9 @@
 """``export``: data out, in the format of whoever reads it."""
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -129,6 +128,7 @@ def spans(
     """Spans, one a line in the shape of the SDK's ReadableSpan.to_json()."""
     from lightning_otel.cli.spans import sdk_json
     from lightning_otel.dataset import Store
+    from lightning_otel.dataset.export import check_place, save_rows
 
     place = _choose_place(out, output)
     found = _choose_kind(place, kind)
@@ -138,21 +138,12 @@ def spans(
     table = opened.spans(rollout_id=_find_rollout(opened, rollout))
     if next(iter(table), None) is None:
         raise NotFoundError("no span to export; record some: lightning-otel run -- python agent.py")
-    if place != _STDOUT:
-        _check_writable(place)
     if found == "parquet":
+        check_place(Path(place), found)
         table.to_parquet(place)
         print_note(f"spans → {place} ({format_size(Path(place).stat().st_size)})")
         return
-    count = 0
-    with ExitStack() as stack:
-        file = sys.stdout
-        if place != _STDOUT:
-            file = stack.enter_context(Path(place).open("w", encoding="utf-8"))
-        for span in table:
-            file.write(json_text(sdk_json(span)) + "\n")
-            count += 1
-        file.flush()
+    count = save_rows(map(sdk_json, table), _print_row if place == _STDOUT else place, found, {})
     print_note(f"{count_noun(count, 'span')} → {_place_name(place)}")
 
 
@@ -328,11 +319,3 @@ def _choose_kind(place: str, kind: "FileKind | None") -> "FileKind":
 
 def _place_name(place: str) -> str:
     return "stdout" if place == _STDOUT else place
-
-
-def _check_writable(output: str) -> None:
-    try:
-        # What a store holds is the user's alone, and so is what is written of it.
-        os.close(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
-    except OSError as exc:
-        raise ConfigError(f"cannot write {output}: {exc.strerror}; name a place with -o") from exc

@@ -66,7 +66,7 @@ def export(
     """Write the rows of a format; arguments as ``Store.export`` and :func:`rows` take them."""
     reports: list[Report] = []
     reasons: Counter[tuple[str, bool]] = Counter()
-    count = rollouts = 0
+    rollouts = 0
 
     def read() -> Iterator[Adaptation]:
         nonlocal rollouts
@@ -82,14 +82,8 @@ def export(
         if left_out is not None:
             left_out(left)
 
-    def counted(rows: Iterable[Row]) -> Iterator[Row]:
-        nonlocal count
-        for row in rows:
-            count += 1
-            yield row
-
     made = rows(read, name, wanted=wanted, left_out=note, options=options)
-    _write_rows(counted(made), place, kind, formats.get(name).columns)
+    count = save_rows(made, place, kind, formats.get(name).columns)
     told = reasons.most_common()
     return Exported(
         format=name,
@@ -135,28 +129,38 @@ def kind_of(path: str | os.PathLike[str], kind: FileKind | None = None) -> FileK
     raise ConfigError(f"unknown output format: {name}; end it in .jsonl or .parquet")
 
 
-def _write_rows(
+def save_rows(
     rows: Iterable[Row], place: Place, kind: FileKind | None, columns: Mapping[str, str]
-) -> None:
-    if place is None or callable(place):
+) -> int:
+    """Write rows to a place and return their number; a file is replaced once all are written."""
+    count = 0
+
+    def counted() -> Iterator[Row]:
+        nonlocal count
         for row in rows:
+            count += 1
+            yield row
+
+    if place is None or callable(place):
+        for row in counted():
             if place is not None:
                 place(row)
-        return
+        return count
     kind, path = kind_of(place, kind), Path(place)
-    _check_place(path, kind)
+    check_place(path, kind)
     if kind == "folder":
-        _write_folder(rows, path, columns)
-        return
+        _write_folder(counted(), path, columns)
+        return count
     with nullcontext(path) if _is_stream(path) else private_file(path) as made:
         if kind == "parquet":
-            _write_parquet(rows, made, columns)
+            _write_parquet(counted(), made, columns)
         else:
             with made.open("wb") as file:
-                file.writelines(map(json_line, rows))
+                file.writelines(map(json_line, counted()))
+    return count
 
 
-def _check_place(path: Path, kind: FileKind) -> None:
+def check_place(path: Path, kind: FileKind) -> None:
     """Refuse a place where nothing can be written, before anything is read."""
     parent = Path(os.path.realpath(path)).parent
     if not parent.is_dir():
