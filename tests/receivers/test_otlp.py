@@ -151,7 +151,6 @@ LAST_NS = (1 << 62) - 1
     [
         ((START_NS, START_NS), None),
         ((START_NS, START_NS - 7), (START_NS, START_NS)),
-        ((START_NS, 0), (START_NS, START_NS)),
         ((0, START_NS), (START_NS, START_NS)),
         ((START_NS, (1 << 64) - 1), (START_NS, START_NS)),
         ((1 << 62, START_NS), (START_NS, START_NS)),

@@ -231,11 +231,12 @@ def answering() -> Callable[[bytes], str]:
     return answer
 
 
-def test_spans_added_come_by_otlp(store: Store, served: Served) -> None:
-    """They lie in the server's store when the call returns."""
+@pytest.mark.parametrize("end_ns", [10**18 + 5, None])
+def test_spans_added_come_by_otlp(store: Store, served: Served, end_ns: int | None) -> None:
+    """They lie in the server's store when the call returns, ended or not."""
     store.writer()
     span = Span(
-        "1" * 32, "2" * 16, "3" * 16, "näme", 10**18, 10**18 + 5, kind="CLIENT", status="ERROR",
+        "1" * 32, "2" * 16, "3" * 16, "näme", 10**18, end_ns, kind="CLIENT", status="ERROR",
         status_message="no", attributes={"i": -1, "f": 1.5, "t": True, "n": None, "big": 2**70,
         "l": [1, "a", [None]], "o": {"k": {}}, "nan": float("nan")},
         events=(Event("e", 10**18, {"a": 1}),), links=(Link("4" * 32, "5" * 16, {"b": "c"}),),

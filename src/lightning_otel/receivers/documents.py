@@ -160,7 +160,7 @@ def _read_printed(found: Object, came: str) -> Span:
         "parentSpanId": found.get("parent_id"),
         "name": found.get("name"),
         "startTimeUnixNano": start_ns,
-        "endTimeUnixNano": end_ns or start_ns,
+        "endTimeUnixNano": end_ns,
         "kind": KINDS.index(kind) if kind in KINDS else 0,
         "status": {
             "code": STATUSES.index(code) if code in STATUSES else 0,

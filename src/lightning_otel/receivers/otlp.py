@@ -197,14 +197,14 @@ def _read_parent(content: object) -> str | None:
     return None if is_root else _read_id(content, SPAN_ID_BYTES, "parent span id")
 
 
-def _fit_times(start_ns: int, end_ns: int, attributes: dict[str, Any]) -> tuple[int, int]:
+def _fit_times(start_ns: int, end_ns: int, attributes: dict[str, Any]) -> tuple[int, int | None]:
     """Return times that a span can have; where they are others than sent, note those on the span.
 
-    One out of range becomes the other one. Where both are they are clamped, and an end before the
-    start becomes the start. A span without any time is unfit.
+    Without an end the span has not ended. One out of range becomes the other one. Where both are
+    they are clamped, and an end before the start becomes the start. Without any it is unfit.
     """
-    if start_ns in TIMES and end_ns in TIMES and start_ns <= end_ns:
-        return start_ns, end_ns
+    if start_ns in TIMES and (not end_ns or (end_ns in TIMES and start_ns <= end_ns)):
+        return start_ns, end_ns or None
     if not start_ns and not end_ns:
         raise InvalidSpanError("start and end time are missing")
     attributes[c.SENT_TIMES] = f"[{start_ns}, {end_ns}]"

@@ -129,8 +129,7 @@ class Server(HttpSource):
         for span in spans:
             count += 1
             try:
-                ended = replace(span, end_ns=span.start_ns if span.end_ns is None else span.end_ns)
-                body += encode_request([ended], with_content=True)
+                body += encode_request([span], with_content=True)
             except UnsendableError as exc:
                 rejected += 1
                 reasons.add(str(exc))

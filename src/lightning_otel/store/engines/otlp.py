@@ -40,7 +40,7 @@ def encode_request(spans: Iterable[Span], *, with_content: bool) -> bytes:
     """One export request.
 
     Args:
-        spans: Ended spans.
+        spans: One that has not ended has no end time there.
         with_content: Whether messages, token ids and other content stay on them.
 
     Raises:
@@ -68,7 +68,7 @@ def encode_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
     Raises:
         UnsendableError: Its ids or times are none of OTLP's.
     """
-    end_ns = span.end_ns if span.end_ns is not None else -1
+    end_ns = span.end_ns or 0
     if span.start_ns not in _UINT64 or end_ns not in _UINT64:
         raise UnsendableError(f"times {span.start_ns} and {span.end_ns} are not OTLP's")
     return trace_pb2.Span(
