@@ -134,6 +134,7 @@ def test_feedback_by_form_is_kept_once(store: Store, asking: Callable[[Store], A
             {"rating": "4"},
             {"target": "rollout:r1"},
             {"target": "rollout:r1", "rating": "6"},
+            {"target": "rollout:r1", "rating": "6", "reward": "1"},
             {"target": "rollout:r1", "rating": "nan"},
             {"target": "rollout:r1", "rating": "x"},
             {"target": "trace:r1", "rating": "1"},
@@ -143,7 +144,7 @@ def test_feedback_by_form_is_kept_once(store: Store, asking: Callable[[Store], A
     page = asked.get(answers[0].headers["location"])
 
     assert [each.status for each in answers] == [303, 303]
-    assert wrong == [404, *[400] * 7]
+    assert wrong == [404, *[400] * 8]
     (step,) = store.transitions(rollout_id="r1")
     assert dict(step.rewards) == {"feedback": 1.0}
     assert "saved as a reward" in page.words

@@ -34,7 +34,6 @@ _KEYS: Final = {
     "rating": c.FEEDBACK_RATING,
     "satisfied": c.FEEDBACK_SATISFIED,
     "used_result": c.FEEDBACK_USED,
-    "text": c.FEEDBACK_TEXT,
 }
 _IS_CALL: Final = f"(operation IN ({CALL_OPERATIONS}) OR name = {quote_text(c.SPAN_ACTION)})"
 _COLUMNS: Final[Mapping[Noun, str]] = {
@@ -207,8 +206,6 @@ def emit_feedback(
         "satisfied": satisfied,
         "used_result": used_result,
     }
-    value = reward_from_feedback(**answers)
-    attributes = feedback_attributes(**answers, text=text)
     ids = (response_id, rollout_id, trace_id, span_id, conversation_id)
     targets = [(noun, each) for noun, each in zip(get_args(Noun), ids, strict=True) if each]
     if len(targets) > 1:
@@ -216,23 +213,23 @@ def emit_feedback(
             f"feedback judges one thing, and {' and '.join(noun for noun, _ in targets)} are "
             "named; name one of them"
         )
+    judged: tuple[Noun, str] = targets[0] if targets else ("rollout", "")
+    feedback = make_feedback(*judged, text=text, feedback_id=feedback_id or "", **answers)
     if not targets:
         if feedback_id is not None:
             raise ConfigError(
                 f"feedback {feedback_id!r} names nothing that it judges; give response_id, "
                 "rollout_id, trace_id, span_id or conversation_id"
             )
-        return emit_reward(NAME, value, attributes=attributes)
+        return emit_reward(NAME, feedback.value, attributes=feedback.attributes)
     if not config.is_enabled():
         return None
-    ((noun, target),) = targets
     opened = store if store is not None else Store()
-    feedback = Feedback(noun, target, value, time.time_ns(), attributes, feedback_id or "")
     (found,) = give(opened, [feedback])
     if found is None:
         raise NotFoundError(
-            f"{opened.name} holds no {noun} {target!r}; is it the store that the agent records "
-            "into?"
+            f"{opened.name} holds no {feedback.noun} {feedback.target!r}; is it the store that the "
+            "agent records into?"
         )
     if isinstance(found, Conflict):
         raise ConfigError(f"{found.reason}; give an id of its own to what was said later")
@@ -241,9 +238,26 @@ def emit_feedback(
     return found.span_id
 
 
-def feedback_attributes(**said: AttributeValue | None) -> dict[str, AttributeValue]:
-    """Return the span attributes of feedback, without answers that were not given."""
-    return {_KEYS[name]: value for name, value in said.items() if value is not None}
+def make_feedback(
+    noun: Noun,
+    target: str,
+    *,
+    feedback_id: str,
+    text: str | None = None,
+    reward: float | None = None,
+    **answers: Any,
+) -> Feedback:
+    """Return feedback as every door takes it: ``answers`` are those of ``reward_from_feedback``.
+
+    They are kept beside a reward, too, so they must be what they say they are.
+    """
+    said = {name: each for name, each in answers.items() if each is not None}
+    made = reward_from_feedback(**said) if said or reward is None else 0.0
+    value = float(made if reward is None else reward)
+    attributes = {_KEYS[name]: each for name, each in said.items()}
+    if text is not None:
+        attributes[c.FEEDBACK_TEXT] = text
+    return Feedback(noun, target, value, time.time_ns(), attributes, feedback_id)
 
 
 def give(

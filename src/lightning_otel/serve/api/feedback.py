@@ -1,7 +1,6 @@
 """Feedback by HTTP: one reward for what somebody said, whether or not what it judges is there."""
 
 import secrets
-import time
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -11,13 +10,7 @@ from starlette.requests import Request
 
 from lightning_otel import rewards
 from lightning_otel.errors import ConfigError
-from lightning_otel.rewards.feedback import (
-    Conflict,
-    Feedback,
-    Noun,
-    feedback_attributes,
-    reward_from_feedback,
-)
+from lightning_otel.rewards.feedback import Conflict, Feedback, Noun, make_feedback
 from lightning_otel.serve.api.operation import RequestModel, ResponseModel, operation, write_json
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.types import conventions as c
@@ -159,28 +152,25 @@ def _parse_feedback(params: FeedbackBody, came: str) -> Feedback:
         )
     noun, target = named[0] if named else ("rollout", str(params.task_id))
     said = {name: _read_field(params, name) for name in _PARTS}
-    text = params.text if params.text is not None else params.feedback_text
     try:
-        # They are kept beside a reward, too, so they must be what they say they are.
-        is_said = params.reward is None or any(each is not None for each in said.values())
-        made = reward_from_feedback(**said) if is_said else 0.0
+        found = make_feedback(
+            noun,
+            target,
+            feedback_id=params.feedback_id or f"feedback-{secrets.token_hex(12)}",
+            text=params.text if params.text is not None else params.feedback_text,
+            reward=params.reward,
+            **said,
+        )
     except ConfigError as exc:
         raise RefusalError(
             400, str(exc).replace("give quality_score", "give reward, quality_score")
         ) from exc
-    attributes: dict[str, AttributeValue] = feedback_attributes(**said, text=text)
+    attributes: dict[str, AttributeValue] = {**found.attributes, c.RECEIVED: came}
     if params.metadata:
         attributes[c.FEEDBACK_METADATA] = write_json(params.metadata, "metadata", _MOST_METADATA)
     if params.task_id is not None:
         attributes[c.TASK_ID] = params.task_id
-    return Feedback(
-        noun=noun,
-        target=target,
-        value=float(made if params.reward is None else params.reward),
-        given_ns=time.time_ns(),
-        attributes={**attributes, c.RECEIVED: came},
-        feedback_id=params.feedback_id or f"feedback-{secrets.token_hex(12)}",
-    )
+    return replace(found, attributes=attributes)
 
 
 def _read_field(params: FeedbackBody, name: str) -> Any:

@@ -1,7 +1,6 @@
 """Requests about one span of a trace: its record, text, tokens and a reward."""
 
 import secrets
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -14,14 +13,7 @@ from starlette.routing import Route
 from lightning_otel import rewards
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
-from lightning_otel.rewards.feedback import (
-    Conflict,
-    Feedback,
-    Noun,
-    feedback_attributes,
-    give,
-    reward_from_feedback,
-)
+from lightning_otel.rewards.feedback import Conflict, Noun, give, make_feedback
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.streaming import join_lines
@@ -151,18 +143,22 @@ async def keep_feedback(
     for name in ("quality_score", "rating"):
         text = given.get(name, "").strip()
         told[name] = page.parse_number(name, text) if text else None
-    value = float(key) if key in ("1", "-1") else reward_from_feedback(**told)
-    attributes = feedback_attributes(**told, text=given.get("text", "").strip()[:_LONGEST] or None)
-    # Of the page, and of what was pressed on it: to press twice gives once.
-    feedback_id = f"{given.get('feedback_id', '')[:200] or secrets.token_hex(8)}{key}"
-    feedback = Feedback(noun, target, value, time.time_ns(), attributes, feedback_id)
+    feedback = make_feedback(
+        noun,
+        target,
+        # Of the page, and of what was pressed on it: to press twice gives once.
+        feedback_id=f"{given.get('feedback_id', '')[:200] or secrets.token_hex(8)}{key}",
+        text=given.get("text", "").strip()[:_LONGEST] or None,
+        reward=float(key) if key in ("1", "-1") else None,
+        **told,
+    )
     keep = request.app.state.ingester.keep
     (found,) = await page.run(request, lambda store: give(store, [feedback], keep))
     if found is None:
         raise RefusalError(404, f"there is no {noun} {target!r} in the store; see the list")
     if isinstance(found, Conflict):
         raise RefusalError(409, f"{found.reason}; go back and reload the page")
-    return value, found.span_id
+    return feedback.value, found.span_id
 
 
 def _parse_answer(given: Mapping[str, str], name: str) -> bool | None:
