@@ -100,7 +100,7 @@ def test_a_trace_is_read_by_keys_and_tabs(
         "chat": "2 messages",
         "tools": "search",
         "tokens": "no token ids: none were recorded",
-        "rewards": "none, which is not 0",
+        "rewards": "no reward",
         "attributes": "gen_ai.response.id",
         "raw": '"trace_id"',
     }.items():
