@@ -5,6 +5,7 @@
 
 import os
 import random
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,7 +16,9 @@ from tests.plot.made import SECOND, START_NS, fill, rollout
 from lightning_otel import Store
 from lightning_otel.types import conventions as c
 from lightning_otel.views.plot import Chart, plot_training_metrics
+from lightning_otel.views.plot.characters import chart_lines
 from lightning_otel.views.plot.curves import Point
+from lightning_otel.views.plot.svg import svg
 
 MANY = int(os.environ.get("LIGHTNING_TEST_ROLLOUTS", "1000"))
 ORDERED = "{} versions in sequence (compare: by version)"
@@ -178,6 +181,19 @@ def test_each_line_has_its_own_moving_mean(store: Store, axis: Any) -> None:
     assert [point.mean for point in chart.series[0].points] == pytest.approx([0.0, 0.1, 0.3])
     assert chart.series[0].points[-1].x == (6 if axis == "rollout" else START_NS + 7 * SECOND)
     assert chart.notes == ("1 rollout without a reward", f"others: {UNSTAMPED}")
+
+
+def test_a_line_has_a_gap_where_it_has_no_value(store: Store) -> None:
+    """For long: lines that take turns have none; in the picture as in the terminal."""
+    names = "   " + "ab" * 20 + "  "
+    chart = drawn(versions(store, names, [1.0, *[0.5] * 44]), "reward")
+
+    lines = re.findall(r'class="mean s\d" d="(.*?)"', svg(chart))
+    marks = "".join(list(chart_lines(chart[0], 80))[1:9])
+
+    assert [line.count("M") for line in lines[:3]] == [1, 1, 2]
+    assert marks.count("*") + marks.count("+") > 60
+    assert 4 <= marks.count("x") < 12
 
 
 def test_versions_share_the_points_of_a_chart(store: Store) -> None:

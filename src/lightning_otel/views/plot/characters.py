@@ -111,17 +111,19 @@ def _row_of(height: float) -> int:
 
 
 def _curve_heights(series: Series, chart: Chart, width: int) -> Mapping[int, float]:
-    """Return the height of the moving mean by column, 0 to 1, without a gap between points."""
+    """Return the height of the moving mean by column, 0 to 1; only a line's own gaps have none."""
     low, high = chart.bounds()
     start, end = chart.reach()
-    places = [
-        (round(share(point.x, start, end) * (width - 1)), share(point.mean, low, high))
-        for point in series.points
-    ]
-    heights = dict(places[:1])
-    for (x, y), (to_x, to_y) in pairwise(places):
-        for column in range(x, to_x + 1):
-            heights[column] = y + (to_y - y) * (column - x) / (to_x - x) if to_x > x else to_y
+    heights: dict[int, float] = {}
+    for piece in series.pieces:
+        places = [
+            (round(share(point.x, start, end) * (width - 1)), share(point.mean, low, high))
+            for point in piece
+        ]
+        heights |= places[:1]
+        for (x, y), (to_x, to_y) in pairwise(places):
+            for column in range(x, to_x + 1):
+                heights[column] = y + (to_y - y) * (column - x) / (to_x - x) if to_x > x else to_y
     return heights
 
 

@@ -1,11 +1,12 @@
 """Curves as data: charts of series of points, and the scales that they are drawn on."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
+from statistics import median
 from typing import Any, Final, Literal, TypeAlias
 
 Axis: TypeAlias = Literal["rollout", "time", "step", "version"]
@@ -16,6 +17,8 @@ Value: TypeAlias = tuple[int, float, float]
 
 MOST_POINTS: Final = 400
 """Points of a chart's lines, however many values there are."""
+_GAP: Final = 10
+"""A line has a gap where it lacks a value for so many times the usual distance of its bins."""
 _SCALE: Final = float(2**-40)
 """Part of each value that is summed: sums of huge ones would be infinite. No digit changes."""
 
@@ -41,6 +44,7 @@ class Point:
         mean_count: The number of values of that mean.
         error: The standard error of ``value``; None where it is not known.
         label: A text for the axis instead of the number.
+        is_apart: No value for long before it: the line begins anew.
     """
 
     x: float
@@ -52,6 +56,7 @@ class Point:
     mean_count: int
     error: float | None = None
     label: str = ""
+    is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,13 @@ class Series:
     def count(self) -> int:
         """Return the number of values that the points stand for."""
         return sum(point.count for point in self.points)
+
+    @property
+    def pieces(self) -> list[tuple[Point, ...]]:
+        """Return the points of each stretch without a gap."""
+        starts = [place for place, point in enumerate(self.points) if point.is_apart]
+        ends = pairwise([0, *starts, len(self.points)])
+        return [self.points[start:end] for start, end in ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +151,20 @@ def _point_json(point: Point, axis: Axis) -> dict[str, Any]:
     return {**found, "mean": point.mean, "mean_count": point.mean_count}
 
 
-def make_series(name: str, values: Iterable[Value], window: int) -> Series:
+def make_series(name: str, values: Sequence[Value], window: int) -> Series:
     """Make a line of values in their order, each bin a point with the moving mean at its end."""
     points, numbers = [], list[float]()
+    steps = [later[0] - former[0] for former, later in pairwise(values) if later[0] > former[0]]
+    distances, longest = iter([0, *steps]), _GAP * median(steps or [0])
     for _, group in groupby(values, itemgetter(0)):
         held = list(group)
         own = [value for _, _, value in held]
         numbers += own
         near = numbers[-window:]
         points.append(
-            Point(held[-1][1], mean_of(own), min(own), max(own), len(own), mean_of(near), len(near))
-        )
+            Point(held[-1][1], mean_of(own), min(own), max(own), len(own), mean_of(near), len(near),
+                  is_apart=next(distances) > longest)
+        )  # fmt: skip
     return Series(name, tuple(points), window)
 
 

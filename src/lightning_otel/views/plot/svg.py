@@ -176,9 +176,10 @@ def _draw_curve(
     is_spread = any(point.low < point.high for point in points)
     # The bands of several lines would hide each other.
     if is_spread and chart.axis != "version" and len(chart.series) == 1:
-        upper = [f"{place.x(each.x):.1f} {place.y(each.high):.1f}" for each in points]
-        lower = [f"{place.x(each.x):.1f} {place.y(each.low):.1f}" for each in reversed(points)]
-        yield f'<path class="band {style}" d="M{"L".join([*upper, *lower])}Z"/>'
+        for piece in series.pieces:
+            upper = [f"{place.x(each.x):.1f} {place.y(each.high):.1f}" for each in piece]
+            lower = [f"{place.x(each.x):.1f} {place.y(each.low):.1f}" for each in reversed(piece)]
+            yield f'<path class="band {style}" d="M{"L".join([*upper, *lower])}Z"/>'
     names = axis_labels(chart, [point.x for point in points]) if is_told else [""] * len(points)
     for point, name in zip(points, names, strict=True):
         x, y = place.x(point.x), place.y(point.value)
@@ -191,8 +192,11 @@ def _draw_curve(
             else ""
         )
         yield f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5">{told}</circle>'
-    line = "L".join(f"{place.x(each.x):.1f} {place.y(each.mean):.1f}" for each in points)
-    yield f'<path class="mean {style}" d="M{line}"/>'
+    lines = (
+        "L".join(f"{place.x(each.x):.1f} {place.y(each.mean):.1f}" for each in piece)
+        for piece in series.pieces
+    )
+    yield f'<path class="mean {style}" d="M{"M".join(lines)}"/>'
 
 
 def _tooltip_text(chart: Chart, series: Series, point: Point, where: str) -> str:
