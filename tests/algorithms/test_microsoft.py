@@ -80,7 +80,7 @@ def test_its_algorithm_learns_from_our_agent(store: Store, server: DemoServer) -
             better = agl.PromptTemplate(template="Be brief and right: {q}", engine="f-string")
             await theirs.update_resources("second", {"system_prompt": better})
 
-    def agent(task: Mapping[str, str], resources: Mapping[str, Resource]) -> float:
+    def agent(task: Mapping[str, str], resources: Mapping[str, Resource]) -> str:
         prompt = resources["system_prompt"].body["template"].format(q=task["question"])
         client.chat.completions.create(
             model="toy",
@@ -88,13 +88,14 @@ def test_its_algorithm_learns_from_our_agent(store: Store, server: DemoServer) -
             logprobs=True,
             extra_body={"return_token_ids": True},
         )
-        return float(task["want"] != "2")
+        return task["want"]
 
     instrument()
     try:
         trainer = Trainer(
             agent, Better(), backend="microsoft", store=store,
             resources={"system_prompt": "Answer: {q}"},
+            reward_evaluator=lambda recording: float(recording.result != "2"),
         )  # fmt: skip
         fit = trainer.fit(TASKS)
     finally:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_otel import Hook, Store, Trainer
 from lightning_otel.algorithms.exchange import choose_backend
 from lightning_otel.errors import ConfigError
 
@@ -38,6 +39,17 @@ def test_release_that_fits_is_used(install: Install, wanted: str) -> None:
     install("0.3.1")
 
     assert choose_backend(wanted) == "microsoft"  # type: ignore[arg-type]  # parametrized
+
+
+def test_hooks_are_refused(install: Install, store: Store) -> None:
+    """Its runners call none of ours, and no rollout is run as if they did."""
+    install("0.3.1")
+    trainer = Trainer(
+        lambda task: 1.0, "baseline", backend="microsoft", store=store, hooks=[Hook()]
+    )
+
+    with pytest.raises(ConfigError, match="do not call hooks"):
+        trainer.fit(["task"])
 
 
 @pytest.mark.parametrize(

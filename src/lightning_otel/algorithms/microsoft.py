@@ -66,12 +66,18 @@ class Microsoft(BaseAlgorithm):
         """Have its trainer run the agent on the tasks, and publish what it learnt.
 
         Raises:
-            ConfigError: Agent Lightning cannot be used here; or there is no agent, or no task.
+            ConfigError: Agent Lightning cannot be used here; or there is no agent, or no task; or
+                there are hooks, which its runners do not call.
             TrainingError: None of the rollouts has a reward.
         """
         choose_backend("microsoft")
         if not context.train:
             raise ConfigError("Agent Lightning learns from tasks; give fit(train=…)")
+        if context.config.hooks:
+            raise ConfigError(
+                "Agent Lightning's runners do not call hooks; leave out hooks, or train with "
+                "backend='builtin'"
+            )
         agl: Any = importlib.import_module("agentlightning")
         live = [each.live for _, each in sorted(context.resources.standings().items())]
         # It has no kind for weights.
@@ -201,7 +207,10 @@ class _Work:
                 track_only=agent.track_only,
                 resource_version=theirs.resources_id,
             ) as recording:
-                reward = emit_answer(agent.run(task, taken, rollout))
+                answer = recording.result = agent.run(task, taken, rollout)
+                if (judge := self._config.reward_evaluator) is not None:
+                    answer = await_result(judge(recording))
+                reward = emit_answer(answer, is_judged=judge is not None)
             is_done = True
         finally:
             with self._lock:
