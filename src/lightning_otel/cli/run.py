@@ -250,28 +250,13 @@ class _Run:
             if (records := read_whole_records(layout, self._started_ns)) is not None:
                 self._is_whole = not self._opened.writer().unwritten_counts()
                 return _count_records(records, recording, self._started_ns)
-        from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT
-
-        # By trace too: the program may name rollouts of its own beneath the run's root span.
-        (found,) = self._opened.sql(
-            f"""
-            SELECT count(*) FILTER (span_id <> ?) AS spans, count(reward) AS rewards,
-              count(*) FILTER (operation IN ({CALL_OPERATIONS})) AS calls,
-              count(*) FILTER (prompt_token_ids IS NOT NULL AND response_token_ids IS NOT NULL)
-                AS exact,
-              count(end_ns) AS ended,
-              bool_or(span_id = ? AND end_ns IS NOT NULL) AS has_root
-            FROM spans WHERE start_ns >= ? AND (trace_id = ? OR {ROLLOUT} = ?)
-            """,
-            [
-                recording.span_id,
-                recording.span_id,
-                self._started_ns,
-                recording.trace_id,
-                recording.rollout_id,
-            ],
-        )
-        return found
+        query = """
+            SELECT trace_id, span_id, rollout_id, operation, reward, start_ns, end_ns,
+              left(prompt_token_ids, 1) AS prompt_token_ids,
+              left(response_token_ids, 1) AS response_token_ids
+            FROM spans WHERE start_ns >= ?"""
+        rows = self._opened.sql(query, [self._started_ns])
+        return _count_records(rows, recording, self._started_ns)
 
     def _tell_forwarding(self, ended: int, store: str | None, *, is_quiet: bool = False) -> None:
         sent = self._forwarder
@@ -306,13 +291,13 @@ class _Run:
 def _count_records(
     records: Iterable[Mapping[str, Any]], recording: "Recording", since_ns: int
 ) -> Mapping[str, Any]:
-    """Count as the query of :meth:`_Run._count_spans`."""
     from lightning_otel.types.conventions import CALL_OPERATIONS
 
     counts: Counter[str] = Counter()
     for each in records:
         get, is_root = each.get, each["span_id"] == recording.span_id
         rollout_id = get("rollout_id") or each["trace_id"]
+        # By trace too: the program may name rollouts of its own beneath the run's root span.
         is_own = each["trace_id"] == recording.trace_id or rollout_id == recording.rollout_id
         if not is_own or each["start_ns"] < since_ns:
             continue
