@@ -117,8 +117,11 @@ def _show_answer(store: Store, text: str, is_wanted: Callable[[], bool]) -> Mapp
     }
 
 
+_VIEWS: Final = "FROM (SHOW ALL TABLES) WHERE schema = 'main'"
+
+
 def _read_columns(store: Store) -> Mapping[str, object]:
-    with _run_statement(store, "SHOW ALL TABLES", LIMITS) as answer:
+    with _run_statement(store, _VIEWS, LIMITS) as answer:
         rows = [dict(zip(answer.columns, row, strict=True)) for row in answer]
     views = [
         {
