@@ -1,17 +1,19 @@
-"""The documents name all there is: public names, pages, doctor's codes, extras."""
+"""The documents name all there is, and each block of code in them runs or says why not."""
 
 import re
 import tomllib
 from pathlib import Path
 from typing import get_args
 
-from tests.pages import DOCS, ROOT
+import pytest
+from tests.pages import AGENT, DOCS, README, ROOT, Part, parts, walk
 from tests.test_picture import parsed, texts
 
 from lightning_otel import config
 from lightning_otel.adapter.selection import SelectionKeywords
 from lightning_otel.cli import doctor as cli_doctor
 from lightning_otel.dataset import formats
+from lightning_otel.demo.server import DemoServer
 from lightning_otel.views import doctor
 
 
@@ -78,3 +80,28 @@ def test_pictures_are_of_the_demo_and_small() -> None:
     assert len(curves) < 60_000
     assert len(concepts) < 8_000
     assert len((DOCS / "viewer.png").read_bytes()) <= 150_000
+
+
+PARTS = [
+    pytest.param(each, id=f"{page.stem}-{number}")
+    for page in sorted([README, *DOCS.glob("*.md"), ROOT / "benchmarks" / "README.md"])
+    for number, each in enumerate(parts(page))
+]
+_RUN = re.compile(r'\b(?:blocks\(.+?, "(\w+)"\)|python\()')
+
+
+@pytest.mark.timeout(300)  # a page may hold many commands, each a process
+@pytest.mark.parametrize("part", PARTS)
+def test_every_block_runs_or_says_why_not(part: Part, tmp_path: Path, server: DemoServer) -> None:
+    """A block is a drawing, TOML that parses, excused, run by a test of its own, or run here."""
+    for text in (block.text for block in part.blocks if block.language == "toml"):
+        assert tomllib.loads(text)
+    languages = {block.language for block in part.blocks if block.language and not block.why}
+    languages -= {"toml"}
+    if part.test:
+        taken = {found[1] or "python" for found in _RUN.finditer((ROOT / part.test).read_text())}
+        assert languages <= taken
+    else:
+        assert languages <= {"python", "bash", "text"}
+        (tmp_path / "your_agent.py").write_text(AGENT)
+        walk(part.blocks, tmp_path, {"AGENT_MODEL_URL": server.base_url})

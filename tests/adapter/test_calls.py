@@ -1,16 +1,21 @@
-"""What makes a transition of a call, and the reason where nothing does."""
+"""What makes a transition of a call, why nothing does, and which of them a selection wants."""
 
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.adapter.forest import call_attributes, said, text_of, token_attributes
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.adapter.forest import call_attributes, draw, said, text_of, token_attributes
+from tests.formats.made import step
 
 from lightning_otel import TripletAdapter
-from lightning_otel.adapter import tokens
+from lightning_otel.adapter import agent_patterns, tokens
 from lightning_otel.adapter.calls import HistoryParser
+from lightning_otel.adapter.selection import Selection
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
+from lightning_otel.errors import ConfigError
 from lightning_otel.messages import parse_messages
 from lightning_otel.types import Span, Transition
 from lightning_otel.types import conventions as c
@@ -143,3 +148,192 @@ def test_a_program_that_changes_a_step_changes_no_later_reading() -> None:
     second = read(told)
     assert isinstance(second, Transition)
     assert json.dumps(second.observation) == before
+
+
+OWN: Any = {
+    "agent": "planner", "resource_version": "prompt@v3", "resources": {"model": "m2"},
+    "mode": "train",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("agents", "wanted"),
+    [
+        ("planner", ["planner"]),
+        ("plan*", ["planner", "planner-draft"]),
+        ("re:^(plan|wri)", ["planner", "planner-draft", "writer"]),
+        (["writer", "planner"], ["planner", "writer"]),
+        (["!planner-draft", "plan*"], ["planner"]),
+        (["plan*", "!planner-draft"], ["planner", "planner-draft"]),
+        (["planner-draft", "!plan*", "*"], ["planner-draft", "writer", ""]),
+        ("!plan*", ["writer", ""]),
+        ("Planner", []),
+        ([], ["planner", "planner-draft", "writer", ""]),
+    ],
+)
+def test_the_first_pattern_that_matches_an_agent_decides(agents: Any, wanted: list[str]) -> None:
+    """Names, globs, regular expressions and those left out are asked in their order."""
+    selection = Selection.of({"agents": agents})
+
+    found = [
+        each for each in ("planner", "planner-draft", "writer", "") if selection.wants_agent(each)
+    ]
+
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_wanted"),
+    [
+        ({"resource_version": "prompt@v3"}, True),
+        ({"resource_version": "prompt@*"}, True),
+        ({"resource_version": "model@m2"}, True),
+        ({"resource_version": "model@m1"}, False),
+        ({"min_reward": 0.5, "max_reward": 0.5}, True),
+        ({"min_reward": 0.6}, False),
+        ({"max_reward": 0.4}, False),
+        ({"capture": "text"}, True),
+        ({"capture": "exact"}, False),
+    ],
+)
+def test_a_transition_is_wanted_if_all_says_so(wanted: Any, is_wanted: bool) -> None:
+    """Each keyword leaves out what it does not mean."""
+    assert Selection.of(wanted).wants(step(reward=0.5, **OWN)) is is_wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"agent": "x"}, "cannot be selected by agent; by agents, rollout_id"),
+        ({"agents": "re:("}, "agents names 're:\\('"),
+        ({"agents": ["!"]}, "an empty pattern means nobody"),
+        ({"agents": [1]}, "agents names 1"),
+        ({"until": True}, "until: True is no time"),
+        ({"capture": "best"}, "capture is 'best'; it must be one of exact"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused(wanted: Any, message: str) -> None:
+    """The error names the keyword, what was given and what may be."""
+    with pytest.raises(ConfigError, match=message):
+        Selection.of(wanted)
+
+
+def _is_chatty(span: Span) -> bool | None:
+    return False if span.attributes.get("chatty") else None
+
+
+def test_a_call_matcher_decides_before_the_rules_do() -> None:
+    """What it refuses is no call, what it claims is one, and None leaves it to the rules."""
+    mine = f"mine@{c.OPERATION}=null@name=my-client"
+    spans = draw(f"kept other@chatty=1 {mine}").spans
+
+    plain = TripletAdapter().explain(spans).report
+    refused = TripletAdapter(is_call=_is_chatty).explain(spans).report
+    claimed = TripletAdapter(is_call=lambda span: "name" in span.attributes or None)
+
+    assert (plain.calls, plain.transitions) == (2, 2)
+    assert (refused.calls, refused.transitions, refused.dropped) == (1, 1, ())
+    assert claimed.explain(spans).report.transitions == 3
+
+
+def test_a_reward_matcher_decides_before_the_rules_do() -> None:
+    """What it refuses is no reward; what it claims and has no number is reported."""
+    spans = draw("answer !.5 work@my.score=3( )").spans
+
+    refused = TripletAdapter(is_reward=lambda span: False).explain(spans).report
+    claimed = TripletAdapter(is_reward=lambda span: "my.score" in span.attributes or None)
+    report = claimed.explain(spans).report
+
+    assert (refused.rewards, refused.dropped) == (0, ())
+    assert (report.rewards, report.rewards_placed) == (2, 1)
+    assert [each.reason for each in report.dropped] == ["the reward's value is not a number"]
+
+
+@pytest.mark.parametrize(
+    ("names", "agent", "is_tracked"),
+    [
+        (None, "anyone", True),
+        (["planner"], "planner", True),
+        (["planner"], "planner2", False),
+        (("plan*", "critic"), "planner", True),
+        (["*critic"], "the critic", True),
+        (["*"], "", True),
+        (["planner"], "", False),
+        ([], "planner", False),
+        ("planner", "planner", True),
+        ("planner", "critic", False),
+        (["Planner"], "planner", False),
+        (["agent[1]"], "agent[1]", True),
+        (["agent[1]"], "agent1", True),
+        (["re:^exec"], "executor", True),
+        (["re:^exec"], "an executor", False),
+        (["re:or$", "x"], "executor", True),
+        (["re:(?i)PLAN"], "planner", True),
+        (["re:("], "re:(", True),
+        (["re:("], "anyone", False),
+        (["re:(", "anyone"], "anyone", True),
+        ([3, None], "3", False),
+    ],
+)
+def test_is_tracked_by_name_glob_or_expression(names: object, agent: str, is_tracked: bool) -> None:
+    """Without a list all agents count; with one, those that a pattern of it means."""
+    assert agent_patterns.is_tracked(agent, names) == is_tracked
+
+
+@given(agent=st.text(), patterns=st.lists(st.text(), max_size=3))
+def test_an_exact_name_always_counts(agent: str, patterns: list[str]) -> None:
+    """Whatever characters it has, and whatever stands beside it."""
+    assert agent_patterns.is_tracked(agent, [*patterns, agent])
+
+
+@given(agent=st.text(), patterns=st.lists(st.text().map("re:{}".format), max_size=3))
+def test_patterns_read_from_spans_never_raise(agent: str, patterns: list[str]) -> None:
+    """Those that were not refused in time mean nobody."""
+    valid = []
+    for pattern in patterns:
+        try:
+            valid += agent_patterns.check_patterns(pattern)
+        except ConfigError as exc:
+            assert repr(pattern) in str(exc)  # noqa: PT017  # of some patterns it is raised
+
+    assert agent_patterns.is_tracked(agent, patterns) == agent_patterns.is_tracked(
+        agent, [*valid, *(pattern for pattern in patterns if pattern == agent)]
+    )
+
+
+def test_resources_of_an_agent_are_the_first_named() -> None:
+    """Of each resource, those named inside before those outside; others' are not its own."""
+    outer = agent_patterns.resources_text(
+        {"*": {"model": "m", "prompt": "v1"}, "a": {"prompt": "v2"}}
+    )
+    inner = agent_patterns.resources_text(
+        {"re:^plan": {"prompt": "v3"}, "planner": {"prompt": "v4", "x": "y"}}, outer
+    )
+
+    agent_patterns.resources_of("planner", inner).clear()  # each caller's own
+    found = {
+        name: agent_patterns.resources_of(name, inner) for name in ("planner", "plan", "a", "b")
+    }
+
+    assert json.loads(inner)["a"] == {"prompt": "v2"}
+    assert found == {
+        "planner": {"model": "m", "prompt": "v3", "x": "y"},
+        "plan": {"model": "m", "prompt": "v3"},
+        "a": {"model": "m", "prompt": "v1"},
+        "b": {"model": "m", "prompt": "v1"},
+    }
+
+
+@pytest.mark.parametrize("stamped", [None, 3, "", "{", "[]", '{"a": 3}', '{"a": []}', "null"])
+def test_resources_that_cannot_be_read_are_none(stamped: object) -> None:
+    """Spans are read whoever wrote them."""
+    assert agent_patterns.resources_of("a", stamped) == {}
+
+
+@pytest.mark.parametrize(
+    ("resources", "version"),
+    [({}, None), ({"b": "2", "a": "1"}, "a@1,b@2"), ({"prompt": "v3"}, "prompt@v3")],
+)
+def test_one_version_names_them_all(resources: dict[str, str], version: str | None) -> None:
+    """In order of their names."""
+    assert agent_patterns.join_versions(resources) == version

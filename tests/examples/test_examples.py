@@ -1,9 +1,20 @@
-"""Each example program: the same with us as without, and every request captured once."""
+"""Each example program, also with a provider of its own: as without us, each request once."""
 
 from pathlib import Path
 
+import duckdb
 import pytest
-from tests.examples.checker import problems, run_both
+from tests.examples.checker import (
+    call_problems,
+    host_problems,
+    problems,
+    recorded_in,
+    run,
+    run_both,
+    structure_problems,
+    transition_problems,
+    view_problems,
+)
 from tests.examples.programs import EXAMPLES, PROGRAMS, Program
 
 MOST_LINES = 80
@@ -31,3 +42,39 @@ def test_every_program_is_declared_short_and_unaware() -> None:
         assert text.count("\n") <= MOST_LINES, name
         assert "lightning" not in text, name
         assert "opentelemetry" not in text, name
+
+
+DRIVER = Path(__file__).with_name("own_provider.py")
+NAMES = ("openai_tools", "openai_stream", "langchain_agent", "autogen_roundrobin")
+
+
+@pytest.mark.timeout(220)  # two programs
+@pytest.mark.parametrize("switch", ["instrumentors", "instrument"])
+@pytest.mark.parametrize("pipeline", ["exporter", "processor"])
+@pytest.mark.parametrize(
+    "program",
+    [program for program in PROGRAMS if program.name in NAMES],
+    ids=lambda each: each.name,
+)
+def test_pipeline_of_the_users_own_keeps_each_request(
+    program: Program, pipeline: str, switch: str, tmp_path: Path
+) -> None:
+    """Each request is a call with its content, and a transition; the file is there at the end."""
+    plain = run(program, tmp_path)
+    path = tmp_path / "traces.duckdb"
+
+    host = run(program, tmp_path, [str(DRIVER), pipeline, switch], LIGHTNING_OTEL_STORE=str(path))
+
+    with duckdb.connect(str(path), read_only=True) as con:  # before anything of ours looks at it
+        ((calls,),) = con.sql("SELECT count(*) FROM calls").fetchall()
+    recorded = recorded_in(path, host)
+    found = [
+        *host_problems(plain, host),
+        *call_problems(recorded),
+        *structure_problems(program, recorded),
+        *transition_problems(recorded),
+        *view_problems(recorded),
+    ]
+    assert not found, "\n".join(found)
+    assert calls == len(recorded.requests)
+    assert len({span.rollout_id for span in recorded.calls}) == 1

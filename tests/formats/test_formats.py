@@ -1,19 +1,24 @@
-"""Formats as a family: how they are found, asked and extended, and what holds of all of them."""
+"""Formats as a family: found, asked, extended; what holds of all; groups back from the disk."""
 
 import json
+from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from importlib.metadata import EntryPoint
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from tests.adapter.forest import said
+from tests.adapter.forest import draw, said
 from tests.adapter.forests import forests
 from tests.formats.made import exact, path, step
+from tests.trainer.made import record
 
-from lightning_otel import Span, TripletAdapter
+from lightning_otel import Span, Store, TripletAdapter
 from lightning_otel.dataset import formats, registry
 from lightning_otel.dataset.formats import Format, LeftOut
+from lightning_otel.dataset.formats.groups import by_group
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Trajectory, Transition
 
@@ -149,3 +154,51 @@ def _key(each: Transition) -> tuple[str, ...]:
 def _is_json(row: dict[str, Any]) -> bool:
     """Whether a row is made of what every reader of JSON takes."""
     return bool(json.dumps(row, allow_nan=False))
+
+
+@pytest.fixture
+def trajectory() -> Trajectory:
+    """Two steps with a reward, tools and a mapping of each kind."""
+    return TripletAdapter().adapt(draw("question !ok=1,short=.5 end").spans)[0]
+
+
+@pytest.mark.parametrize("odd", [2**80, -(2**70), "half \ud83d of a pair", "\x00", "日本"])
+def test_a_trajectory_comes_back_as_it_was(trajectory: Trajectory, odd: object) -> None:
+    """Whatever values it holds, and of whatever kinds its sequences and mappings are."""
+    said = ({"role": "user", "parts": [{"type": "text", "content": odd}]},)
+    step = replace(
+        trajectory.transitions[0],
+        observation=said,
+        prompt_ids=array("i", [1, 2]),
+        rewards=MappingProxyType({"ok": 1.0}),
+    )
+    found = replace(trajectory, transitions=(step, *trajectory.transitions[1:]))
+
+    (back,) = by_group([found])
+
+    assert back == replace(
+        found, transitions=(replace(step, prompt_ids=(1, 2)), *found.transitions[1:])
+    )
+
+
+def test_groups_come_together_in_the_order_of_their_first(trajectory: Trajectory) -> None:
+    """Each trajectory once, and those of a group one after the other."""
+    grouped = [
+        replace(
+            trajectory,
+            rollout_id=str(number),
+            transitions=tuple(replace(step, group_id=name) for step in trajectory.transitions),
+        )
+        for number, name in enumerate("abab")
+    ]
+
+    assert [found.rollout_id for found in by_group(grouped)] == ["0", "2", "1", "3"]
+
+
+def test_the_uid_of_verl_is_the_tasks(store: Store) -> None:
+    """Also where nobody asks for advantages, and prompts of several tasks are the same."""
+    record(store, {"a": [1.0, 0.0], "b": [0.5]}, tokens=True)
+
+    first, second, other = (row["uid"] for row in store.rows("verl"))
+
+    assert first == second != other

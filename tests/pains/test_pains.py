@@ -1,7 +1,9 @@
-"""Pains that no other test bears in its mark: see docs/contributing.md."""
+"""Pains that no other test bears in its mark, and the table of all in docs/contributing.md."""
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from pydantic import BaseModel
-from tests.pages import ran
+from tests.pages import DOCS, ran
 from tests.serve.serving import Serving, body_of
 
 import lightning_otel as lo
@@ -195,3 +197,42 @@ def test_an_iteration_reads_what_is_new_however_large_the_store(
 
     assert {step.rollout_id for step in steps} == new
     assert read == 9
+
+
+ROOT = DOCS.parent
+_ROW = re.compile(r"\| (\d+) \| (.+?) \| (.+?) \| (.+?) \|")
+
+
+def listed() -> dict[int, set[str]]:
+    """The table: node ids by the pain's number."""
+    rows = _ROW.findall((DOCS / "contributing.md").read_text())
+    return {int(number): set(re.findall(r"`([^`]+)`", tests)) for number, *_, tests in rows}
+
+
+def marked() -> dict[int, set[str]]:
+    """The tests that are there: node ids by the number in their mark."""
+    found: dict[int, set[str]] = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        text = path.read_text()
+        if "mark.pain" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                for number in numbers_of(node):
+                    name = f"{path.relative_to(ROOT)}::{node.name}"
+                    found.setdefault(number, set()).add(name)
+    return found
+
+
+def numbers_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[int]:
+    """The pains in a function's marks."""
+    calls = [call for call in function.decorator_list if isinstance(call, ast.Call)]
+    marks = [call for call in calls if ast.unparse(call.func) == "pytest.mark.pain"]
+    return [ast.literal_eval(mark.args[0]) for mark in marks]
+
+
+def test_every_pain_is_listed_once_with_its_tests() -> None:
+    """All 23 are there, in order, each with a test; all tests with such a mark are listed."""
+    assert list(listed()) == list(range(1, 24))
+    assert all(listed().values())
+    assert listed() == marked()

@@ -1,12 +1,26 @@
-"""Input and results of a reward function, without any store."""
+"""What a reward function gets and gives; quality, cost and latency weighed as one reward."""
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import openai
 import pytest
 
-from lightning_otel import Trajectory, Transition
+from lightning_otel import (
+    Composition,
+    Price,
+    Store,
+    Trajectory,
+    Transition,
+    Worth,
+    apply_rewards,
+    auto_trace,
+    emit_action,
+    emit_reward,
+)
+from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import message, text_part
 from lightning_otel.rewards.functions import Case, Failure, RewardFunction
@@ -110,3 +124,87 @@ def test_unfit_function_is_refused(function: Any, fault: str) -> None:
     """Before anything is judged it is said what a function may ask for."""
     with pytest.raises(ConfigError, match=fault):
         RewardFunction.of(function)
+
+
+PAID = Transition(
+    "r1", "1", "calc", 0, (), (), None, None, done=False,
+    model="big-2026", input_tokens=1_000, output_tokens=200,
+    start_ns=1_000_000_000, end_ns=2_000_000_000,
+)  # fmt: skip
+PRICES = {"big-*": Price(input=10.0, output=50.0), "small": Price(input=1.0, output=2.0)}
+
+
+def paths(*steps: Transition) -> tuple[Trajectory, ...]:
+    """One trajectory of the steps."""
+    return (Trajectory("r1", "1", "calc", 0, steps),)
+
+
+LATER = replace(PAID, model="small", start_ns=3_000_000_000, end_ns=5_500_000_000)
+COST = (1_000 * 10 + 200 * 50 + 1_000 * 1 + 200 * 2) / 1e6
+ALL = Composition({"ok": 1.0, "cost": -10.0, "seconds": -0.1})
+GATED = Composition({"ok": 1.0, "cost": -1.0}, gates={"ok": 0.5}, floor=-1.0)
+OK_AND_TIME = Composition({"ok": 1.0, "seconds": -1.0})
+
+
+@pytest.mark.parametrize(
+    ("weights", "trajectories", "rewards", "expected"),
+    [
+        # Tokens have their model's price; time runs from the first start to the last end.
+        (ALL, paths(PAID, LATER), {"ok": 1.0, "tone": 0.5},
+         {"worth": 1.0 - 10 * COST - 0.1 * 4.5, "cost": COST, "seconds": 4.5}),
+        # A step that two branches run through was paid once.
+        (Composition({"tokens": 1.0}), (*paths(PAID), *paths(PAID, replace(PAID, step=1))), {},
+         {"worth": 2_400.0, "tokens": 2_400.0}),
+        # What is wrong is not made up for by being cheap.
+        (GATED, paths(PAID), {"ok": 0.0}, {"worth": -1.0, "cost": 0.02}),
+        # Without a reward it weighs there is none; what one is named is not measured.
+        (OK_AND_TIME, paths(PAID), {}, None),
+        (OK_AND_TIME, paths(PAID), {"ok": 1.0, "seconds": 0.25}, {"worth": 0.75}),
+    ],
+)  # fmt: skip
+def test_worth_weighs_what_is_rewarded_and_measured(
+    weights: Composition, trajectories: Any, rewards: Any, expected: Any
+) -> None:
+    """Quality against cost, time and tokens; what was measured stands beside it."""
+    found = Worth(weights, prices=PRICES)(trajectories, rewards)
+
+    assert found == (expected if expected is None else pytest.approx(expected))
+
+
+def test_what_cannot_be_known_is_told() -> None:
+    """No price and no token is made up, and a price is a number."""
+    cost = Composition({"cost": -1.0})
+    worth = Worth(cost, prices=PRICES)
+    with pytest.raises(
+        ConfigError, match=r"'other' has no price; there are prices of big-\*, small"
+    ):
+        worth(paths(replace(PAID, model="other")), {})
+    with pytest.raises(ConfigError, match="not say how many tokens the model 'big-2026' took"):
+        worth(paths(replace(PAID, output_tokens=None)), {})
+    with pytest.raises(ConfigError, match="nothing has a price; give prices="):
+        Worth(cost)
+    with pytest.raises(ConfigError, match="a price for output is -1"):
+        Price(input=1.0, output=-1.0)
+
+
+def test_worth_is_applied_to_what_is_stored(store: Store, server: DemoServer) -> None:
+    """After the functions it builds on it is applied as they are, to real calls."""
+    with (
+        openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0) as client,
+        auto_trace(store=store, rollout_id="r1"),
+    ):
+        client.chat.completions.create(model="toy", messages=[{"role": "user", "content": "hi"}])
+        emit_reward("ok", 1.0)
+    with auto_trace(store=store, rollout_id="r2"):
+        emit_action("say", "by hand, of no model")
+        emit_reward("ok", 1.0)
+    weights = Composition({"ok": 1.0, "cost": -1.0})
+
+    done = apply_rewards(store, Worth(weights, prices={"toy*": Price(input=1e6, output=0.0)}))
+
+    first = next(iter(store.transitions(rollout_id="r1")))
+    assert (done.rewards, dict(done.failed)) == (1, {"ConfigError": 1})
+    assert first.input_tokens
+    assert dict(first.rewards) == {
+        "ok": 1.0, "worth": 1.0 - first.input_tokens, "cost": first.input_tokens
+    }  # fmt: skip
