@@ -1,4 +1,4 @@
-"""Agent Lightning's algorithms behind our trainer; the whole of it must be installed to run one."""
+"""Agent Lightning's algorithms behind our trainer, and what any says without its library."""
 
 import logging
 import os
@@ -14,12 +14,15 @@ import pytest
 from lightning_otel import (
     Store,
     Trainer,
+    algorithms,
     auto_trace,
     emit_action,
     emit_reward,
     instrument,
     uninstrument,
 )
+from lightning_otel.algorithms import models, verl
+from lightning_otel.algorithms.base import Batch
 from lightning_otel.algorithms.exchange import explain_missing
 from lightning_otel.algorithms.microsoft import Microsoft
 from lightning_otel.demo.server import DemoServer
@@ -201,3 +204,46 @@ def test_train_command_says_why_it_falls_back(store: Store, tmp_path: Path) -> N
 
     assert done.returncode == 0, done.stderr
     assert "backend 'auto' is 'builtin' here: agentlightning is not installed" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["sft", "kto", "dpo", "grpo", "ppo"])
+def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The error says what cannot be imported and what to install, before anything is read."""
+    monkeypatch.setitem(sys.modules, "trl", None)
+    algorithm = algorithms.make_algorithm(name, model="anything")
+
+    with pytest.raises(ConfigError, match=r"needs trl, .*pip install 'lightning-otel\[train\]'"):
+        algorithm.train_step(Batch([], number=1, rewards={}, groups={}))
+
+    assert algorithm.extra == models.EXTRA == "train"
+
+
+def test_names_that_users_know_are_there() -> None:
+    """By their classes' names, in any case."""
+    assert algorithms.PPO is algorithms.get("PPO") is algorithms.get("ppo")
+    assert algorithms.GRPO is algorithms.get("grpo")
+    assert algorithms.SFT is algorithms.get("sft")
+    assert algorithms.PPO(model="anything", learning_rate=3e-4).name == "ppo"
+    with pytest.raises(AttributeError, match="no attribute 'Anything'"):
+        _ = algorithms.Anything
+
+
+def test_a_missing_verl_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is registered where there is nobody to register with."""
+    monkeypatch.setitem(sys.modules, "verl.experimental.agent_loop.agent_loop", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'lightning-otel\[verl\]'"):
+        verl.register("nobody")
+
+
+def test_algorithms_are_looked_at_without_their_libraries() -> None:
+    """To name and to make one imports neither torch nor a trainer."""
+    code = (
+        "import sys; from lightning_otel import algorithms\n"
+        "for name in ('sft', 'kto', 'dpo', 'grpo', 'ppo'):\n"
+        "    algorithms.make_algorithm(name, model='any')\n"
+        "import lightning_otel.algorithms.verl, lightning_otel.algorithms.engines\n"
+        "assert not {'torch', 'transformers', 'trl', 'verl', 'ray'} & set(sys.modules)"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
