@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from tests.forwarding.collector import Endpoint
 
 from lightning_otel import Store, capture, errors
 from lightning_otel.demo.server import DemoServer
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import writers_by_catalogue
 from lightning_otel.tracing import emitters
 
@@ -98,6 +100,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
     writer = writers_by_catalogue.get(found.layout.catalogue)
     if writer is not None:
         writer.seal()
+
+
+@pytest.fixture
+def layout(store: Store) -> Layout:
+    """The paths of a store that exists."""
+    assert store.layout is not None
+    store.layout.create()
+    return store.layout
 
 
 @pytest.fixture
@@ -208,3 +218,13 @@ def run_python() -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def warnings_in(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Lists what was logged so far at warning level or above."""
+
+    def find() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+    return find

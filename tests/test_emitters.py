@@ -4,7 +4,6 @@ import base64
 import contextlib
 import enum
 import json
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -42,16 +41,6 @@ def recording(store: Store) -> Iterator[Recording]:
     """A recording under way."""
     with auto_trace(store=store) as found:
         yield found
-
-
-@pytest.fixture
-def warnings_in(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Lists what was logged so far at warning level or above."""
-
-    def find() -> list[str]:
-        return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-
-    return find
 
 
 Warnings = Callable[[], list[str]]

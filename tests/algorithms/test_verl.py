@@ -29,8 +29,7 @@ PROMPT = [{"role": "user", "content": "What is 17*23?"}]
 @pytest.fixture
 def place(store: lo.Store) -> State:
     """The state beside the store."""
-    assert store.layout is not None
-    return State(store.layout.catalogue)
+    return State(store.name)
 
 
 class Servers:

@@ -1,4 +1,4 @@
-"""``drift``: what it prints for people and for machines."""
+"""``drift`` with real tokenizers, built here: what is found, and what people and machines see."""
 
 import json
 from collections.abc import Callable
@@ -10,10 +10,12 @@ import pytest
 pytest.importorskip("transformers", reason="the extra drift is not installed")
 pytest.importorskip("jinja2", reason="the extra drift is not installed")
 
-from tests.bytepairs import CHATML, PROMPT, built, record, spelled
+from tests.bytepairs import CHATML, POLITE, PROMPT, REFUSING, built, record, spelled
 
 from lightning_otel import Store
+from lightning_otel.adapter.drift import measure
 from lightning_otel.dataset.tokenizers import TransformersTokenizer, load_tokenizer
+from lightning_otel.errors import ConfigError
 
 Cli = Callable[..., Any]
 
@@ -40,8 +42,7 @@ def test_drift_command_tells_people_and_machines(
         [prompt, prompt, []],
         [engine.encode("the answer"), spelled(engine, "the answer"), [1]],
     )
-    assert store.layout is not None
-    where = ("--tokenizer", folder, "--store", store.layout.catalogue)
+    where = ("--tokenizer", folder, "--store", store.name)
 
     text = cli("drift", *where)
     found = json.loads(cli("drift", *where, "--rollout", "r1", "--json").stdout)
@@ -66,9 +67,106 @@ def test_drift_command_without_ids_says_how_to_get_them(
 ) -> None:
     """A store of text has nothing to compare, which is no error and not silent."""
     record(store, [[]], [[]])
-    assert store.layout is not None
 
-    done = cli("drift", "--tokenizer", folder, "--store", store.layout.catalogue)
+    done = cli("drift", "--tokenizer", folder, "--store", store.name)
 
     assert done.returncode == 0
     assert "--enable-retokenization-fix" in done.stderr
+
+
+def test_a_tokenizer_measures_its_own_engine_as_exact(
+    store: Store, engine: TransformersTokenizer
+) -> None:
+    """Nothing drifts where template and tokenizer are the engine's and it spells as usual."""
+    prompt = engine.encode(PROMPT)
+    record(store, [prompt], [engine.encode("the answer<|im_end|>")])
+
+    found = measure(store.transitions(), engine)
+
+    assert [(each.part, each.exact_rate) for each in found.parts] == [
+        ("prompt", 1.0), ("response", 1.0),
+    ]  # fmt: skip
+    assert found.parts[0].model == "tiny"
+
+
+def test_a_model_that_spells_otherwise_drifts_by_retokenisation(
+    store: Store, engine: TransformersTokenizer
+) -> None:
+    """Letter by letter is the same text, and no token of it comes back but the last."""
+    prompt = engine.encode(PROMPT)
+    sampled = [*spelled(engine, "the answer"), *engine.encode("<|im_end|>")]
+    record(store, [prompt], [sampled])
+
+    _, response = measure(store.transitions(), engine).parts
+
+    assert (response.exact, response.causes) == (0, {"retokenisation": 1})
+    assert response.prefix_share < 0.5
+    assert response.length_delta < 0
+
+
+def test_another_template_drifts_by_template(
+    store: Store, engine: TransformersTokenizer, tmp_path: Path
+) -> None:
+    """A system prompt that the engine's template adds in silence is found."""
+    polite = load_tokenizer(str(built(tmp_path / "polite", POLITE)))
+    rendered = polite.render([{"role": "user", "parts": [_text("what is the question")]}], [])
+    record(store, [polite.encode(rendered)], [polite.encode("the answer")])
+
+    prompt, response = measure(store.transitions(), engine).parts
+
+    assert prompt.causes == {"template": 1}
+    assert prompt.length_delta < 0
+    assert response.exact == 1
+    assert polite.template != engine.template
+
+
+def test_a_refusing_template_and_foreign_ids_are_other(store: Store, tmp_path: Path) -> None:
+    """What cannot be rendered or is not in the vocabulary has a cause of its own."""
+    refusing = load_tokenizer(str(built(tmp_path / "refusing", REFUSING)))
+    record(store, [[1, 2]], [[150_000]])
+
+    found = measure(store.transitions(), refusing)
+
+    assert [each.causes for each in found.parts] == [{"other": 1}, {"other": 1}]
+
+
+def test_an_answer_cut_in_a_character_is_other(store: Store, engine: TransformersTokenizer) -> None:
+    """Half of an é is no text: it comes back as another character, which is no retokenisation."""
+    half = spelled(engine, "é")[:1]
+    record(store, [engine.encode("x")], [half])
+
+    _, response = measure(store.transitions(), engine).parts
+
+    assert response.causes == {"other": 1}
+
+
+def _text(content: str) -> dict[str, Any]:
+    return {"type": "text", "content": content}
+
+
+def test_tool_calls_are_rendered_with_arguments_as_objects(engine: TransformersTokenizer) -> None:
+    """Templates write arguments by ``tojson``: of a text they would make a quoted text."""
+    call = {"type": "tool_call", "id": "1", "name": "f", "arguments": {"a": 1}}
+    text = engine.render([{"role": "assistant", "parts": [call]}], [])
+
+    assert '<tool>{"a": 1}</tool>' in text
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: folder / "missing", "no tokenizer at"),
+        (lambda folder: built(folder / "bare", ""), "has no chat template"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_refused(
+    make: Callable[[Path], Path], said: str, tmp_path: Path
+) -> None:
+    """The error names the place, what is wrong with it and what to do."""
+    place = make(tmp_path)
+
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_tokenizer(str(place))
+
+    assert str(place) in str(caught.value)
+    assert caught.value.remedy

@@ -11,14 +11,6 @@ from lightning_otel.types import Span
 
 
 @pytest.fixture
-def layout(store: Store) -> Layout:
-    """The paths of a store that stands."""
-    assert store.layout is not None
-    store.layout.create()
-    return store.layout
-
-
-@pytest.fixture
 def fill(store: Store, layout: Layout) -> Callable[..., list[Span]]:
     """A function that keeps so many spans."""
     made: list[int] = []

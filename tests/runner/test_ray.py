@@ -13,7 +13,6 @@ import lightning_otel as lo
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.runner import run_workers
-from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
 
 ray: Any = pytest.importorskip("ray")
@@ -33,13 +32,6 @@ def _cluster() -> Iterator[None]:
     yield
     ray.shutdown()
     del os.environ["RAY_USAGE_STATS_ENABLED"]
-
-
-@pytest.fixture
-def queue(store: Store) -> Queue:
-    """The queue beside the store."""
-    assert store.layout is not None
-    return Queue(State(store.layout.catalogue))
 
 
 @pytest.mark.usefixtures("_cluster")

@@ -18,17 +18,9 @@ from lightning_otel.demo.server import DemoServer
 from lightning_otel.errors import StateError, WorkerError
 from lightning_otel.resources import Resources
 from lightning_otel.runner import Hook, Runner
-from lightning_otel.state import State
 from lightning_otel.state.queue import Lease, Queue
 from lightning_otel.types import Resource, Rollout, Span
 from lightning_otel.types import conventions as c
-
-
-@pytest.fixture
-def queue(store: Store) -> Queue:
-    """The queue beside the store."""
-    assert store.layout is not None
-    return Queue(State(store.layout.catalogue))
 
 
 def ran(queue: Queue, runner: Runner, tasks: list[Any], **how: Any) -> list[Rollout]:

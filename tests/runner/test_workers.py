@@ -16,7 +16,6 @@ from tests.runner import agents_of_tests as agents
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, WorkerError
 from lightning_otel.runner import pool, run_workers
-from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
 
 Kind = Literal["threads", "processes"]
@@ -26,13 +25,6 @@ Kind = Literal["threads", "processes"]
 def _tests_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker process finds the tests' agents, as it finds what lies beside a program."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-
-
-@pytest.fixture
-def queue(store: Store) -> Queue:
-    """The queue beside the store."""
-    assert store.layout is not None
-    return Queue(State(store.layout.catalogue))
 
 
 def test_each_rollout_is_done_once(store: Store, queue: Queue) -> None:

@@ -16,7 +16,6 @@ from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
 from lightning_otel.store import settle
-from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -189,14 +188,6 @@ def _rollout(number: int, calls: int = 3) -> list[Span]:
         add("execute_tool add", call, {c.OPERATION: c.EXECUTE_TOOL})
         add(c.SPAN_ANNOTATION, root, {c.REWARD_NAME: "primary", c.REWARD_VALUE: index / 4})
     return found
-
-
-@pytest.fixture
-def layout(store: Store) -> Layout:
-    """The paths of a store that exists."""
-    assert store.layout is not None
-    store.layout.create()
-    return store.layout
 
 
 @pytest.fixture

@@ -238,8 +238,7 @@ def test_pack_is_self_contained(
 
     count = store.pack(packed)
 
-    assert store.layout is not None
-    shutil.rmtree(store.layout.catalogue.parent)
+    shutil.rmtree(Path(store.name).parent)
     assert count == 3
     with duckdb.connect(str(packed), read_only=True) as con:
         assert con.execute("SELECT * FROM spans ORDER BY trace_id").fetchall() == spans

@@ -15,6 +15,7 @@ import lightning_otel as lo
 from lightning_otel import Span, Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.store import transforms
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.settle import settle
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import conventions as c
@@ -47,9 +48,8 @@ def fails(span: Span) -> Span:
 
 def bytes_of(store: Store) -> bytes:
     """All that stands in the store's folder."""
-    assert store.layout is not None
-    folder = store.layout.catalogue.parent
-    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    files = Path(store.name).parent.rglob("*")
+    return b"".join(path.read_bytes() for path in files if path.is_file())
 
 
 def test_transform_redacts_before_anything_is_written(store: Store) -> None:
@@ -274,7 +274,7 @@ def test_run_refuses_a_transform_that_is_not_there(store: Store, tmp_path: Path)
     assert "json:nothing" in done.stderr
 
 
-def test_transforms_of_threads_do_not_mix(store: Store) -> None:
+def test_transforms_of_threads_do_not_mix(store: Store, layout: Layout) -> None:
     """A transform in one thread does not make another thread's span a span within it."""
     entered, free = threading.Event(), threading.Event()
 
@@ -284,11 +284,9 @@ def test_transforms_of_threads_do_not_mix(store: Store) -> None:
             free.wait(10)
         return span
 
-    assert store.layout is not None
-    store.layout.create()
     lo.add_transform(waits)
     slow = Span("ab" * 16, "01" * 8, None, "slow", 1, 2, attributes={c.MESSAGE_BODY: "slow"})
-    thread = threading.Thread(target=SpanWriter(store.layout).add, args=(slow,))
+    thread = threading.Thread(target=SpanWriter(layout).add, args=(slow,))
     thread.start()
     entered.wait(10)
     store.add([replace(slow, span_id="02" * 8, name="quick", attributes={"a": "b"})])

@@ -1,7 +1,6 @@
-"""What the tests of ``tracing`` share: ways to be traced, reading a recording, warnings so far."""
+"""What the tests of ``tracing`` share: ways to be traced and reading a recording."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -57,15 +56,5 @@ def root_of() -> Callable[[Recording], Span]:
         (root,) = [span for span in recording.spans() if span.span_id == recording.span_id]
         assert root.name == c.SPAN_ROLLOUT
         return root
-
-    return find
-
-
-@pytest.fixture
-def warnings_in(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Lists what was logged so far at warning level or above."""
-
-    def find() -> list[str]:
-        return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
     return find

@@ -680,8 +680,7 @@ def test_fit_async_follows_a_store_that_is_written_on(store: Store) -> None:
     algorithm = Ledger()
     trainer = Trainer(store=store, algorithm=algorithm, min_batch_size=2)
     fitting = trainer.fit_async()
-    assert store.layout is not None
-    agent = subprocess.Popen([sys.executable, "-c", AGENT, str(store.layout.catalogue)])
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, store.name])
     wait_until(lambda: bool(trainer.runs.all()) and trainer.runs.get("@last").step == 2, 40)
     is_writing = agent.poll() is None
     fitting.stop()
