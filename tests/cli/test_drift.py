@@ -11,13 +11,12 @@ pytest.importorskip("transformers", reason="the extra drift is not installed")
 pytest.importorskip("jinja2", reason="the extra drift is not installed")
 
 from tests.bytepairs import CHATML, POLITE, PROMPT, REFUSING, built, record, spelled
+from tests.cli.conftest import Cli
 
 from lightning_otel import Store
 from lightning_otel.adapter.drift import measure
 from lightning_otel.dataset.tokenizers import TransformersTokenizer, load_tokenizer
 from lightning_otel.errors import ConfigError
-
-Cli = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")

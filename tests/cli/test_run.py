@@ -15,14 +15,15 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from tests.cli.conftest import lines_of_error
+from tests.cli.conftest import Cli, lines_of_error
 
 from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
-Cli = Callable[..., CompletedProcess[str]]
+Script = Callable[..., Path]
+Family = tuple[CompletedProcess[bytes], Store]
 
 FAMILY = """\
 import concurrent.futures, multiprocessing, subprocess, sys, threading
@@ -69,7 +70,7 @@ def gives_nothing(recording):
 
 
 @pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> tuple[CompletedProcess[bytes], Store]:
+def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
     """A program with threads, pools, forks, spawns and children, run once; what came of it."""
     folder = tmp_path_factory.mktemp("family")
     (folder / "family.py").write_text(FAMILY)
@@ -103,9 +104,7 @@ def model_of(span: Span) -> str:
     )
 
 
-def test_run_passes_streams_and_code_through(
-    family: tuple[CompletedProcess[bytes], Store],
-) -> None:
+def test_run_passes_streams_and_code_through(family: Family) -> None:
     """Standard input, output and error are the program's to the byte, and so is the exit code."""
     done, _ = family
 
@@ -114,9 +113,7 @@ def test_run_passes_streams_and_code_through(
     assert done.stderr.startswith(b"to stderr\n")
 
 
-def test_run_keeps_every_process_in_one_rollout(
-    family: tuple[CompletedProcess[bytes], Store],
-) -> None:
+def test_run_keeps_every_process_in_one_rollout(family: Family) -> None:
     """Threads, pools, forked and spawned processes and other Pythons are recorded, each once."""
     _, store = family
 
@@ -131,9 +128,7 @@ def test_run_keeps_every_process_in_one_rollout(
     assert len(store.spans().rows()) == len(found)
 
 
-def test_run_is_the_parent_of_what_has_none(
-    family: tuple[CompletedProcess[bytes], Store],
-) -> None:
+def test_run_is_the_parent_of_what_has_none(family: Family) -> None:
     """In every process a span without a parent hangs under the run's root span."""
     _, store = family
 
@@ -150,7 +145,7 @@ def test_run_is_the_parent_of_what_has_none(
     assert json.loads(root.attributes[c.TASK]) == {"goal": "all"}
 
 
-def test_run_applies_the_reward_evaluator(family: tuple[CompletedProcess[bytes], Store]) -> None:
+def test_run_applies_the_reward_evaluator(family: Family) -> None:
     """The evaluator sees the spans of every process and how the program ended."""
     _, store = family
 
@@ -162,7 +157,7 @@ def test_run_applies_the_reward_evaluator(family: tuple[CompletedProcess[bytes],
     assert span.attributes[f"{c.REWARD_PREFIX}.1.value"] == 1.0
 
 
-def test_run_says_what_was_kept(family: tuple[CompletedProcess[bytes], Store]) -> None:
+def test_run_says_what_was_kept(family: Family) -> None:
     """The closing line counts spans, calls and rewards, also of rollouts the program named."""
     done, store = family
 
@@ -175,9 +170,7 @@ def test_run_says_what_was_kept(family: tuple[CompletedProcess[bytes], Store]) -
     assert lines[-1].endswith(f"lightning-otel show the-run --store {store.name}")
 
 
-def test_run_stamps_nothing_on_the_command_line(
-    family: tuple[CompletedProcess[bytes], Store],
-) -> None:
+def test_run_stamps_nothing_on_the_command_line(family: Family) -> None:
     """Options after the program's name are the program's."""
     _, store = family
 
@@ -186,7 +179,7 @@ def test_run_stamps_nothing_on_the_command_line(
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], Path]:
+def script(tmp_path: Path) -> Script:
     """Writes a program."""
 
     def write(text: str, name: str = "app.py") -> Path:
@@ -196,9 +189,7 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_run_takes_modules_and_nests(
-    spawn: Cli, script: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_run_takes_modules_and_nests(spawn: Cli, script: Script, tmp_path: Path) -> None:
     """``-m`` works, one's own ``sitecustomize`` still runs, and a run in a run is a part of it."""
     script("print('customized by', __name__, __file__)", "sitecustomize.py")
     script("import lightning_otel as lo, sitecustomize; lo.emit_message('inner')", "tool.py")
@@ -286,7 +277,7 @@ def usual_signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("usual_signals")
-def test_run_hands_signals_on(script: Callable[..., Path], tmp_path: Path) -> None:
+def test_run_hands_signals_on(script: Script, tmp_path: Path) -> None:
     """A signal sent to ``run`` reaches the program, whose answer to it counts."""
     program = script(
         """\
@@ -326,7 +317,7 @@ def test_run_hands_signals_on(script: Callable[..., Path], tmp_path: Path) -> No
     assert Store(store).rollouts().rows()[0]["status"] == "failed"
 
 
-def test_run_leaves_the_keyboard_to_the_program(script: Callable[..., Path]) -> None:
+def test_run_leaves_the_keyboard_to_the_program(script: Script) -> None:
     """Ctrl-C in a terminal reaches the program once, and ``run`` waits for it."""
     program = script(
         """\
@@ -421,9 +412,7 @@ def test_run_requires_spans_of_an_unusable_store(spawn: Cli, tmp_path: Path) -> 
     assert done.returncode == 3
 
 
-def test_run_names_spans_the_disk_refused(
-    spawn: Cli, script: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_run_names_spans_the_disk_refused(spawn: Cli, script: Script, tmp_path: Path) -> None:
     """A disk that is full for a while costs the program nothing, and the loss is counted."""
     program = script(
         """\

@@ -20,9 +20,13 @@ from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
+MakeSpan = Callable[..., Span]
+Write = Callable[[Iterable[Span]], Path]
+Settled = Write
+
 
 @pytest.fixture
-def make_span() -> Callable[..., Span]:
+def make_span() -> MakeSpan:
     """A function that makes a span with ids of its own, and whatever else it is told."""
     numbers = itertools.count(1)
 
@@ -191,7 +195,7 @@ def _rollout(number: int, calls: int = 3) -> list[Span]:
 
 
 @pytest.fixture
-def write(store: Store) -> Callable[[Iterable[Span]], Path]:
+def write(store: Store) -> Write:
     """A function that writes spans into a sealed segment of their own."""
     layout = store.layout
     assert layout is not None
@@ -215,9 +219,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def settled(
-    store: Store, write: Callable[[Iterable[Span]], Path], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Iterable[Span]], Path]:
+def settled(store: Store, write: Write, monkeypatch: pytest.MonkeyPatch) -> Write:
     """A function that has spans settled into a file of their own, in effect; gives the file."""
     layout = store.layout
     assert layout is not None

@@ -1,19 +1,15 @@
 """Every span that ended is accounted for: when written, when settled, and ever after."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
+from tests.store.conftest import MakeSpan, Write
 
 from lightning_otel import Store
 from lightning_otel.store.counts import CONFLICT, DISK, ENDED, Accounting, make_accounting
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
-from lightning_otel.types import Span
-
-MakeSpan = Callable[..., Span]
-Write = Callable[..., Path]
 
 pytestmark = pytest.mark.usefixtures("at_once")
 

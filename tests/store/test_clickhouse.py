@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store.conftest import MakeSpan
 
 from lightning_otel import Store
 from lightning_otel.errors import StoreError
@@ -118,7 +119,7 @@ def test_a_collectors_row_sent_twice_counts_once(url: str, rollout: Rollout) -> 
 
 
 def test_text_that_looks_like_a_number_stays_text_where_no_convention_names_its_key(
-    url: str, make_span: Callable[..., Span]
+    url: str, make_span: MakeSpan
 ) -> None:
     """The map holds no types, and a postal code is no number."""
     store = Store(url)
@@ -153,7 +154,7 @@ def test_loading_takes_what_is_not_there_yet(
 
 
 def test_more_days_than_a_block_may_have_partitions_are_loaded(
-    url: str, make_span: Callable[..., Span]
+    url: str, make_span: MakeSpan
 ) -> None:
     """The table has a partition a day, and a server refuses more than 100 of them at once."""
     day_ns = 86_400 * 10**9

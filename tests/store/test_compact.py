@@ -7,11 +7,11 @@ import string
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from tests.store.conftest import MakeSpan, Settled, Write
 
 from lightning_otel import Store
 from lightning_otel.errors import NotFoundError, StoreError
@@ -24,10 +24,6 @@ from lightning_otel.store.settle import elect_settler, settle, wait_until_visibl
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
-MakeSpan = Callable[..., Span]
-Write = Callable[[Iterable[Span]], Path]
-
-Settled = Callable[[Iterable[Span]], Path]
 HOUR_NS = 3_600_000_000_000
 
 

@@ -2,12 +2,13 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from tests.store.conftest import MakeSpan, Settled, Write
 
 from lightning_otel import Store
 from lightning_otel.errors import QueryError, StoreDamagedError, StoreError, StoreVersionError
@@ -18,9 +19,6 @@ from lightning_otel.store.manifest import Manifest
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
-MakeSpan = Callable[..., Span]
-Settled = Callable[[Iterable[Span]], Path]
-Write = Settled
 Bytes = Callable[[bytes], bytes | None]
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {

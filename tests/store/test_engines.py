@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.store.conftest import MakeSpan
 
 from lightning_otel import Store, auto_trace
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
@@ -256,7 +257,7 @@ def test_spans_added_come_by_otlp(store: Store, served: Served, end_ns: int | No
 
 
 def test_many_spans_are_added_in_several_requests(
-    store: Store, served: Served, make_span: Callable[..., Span], monkeypatch: pytest.MonkeyPatch
+    store: Store, served: Served, make_span: MakeSpan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each small enough for any server; what is rejected is told, and the others are kept."""
     store.writer()
@@ -269,7 +270,7 @@ def test_many_spans_are_added_in_several_requests(
 
 
 def test_a_token_is_asked_for(
-    store: Store, served: Served, monkeypatch: pytest.MonkeyPatch, make_span: Callable[..., Span]
+    store: Store, served: Served, monkeypatch: pytest.MonkeyPatch, make_span: MakeSpan
 ) -> None:
     """From the URL or the environment; without the right one nothing is answered."""
     store.add([make_span()])
@@ -325,7 +326,7 @@ def test_what_is_no_answer_is_an_error(
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"partialSuccess": {"rejectedSpans": "x"}}'])
 def test_an_answer_that_says_nothing_of_the_spans_is_an_error(
-    answering: Callable[[bytes], str], make_span: Callable[..., Span], body: bytes
+    answering: Callable[[bytes], str], make_span: MakeSpan, body: bytes
 ) -> None:
     """A page that a proxy sends for everything is no receipt."""
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)

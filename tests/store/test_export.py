@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from tests.adapter.forest import Forest, draw
 from tests.adapter.forests import forests
+from tests.store.conftest import MakeSpan
 
 from lightning_otel import Span, Store, TripletAdapter
 from lightning_otel.dataset.export import kind_of
@@ -214,9 +215,7 @@ def _key(step: Transition) -> tuple[Any, ...]:
     return step.rollout_id, step.attempt_id, step.start_ns, step.trace_id, step.span_id
 
 
-def test_pack_is_self_contained(
-    store: Store, tmp_path: Path, make_span: Callable[..., Span]
-) -> None:
+def test_pack_is_self_contained(store: Store, tmp_path: Path, make_span: MakeSpan) -> None:
     """Tables and views are there with plain DuckDB when the store is gone."""
     store.add(
         [
@@ -254,7 +253,7 @@ def test_pack_is_self_contained(
 
 
 def test_pack_makes_one_private_file_and_replaces_nothing(
-    store: Store, tmp_path: Path, make_span: Callable[..., Span]
+    store: Store, tmp_path: Path, make_span: MakeSpan
 ) -> None:
     """Nothing lies beside it; a file that is there, and a place that is not, are named."""
     store.add([make_span()])

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opentelemetry.trace import Tracer
+from tests.store.conftest import MakeSpan, Write
 
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
@@ -28,9 +29,6 @@ from lightning_otel.store.settle import settle, wait_until_visible
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-
-MakeSpan = Callable[..., Span]
-Write = Callable[..., Path]
 
 
 def names(spans: Iterable[Span]) -> list[str]:

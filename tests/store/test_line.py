@@ -4,7 +4,7 @@ import hashlib
 import math
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from enum import IntEnum, StrEnum
@@ -20,6 +20,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.trace import Link as OTelLink
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Tracer
+from tests.store.conftest import MakeSpan
 
 from lightning_otel import LightningSpanProcessor, Store
 from lightning_otel.store import lines as lines_module
@@ -29,7 +30,6 @@ from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types import values as values_module
 
-MakeSpan = Callable[..., Span]
 MIB = 1 << 20
 BAD, GOOD = "a\ud800b", "a?b"
 

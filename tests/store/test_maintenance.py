@@ -2,21 +2,17 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import pytest
+from tests.store.conftest import MakeSpan, Settled, Write
 
 from lightning_otel import Store, config
 from lightning_otel.store import maintenance
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.layout import WORTHWHILE_SEGMENTS, Layout, elect_settler
 from lightning_otel.store.maintenance import Maintainer, maintain_store
-from lightning_otel.types import Span
 
 pytestmark = pytest.mark.usefixtures("at_once")
-MakeSpan = Callable[..., Span]
-Write = Callable[[Iterable[Span]], Path]
 
 
 def test_maintainer_settles_what_is_worthwhile_a_batch_at_a_time(
@@ -42,7 +38,7 @@ def test_maintainer_settles_what_is_worthwhile_a_batch_at_a_time(
 def test_maintainer_holds_the_size_and_says_what_went(
     store: Store,
     layout: Layout,
-    settled: Callable[[Iterable[Span]], Path],
+    settled: Settled,
     make_span: MakeSpan,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -1,7 +1,7 @@
 """Segments become one sorted file, each span once, however often settling is cut off."""
 
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import orjson
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # has no stubs
 import pytest
 from opentelemetry.trace import Tracer
+from tests.store.conftest import MakeSpan, Write
 
 from lightning_otel import Store
 from lightning_otel.store import journal
@@ -23,9 +24,6 @@ from lightning_otel.store.settle import SettleResult, settle
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-
-MakeSpan = Callable[..., Span]
-Write = Callable[[Iterable[Span]], Path]
 
 
 def test_settle_leaves_open_segments_alone(

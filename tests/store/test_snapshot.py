@@ -2,14 +2,14 @@
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 from tests.adapter.forest import draw
+from tests.store.conftest import MakeSpan, Write
 
 from lightning_otel import Store
 from lightning_otel.store import snapshot
@@ -19,9 +19,6 @@ from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.views.nouns import ATTEMPTS
 from lightning_otel.views.traces import TRACES
-
-MakeSpan = Callable[..., Span]
-Write = Callable[..., Path]
 
 pytestmark = pytest.mark.usefixtures("at_once")
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import duckdb
 import pytest
 from click.testing import CliRunner
+from tests.store.conftest import MakeSpan
 
 from lightning_otel import Store
-from lightning_otel.cli.look import ls
+from lightning_otel.cli import cli
 from lightning_otel.errors import (
     ConfigError,
     NotFoundError,
@@ -26,7 +27,6 @@ from lightning_otel.exporters.duckdb import DuckDBSpanExporter
 from lightning_otel.store import layout as layout_module
 from lightning_otel.store.layout import Layout, now_us
 from lightning_otel.store.manifest import DataFile, Manifest
-from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.views.doctor import examine
 
@@ -52,7 +52,7 @@ def test_store_is_named_by_path_environment_or_default(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_spans_come_in_order_of_their_start(store: Store, make_span: Callable[..., Span]) -> None:
+def test_spans_come_in_order_of_their_start(store: Store, make_span: MakeSpan) -> None:
     """By time, then by the process's own count."""
     late = make_span(start_ns=9, sequence=3)
     first = make_span(start_ns=5, sequence=1, process="p")
@@ -62,7 +62,7 @@ def test_spans_come_in_order_of_their_start(store: Store, make_span: Callable[..
     assert store.spans().rows() == [first, second, late]
 
 
-def test_sql_takes_parameters(store: Store, make_span: Callable[..., Span]) -> None:
+def test_sql_takes_parameters(store: Store, make_span: MakeSpan) -> None:
     """Values are bound, not pasted."""
     store.add(make_span(name=name) for name in ("a", "b", "'; DROP VIEW spans; --"))
 
@@ -99,9 +99,7 @@ store.add(Span(f"{{n:032x}}", f"{{n:016x}}", None, "s", n, n + 1) for n in range
     assert run_python(script, tmp_path / "traces.duckdb") == ""
 
 
-def test_find_says_why_nothing_is_found(
-    store: Store, make_span: Callable[..., Span], tmp_path: Path
-) -> None:
+def test_find_says_why_nothing_is_found(store: Store, make_span: MakeSpan, tmp_path: Path) -> None:
     """A prefix is taken by the letter; of several candidates a few are listed, in order."""
     store.add([make_span(attributes={c.ROLLOUT_ID: "run-1"})])
     store.add(make_span(attributes={c.ROLLOUT_ID: f"job-{number}"}) for number in range(20, 40))
@@ -120,12 +118,12 @@ def test_find_says_why_nothing_is_found(
 
 
 def test_last_of_rollouts_that_began_at_once_is_listed_first(
-    store: Store, make_span: Callable[..., Span]
+    store: Store, make_span: MakeSpan
 ) -> None:
     """``@last``, ``@last~1`` and so on are the rows of ``ls rollouts``, from the top."""
     store.add(make_span(start_ns=1, attributes={c.ROLLOUT_ID: f"r{n}"}) for n in (2, 1, 3))
 
-    listed = CliRunner().invoke(ls, ["rollouts", "--store", store.name, "--format", "jsonl"])
+    listed = CliRunner().invoke(cli, ["ls", "rollouts", "--store", store.name, "--format", "jsonl"])
 
     rows = [json.loads(line)["rollout_id"] for line in listed.stdout.splitlines()]
     assert rows == [store.find(name)[1] for name in ("@last", "@last~1", "@last~2")]
@@ -164,9 +162,7 @@ def test_a_newer_store_is_refused(store: Store, layout: Layout) -> None:
             use()
 
 
-def test_read_outlives_its_files(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
-) -> None:
+def test_read_outlives_its_files(store: Store, layout: Layout, make_span: MakeSpan) -> None:
     """Who reads late, when they were packed anew and are gone, sees what is there then."""
     store.add([make_span(), make_span()])
     store.writer().seal()
@@ -188,7 +184,7 @@ def test_read_outlives_its_files(
 
 
 def test_store_whose_live_folder_was_emptied_is_read(
-    layout: Layout, store: Store, make_span: Callable[..., Span]
+    layout: Layout, store: Store, make_span: MakeSpan
 ) -> None:
     """Whoever removes segments by hand loses what was in them, and no more than that."""
     store.add([make_span()])
@@ -233,7 +229,7 @@ def test_store_is_made_and_read_by_many_processes_at_once(
 def test_connect_without_the_right_to_write_reads(
     store: Store,
     layout: Layout,
-    make_span: Callable[..., Span],
+    make_span: MakeSpan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A store whose catalogue cannot be brought up to date is read without it.
@@ -254,7 +250,7 @@ def test_connect_without_the_right_to_write_reads(
 
 
 def test_connect_names_a_store_it_cannot_read(
-    store: Store, layout: Layout, make_span: Callable[..., Span]
+    store: Store, layout: Layout, make_span: MakeSpan
 ) -> None:
     """Folders taken out of a store are an error of the store's, not of DuckDB's."""
     store.add([make_span()])
@@ -267,7 +263,7 @@ def test_connect_names_a_store_it_cannot_read(
         store.connect()
 
 
-def test_store_in_memory_is_one_of_its_own(tmp_path: Path, make_span: Callable[..., Span]) -> None:
+def test_store_in_memory_is_one_of_its_own(tmp_path: Path, make_span: MakeSpan) -> None:
     """Spans are kept and read like those in files, the first of two, and packed into a database."""
     store, other = Store(":memory:"), Store(":memory:")
     spans = [make_span(attributes={c.ROLLOUT_ID: "r"}), make_span()]

@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa  # type: ignore[import-untyped]  # has no stubs
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # has no stubs
 import pytest
+from tests.store.conftest import MakeSpan
 
 from lightning_otel import Store
 from lightning_otel.dataset.tables import query_rows
@@ -25,7 +26,7 @@ from lightning_otel.types import Span
 
 
 @pytest.fixture
-def table(store: Store, make_span: Callable[..., Span]) -> Table[Span]:
+def table(store: Store, make_span: MakeSpan) -> Table[Span]:
     """Three spans."""
     store.add(make_span(name=f"s{number}", attributes={"n": number}) for number in range(3))
     return store.spans()
@@ -34,9 +35,7 @@ def table(store: Store, make_span: Callable[..., Span]) -> Table[Span]:
 NAMES = ["s0", "s1", "s2"]
 
 
-def test_table_comes_in_every_form(
-    store: Store, table: Table[Span], make_span: Callable[..., Span]
-) -> None:
+def test_table_comes_in_every_form(store: Store, table: Table[Span], make_span: MakeSpan) -> None:
     """Objects, again and several at once; dicts; frames, Arrow and whatever reads its stream."""
     stream = pa.RecordBatchReader.from_stream(table)  # noqa: F841  # DuckDB finds it by its name
     with duckdb.connect() as con:

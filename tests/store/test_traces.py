@@ -1,18 +1,13 @@
 """The list of traces: what matches, what is told of each, and how it is gone through."""
 
-from collections.abc import Callable
-
 import pytest
 from tests.adapter.forest import Forest, draw
+from tests.store.conftest import MakeSpan
 
 from lightning_otel import Store
 from lightning_otel.tracing.emitters import reward_span
-from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.views.traces import TRACE_SEARCH, TRACES
-
-MakeSpan = Callable[..., Span]
-
 
 CALL = f"so@model=demo-1@tokens=3@{c.OUTPUT_TOKENS}=2@scope={c.SCOPE}"
 

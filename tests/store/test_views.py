@@ -10,6 +10,7 @@ import requests
 from opentelemetry import trace
 from tests.adapter.fixtures import recorded
 from tests.adapter.forest import call_attributes, draw
+from tests.store.conftest import MakeSpan
 from tests.viewer.browsing import KEY
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
@@ -81,7 +82,7 @@ def test_only_the_views_that_a_query_reads_are_made(
 
 
 def test_catalogue_is_read_by_plain_duckdb_in_many_processes(
-    store: Store, layout: Layout, make_span: Callable[..., Span], run_python: Callable[..., str]
+    store: Store, layout: Layout, make_span: MakeSpan, run_python: Callable[..., str]
 ) -> None:
     """Any number of DuckDB processes open ``X.duckdb`` read-only while this one writes."""
     store.add([make_span(attributes={c.OPERATION: "chat"}) for _ in range(10)])
@@ -114,7 +115,7 @@ def test_catalogue_is_read_by_plain_duckdb_in_many_processes(
 
 
 def test_catalogue_is_made_anew_where_the_store_was_moved(
-    store: Store, layout: Layout, tmp_path: Path, make_span: Callable[..., Span]
+    store: Store, layout: Layout, tmp_path: Path, make_span: MakeSpan
 ) -> None:
     """A moved or renamed store works after the first look of ours at it."""
     store.add(make_span() for _ in range(3))

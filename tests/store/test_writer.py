@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 import pytest
 from opentelemetry.trace import Tracer
+from tests.store.conftest import MakeSpan
 
 from lightning_otel import Store, auto_trace, operation
 from lightning_otel.store import journal
@@ -24,7 +25,6 @@ from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parse_line
 from lightning_otel.store.segment import Segment, request_rotation
 from lightning_otel.store.writer import SpanWriter
-from lightning_otel.types import Span
 
 
 @pytest.fixture
@@ -322,7 +322,7 @@ tracer.start_span("after").end()
 @pytest.mark.parametrize("place", ["disk", "memory"])
 @pytest.mark.parametrize("text", ["plain", 'quoted "x" \\ ✓', "rollout-0"])
 def test_records_are_those_since_a_position_that_mention_a_text(
-    layout: Layout, make_span: Callable[..., Span], text: str, place: str
+    layout: Layout, make_span: MakeSpan, text: str, place: str
 ) -> None:
     """What this process wrote is read back without DuckDB, across rotations; not half a line."""
     writer = SpanWriter(layout if place == "disk" else None)
@@ -342,7 +342,7 @@ def test_records_are_those_since_a_position_that_mention_a_text(
 
 
 def test_take_raises_and_counts_nothing_where_the_disk_refuses(
-    store: Store, make_span: Callable[..., Span]
+    store: Store, make_span: MakeSpan
 ) -> None:
     """Nothing is held in memory, and what is taken again afterwards is stored once."""
     writer, spans = store.writer(), [make_span(), make_span(attributes={"text": "x" * 10_000})]

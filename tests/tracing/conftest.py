@@ -10,6 +10,7 @@ from lightning_otel.tracing import Recording
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
+RootOf = Callable[[Recording], Span]
 KINDS = ["with", "async with", "plain", "coroutine", "generator", "async generator"]
 
 
@@ -49,7 +50,7 @@ def run_in(kind: str, traced: Any, body: Callable[[], Any]) -> None:
 
 
 @pytest.fixture
-def root_of() -> Callable[[Recording], Span]:
+def root_of() -> RootOf:
     """Finds the one root span of a recording."""
 
     def find(recording: Recording) -> Span:

@@ -5,7 +5,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,6 @@ from lightning_otel import (
 from lightning_otel.errors import ConfigError
 from lightning_otel.tracing import Recording
 from lightning_otel.types import conventions as c
-
-RootOf = Callable[[Recording], Span]
 
 
 def names(recording: Recording) -> list[str]:

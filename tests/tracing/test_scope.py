@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tracing.conftest import KINDS, run_in
+from tests.tracing.conftest import KINDS, RootOf, run_in
 
 from lightning_otel import Store, auto_trace, context, emit_message, emit_reward
 from lightning_otel.capture import operations
 from lightning_otel.tracing import Recording
-from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
-RootOf = Callable[[Recording], Span]
 Warnings = Callable[[], list[str]]
 
 CLEAN: list[BaseException] = [SystemExit(), SystemExit(0), GeneratorExit()]

@@ -2,12 +2,14 @@
 
 import http.client
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import unescape
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from tests.viewer.browsing import KEY
+
+from lightning_otel import Store
 
 
 class Answer(NamedTuple):
@@ -62,3 +64,7 @@ class Asking:
             return Answer(answer.status, told, answer.read())
         finally:
             connection.close()
+
+
+AskingOf = Callable[[Store], Asking]
+Ask = Callable[..., Answer]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.viewer.browsing import CHROMIUM, FLAGS, KEY, Visit, Visits, prefix
-from tests.viewer.client import Answer, Asking
+from tests.viewer.browsing import CHROMIUM, FLAGS, KEY, Shot, Visit, Visits, prefix
+from tests.viewer.client import Ask, Asking, AskingOf
 
 from lightning_otel import Store
 
@@ -75,7 +75,7 @@ def visit(browser: Any, served: Callable[..., str]) -> Iterator[Visits]:
 
 
 @pytest.fixture
-def shot(request: pytest.FixtureRequest) -> Callable[..., None]:
+def shot(request: pytest.FixtureRequest) -> Shot:
     """``shot(page)`` keeps a picture to be looked at where LIGHTNING_TEST_SHOTS names a folder."""
     folder = os.environ.get("LIGHTNING_TEST_SHOTS")
 
@@ -88,12 +88,12 @@ def shot(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 
 @pytest.fixture
-def asking(served: Callable[..., str]) -> Callable[[Store], Asking]:
+def asking(served: Callable[..., str]) -> AskingOf:
     """``asking(store)``: a served store, asked without a browser."""
     return cache(lambda store: Asking(served(store, "", key=KEY)))
 
 
 @pytest.fixture
-def ask(asking: Callable[[Store], Asking]) -> Callable[..., Answer]:
+def ask(asking: AskingOf) -> Ask:
     """``ask(store, "/path")``: an answer without a browser, with the key and as people ask."""
     return lambda store, path, **headers: asking(store).get(path, **headers)

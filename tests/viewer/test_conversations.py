@@ -2,11 +2,10 @@
 
 import itertools
 import re
-from collections.abc import Callable
 
 import pytest
-from tests.viewer.browsing import Visits, prefix, violations
-from tests.viewer.client import Asking
+from tests.viewer.browsing import Shot, Visits, prefix, violations
+from tests.viewer.client import AskingOf
 from tests.viewer.spans import call, said, span
 
 from lightning_otel import Store
@@ -40,9 +39,7 @@ def answer_to(text: str) -> str:
     return f"You said: {text}"
 
 
-def test_rollouts_of_one_conversation_are_one_row(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_rollouts_of_one_conversation_are_one_row(store: Store, asking: AskingOf) -> None:
     """By its id; others are one by themselves. What was asked first and answered last is told."""
     talk(store, "What is 1*2?", rollout_id="r1", conversation_id="ada")
     talk(store, "Alone", rollout_id="r2", reward=1.0)
@@ -59,9 +56,7 @@ def test_rollouts_of_one_conversation_are_one_row(
     assert ("1 conversation" in one, "no conversations" in nobody) == (True, True)
 
 
-def test_a_conversation_says_each_message_once(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_a_conversation_says_each_message_once(store: Store, asking: AskingOf) -> None:
     """What a rollout was given of the one before is folded; answers have their rewards."""
     talk(store, "one", rollout_id="r1", conversation_id="ada", reward=0.5)
     talk(store, "one", answer_to("one"), "two", rollout_id="r2", conversation_id="ada")
@@ -77,7 +72,7 @@ def test_a_conversation_says_each_message_once(
 
 
 def test_long_conversations_show_their_end_and_count_the_rest(
-    store: Store, asking: Callable[[Store], Asking]
+    store: Store, asking: AskingOf
 ) -> None:
     """Of 300 messages the last 200; the ones before are counted, not silently gone."""
     talk(store, *(f"message {n}" for n in range(300)), rollout_id="long")
@@ -91,7 +86,7 @@ def test_long_conversations_show_their_end_and_count_the_rest(
 
 def test_huge_rollouts_are_told_of_without_their_messages(
     store: Store,
-    asking: Callable[[Store], Asking],
+    asking: AskingOf,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Memory is bounded: what is too large for a page is linked to, on every page alike."""
@@ -117,7 +112,7 @@ def test_huge_rollouts_are_told_of_without_their_messages(
     assert "xxxxx" not in huge + one + listed
 
 
-def test_feedback_by_form_is_kept_once(store: Store, asking: Callable[[Store], Asking]) -> None:
+def test_feedback_by_form_is_kept_once(store: Store, asking: AskingOf) -> None:
     """Sent twice it counts once; what is absurd, and unknown targets, leave no row."""
     talk(store, "hello", rollout_id="r1")
     asked = asking(store)
@@ -152,7 +147,7 @@ def test_feedback_by_form_is_kept_once(store: Store, asking: Callable[[Store], A
 
 
 def test_feedback_by_form_is_told_apart_by_its_whole_id(
-    store: Store, asking: Callable[[Store], Asking], monkeypatch: pytest.MonkeyPatch
+    store: Store, asking: AskingOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An id may have 200 characters; where nothing is recorded, that is said."""
     talk(store, "hello", rollout_id="r1")
@@ -172,9 +167,7 @@ def test_feedback_by_form_is_told_apart_by_its_whole_id(
     assert len(rows) == 2
 
 
-def test_a_conversation_is_read_and_judged(
-    visit: Visits, store: Store, shot: Callable[..., None]
-) -> None:
+def test_a_conversation_is_read_and_judged(visit: Visits, store: Store, shot: Shot) -> None:
     """In a browser: from the list to the chat, all of it text, and a rating that comes back."""
     talk(store, HOSTILE, rollout_id="r1", conversation_id="ada")
     page = visit(store, "/conversations")

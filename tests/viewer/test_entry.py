@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.viewer.browsing import KEY, prefix
-from tests.viewer.client import Asking
+from tests.viewer.client import Ask, Asking
 
 from lightning_otel import Span, Store
 
@@ -79,7 +79,7 @@ def test_a_form_comes_from_our_own_pages(served: Callable[..., str], store: Stor
     assert posted(session, "/v1/traces", Origin=base) == 415
 
 
-def test_a_link_leads_to_this_server_alone(ask: Callable[..., Any], store: Store) -> None:
+def test_a_link_leads_to_this_server_alone(ask: Ask, store: Store) -> None:
     """Whatever stands in its path; what else was asked stays, and the key is gone."""
     for asked, told in (
         (f"/?key={KEY}", "/"),
@@ -203,7 +203,7 @@ def test_the_session_path_needs_no_slash(served: Callable[..., str], store: Stor
 
 
 @pytest.mark.parametrize("path", ["/", "/sql", "/settings", "/v1/events", "/home/funnel"])
-def test_nothing_is_read_without_the_key(ask: Callable[..., Any], store: Store, path: str) -> None:
+def test_nothing_is_read_without_the_key(ask: Ask, store: Store, path: str) -> None:
     """Nor by a page of another site, nor under a foreign name; with it and from here it is."""
     for headers, status in (
         ({"Authorization": ""}, 401),
@@ -223,9 +223,7 @@ def test_nothing_is_read_without_the_key(ask: Callable[..., Any], store: Store, 
         ("metric=reward&unknown=%FF%FE", 200), ("by=" + "x" * 60_000, 400),
     ],
 )  # fmt: skip
-def test_absurd_queries_are_refused(
-    ask: Callable[..., Any], store: Store, query: str, status: int
-) -> None:
+def test_absurd_queries_are_refused(ask: Ask, store: Store, query: str, status: int) -> None:
     """With a page that says what can be asked; never with a failure."""
     answer = ask(store, f"/?{query}")
 

@@ -7,7 +7,8 @@ from html import unescape
 from typing import Any
 
 import pytest
-from tests.viewer.browsing import KEY, Visits, prefix, violations
+from tests.viewer.browsing import KEY, Shot, Visits, prefix, violations
+from tests.viewer.client import Ask
 from tests.viewer.corpus import FOUND, fill
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
@@ -49,7 +50,7 @@ def test_data_is_text_on_every_page(visit: Visits, store: Store) -> None:
 
 
 @pytest.mark.parametrize("path", ["/resources/prompt", "/?by=time", "/?by=step", "/?by=version"])
-def test_pages_of_a_store_of_one(ask: Callable[..., Any], store: Store, path: str) -> None:
+def test_pages_of_a_store_of_one(ask: Ask, store: Store, path: str) -> None:
     """One rollout and one live version are enough for every page."""
     Resources(State.beside(store)).publish("prompt", "Be brief.", alias="live")
     with auto_trace(store=store, resources={"*": {"prompt": 1}}):
@@ -93,7 +94,7 @@ def test_a_link_with_the_key_opens_the_pages(visit: Visits, store: Store) -> Non
     assert page.title().startswith("Settings")
 
 
-def test_files_are_compressed_and_pages_are_not(ask: Callable[..., Any], store: Store) -> None:
+def test_files_are_compressed_and_pages_are_not(ask: Ask, store: Store) -> None:
     """A file is kept for good by its address; the length of a page tells of no secret."""
     styles = re.search(r"/static/viewer\.css\?v=\w+", ask(store, "/").text)
     assert styles is not None
@@ -152,9 +153,7 @@ def test_keys_lead_everywhere(visit: Visits, store: Store) -> None:
     assert page.locator(".selected").count() == 0
 
 
-def test_what_no_link_leads_to_is_accessible(
-    visit: Visits, store: Store, shot: Callable[..., None]
-) -> None:
+def test_what_no_link_leads_to_is_accessible(visit: Visits, store: Store, shot: Shot) -> None:
     """The sheet of keys and the page that says there is nothing; others are found by links."""
     page = visit(store, "/nowhere", color_scheme="dark", tolerated=(404,))
     nowhere = violations(page)

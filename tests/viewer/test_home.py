@@ -6,16 +6,15 @@ import io
 import json
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 from tests.cli.conftest import FORMULAS
-from tests.viewer.browsing import KEY, Visits, violations
+from tests.viewer.browsing import KEY, Shot, Visits, violations
+from tests.viewer.client import Ask
 from tests.viewer.spans import call, said, span
 
 from lightning_otel import Store, emit_reward
@@ -48,9 +47,7 @@ def filled(store: Store) -> Store:
     return store
 
 
-def test_home_shows_curve_funnel_and_newest(
-    visit: Visits, filled: Store, shot: Callable[..., None]
-) -> None:
+def test_home_shows_curve_funnel_and_newest(visit: Visits, filled: Store, shot: Shot) -> None:
     """Light enough, and what it says is what there is; the address holds the choice of a curve."""
     page = visit(filled, "/?by=version")
     page.wait_for_selector(".tiles")
@@ -73,9 +70,7 @@ def test_home_shows_curve_funnel_and_newest(
     assert "by=time" in page.url
 
 
-def test_home_draws_versions_side_by_side(
-    visit: Visits, store: Store, shot: Callable[..., None]
-) -> None:
+def test_home_draws_versions_side_by_side(visit: Visits, store: Store, shot: Shot) -> None:
     """What a canary earns is not hidden in the mean of all; its line has a name and dashes."""
     for rank in range(40):
         store.add(rollout(rank, float(rank % 4 == 0), "canary" if rank % 4 == 0 else "stable"))
@@ -97,7 +92,7 @@ def test_home_draws_versions_side_by_side(
     assert dashes[1] != "none"
 
 
-def test_code_of_the_empty_page_records(ask: Callable[..., Any], store: Store) -> None:
+def test_code_of_the_empty_page_records(ask: Ask, store: Store) -> None:
     """As it stands there, but for the agent, into the store that is looked at."""
     store.add([])
     page = unescape(ask(store, "/").body.decode())
@@ -130,7 +125,7 @@ def test_home_lives_on(visit: Visits, store: Store) -> None:
     assert page.url.endswith(f"/traces/{2:032x}")
 
 
-def test_pages_fit_a_small_screen(visit: Visits, filled: Store, shot: Callable[..., None]) -> None:
+def test_pages_fit_a_small_screen(visit: Visits, filled: Store, shot: Shot) -> None:
     """Nothing is wider than a telephone but tables, which scroll by themselves."""
     page = visit(filled, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     wide = {}
@@ -164,7 +159,7 @@ def test_a_share_is_never_rounded_up_to_all(number: int, whole: int, share: str)
     assert share_of(number, whole) == share
 
 
-def test_home_is_there_soon(ask: Callable[..., Any], filled: Store) -> None:
+def test_home_is_there_soon(ask: Ask, filled: Store) -> None:
     """Once warm, within the time that is allowed to the first page."""
     ask(filled, "/")
 
@@ -190,7 +185,7 @@ def rollouts_at(place: int, start_ns: int, *, model: str, status: str = "OK") ->
 
 
 def test_tiles_show_the_last_day_and_the_day_before(
-    ask: Callable[..., Any], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Page and API have one view; a model without a price is named and costs nothing known."""
     now_ns, day_ns = time.time_ns(), 86_400 * 1_000_000_000
@@ -232,7 +227,7 @@ def spread(store: Store) -> Store:
     return store
 
 
-def test_a_statement_is_answered(visit: Visits, spread: Store, shot: Callable[..., None]) -> None:
+def test_a_statement_is_answered(visit: Visits, spread: Store, shot: Shot) -> None:
     """Written and run by keys; the address holds it, and the rows that are not shown are told."""
     page = visit(spread, "/sql")
     page.keyboard.press("/")
@@ -261,9 +256,7 @@ def test_a_statement_is_answered(visit: Visits, spread: Store, shot: Callable[..
 @pytest.mark.parametrize(
     "text", ["DROP VIEW spans", "SELECT * FROM read_csv('/etc/passwd')", "\0", "x" * 20_001]
 )
-def test_what_does_more_than_read_is_refused(
-    ask: Callable[..., Any], spread: Store, text: str
-) -> None:
+def test_what_does_more_than_read_is_refused(ask: Ask, spread: Store, text: str) -> None:
     """With a page that says why, or a file that is none, and the status that it is refused."""
     query = urlencode({"q": text})
 
@@ -274,7 +267,7 @@ def test_what_does_more_than_read_is_refused(
     assert len(spread.spans().rows()) == 300
 
 
-def test_a_csv_file_holds_no_formula(ask: Callable[..., Any], spread: Store) -> None:
+def test_a_csv_file_holds_no_formula(ask: Ask, spread: Store) -> None:
     """Text that a spreadsheet would run has a quote before it; numbers have none."""
     answer = ask(spread, f"/sql/answer.csv?{urlencode({'q': FORMULAS})}")
 
@@ -282,7 +275,7 @@ def test_a_csv_file_holds_no_formula(ask: Callable[..., Any], spread: Store) -> 
 
 
 def test_a_file_that_would_be_cut_is_broken_off(
-    ask: Callable[..., Any], spread: Store, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, spread: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that nobody takes the first rows for all of them."""
     monkeypatch.setattr(sql, "FILE_LIMITS", replace(sql.FILE_LIMITS, rows=10))

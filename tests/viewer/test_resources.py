@@ -1,14 +1,14 @@
 """The pages of resources: versions, who uses them, texts compared, their rewards, what is live."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.viewer.browsing import Visits, violations
-from tests.viewer.client import Asking
+from tests.viewer.browsing import Shot, Visits, violations
+from tests.viewer.client import AskingOf
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.resources import Resources
@@ -57,7 +57,7 @@ def opened(store: Store) -> Iterator[Resources]:
     found.state.close()
 
 
-def test_versions_tell_who_uses_them(measured: Store, asking: Callable[[Store], Asking]) -> None:
+def test_versions_tell_who_uses_them(measured: Store, asking: AskingOf) -> None:
     """Rollouts, mean reward with its error, agents; aliases; the list names the canary's share."""
     asked = asking(measured)
 
@@ -72,9 +72,7 @@ def test_versions_tell_who_uses_them(measured: Store, asking: Callable[[Store], 
     assert "@1 0.0045 ± 0.0009574 (n = 10) 10 solver" in used
 
 
-def test_withdrawn_version_says_why(
-    store: Store, opened: Resources, asking: Callable[[Store], Asking]
-) -> None:
+def test_withdrawn_version_says_why(store: Store, opened: Resources, asking: AskingOf) -> None:
     """It is the canary no more, and its reason stands beside it; nothing is said of no rollouts."""
     opened.withdraw("prompt", f"worse {HOSTILE}")
     asked = asking(store)
@@ -89,7 +87,7 @@ def test_withdrawn_version_says_why(
 
 
 def test_rollout_with_two_versions_counts_for_none(
-    store: Store, opened: Resources, asking: Callable[[Store], Asking]
+    store: Store, opened: Resources, asking: AskingOf
 ) -> None:
     """Its reward says nothing of either."""
     for version in (1, 2):
@@ -104,7 +102,7 @@ def test_rollout_with_two_versions_counts_for_none(
     assert "@1 – 0" in used
 
 
-def test_to_look_makes_no_state(tmp_path: Path, asking: Callable[[Store], Asking]) -> None:
+def test_to_look_makes_no_state(tmp_path: Path, asking: AskingOf) -> None:
     """Nothing was published: the lists are empty, a name is not there, and no file is made."""
     store = Store(tmp_path / "traces.duckdb")
     store.add([])
@@ -141,7 +139,7 @@ def test_to_look_makes_no_state(tmp_path: Path, asking: Callable[[Store], Asking
 def test_forms_move_aliases(
     store: Store,
     opened: Resources,
-    asking: Callable[[Store], Asking],
+    asking: AskingOf,
     fields: dict[str, str],
     after: dict[str, int],
 ) -> None:
@@ -157,7 +155,7 @@ def test_forms_move_aliases(
 
 @pytest.mark.parametrize("last", ["diff", "uses", "change"])
 def test_no_name_hides_behind_a_page(
-    store: Store, opened: Resources, asking: Callable[[Store], Asking], last: str
+    store: Store, opened: Resources, asking: AskingOf, last: str
 ) -> None:
     """A resource named as a page is, and the resource it would be a page of, have all of theirs."""
     for number in range(2):
@@ -176,7 +174,7 @@ def test_no_name_hides_behind_a_page(
 
 
 def test_forms_change_nothing_that_changed_meanwhile(
-    store: Store, opened: Resources, asking: Callable[[Store], Asking]
+    store: Store, opened: Resources, asking: AskingOf
 ) -> None:
     """A page that is out of date, fields that are absurd, unknown names: a 4xx, and no change."""
     asked = asking(store)
@@ -205,7 +203,7 @@ def test_forms_change_nothing_that_changed_meanwhile(
 
 
 def test_two_prompts_are_compared_and_one_promoted(
-    visit: Visits, promotable: Store, shot: Callable[..., None]
+    visit: Visits, promotable: Store, shot: Shot
 ) -> None:
     """In a browser: list, diff with paired rewards, and a promotion."""
     page = visit(promotable, "/resources")

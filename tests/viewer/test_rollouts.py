@@ -1,12 +1,12 @@
 """The pages of rollouts, recorded and queued, and of training runs: all that is known of each."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.viewer.browsing import Visits, violations
-from tests.viewer.client import Asking
+from tests.viewer.browsing import Shot, Visits, violations
+from tests.viewer.client import AskingOf
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
 from lightning_otel.resources import Resources
@@ -29,9 +29,7 @@ def ids(words: str, pattern: str = r"\br\d+\b") -> list[str]:
     return list(dict.fromkeys(re.findall(pattern, words)))
 
 
-def test_recorded_rollouts_are_listed_by_page(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_recorded_rollouts_are_listed_by_page(store: Store, asking: AskingOf) -> None:
     """The newest first, with the whole count; by agent, status, id and time."""
     for number in range(52):
         record(store, f"r{number}", "even" if number % 2 == 0 else "odd", mode="val")
@@ -53,7 +51,7 @@ def test_recorded_rollouts_are_listed_by_page(
     assert "no rollouts" in none
 
 
-def test_a_rollout_tells_all_that_is_known(store: Store, asking: Callable[[Store], Asking]) -> None:
+def test_a_rollout_tells_all_that_is_known(store: Store, asking: AskingOf) -> None:
     """Steps with their rewards and what gave them, traces, resources, and what was left out."""
     record(store, "r1", resources={"*": {"prompt": 3}})
 
@@ -70,7 +68,7 @@ def test_a_rollout_tells_all_that_is_known(store: Store, asking: Callable[[Store
         assert each in told, told
 
 
-def test_queue_and_attempts_with_reasons(store: Store, asking: Callable[[Store], Asking]) -> None:
+def test_queue_and_attempts_with_reasons(store: Store, asking: AskingOf) -> None:
     """What waits and what failed is told as the queue has it, also where no span tells of it."""
     queue = Queue(State.beside(store))
     queue.put([{"n": n} for n in range(60)], agent="solver", max_attempts=1)
@@ -98,7 +96,7 @@ def test_queue_and_attempts_with_reasons(store: Store, asking: Callable[[Store],
     assert "Cancel this rollout" not in one
 
 
-def test_forms_pause_resume_and_cancel(store: Store, asking: Callable[[Store], Asking]) -> None:
+def test_forms_pause_resume_and_cancel(store: Store, asking: AskingOf) -> None:
     """Each does what it says, once; what is absurd is refused and changes nothing."""
     queue = Queue(State.beside(store))
     (waiting,) = queue.put(["a"])
@@ -122,7 +120,7 @@ def test_forms_pause_resume_and_cancel(store: Store, asking: Callable[[Store], A
     assert asked.get("/rollouts/nobody").status == 404
 
 
-def test_ids_of_any_kind_have_pages(store: Store, asking: Callable[[Store], Asking]) -> None:
+def test_ids_of_any_kind_have_pages(store: Store, asking: AskingOf) -> None:
     """Slashes, spaces and markup in an id; its beginning leads to the whole address."""
     name = "team a/run <7>?x=1&y#z"
     record(store, name)
@@ -140,9 +138,7 @@ def test_ids_of_any_kind_have_pages(store: Store, asking: Callable[[Store], Aski
     assert short.headers["location"] == address
 
 
-def test_pages_of_rollouts_in_a_browser(
-    visit: Visits, store: Store, shot: Callable[..., None]
-) -> None:
+def test_pages_of_rollouts_in_a_browser(visit: Visits, store: Store, shot: Shot) -> None:
     """From the list to a rollout by keyboard; nothing is wrong with either for axe."""
     record(store, "first")
     record(store, "second")
@@ -190,7 +186,7 @@ def trained(state: State) -> TrainingRun:
 
 
 def test_a_run_tells_what_it_measured_made_and_kept(
-    store: Store, trained: TrainingRun, asking: Callable[[Store], Asking]
+    store: Store, trained: TrainingRun, asking: AskingOf
 ) -> None:
     """Curves with the usual metrics first; the version it published, and what that is now."""
     asked = asking(store)
@@ -210,7 +206,7 @@ def test_a_run_tells_what_it_measured_made_and_kept(
 
 
 def test_runs_are_listed_and_silent_ones_marked(
-    store: Store, state: State, asking: Callable[[Store], Asking]
+    store: Store, state: State, asking: AskingOf
 ) -> None:
     """The newest first, with the whole count; one whose process died says so."""
     opened = Runs(state)
@@ -228,9 +224,7 @@ def test_runs_are_listed_and_silent_ones_marked(
     assert len(re.findall("silent|not heard", second)) == 1
 
 
-def test_pages_of_runs(
-    visit: Visits, store: Store, trained: TrainingRun, shot: Callable[..., None]
-) -> None:
+def test_pages_of_runs(visit: Visits, store: Store, trained: TrainingRun, shot: Shot) -> None:
     """In a browser: from the list to a run with its curves; axe finds nothing."""
     page = visit(store, "/runs", color_scheme="dark")
     found = {"list": violations(page)}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import textwrap
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
 from typing import Any
@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import orjson
 import pytest
-from tests.viewer.client import Asking
+from tests.viewer.client import Asking, AskingOf
 from tests.viewer.spans import TRACE, call, said, span
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation
@@ -68,7 +68,7 @@ def read_rows(asking: Asking, path: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.pain(14)
-def test_rows_hold_every_span_once(store: Store, asking: Callable[[Store], Asking]) -> None:
+def test_rows_hold_every_span_once(store: Store, asking: AskingOf) -> None:
     """Below its parent, folded where it is foreign, with a bar in bounds, whatever spans say."""
     traces = {name: f"{number:032x}" for number, name in enumerate(FORESTS, 1)}
     for name, (spans, _, _) in FORESTS.items():
@@ -89,9 +89,7 @@ def test_rows_hold_every_span_once(store: Store, asking: Callable[[Store], Askin
     assert "work 2 +2 HTTP, DB" in folded
 
 
-def test_rewards_given_later_stand_below_what_they_judge(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_rewards_given_later_stand_below_what_they_judge(store: Store, asking: AskingOf) -> None:
     """By link to a span or response; those for the rollout at the end; others' not at all."""
     given, answered = said(("user", "hi")), said(("assistant", "ho"))
     first = call(2, 1, given, answered, attributes={c.RESPONSE_ID: "r-2"})
@@ -118,9 +116,7 @@ def test_rewards_given_later_stand_below_what_they_judge(
     assert "by span 1 #1 link" in told.words
 
 
-def test_a_fault_is_told_once_where_it_arose(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_a_fault_is_told_once_where_it_arose(store: Store, asking: AskingOf) -> None:
     """By the page, the tree, a comparison; an ancestor's other words are another fault."""
     broken = {"status": "ERROR", "status_message": "ToolError: no answer"}
     tool = {c.OPERATION: c.EXECUTE_TOOL}
@@ -143,7 +139,7 @@ def test_a_fault_is_told_once_where_it_arose(
 
 
 def test_parts_of_a_page_are_of_the_trace_as_the_page_showed_it(
-    store: Store, asking: Callable[[Store], Asking], monkeypatch: pytest.MonkeyPatch
+    store: Store, asking: AskingOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trace of thousands of spans is not read anew for each of them, nor held for ever."""
     store.add([span(1)])
@@ -198,7 +194,7 @@ def below_title(words: str) -> str:
     return words.partition(" copy ")[2]
 
 
-def test_a_long_trace_is_told_in_pages(store: Store, asking: Callable[[Store], Asking]) -> None:
+def test_a_long_trace_is_told_in_pages(store: Store, asking: AskingOf) -> None:
     """Each message once; tokens and rewards to the last one; a span leads to its page."""
     store.add(trace(600))
     store.add([reward_span({"late": 0.5}, span_id=f"{10:016x}")])
@@ -239,9 +235,7 @@ def parts(*each: Any, role: str = "user") -> str:
     return orjson.dumps([{"role": role, "parts": each}]).decode()
 
 
-def test_a_chat_says_every_message_once_and_whole(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_a_chat_says_every_message_once_and_whole(store: Store, asking: AskingOf) -> None:
     """Of hundreds of new ones the last, with a link to those before; a branch names its cause."""
     long = [("user", f"message {number}") for number in range(1_000)]
     more = (*long, ("assistant", "one"), ("user", "b"))
@@ -274,7 +268,7 @@ def test_a_chat_says_every_message_once_and_whole(
 
 
 def test_a_chat_tells_what_was_seen_before_each_action_marked_by_hand(
-    store: Store, asking: Callable[[Store], Asking]
+    store: Store, asking: AskingOf
 ) -> None:
     """Observations stand before the action that answers them, also where a page begins there."""
     with auto_trace(store=store, rollout_id="r", agent="solver"):
@@ -292,9 +286,7 @@ def test_a_chat_tells_what_was_seen_before_each_action_marked_by_hand(
             assert at == sorted(at)
 
 
-def test_the_chat_of_a_small_trace_is_whole(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_the_chat_of_a_small_trace_is_whole(store: Store, asking: AskingOf) -> None:
     """Of many short calls each message is there, one of a call with many and a long one too."""
     asked_first = [("user", f"first {number}") for number in range(12)]
     told = [("user", f"turn {number} {'x' * 3_000} end {number}.") for number in range(1, 30)]
@@ -315,9 +307,7 @@ def test_the_chat_of_a_small_trace_is_whole(
     assert "before this one" not in words
 
 
-def test_a_chat_tells_agents_and_attempts_apart(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_a_chat_tells_agents_and_attempts_apart(store: Store, asking: AskingOf) -> None:
     """A hand-off is named where an agent begins, and an attempt that is a trace of its own."""
     asks = said(("user", "q"))
     goes_on = said(("user", "q"), ("assistant", "one"), ("user", "go on"))
@@ -354,9 +344,7 @@ MARKDOWN = {
 }
 
 
-def test_a_search_finds_what_was_said_in_a_long_trace(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_a_search_finds_what_was_said_in_a_long_trace(store: Store, asking: AskingOf) -> None:
     """Whatever its case and signs, on rows not shown yet; with what is above, and the words."""
     told = said(("user", 'say "it\'s"\n5 %'))
     calls = [call(n, 1, said(("user", "hi")), said(("assistant", "ho"))) for n in range(2, 1000)]
@@ -375,7 +363,7 @@ def test_a_search_finds_what_was_said_in_a_long_trace(
     assert "0 matching spans" in none.words
 
 
-def test_two_traces_stand_side_by_side(store: Store, asking: Callable[[Store], Asking]) -> None:
+def test_two_traces_stand_side_by_side(store: Store, asking: AskingOf) -> None:
     """With the figures and lines of the command's comparison; a wrong id keeps the form."""
     other = "b" * 32
     for trace_id, answer in ((TRACE, "<b>four</b>"), (other, "<b>five</b>")):
@@ -408,7 +396,7 @@ def test_markdown_is_laid_out_and_leads_nowhere(text: str) -> None:
 
 
 @pytest.mark.pain(13)
-def test_a_span_shows_all_that_is_on_it(store: Store, asking: Callable[[Store], Asking]) -> None:
+def test_a_span_shows_all_that_is_on_it(store: Store, asking: AskingOf) -> None:
     """Parts are named, media not fetched, what is long is cut and had whole, tokens are graded."""
     long = "x" * 5_000_000 + "end"
     odd: list[Any] = [
@@ -471,9 +459,7 @@ def test_a_span_shows_all_that_is_on_it(store: Store, asking: Callable[[Store], 
     assert "Output a result" in words(6)
 
 
-def test_tools_are_told_by_spans_and_by_messages(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_tools_are_told_by_spans_and_by_messages(store: Store, asking: AskingOf) -> None:
     """A call of a tool stands once: by its span, or else by what the model asked and was given."""
     asks = [
         {"type": "tool_call", "id": f"c{n}", "name": "search", "arguments": {"q": n}}
@@ -540,7 +526,7 @@ ABSURD = {
 
 
 @pytest.fixture
-def asked(store: Store, asking: Callable[[Store], Asking]) -> Asking:
+def asked(store: Store, asking: AskingOf) -> Asking:
     """A served trace of one call."""
     store.add([span(1), call(2, 1, said(("user", "hi")), said(("assistant", "ho")))])
     return asking(store)

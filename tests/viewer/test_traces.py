@@ -4,12 +4,11 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.viewer.browsing import Visits, violations
-from tests.viewer.client import Answer
+from tests.viewer.browsing import Shot, Visits, violations
+from tests.viewer.client import Ask
 from tests.viewer.spans import call, said, span
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
@@ -53,9 +52,7 @@ def filled(store: Store) -> Store:
     return store
 
 
-def test_traces_are_searched_and_filtered(
-    visit: Visits, filled: Store, shot: Callable[..., None]
-) -> None:
+def test_traces_are_searched_and_filtered(visit: Visits, filled: Store, shot: Shot) -> None:
     """Text, filters and ids stand in the address; the whole count is told; axe finds no fault."""
     page = visit(filled, "/traces")
     shot(page)
@@ -77,9 +74,7 @@ def test_traces_are_searched_and_filtered(
     assert page.url.endswith(f"/traces/{'a' * 32}?span={2:016x}")
 
 
-def test_a_trace_is_read_by_keys_and_tabs(
-    visit: Visits, filled: Store, shot: Callable[..., None]
-) -> None:
+def test_a_trace_is_read_by_keys_and_tabs(visit: Visits, filled: Store, shot: Shot) -> None:
     """Rows, what was said, each tab; HTTP is folded away and counted; untrusted text is text."""
     page = visit(filled, f"/traces/{'b' * 32}")
 
@@ -112,9 +107,7 @@ def test_a_trace_is_read_by_keys_and_tabs(
     assert violations(page) == []
 
 
-def test_a_span_is_rewarded_by_a_key(
-    visit: Visits, filled: Store, shot: Callable[..., None]
-) -> None:
+def test_a_span_is_rewarded_by_a_key(visit: Visits, filled: Store, shot: Shot) -> None:
     """The reward is there at once, linked to the span; what becomes of a second one is told."""
     page = visit(filled, f"/traces/{'a' * 32}?span={2:016x}")
 
@@ -168,9 +161,7 @@ AGENT = """
 """
 
 
-def test_a_trace_on_a_small_screen_fits(
-    visit: Visits, filled: Store, shot: Callable[..., None]
-) -> None:
+def test_a_trace_on_a_small_screen_fits(visit: Visits, filled: Store, shot: Shot) -> None:
     """Nothing is wider than the screen, in the dark too."""
     small = {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}
     page = visit(filled, f"/traces/{'b' * 32}?span={12:016x}", **small)
@@ -210,7 +201,7 @@ def test_a_large_trace_is_read_in_parts(visit: Visits, store: Store) -> None:
     ],
 )
 def test_a_fault_stands_beside_its_field(
-    ask: Callable[..., Answer], store: Store, path: str, field: str, fault: str
+    ask: Ask, store: Store, path: str, field: str, fault: str
 ) -> None:
     """The form keeps all that was written, so that one field is mended and not the address."""
     store.add([])
@@ -224,7 +215,7 @@ def test_a_fault_stands_beside_its_field(
     assert 'value="solo"' in answer.text
 
 
-def test_addresses_hold_no_empty_fields(ask: Callable[..., Answer], store: Store) -> None:
+def test_addresses_hold_no_empty_fields(ask: Ask, store: Store) -> None:
     """A form sends every field; the page's address has those that say something."""
     store.add([])
     answer = ask(store, "/traces?q=Norway&agent=&model=&status=")
@@ -233,9 +224,7 @@ def test_addresses_hold_no_empty_fields(ask: Callable[..., Answer], store: Store
     assert answer.headers["location"].endswith("/traces?q=Norway")
 
 
-def test_a_match_is_marked_and_the_answer_is_shown(
-    ask: Callable[..., Answer], store: Store
-) -> None:
+def test_a_match_is_marked_and_the_answer_is_shown(ask: Ask, store: Store) -> None:
     """As text, whatever was searched for."""
     store.add(plan("a", 1, "Where is <b>Oslo</b>?", "In Norway, by oslo fjord."))
 

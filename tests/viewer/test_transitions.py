@@ -5,15 +5,14 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.viewer.browsing import KEY, Visits, violations
-from tests.viewer.client import Asking
+from tests.viewer.browsing import KEY, Shot, Visits, violations
+from tests.viewer.client import Asking, AskingOf
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
 from lightning_otel.cli.export import export
@@ -105,9 +104,7 @@ def test_fields_select_as_the_store_does(asked: Asking, query: str, rollouts: li
     assert sorted(row["rollout_id"] for row in exported) == sorted(rollouts)
 
 
-def test_credit_is_a_setting_of_the_address(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_credit_is_a_setting_of_the_address(store: Store, asking: AskingOf) -> None:
     """Another rule gives other rewards."""
     with auto_trace(store=store, rollout_id="long", agent="solver"):
         emit_action("first")
@@ -122,9 +119,7 @@ def test_credit_is_a_setting_of_the_address(
     assert "first 0.5 " in discounted
 
 
-def test_every_dropped_call_is_listed_with_its_reason(
-    store: Store, asking: Callable[[Store], Asking]
-) -> None:
+def test_every_dropped_call_is_listed_with_its_reason(store: Store, asking: AskingOf) -> None:
     """A few of each reason, and all of the one that is asked for, a part at a time."""
     store.add([call(n, "failing", failed=True, **{c.ERROR_TYPE: "Oops"}) for n in range(1, 250)])
     asked = asking(store)
@@ -144,7 +139,7 @@ def test_every_dropped_call_is_listed_with_its_reason(
 
 
 @pytest.mark.pain(13)
-def test_pages_tell_the_whole_count(store: Store, asking: Callable[[Store], Asking]) -> None:
+def test_pages_tell_the_whole_count(store: Store, asking: AskingOf) -> None:
     """No step is on two pages or on none."""
     with auto_trace(store=store, rollout_id="many"):
         for number in range(107):
@@ -160,7 +155,7 @@ def test_pages_tell_the_whole_count(store: Store, asking: Callable[[Store], Aski
 
 
 def test_rollouts_beyond_what_is_read_are_counted(
-    store: Store, asking: Callable[[Store], Asking], monkeypatch: pytest.MonkeyPatch
+    store: Store, asking: AskingOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page is of the newest rollouts, says of how many, and the older ones are a link away."""
     monkeypatch.setattr(transitions, "ROLLOUTS", 3)
@@ -213,7 +208,7 @@ def test_absurd_fields_are_refused(asked: Asking) -> None:
 
 
 @pytest.fixture
-def asked(filled: Store, asking: Callable[[Store], Asking]) -> Asking:
+def asked(filled: Store, asking: AskingOf) -> Asking:
     """The store, served."""
     return asking(filled)
 
@@ -242,7 +237,7 @@ def test_downloads_are_what_export_writes(filled: Store, asked: Asking, tmp_path
 
 
 def test_a_download_that_cannot_begin_is_refused_as_its_page_is(
-    store: Store, asking: Callable[[Store], Asking]
+    store: Store, asking: AskingOf
 ) -> None:
     """A store that cannot be read is said to be so before any row, and may be asked again."""
     asked, layout = asking(fill(store)), store.layout
@@ -257,7 +252,7 @@ def test_a_download_that_cannot_begin_is_refused_as_its_page_is(
 
 
 def test_downloads_come_in_parts_and_end_with_their_reader(
-    store: Store, asking: Callable[[Store], Asking], tmp_path: Path
+    store: Store, asking: AskingOf, tmp_path: Path
 ) -> None:
     """Rows are sent as they are made; readers that go away make room for others."""
     for number in range(30):
@@ -301,9 +296,7 @@ def test_export_takes_a_formats_own_options(asked: Asking) -> None:
         assert "as=exe" in query or asked.get(f"/transitions/export?{query}").status == 400
 
 
-def test_dropped_call_leads_to_its_trace(
-    visit: Visits, filled: Store, shot: Callable[..., None]
-) -> None:
+def test_dropped_call_leads_to_its_trace(visit: Visits, filled: Store, shot: Shot) -> None:
     """In a browser: from the count to the reason, the call, and the trace it lies in."""
     page = visit(filled, "/transitions")
     shot(page)
