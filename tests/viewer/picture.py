@@ -18,23 +18,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         # The name is seen in the picture; the folder is nobody's.
         store = Path(folder) / "demo.duckdb"
-        command = [
-            sys.executable,
-            "-m",
-            "lightning_otel",
-            "demo",
-            "--rollouts",
-            "60",
-            "--seed",
-            "4",
-        ]
-        subprocess.run([*command, "--store", str(store)], check=True, capture_output=True)
+        command = [sys.executable, "-m", "lightning_otel", "demo", "--store", str(store)]
+        subprocess.run(command, check=True, capture_output=True)
         with Serving(store, "--port", "0") as server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
             page = browser.new_page(viewport=SIZE)
             page.goto(f"{server.url}/?key={server.key}")
-            page.wait_for_selector("svg.curve")
-            page.wait_for_selector(".funnel")
+            page.wait_for_selector("[data-load]", state="detached")
             page.eval_on_selector("footer span", "(place) => { place.textContent = 'demo.duckdb' }")
             page.screenshot(path=DOCS / "viewer.png")
             browser.close()
