@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_otel import Hook, Store, Trainer, auto_trace, emit_action
+from lightning_otel import Store, auto_trace, emit_action
 from lightning_otel.adapter.readers.chat import dump
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.algorithms.exchange import choose_backend, hand_over, read_back
@@ -141,6 +141,9 @@ def test_release_that_fits_is_used(install: Install, wanted: str) -> None:
 
 def test_hooks_are_refused(install: Install, store: Store) -> None:
     """Its runners call none of ours, and no rollout is run as if they did."""
+    pytest.importorskip("sqlalchemy")
+    from lightning_otel import Hook, Trainer
+
     install("0.3.1")
     trainer = Trainer(
         lambda task: 1.0, "baseline", backend="microsoft", store=store, hooks=[Hook()]

@@ -12,13 +12,13 @@ from typing import Any
 
 import duckdb
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from tests.adapter.forest import (
     Forest,
     draw,
     said,
 )
-from tests.adapter.programs import programs
+from tests.adapter.programs import drawing_of, programs, spans_drawn
 from tests.adapter.test_credit import CASES, LATE, UNLIKE_SQL
 
 from lightning_otel import (
@@ -236,6 +236,12 @@ def is_placed_alike(spans: list[Span]) -> bool:
     return not dropped & (targets | {span.parent_span_id for span in rewards})
 
 
+IN_A_REPEATED_CALL = [
+    ("open call", 0, 0), ("reward", 0, 0), ("twice within", 1, 0), ("close", 0, 0)
+]  # fmt: skip
+
+
+@example(spans_drawn(drawing_of(IN_A_REPEATED_CALL)))
 @given(programs.filter(is_placed_alike))
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_rewards_of_drawn_programs_are_the_same(tmp_path_factory: Any, spans: list[Span]) -> None:

@@ -234,6 +234,20 @@ linked_steps AS (
     JOIN steps ON steps.attempt = reward.attempt AND steps.response = hash(reward.response)
   GROUP BY ALL
 ),
+-- A reward within a record of a request belongs to the record that is kept, itself or further on.
+kept_search AS (
+  SELECT hash(trace_id) AS trace, hash(span_id) AS parent, hash(kept_id) AS kept, 0 AS level
+  FROM repeats
+  UNION ALL
+  SELECT found.trace, parent, hash(kept_id), level + 1
+  FROM kept_search AS found JOIN repeats ON kept = hash(span_id) WHERE level < 8
+),
+kept_calls AS (
+  SELECT trace, span AS parent, span AS given_in FROM steps
+  UNION ALL
+  SELECT trace, parent, min(kept) FROM kept_search WHERE kept IN (SELECT span FROM steps)
+  GROUP BY ALL
+),
 placed_rewards AS (
   SELECT attempt, reward, unclear_rewards.start_ns, unclear_rewards.id,
     NOT is_linked AND own IS NULL AND NOT coalesce(is_call, false) AND NOT is_sequence AS is_ruled,
@@ -242,9 +256,7 @@ placed_rewards AS (
   FROM (FROM unclear_rewards WHERE first_ns IS NOT NULL) AS unclear_rewards
     LEFT JOIN linked_steps USING (trace, span) LEFT JOIN nearest_steps USING (trace, span)
     LEFT JOIN (SELECT trace, span, span AS own FROM steps) USING (trace, span)
-    LEFT JOIN (SELECT trace, parent, is_call, given_in FROM rollout_calls
-      LEFT JOIN (SELECT trace, span AS parent, span AS given_in FROM steps) USING (trace, parent))
-      USING (trace, parent)
+    LEFT JOIN (FROM rollout_calls LEFT JOIN kept_calls USING (trace, parent)) USING (trace, parent)
 ),
 -- The first reward of each step; where no step is, the rewards of the first name.
 attempt_rewards AS (

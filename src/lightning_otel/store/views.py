@@ -43,19 +43,20 @@ same_answer AS MATERIALIZED (
   WHERE kept.scope <> other.scope AND {_OVERLAP}
     AND (kept.scope = {quote_text(c.SCOPE)} OR kept.scope < other.scope)
 ),
-repeated AS MATERIALIZED (
-  SELECT trace_id, span_id FROM same_answer
+repeats AS MATERIALIZED (
+  SELECT trace_id, span_id, kept_id FROM same_answer
   UNION
-  SELECT other.trace_id, other.span_id FROM others AS other JOIN requests AS kept
+  SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN requests AS kept
     ON kept.trace_id = other.trace_id AND kept.parent_span_id = other.span_id
   WHERE kept.scope <> other.scope AND {_HAS_NO_ID}
   UNION
-  SELECT other.trace_id, other.span_id FROM others AS other JOIN requests AS kept
+  SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN requests AS kept
     ON kept.rollout = other.rollout AND kept.scope = {quote_text(c.SCOPE)}
   WHERE {_HAS_NO_ID} AND {_OVERLAP}
     AND coalesce(starts_with(kept.model, other.model) OR starts_with(other.model, kept.model), true)
     AND (kept.span_id, other.scope) NOT IN (SELECT kept_id, scope FROM same_answer)
-)"""
+),
+repeated AS MATERIALIZED (SELECT DISTINCT trace_id, span_id FROM repeats)"""
 """Common table expressions over ``spans``: ``repeated`` holds the calls of others' instrumentors
 that stand for a request another record tells of: by its response id; because the one stands in the
 other; or because it overlaps one of ours that nothing else of that instrumentor stands for. The
