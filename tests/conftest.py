@@ -228,3 +228,25 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
         return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
     return find
+
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install_agentlightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Puts a package of that name before any other: its real one is 470 MB."""
+
+    def put(version: str, code: str = "") -> None:
+        (tmp_path / "agentlightning").mkdir()
+        (tmp_path / "agentlightning" / "__init__.py").write_text(code)
+        info = tmp_path / f"agentlightning-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: agentlightning\nVersion: {version}\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "agentlightning", raising=False)
+
+    yield put
+    sys.modules.pop("agentlightning", None)

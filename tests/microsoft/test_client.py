@@ -1,11 +1,10 @@
 """Without Agent Lightning: what is sent of a call, who is no such store, and who optimises."""
 
 import logging
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
+from tests.conftest import Install
 
 from lightning_otel import Store, auto_trace, emit_action
 from lightning_otel.adapter.readers.chat import dump
@@ -109,48 +108,12 @@ def test_address_that_is_none_is_refused(held: Store, url: str) -> None:
         hand_over(held, url)
 
 
-Install = Callable[..., None]
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Puts a package of that name before any other: its real one is 470 MB."""
-
-    def put(version: str, code: str = "") -> None:
-        (tmp_path / "agentlightning").mkdir()
-        (tmp_path / "agentlightning" / "__init__.py").write_text(code)
-        info = tmp_path / f"agentlightning-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: agentlightning\nVersion: {version}\n"
-        )
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.delitem(sys.modules, "agentlightning", raising=False)
-
-    yield put
-    sys.modules.pop("agentlightning", None)
-
-
 @pytest.mark.parametrize("wanted", ["auto", "microsoft"])
-def test_release_that_fits_is_used(install: Install, wanted: str) -> None:
+def test_release_that_fits_is_used(install_agentlightning: Install, wanted: str) -> None:
     """Where 0.3 is installed and can be imported, it is taken."""
-    install("0.3.1")
+    install_agentlightning("0.3.1")
 
     assert choose_backend(wanted) == "microsoft"  # type: ignore[arg-type]  # parametrized
-
-
-def test_hooks_are_refused(install: Install, store: Store) -> None:
-    """Its runners call none of ours, and no rollout is run as if they did."""
-    pytest.importorskip("sqlalchemy")
-    from lightning_otel import Hook, Trainer
-
-    install("0.3.1")
-    trainer = Trainer(
-        lambda task: 1.0, "baseline", backend="microsoft", store=store, hooks=[Hook()]
-    )
-
-    with pytest.raises(ConfigError, match="do not call hooks"):
-        trainer.fit(["task"])
 
 
 @pytest.mark.parametrize(
@@ -165,10 +128,14 @@ def test_hooks_are_refused(install: Install, store: Store) -> None:
     ],
 )
 def test_release_that_does_not_fit_is_named(
-    install: Install, caplog: pytest.LogCaptureFixture, version: str, code: str, reason: str
+    install_agentlightning: Install,
+    caplog: pytest.LogCaptureFixture,
+    version: str,
+    code: str,
+    reason: str,
 ) -> None:
     """Asked for by name it is an error; ``auto`` falls back and warns with the reason."""
-    install(version, code)
+    install_agentlightning(version, code)
 
     with pytest.raises(ConfigError, match="backend microsoft cannot be used") as raised:
         choose_backend("microsoft")
@@ -180,17 +147,21 @@ def test_release_that_does_not_fit_is_named(
     assert f"backend 'auto' is 'builtin' here: {reason}" in caplog.text
 
 
-def test_builtin_asks_nobody(install: Install, caplog: pytest.LogCaptureFixture) -> None:
+def test_builtin_asks_nobody(
+    install_agentlightning: Install, caplog: pytest.LogCaptureFixture
+) -> None:
     """Ours need no reason, and nothing is imported for them."""
-    install("0.3.0", "raise RuntimeError('imported')")
+    install_agentlightning("0.3.0", "raise RuntimeError('imported')")
 
     assert choose_backend("builtin") == "builtin"
     assert caplog.text == ""
 
 
-def test_what_it_cannot_do_is_a_reason(install: Install, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_it_cannot_do_is_a_reason(
+    install_agentlightning: Install, caplog: pytest.LogCaptureFixture
+) -> None:
     """Though installed it may lack what is asked for; an unknown backend is no backend."""
-    install("0.3.0")
+    install_agentlightning("0.3.0")
 
     assert choose_backend("auto", unfit="it has no SFT") == "builtin"
     assert "backend 'auto' is 'builtin' here: it has no SFT" in caplog.text

@@ -15,6 +15,7 @@ from typing import Any
 
 import openai
 import pytest
+from tests.conftest import Install
 from tests.trainer.kills import forked
 from tests.trainer.made import Ledger, record, reward_later, spans_of
 
@@ -995,3 +996,16 @@ def _no_thread_is_left() -> Iterator[None]:
     yield
     left = [each.name for each in threading.enumerate() if each.name.startswith("lightning-otel")]
     assert left == []
+
+
+def test_hooks_are_refused_by_agent_lightning(
+    install_agentlightning: Install, store: Store
+) -> None:
+    """Its runners call none of ours, and no rollout is run as if they did."""
+    install_agentlightning("0.3.1")
+    trainer = Trainer(
+        lambda task: 1.0, "baseline", backend="microsoft", store=store, hooks=[lo.Hook()]
+    )
+
+    with pytest.raises(ConfigError, match="do not call hooks"):
+        trainer.fit(["task"])
