@@ -207,10 +207,8 @@ class _Work:
                 track_only=agent.track_only,
                 resource_version=theirs.resources_id,
             ) as recording:
-                answer = recording.result = agent.run(task, taken, rollout)
-                if (judge := self._config.reward_evaluator) is not None:
-                    answer = await_result(judge(recording))
-                reward = emit_answer(answer, is_judged=judge is not None)
+                answer = agent.run(task, taken, rollout)
+                reward = emit_answer(answer, recording, self._config.reward_evaluator)
             is_done = True
         finally:
             with self._lock:

@@ -20,7 +20,7 @@ from lightning_otel.instrumentors.substitution import SUBSTITUTED
 from lightning_otel.resources import stamps
 from lightning_otel.runner.agents import Agent, Answer
 from lightning_otel.runner.agents.agent import await_result
-from lightning_otel.tracing import Recording, auto_trace
+from lightning_otel.tracing import Recording, RewardEvaluator, auto_trace
 from lightning_otel.tracing.emitters import emit_reward
 from lightning_otel.types import Resource, Rollout, Span
 from lightning_otel.types import conventions as c
@@ -171,10 +171,7 @@ def _run_agent(
         if not agent.takes_resources:
             _await_applied(agent, rollout, resources)
         answer = agent.run(rollout.task, resources, rollout)
-        recording.result = answer
-        if runner.reward_evaluator is not None:
-            answer = await_result(runner.reward_evaluator(recording))
-        return emit_answer(answer, is_judged=runner.reward_evaluator is not None)
+        return emit_answer(answer, recording, runner.reward_evaluator)
     except BaseException as exc:
         recording.error = exc
         raise
@@ -200,8 +197,14 @@ def _await_applied(agent: Agent, rollout: Rollout, resources: Mapping[str, Resou
         time.sleep(0.05)
 
 
-def emit_answer(answer: Answer, *, is_judged: bool = False) -> float | None:
-    """Emit the reward that an agent or its judge returned, and return the primary one."""
+def emit_answer(
+    answer: Answer, recording: Recording, evaluator: RewardEvaluator | None
+) -> float | None:
+    """Emit the reward that an agent, or else its evaluator, returned; return the primary one."""
+    recording.result = answer
+    is_judged = evaluator is not None
+    if evaluator is not None:
+        answer = await_result(evaluator(recording))
     if answer is None:
         return None
     if isinstance(answer, Mapping):
