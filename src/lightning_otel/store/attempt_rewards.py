@@ -114,7 +114,7 @@ candidate_steps AS (
   FROM (
     SELECT *, false AS is_mark FROM requests
     WHERE is_done AND operation IN ({GENERATIVE_OPERATIONS})
-      AND (trace_id, span_id) NOT IN (FROM repeated)
+      AND (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM repeated)
     UNION ALL BY NAME
     SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, start_ns,
       end_ns, response_id, true AS is_mark
@@ -237,10 +237,10 @@ linked_steps AS (
 -- A reward within a record of a request belongs to the record that is kept, itself or further on.
 kept_search AS (
   SELECT hash(trace_id) AS trace, hash(span_id) AS parent, hash(kept_id) AS kept, 0 AS level
-  FROM repeats
+  FROM repeated WHERE (hash(trace_id), hash(span_id)) IN (SELECT trace, parent FROM unclear_rewards)
   UNION ALL
   SELECT found.trace, parent, hash(kept_id), level + 1
-  FROM kept_search AS found JOIN repeats ON kept = hash(span_id) WHERE level < 8
+  FROM kept_search AS found JOIN repeated ON kept = hash(span_id) WHERE level < 8
 ),
 kept_calls AS (
   SELECT trace, span AS parent, span AS given_in FROM steps

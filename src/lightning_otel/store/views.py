@@ -43,25 +43,27 @@ same_answer AS MATERIALIZED (
   WHERE kept.scope <> other.scope AND {_OVERLAP}
     AND (kept.scope = {quote_text(c.SCOPE)} OR kept.scope < other.scope)
 ),
-repeats AS MATERIALIZED (
-  SELECT trace_id, span_id, kept_id FROM same_answer
-  UNION
-  SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN requests AS kept
-    ON kept.trace_id = other.trace_id AND kept.parent_span_id = other.span_id
-  WHERE kept.scope <> other.scope AND {_HAS_NO_ID}
-  UNION
-  SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN requests AS kept
-    ON kept.rollout = other.rollout AND kept.scope = {quote_text(c.SCOPE)}
-  WHERE {_HAS_NO_ID} AND {_OVERLAP}
-    AND coalesce(starts_with(kept.model, other.model) OR starts_with(other.model, kept.model), true)
-    AND (kept.span_id, other.scope) NOT IN (SELECT kept_id, scope FROM same_answer)
-),
-repeated AS MATERIALIZED (SELECT DISTINCT trace_id, span_id FROM repeats)"""
+repeated AS MATERIALIZED (
+  SELECT trace_id, span_id, min(kept_id) AS kept_id FROM (
+    SELECT trace_id, span_id, kept_id FROM same_answer
+    UNION ALL
+    SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN requests AS kept
+      ON kept.trace_id = other.trace_id AND kept.parent_span_id = other.span_id
+    WHERE kept.scope <> other.scope AND {_HAS_NO_ID}
+    UNION ALL
+    SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN requests AS kept
+      ON kept.rollout = other.rollout AND kept.scope = {quote_text(c.SCOPE)}
+    WHERE {_HAS_NO_ID} AND {_OVERLAP}
+      AND coalesce(
+        starts_with(kept.model, other.model) OR starts_with(other.model, kept.model), true)
+      AND (kept.span_id, other.scope) NOT IN (SELECT kept_id, scope FROM same_answer)
+  ) GROUP BY ALL
+)"""
 """Common table expressions over ``spans``: ``repeated`` holds the calls of others' instrumentors
-that stand for a request another record tells of: by its response id; because the one stands in the
-other; or because it overlaps one of ours that nothing else of that instrumentor stands for. The
-adapter's ``duplicates`` looks at what was asked and answered, which no count should have to
-read."""
+that stand for a request another record tells of, ``kept_id``: by its response id; because the one
+stands in the other; or because it overlaps one of ours that nothing else of that instrumentor
+stands for. The adapter's ``duplicates`` looks at what was asked and answered, which no count should
+have to read."""
 
 # The common table expressions stand within: on top of a view they have a mere count(*) read every
 # column, message bodies and all (DuckDB 2.0).
@@ -244,7 +246,8 @@ FROM (SELECT coalesce(target_rollout, {ROLLOUT}) AS rollout_id,
   -- Not FILTER: before that DuckDB parses the JSON of every span.
   arg_min(CASE WHEN {_IS_ROLLOUT} THEN {attribute_sql(c.TASK)} END, start_ns) AS task
 -- IN, for of a join DuckDB may hold the spans rather than the few repeated.
-FROM (SELECT *, (trace_id, span_id) IN (FROM repeated) AS is_repeated FROM spans)
+FROM (SELECT *, (trace_id, span_id) IN (SELECT trace_id, span_id FROM repeated) AS is_repeated
+    FROM spans)
   LEFT JOIN placements USING (trace_id, span_id)
 GROUP BY 1, 2 HAVING count(*) > count(*) FILTER ({IS_REWARD_SPAN} OR {IS_RETRACTION})) AS found
 LEFT JOIN attempt_rewards ON attempt_rewards.attempt = hash(found.rollout_id, found.attempt_id)"""

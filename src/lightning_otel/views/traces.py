@@ -110,7 +110,8 @@ FROM spans GROUP BY trace_id HAVING count(*) FILTER (name <> {quote_text(c.SPAN_
 _DETAILS: Final = f"""
 WITH spans AS (FROM page), {DUPLICATE_CALLS},
 counted AS (SELECT *, operation IN ({GENERATIVE_OPERATIONS}) AS is_call,
-  is_call AND (trace_id, span_id) NOT IN (FROM repeated) AS is_request FROM page)
+  is_call AND (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM repeated) AS is_request
+  FROM page)
 SELECT trace_id, string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   coalesce(list_sort(list(DISTINCT model) FILTER (model <> '')), []) AS models,
   count(*) FILTER (status = 'ERROR') AS errors, count(*) FILTER (is_call) AS calls,
