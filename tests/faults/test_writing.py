@@ -3,6 +3,9 @@
 Kills, exits and children of other kinds (L3, L4, L5) are in ``tests/processes``.
 """
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -200,3 +203,45 @@ def test_spans_that_end_as_the_interpreter_does_never_hang_it(tmp_path: Path) ->
         assert (done.code, done.output, done.errors) == (0, "done\n", "")
 
     host.settled_counts(extra=trials(10, 4) * 5)
+
+
+def test_tree_of_forks_on_a_busy_machine_loses_nothing(tmp_path: Path) -> None:
+    """L12b: more processes than processors, beside busy loops; each leaves by ``os._exit``."""
+    host = Host(
+        tmp_path,
+        """
+        def grow(depth):
+            for _ in range(3):
+                end("work")
+            children = []
+            for _ in range(3 if depth else 0):
+                child = os.fork()
+                if not child:
+                    try:
+                        grow(depth - 1)
+                    finally:
+                        os._exit(0)
+                children.append(child)
+            for child in children:
+                os.waitpid(child, 0)
+            end("last")
+        grow(int(sys.argv[1]))
+        print("done")
+        """,
+    )
+    depth = trials(6, 5)
+    loops = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    try:
+        done = host.run(depth)
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    counts = host.settled_counts()
+    note("L12b", counts)
+
+    assert (done.code, done.output, done.errors) == (0, "done\n", "")
+    assert counts.ended == 4 * (3 ** (depth + 1) - 1) // 2

@@ -42,18 +42,6 @@ def traced_work(slot, count=SPANS):
     work(slot, count)
 
 
-@lightning_otel.auto_trace(store=STORE)
-def traced_work_on_a_slow_disk(slot):
-    """One write takes so long that the spans after it wait in memory when the recording ends."""
-    write = os.write
-    def slow(descriptor, data):
-        os.write = write
-        time.sleep(1)
-        return write(descriptor, data)
-    os.write = slow
-    work(slot)
-
-
 def be_killed(slot):
     print(os.getpid(), flush=True)
     work(slot, 10**9)
@@ -309,15 +297,6 @@ def test_started_children_of_any_kind_lose_nothing(
     assert trial.acked()[:3] == acked
     trial.check("L5")
     assert trial.roots() == [True] * sum(count > 0 for count in acked)
-
-
-def test_spans_that_wait_for_a_slow_disk_outlive_their_recording(trial: Trial) -> None:
-    """The slow write is a patch of ``os.write``: no disk at hand is slow on command."""
-    done = trial.start(("traced_work_on_a_slow_disk", 0)).communicate()
-
-    assert done == ("[0]\n", "")
-    assert trial.acked()[0] == 40
-    trial.check("L12")
 
 
 @pytest.mark.pain(5)

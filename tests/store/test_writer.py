@@ -394,15 +394,15 @@ def test_process_without_a_boot_id_is_the_machines(
     assert len(names.pop()) == 8
 
 
-def test_what_waits_for_a_slow_disk_is_read_in_its_own_process(
+def test_what_waits_for_a_hanging_disk_is_read_in_its_own_recording(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write of more than half a second is followed by a rest, and spans wait in memory."""
+    """A write of more than a second is followed by a rest, and spans wait in memory."""
     write = os.write
 
     def write_slowly(descriptor: int, data: bytes) -> int:
         monkeypatch.setattr(os, "write", write)
-        time.sleep(0.6)
+        time.sleep(1.2)
         return write(descriptor, data)
 
     with auto_trace(store=store) as recording:
@@ -412,8 +412,7 @@ def test_what_waits_for_a_slow_disk_is_read_in_its_own_process(
                 pass
         waiting = store.writer().accounting().pending
         live = [span for span in recording.spans() if span.parent_span_id == recording.span_id]
-        read = [span for span in store.spans() if span.parent_span_id == recording.span_id]
 
     assert waiting > 0
-    assert [len(found) for found in (live, read)] == [6, 6]
-    assert all(span.end_ns is not None for span in live + read)
+    assert len(live) == 6
+    assert all(span.end_ns is not None for span in live)

@@ -67,12 +67,12 @@ class FrameSpanProcessor(SpanProcessor):
             capture.note_fault()
 
     def shutdown(self) -> None:
-        """Write what waits for a slow disk, seal the segments, and make the ``.duckdb`` file."""
+        """Write what waits in memory, seal the segments, and make the ``.duckdb`` file."""
         for layout in capture.guard_call(seal_all) or ():
             capture.guard_call(_make_catalogue, layout)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Write what waits in memory, if a disk was slow or full; else nothing is ever pending."""
+        """Write what waits in memory, if a disk was full; else, or if it hangs, do nothing."""
         return bool(capture.guard_call(flush_all))
 
 
@@ -169,10 +169,11 @@ class DuckDBSpanExporter(SpanExporter):
         writer = writers_by_catalogue.get(self._layout.catalogue)
         if writer is not None:
             capture.guard_call(writer.seal)
-            capture.guard_call(_make_catalogue, self._layout)
+            if not writer.is_hanging:
+                capture.guard_call(_make_catalogue, self._layout)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Write what waits in memory, as the disk was slow or full; else nothing is pending."""
+        """Write what waits in memory, if a disk was full; else, or if it hangs, do nothing."""
         writer = writers_by_catalogue.get(self._layout.catalogue)
         return writer is None or bool(capture.guard_call(writer.flush))
 
@@ -185,8 +186,8 @@ def _export_span(span: ReadableSpan, writer: SpanWriter) -> None:
 
 def _make_catalogue(layout: Layout) -> None:
     """Make ``X.duckdb`` where it is missing, which imports DuckDB: once for a store."""
-    if layout.live.is_dir() and not layout.catalogue.exists():
-        from lightning_otel.store.catalogue import ensure_catalogue
+    with contextlib.suppress(StoreError, OSError):  # whoever reads it is told
+        if layout.live.is_dir() and not layout.catalogue.exists():
+            from lightning_otel.store.catalogue import ensure_catalogue
 
-        with contextlib.suppress(StoreError):  # whoever reads it is told
             ensure_catalogue(layout)

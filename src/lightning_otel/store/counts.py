@@ -29,7 +29,7 @@ TRANSFORM: Final = "dropped.transform"
 TRANSFORM_FAILED: Final = "failed.transforms"
 """Spans kept without their content, because a transform raised."""
 SLOW_WRITES: Final = "slow.writes"
-"""Writes after which the disk was left alone for a while."""
+"""Writes that hung, after which the disk was left alone for a while."""
 SLOW_HELD: Final = "slow.held"
 """Spans that waited in memory meanwhile."""
 
@@ -65,7 +65,7 @@ class Accounting:
         pending: Spans in memory that wait for the disk; known of this process only.
         rejected: Spans that could not be kept for what they are, by reason.
         dropped: Spans that were lost on their way or taken out of the store, by reason.
-        slow_writes: How often the disk took so long that it was left alone for a while.
+        slow_writes: How often the disk hung, and was left alone for a while.
         slow_held: Spans that waited in memory meanwhile.
     """
 

@@ -1,6 +1,6 @@
 """A process's lines on their way into its segments, and the counts of what became of its spans.
 
-A line is written at once, waits in memory for a slow or full disk, or is counted as lost.
+A line is written at once, waits in memory for a full or hanging disk, or is counted as lost.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import os
 import time
 from pathlib import Path
 from threading import get_ident
-from time import monotonic
 from typing import Final
 
 from lightning_otel import debugging
@@ -18,7 +17,8 @@ from lightning_otel.debugging.turns import Turns
 from lightning_otel.store import counts as n
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import format_control_line
-from lightning_otel.store.segment import LONG_S, SLOW_S, DiskPace, Segment, read_boot_id
+from lightning_otel.store.pace import DiskPace
+from lightning_otel.store.segment import Segment, read_boot_id
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Journal:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._turns = Turns(SLOW_S)  # guards the segment and the counts; lists are appended to
+        self._turns = Turns()  # guards the segment and the counts; lists are appended to
         self.pid = os.getpid()
         self.process = f"{read_boot_id()}-{time.time_ns():019d}-{self.pid}"
         self.segment: Segment | None = None
@@ -57,6 +57,8 @@ class Journal:
         # Lines that no write has taken yet, each with the ended spans it stands for.
         self._waiting: list[tuple[bytes, int]] = []
         self._waiting_bytes = 0
+        # Lines that were written, and how many are to be before whoever writes now may go.
+        self._written = self._due = 0
         self._stored = self._stored_in_segment = 0
         # What happened to spans: counts in no segment yet, in former segments, and in this one.
         self._new_counts: list[tuple[str, int]] = []
@@ -80,10 +82,18 @@ class Journal:
             spans: How many.
         """
         self._forget_if_forked()
+        self._note_unstored(reason, spans)
+        self._write_waiting()
+
+    def _note_unstored(self, reason: str, spans: int) -> None:
         if debugging.is_on:
             debugging.log(f"refused {spans:,} ended span(s): {n.REASONS.get(reason, reason)}")
-        self._new_counts.append((reason, spans))
-        self._write_waiting()
+        self._note_count(reason, spans)
+
+    def _note_count(self, name: str, spans: int) -> None:
+        """Keep a count until it is written, with the next line."""
+        if spans:
+            self._new_counts.append((name, spans))
 
     @property
     def lost(self) -> int:
@@ -92,6 +102,11 @@ class Journal:
         return sum([
             count for name, count in counts if name.startswith("dropped.") and name != n.TRANSFORM
         ])  # fmt: skip
+
+    @property
+    def is_hanging(self) -> bool:
+        """True if the disk took over a second for the last write."""
+        return self._pace.is_hanging
 
     def accounting(self) -> n.Accounting:
         """Return the accounts of this process's spans from its own counters; reads no disk."""
@@ -132,9 +147,13 @@ class Journal:
             return len(self.paths) - 1, self.segment.size_bytes
 
     def flush(self) -> bool:
-        """Write what waits in memory, however slow the disk is; whether nothing waits any more."""
+        """Write what waits in memory; whether nothing waits any more.
+
+        A disk whose last write hung is not asked: only an ended span does that, once it has rested.
+        """
         self._forget_if_forked()
-        self._write_waiting(is_patient=True)
+        if not self._pace.is_hanging:
+            self._write_waiting()
         return self.layout is None or not (self._waiting or self._new_counts)
 
     def seal(self) -> None:
@@ -146,32 +165,30 @@ class Journal:
         """
         is_flushed = self.flush()  # it is now or never
         with self._turns.alone() as is_alone:
-            if not is_alone or self._writing_thread == get_ident():
+            if is_alone and self._writing_thread == get_ident():
                 return
             lost, segment = 0, self.segment
             if not is_flushed:
                 counts = n.sum_counts(self._sum_new_counts(), {n.DISK: self._count_waiting()})
                 lost = counts.get(n.DISK, 0)
-                if segment is not None:
+                if segment is not None and is_alone and not self._pace.is_hanging:
                     ended = self._count_ended() + n.count_unstored(counts)
                     segment.write_final_counts({**counts, n.ENDED: ended})
-            elif segment is not None and not self._open_lines():
+            elif segment is not None and is_alone and not self._open_lines():
                 with contextlib.suppress(OSError):  # no room: the free lock says the same
                     self._seal_segment(segment, is_rotated=False)
                 self._switch_segment(None)
                 segment.close()
             lost, self._reported_lost = lost - self._reported_lost, lost
         if lost > 0 and self.layout is not None:
-            log.warning(
-                "%d spans are lost: %s refuses them to the end", lost, self.layout.catalogue
-            )
+            why = "hangs" if self._pace.is_hanging or not is_alone else "refuses them"
+            log.warning("%d spans are lost: %s %s to the end", lost, self.layout.catalogue, why)
 
     def rotate(self) -> None:
         """Go on in a new segment, also with spans open, so that this one can be settled."""
         self.flush()
         with self._turns.alone() as is_alone:
-            is_free = is_alone and self._writing_thread != get_ident()
-            if is_free:
+            if is_alone and self._writing_thread != get_ident():
                 self._rotate_segment()
 
     def forget(self) -> None:
@@ -185,7 +202,7 @@ class Journal:
         if os.getpid() != self.pid:
             self.forget()
 
-    def _append_line(self, line: bytes, spans: int) -> None:
+    def _append_line(self, line: bytes, spans: int, *, may_wait: bool = False) -> None:
         if self.layout is None:
             self.lines.append(line)
             self._stored += spans
@@ -195,8 +212,10 @@ class Journal:
         # No call in this line, here and elsewhere: in any call a signal handler may raise, and
         # another thread may run.
         self._waiting_bytes += size
+        if may_wait and self._pace.is_slow and self._waiting_bytes < CHUNK_BYTES:
+            return  # goes with the next end
         if not self._write_waiting() and self._waiting:
-            self._new_counts.append((n.SLOW_HELD, spans))
+            self._note_count(n.SLOW_HELD, spans)
 
     def _write_now(self, lines: bytes, spans: int) -> None:
         """Write lines that somebody else holds until they are here.
@@ -209,7 +228,8 @@ class Journal:
             self._stored += spans
             return
         with self._turns.alone() as is_alone:
-            if not is_alone or self._writing_thread == get_ident():
+            is_free = is_alone and self._writing_thread != get_ident()
+            if not is_free or self._pace.is_resting():
                 raise TimeoutError("a write into the store hangs")
             self._writing_thread = get_ident()
             try:
@@ -219,34 +239,30 @@ class Journal:
             finally:
                 self._writing_thread = 0
 
-    def _write_waiting(self, *, is_patient: bool = False) -> bool:
-        """Write what waits in memory, in order; False if it goes on waiting for a slow disk.
+    def _write_waiting(self) -> bool:
+        """Write what waits in memory now, in order; False if it goes on waiting for the disk.
 
         What comes while somebody writes, be it from a signal handler of this very thread, waits
         until that is done.
-
-        Args:
-            is_patient: Whether to ask the disk however slow it was.
         """
-        refusal, pace = None, self._pace
-        while (self._waiting or self._new_counts) and refusal is None and self.layout is not None:
+        refusal, is_due = None, self.layout is not None
+        while is_due and (self._waiting or self._new_counts) and refusal is None:
             if not self._turns.take():
                 self._drop_newest()
                 return False
             try:
+                self._due = self._written + len(self._waiting)
                 if self._writing_thread == get_ident():
-                    return True
+                    return True  # a signal handler's: the write that it broke into goes on with it
                 self._writing_thread = get_ident()
                 try:
-                    while self._waiting or self._new_counts:
-                        if pace.rest_until and self._may_rest(is_patient):
-                            break
-                        if not self._waiting:
-                            self._write_counts()
-                        elif len(self._waiting) == 1:
+                    while self._written < self._due or self._new_counts:
+                        if self._pace.is_hanging and self._may_rest():
+                            return False
+                        if len(self._waiting) == 1 and not self._new_counts:
                             self._write_lines(*self._waiting[0], 1)
                         else:
-                            self._write_first_lines()
+                            self._write_batch()
                     if self._is_rotation_due:
                         self._rotate_segment()
                 except OSError as exc:
@@ -254,72 +270,69 @@ class Journal:
                     refusal = exc
                 finally:
                     self._writing_thread = 0
-                if refusal is None and pace.rest_until and self._may_rest(is_patient):
-                    return False
+                is_due = self._written < self._due
             finally:
                 self._turns.release()
         # Logged without the lock: a handler may wait for a thread that is about to end a span.
         if refusal is not None and not self._is_refusal_logged and self.layout is not None:
             self._is_refusal_logged = True
             log.warning(
-                "%s refuses spans (%s); up to 8 MiB are held in memory until it takes them",
+                "%s refuses spans (%s); up to 8 MiB are held in memory until it takes them, "
+                "and lost with the process",
                 self.layout.catalogue,
                 refusal,
             )
         return True
 
-    def _may_rest(self, is_patient: bool) -> bool:  # noqa: FBT001
-        """Return whether a slow disk is left alone; what memory cannot hold is written anyway."""
-        return not is_patient and self._waiting_bytes <= PENDING_BYTES and self._pace.is_resting()
+    def _may_rest(self) -> bool:
+        """Return whether a hanging disk is left alone; what does not fit in memory is written."""
+        return self._waiting_bytes <= PENDING_BYTES and self._pace.is_resting()
 
-    def _write_first_lines(self) -> None:
-        """Write the first lines that wait, as many as go in one chunk."""
-        size = count = 0
+    def _write_batch(self) -> None:
+        """Write the first lines that wait, as many as go in one chunk, and the counts with them."""
+        size = lines = 0
         for line, _ in self._waiting.copy():
             size += len(line)
-            if count and size > CHUNK_BYTES:
+            if lines and size > CHUNK_BYTES:
                 break
-            count += 1
-        first = self._waiting[:count]
+            lines += 1
+        batch, counts = self._waiting[:lines], len(self._new_counts)
+        text = b"".join([line for line, _ in batch])
         try:
-            text = b"".join([line for line, _ in first])
-            self._write_lines(text, sum([spans for _, spans in first]), count)
+            self._write_lines(text, sum([spans for _, spans in batch]), lines, counts)
         except OSError:
-            if count == 1:
+            if lines + bool(counts) <= 1 or self._pace.is_hanging:
                 raise
             # A disk that is nearly full may have room for one.
-            self._write_lines(*first[0], 1)
+            self._write_lines(*batch[0], 1)
 
     def _drop_newest(self) -> None:
         while self._waiting and self._waiting_bytes > PENDING_BYTES:
             line, spans = self._waiting.pop()
             size = len(line)
             self._waiting_bytes -= size
-            self._new_counts.append((n.DISK, spans))
+            if spans:
+                self._new_counts.append((n.DISK, spans))
 
-    def _write_counts(self) -> None:
-        count = len(self._new_counts)
-        unwritten_counts = self._sum_new_counts(count)
-        if unwritten_counts:
-            self._write_lines(format_control_line("count", counts=unwritten_counts), 0)
-        total = n.sum_counts(self._segment_counts, unwritten_counts)
-        self._segment_counts, self._new_counts[:count] = total, []
-
-    def _write_lines(self, text: bytes, spans: int, count: int = 0) -> None:
-        """Write lines, of which so many wait."""
-        pace, size = self._pace, len(text)
-        before = pace.work_before() if pace.watched_until else None
-        began = monotonic()
+    def _write_lines(self, text: bytes, spans: int, lines: int = 0, counts: int = 0) -> None:
+        """Write a text, which is so many lines of those that wait, and so many of the counts."""
+        size, new_counts = len(text), {}
+        if counts:
+            new_counts = self._sum_new_counts(counts)
+            text += format_control_line("count", counts=new_counts)
         former = segment = self.segment
-        if segment is None or not segment.append(text, is_checked=spans > 0):
+        if segment is None or not segment.append(text):
             segment = self._replace_segment(text)
         self._stored += spans
         self._stored_in_segment += spans
-        if count:
-            del self._waiting[:count]
+        if lines:
+            del self._waiting[:lines]
+            self._written += lines
             self._waiting_bytes -= size
-        took_s = monotonic() - began
-        if (took_s > LONG_S or pace.rest_until) and pace.is_slow(took_s, before):
+        if counts:
+            total = n.sum_counts(self._segment_counts, new_counts)
+            self._segment_counts, self._new_counts[:counts] = total, []
+        if self._pace.is_hanging:
             self._new_counts.append((n.SLOW_WRITES, 1))
         if former is not None and former.has_final_counts:
             former.write_final_counts({})  # there is room again
@@ -328,36 +341,33 @@ class Journal:
 
     def _replace_segment(self, text: bytes) -> Segment:
         """Write into a new segment, as there is none or the one there was is not ours any more."""
-        gone, fresh = self.segment, self._new_segment(text)
+        gone, refusal = self.segment, None
+        try:
+            fresh = self._new_segment(text)
+        except OSError as exc:
+            if self._pace.is_hanging:
+                raise
+            fresh, refusal = self._new_segment(), exc  # there may be room for counts
         if gone is not None and gone.is_removed():
             # Its counts are written again, and its spans are lost.
             self._stored -= self._stored_in_segment
-            self._new_counts += [
-                (n.REMOVED, self._stored_in_segment),
-                *self._segment_counts.items(),
-            ]
+            self._note_count(n.REMOVED, self._stored_in_segment)
+            self._new_counts += self._segment_counts.items()
             self._segment_counts = {}
         self._switch_segment(fresh)
-        if not fresh.append(text):
-            raise FileNotFoundError(fresh.path)
+        if refusal is not None:
+            raise refusal
         return fresh
 
     def _new_segment(self, text: bytes = b"") -> Segment:
         """A new segment that begins with the starts of open spans, but for those in the text."""
         assert self.layout is not None
+        lines = b"".join([line for line in self._open_lines() if line not in text]) + text
         try:
-            segment = Segment(self.layout, self.process, self._next_number())
+            return Segment(self.layout, self.process, self._next_number(), self._pace, lines)
         except FileNotFoundError:
             self.layout.make_folders()  # somebody removed the store
-            segment = Segment(self.layout, self.process, self._next_number())
-        starts = [line for line in self._open_lines() if line not in text]
-        if starts:
-            try:
-                segment.append(b"".join(starts))
-            except OSError:
-                segment.remove()
-                raise
-        return segment
+            return Segment(self.layout, self.process, self._next_number(), self._pace, lines)
 
     def _rotate_segment(self) -> None:
         """Go on in a new segment; if there is no room for it and the seal, go on in the old one.

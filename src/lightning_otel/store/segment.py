@@ -5,9 +5,7 @@ import errno
 import fcntl
 import logging
 import os
-import resource
 import stat
-import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,22 +13,13 @@ from typing import Final
 
 from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout
 from lightning_otel.store.lines import format_reserved_line
+from lightning_otel.store.pace import DiskPace
 
 log = logging.getLogger(__name__)
 
 _CLOSE: Final = stat.S_IXUSR
 _FAR: Final = 700
 _OPEN_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-
-SLOW_S: Final = 0.5
-"""A write that took longer means a disk that hangs."""
-LONG_S: Final = 0.02
-"""Shorter writes are never looked at."""
-_SHARE: Final = 0.25
-"""Of the last second: what long writes may take of it before the disk is left alone."""
-_WORK_SHARE: Final = 0.1
-"""A process that worked for more of a long write's time waited for its interpreter, not a disk."""
-_LONGEST_REST_S: Final = 30.0
 
 
 def read_boot_id() -> str:
@@ -59,8 +48,10 @@ class Segment:
     can be written there when the disk is full.
     """
 
-    def __init__(self, layout: Layout, process: str, number: int) -> None:
-        """Make and lock the file.
+    def __init__(
+        self, layout: Layout, process: str, number: int, pace: DiskPace, lines: bytes = b""
+    ) -> None:
+        """Make and lock the file, and write its first lines.
 
         Raises:
             OSError: The store is not there, is full or refuses us.
@@ -71,38 +62,36 @@ class Segment:
         self.size_bytes = 0
         self.is_asked_to_close = False
         self.has_final_counts = False
+        self._pace = pace
         self._is_torn = False
         self._descriptor = _out_of_reach(os.open(made, _OPEN_FLAGS, 0o600))
-        self._is_out_of_reach = self._descriptor >= _FAR
-        self._inode = os.fstat(self._descriptor).st_ino
+        status = os.fstat(self._descriptor)
+        self._identity = status.st_ino, status.st_dev
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _check_locks(made)
-            self.append(format_reserved_line({}))
+            if not self.append(format_reserved_line({}) + lines):
+                raise FileNotFoundError(errno.ENOENT, "somebody removed it", str(made))
             os.rename(made, self.path)
         except OSError:
             self.close()
             made.unlink(missing_ok=True)
             raise
 
-    def append(self, lines: bytes, *, is_checked: bool = True) -> bool:
+    def append(self, lines: bytes) -> bool:
         """Write whole lines, or nothing; False if the file is not there or not ours any more.
 
         A user may remove the store, and a program that becomes a daemon closes every descriptor;
         what it opens next gets the same number.
 
-        Args:
-            lines: The lines.
-            is_checked: False for a started span alone: the line of its end is what counts.
-
         Raises:
             OSError: The disk is full or gone; the file ends as it ended before.
         """
-        if (is_checked or self._is_torn or not self._is_out_of_reach) and not self._is_ours():
+        if not self._is_ours():
             return False
         self._is_torn = True
         try:
-            written = os.write(self._descriptor, lines)
+            written = self._pace.write(self._descriptor, lines)
             if written != len(lines):
                 raise OSError(errno.ENOSPC, "short write, no space left")
         except OSError as exc:
@@ -118,22 +107,22 @@ class Segment:
     def _is_ours(self) -> bool:
         """Look at the file, and cut off what a refused or interrupted write left there."""
         try:
-            found = os.fstat(self._descriptor)
-            is_ours = found.st_ino == self._inode and found.st_nlink > 0
-            if is_ours and self._is_torn and found.st_size > self.size_bytes:
+            status = os.fstat(self._descriptor)
+            is_ours = (status.st_ino, status.st_dev) == self._identity and status.st_nlink > 0
+            if is_ours and self._is_torn and status.st_size > self.size_bytes:
                 os.ftruncate(self._descriptor, self.size_bytes)
         except OSError:
             return False
-        self.is_asked_to_close = is_ours and bool(found.st_mode & _CLOSE)
+        self.is_asked_to_close = is_ours and bool(status.st_mode & _CLOSE)
         return is_ours
 
     def is_removed(self) -> bool:
         """Return whether somebody removed the file."""
         try:
-            found = os.fstat(self._descriptor)
+            status = os.fstat(self._descriptor)
         except OSError:
             return False
-        return found.st_ino == self._inode and found.st_nlink == 0
+        return (status.st_ino, status.st_dev) == self._identity and status.st_nlink == 0
 
     def write_final_counts(self, counts: Mapping[str, int]) -> None:
         """Write counts into the room kept for them, if the file is there; empty ones take it back.
@@ -152,69 +141,14 @@ class Segment:
     def close(self) -> None:
         """Close the file, which frees its lock unless a parent process still holds it."""
         with contextlib.suppress(OSError):
-            if os.fstat(self._descriptor).st_ino == self._inode:
+            status = os.fstat(self._descriptor)
+            if (status.st_ino, status.st_dev) == self._identity:
                 os.close(self._descriptor)
 
     def remove(self) -> None:
         """Close the file and take it away."""
         self.close()
         self.path.unlink(missing_ok=True)
-
-
-class DiskPace:
-    """The speed of a disk, and the rest of a slow one.
-
-    Attributes:
-        rest_until: When it may be asked again, by the monotonic clock; 0 if it is quick.
-    """
-
-    def __init__(self) -> None:
-        self.rest_until = 0.0
-        self.watched_until = 0.0
-        self._slow_in_a_row = 0
-        self._long_s = 0.0
-        self._long_at = 0.0
-
-    def is_resting(self) -> bool:
-        """Return whether the disk was slow and rests now."""
-        return self.rest_until > 0.0 and time.monotonic() < self.rest_until
-
-    def work_before(self) -> tuple[float, int] | None:
-        """Return the processor time and the waits so far, for a write soon after a long one."""
-        if self.watched_until and time.monotonic() < self.watched_until:
-            return time.process_time(), _count_waits()
-        return None
-
-    def is_slow(self, took_s: float, before: tuple[float, int] | None) -> bool:
-        """Note how long a write took; whether the disk is slow, which is left alone then.
-
-        It is if one write hung, or long ones take too much of a second.
-        """
-        now = time.monotonic()
-        if took_s <= LONG_S:
-            self._slow_in_a_row, self.rest_until = 0, 0.0
-            return False
-        self.watched_until = now + 1.0
-        is_slow = took_s > SLOW_S
-        is_waiting = (
-            before is not None and _count_waits() != before[1]
-        )  # else others had the processor
-        if before and is_waiting and time.process_time() - before[0] < took_s * _WORK_SHARE:
-            left = max(0.0, 1.0 - (now - self._long_at))
-            self._long_s, self._long_at = self._long_s * left + took_s, now
-            is_slow = is_slow or self._long_s > _SHARE
-        if is_slow:
-            rest_s = min(took_s * (1 << min(self._slow_in_a_row, 8)), _LONGEST_REST_S)
-            self._slow_in_a_row += 1
-            self.rest_until = now + rest_s
-            self.watched_until = self.rest_until + 1.0
-        return is_slow
-
-
-def _count_waits() -> int:
-    """Return how often this thread gave up the processor of itself, as for a disk."""
-    who = getattr(resource, "RUSAGE_THREAD", None)  # Linux and FreeBSD alone
-    return time.monotonic_ns() if who is None else resource.getrusage(who).ru_nvcsw
 
 
 def _out_of_reach(descriptor: int) -> int:

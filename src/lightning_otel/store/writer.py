@@ -114,7 +114,7 @@ class SpanWriter(Journal):
             record, _ = apply_transforms({**record}, transforms)
         if record:
             begun.line = format_line(record)
-            self._append_line(begun.line, 0)
+            self._append_line(begun.line, 0, may_wait=True)
 
     def ended(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
         """Keep an ended span. One that began in a parent process, or before us, is only counted."""
@@ -174,7 +174,7 @@ class SpanWriter(Journal):
                     continue
                 record = kept
                 if is_failed:
-                    self._new_counts.append((n.TRANSFORM_FAILED, 1))
+                    self._note_count(n.TRANSFORM_FAILED, 1)
             lines.append(format_line(record))
             size += len(lines[-1])
             ended += span.end_ns is not None
@@ -196,17 +196,20 @@ class SpanWriter(Journal):
         Returns:
             Parsed lines in order; None if a segment was settled and is gone.
         """
-        self.flush()
+        self._forget_if_forked()
         index, offset = since
         wanted = [mention.encode("utf-8", "replace") for mention in mentions]
-        lines = self.lines[offset:] if self.layout is None else []
-        found = [parse_line(line) for line in lines if any(text in line for text in wanted)]
+        # What waits for the disk is read here; what is written meanwhile comes twice.
+        waiting = [line for line, _ in self._waiting.copy()]
+        lines = self.lines[offset:] if self.layout is None else waiting
+        in_memory = [parse_line(line) for line in lines if any(text in line for text in wanted)]
+        on_disk: list[Record] = []
         try:
             for number, path in enumerate(self.paths[index:]):
-                found += read_records(path, wanted, 0 if number else offset)
+                on_disk += read_records(path, wanted, 0 if number else offset)
         except FileNotFoundError:
             return None
-        return [record for record in found if "span_id" in record]
+        return [record for record in on_disk + in_memory if "span_id" in record]
 
     def _keep_record(self, span: "ReadableSpan", body: Mapping[str, str], begun: _OpenSpan) -> None:
         try:
@@ -242,11 +245,11 @@ class SpanWriter(Journal):
         drop = build_drop_record(record)
         kept, is_failed = apply_transforms(record, transforms)
         if kept is None:
-            self.count_unstored(n.TRANSFORM)
+            self._note_unstored(n.TRANSFORM, 1)
             self._append_line(format_control_line(**drop), spans=0)
             return False
         if is_failed:
-            self._new_counts.append((n.TRANSFORM_FAILED, 1))
+            self._note_count(n.TRANSFORM_FAILED, 1)
         record.clear()
         record.update(kept)
         return True
@@ -298,11 +301,18 @@ def flush_all() -> bool:
 
 
 def seal_all() -> list[Layout]:
-    """Close every segment of this process, as it is about to end; return the stores written to."""
+    """Close every segment of this process, as it is about to end; return the stores written to.
+
+    Those whose disk hangs are not among them.
+    """
     writers = list(writers_by_catalogue.values())
     for writer in writers:
         writer.seal()
-    return [writer.layout for writer in writers if writer.paths and writer.layout is not None]
+    return [
+        writer.layout
+        for writer in writers
+        if writer.paths and writer.layout is not None and not writer.is_hanging
+    ]
 
 
 def _forget_all() -> None:
