@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.forwarding.collector import Endpoint, Reply
+from tests.manifests import seal_manifest
 
 from lightning_otel import Store, auto_trace, emit_message
 from lightning_otel.store.layout import Layout
@@ -220,7 +221,7 @@ DAMAGES = {
                   "restore it in {0.data}"),
     "rubbish": (lambda layout, patch: layout.manifest_path.write_text("rubbish"), 1,
                 "{0.manifest_path} is damaged", ""),
-    "newer": (lambda layout, patch: layout.manifest_path.write_text('{"kind":"store","schema":99}'),
+    "newer": (lambda layout, patch: layout.manifest_path.write_bytes(seal_manifest([], schema=99)),
               1, "{0.catalogue}", "pip install --upgrade"),
 }  # fmt: skip
 

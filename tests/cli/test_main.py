@@ -1,6 +1,5 @@
 """What every command has in common: help, errors, exit codes, pipes, stores that are not usable."""
 
-import json
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 from tests.cli.conftest import Cli, lines_of_error
 from tests.cli.reference import reference
+from tests.manifests import seal_manifest
 from tests.pages import DOCS
 
 from lightning_otel import Resources, State, Store, __version__, config
@@ -56,7 +56,7 @@ def test_newer_store_is_refused_by_name(cli: Cli, command: str, tmp_path: Path) 
     """A store of a newer version is named, with both versions and the way out."""
     layout = Layout(tmp_path / "newer.duckdb")
     layout.create()
-    layout.manifest_path.write_text(json.dumps({"kind": "store", "schema": 99}) + "\n")
+    layout.manifest_path.write_bytes(seal_manifest([], schema=99))
 
     done = cli(*split(command), "--store", layout.catalogue)
 

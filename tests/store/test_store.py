@@ -12,6 +12,7 @@ from pathlib import Path
 import duckdb
 import pytest
 from click.testing import CliRunner
+from tests.manifests import seal_manifest
 from tests.store.conftest import MakeSpan
 
 from lightning_otel import Store
@@ -154,7 +155,7 @@ def test_a_newer_store_is_refused(store: Store, layout: Layout) -> None:
     """By name, by every way to read, and nothing is written into it."""
     layout.create()
     newer = layout_module.SCHEMA_VERSION + 1
-    layout.manifest_path.write_text(f'{{"kind":"store","schema":{newer}}}\n')
+    layout.manifest_path.write_bytes(seal_manifest([], schema=newer))
 
     read = (store.connect, store.spans().rows, store.transitions().rows, store.report)
     for use in (*read, store.settle, store.writer):
@@ -302,7 +303,7 @@ def test_create_keeps_the_store_out_of_git(tmp_path: Path) -> None:
 def test_create_never_replaces_a_manifest(fresh: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     """A manifest that another process wrote meanwhile wins over the first, empty one."""
     fresh.create()
-    manifest = Manifest((DataFile("f", 1, 2, 3, 4, 5),))
+    manifest = Manifest((DataFile("spans-1-f.parquet", 1, 2, 3, 4, 5),))
     fresh.write_manifest(manifest)
     fresh.create()
     assert fresh.read_manifest() == manifest

@@ -365,7 +365,8 @@ class Run:
         self._publish_kept(number, unpublished)
         for old in runs.checkpoints(run.run_id)[KEPT_CHECKPOINTS:]:
             runs.delete_checkpoint(run.run_id, old.step)
-            shutil.rmtree(old.place, ignore_errors=True)
+            if Path(old.place).parent == folder.parent:  # a state names folders, and none else goes
+                shutil.rmtree(old.place, ignore_errors=True)
         if self.config.progress is not None and done:
             self.config.progress(number, self.config.max_iterations, self._measured)
         return folder

@@ -189,6 +189,7 @@ def _make_engine(given: str, layout: Layout | None) -> "Engine":
 
     @sa.event.listens_for(engine, "do_connect")
     def make(*_: object) -> None:
+        layout.refuse_links()
         # SQLite would make it readable for others; what stands beside it takes its mode. Never
         # opened once it is there: to close a file lets go of every lock the process has on it.
         if not path.exists():

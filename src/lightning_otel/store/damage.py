@@ -7,14 +7,13 @@ moment, or may not write, reads without the damaged part and leaves it where it 
 
 import contextlib
 import logging
-import os
 import shlex
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
 from lightning_otel.errors import (
@@ -24,7 +23,15 @@ from lightning_otel.errors import (
 )
 from lightning_otel.store import quarantine
 from lightning_otel.store.counts import ENDED, STORED, sum_counts
-from lightning_otel.store.layout import Layout, check_schema, elect_settler, now_us
+from lightning_otel.store.layout import (
+    SEGMENT_SUFFIX,
+    Layout,
+    check_schema,
+    elect_settler,
+    is_own_file,
+    list_names,
+    now_us,
+)
 from lightning_otel.store.manifest import DataFile, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
     ORIGIN,
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SUFFIX: Final = ".parquet"
+_NO_FILE: Final = "it is a link or no file, and is never followed"
 _MENDING_S: Final = 2.0
 
 
@@ -91,8 +99,12 @@ def quarantine_damage(layout: Layout, files: Sequence[DataFile] | None = None) -
     in_files = {name: why for name, why in damaged.items() if name.endswith(_SUFFIX)}
     quarantine.quarantine_files(layout, in_files)
     for name in damaged.keys() - in_files.keys():
+        path = layout.live / name
         with contextlib.suppress(FileNotFoundError):
-            quarantine.quarantine_lines(layout, layout.live / name)
+            if is_own_file(path):
+                quarantine.quarantine_lines(layout, path)
+            else:
+                quarantine.quarantine_link(layout, path, damaged[name])
     return damaged
 
 
@@ -150,14 +162,16 @@ def _find_damage(
     layout: Layout, files: Sequence[DataFile] | None, *, is_thorough: bool
 ) -> dict[str, str]:
     manifest, known = layout.read_manifest(), _stores[layout.root]
-    damaged: dict[str, str] = {}
+    damaged = _find_links(layout) if files is None else {}
     for file in manifest.live_files if files is None else files:
         path = layout.data / file.name
         # Gone, or it cannot be read just now, which says nothing about it.
         with contextlib.suppress(OSError):
-            status = path.stat()
+            status = path.lstat()
             stamp = status.st_size, status.st_mtime_ns
-            if is_thorough or known.whole.get(file.name) != stamp:
+            if not is_own_file(path):
+                damaged[file.name] = _NO_FILE
+            elif is_thorough or known.whole.get(file.name) != stamp:
                 if ranges := quarantine.find_corrupt_ranges(path, file.checksum):
                     places = ", ".join(f"{first} to {end}" for first, end in ranges[:3])
                     damaged[file.name] = f"the checksum of bytes {places} does not match"
@@ -177,6 +191,16 @@ def _find_damage(
     return damaged
 
 
+def _find_links(layout: Layout) -> dict[str, str]:
+    """Return names of what readers would take for a file or segment, and is neither."""
+    links: dict[str, str] = {}
+    for folder, suffix in ((layout.data, _SUFFIX), (layout.live, SEGMENT_SUFFIX)):
+        with contextlib.suppress(FileNotFoundError):
+            names = list_names(folder, are_files=False)
+            links |= {name: _NO_FILE for name in names if name.endswith(suffix)}
+    return links
+
+
 def release_missing_files(layout: Layout) -> None:
     """Release the segments of files that are gone, to be read and settled again; settler only.
 
@@ -193,7 +217,7 @@ def release_missing_files(layout: Layout) -> None:
 
 def list_missing_files(layout: Layout, manifest: Manifest) -> list[DataFile]:
     """Return live data files that are not there."""
-    there = set(os.listdir(layout.data))
+    there = list_names(layout.data)
     return [file for file in manifest.live_files if file.name not in there]
 
 
@@ -294,7 +318,7 @@ def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
     segments: dict[str, SettledSegment] = {}
     ended = 0
     with bounded_connection(layout.new / SPILL) as con:
-        for path in sorted(layout.data.glob("spans-*.parquet"), reverse=True):
+        for path in reversed(layout.data_files()):
             try:
                 found.append((describe_file(con, path), _read_footer(con, path)))
             except duckdb.Error as exc:
@@ -323,9 +347,10 @@ def _read_footer(con: "duckdb.DuckDBPyConnection", path: Path) -> Origin:
     """Return what a file was made from, as far as its footer tells that."""
     query = f"SELECT key, value FROM parquet_kv_metadata({quote_text(str(path))})"
     pairs = con.execute(query).fetchall()
-    footer: dict[str, Any] = {bytes(key).decode(): bytes(value) for key, value in pairs}
-    check_schema(path, int(footer.get("schema", 1)))
+    footer = {bytes(key): bytes(value) for key, value in pairs}
+    schema = footer.get(b"schema", b"1")
+    check_schema(path, int(schema) if schema.isdigit() else 1)
     try:
-        return Origin.from_text(footer[ORIGIN])
+        return Origin.from_text(footer[ORIGIN.encode()])
     except (KeyError, TypeError, ValueError, zlib.error):
         return Origin()

@@ -43,7 +43,7 @@ class Position:
                 f"{name!r} cannot name a consumer; take letters, digits, dots, dashes and "
                 "underscores, at most 100"
             )
-        self._name = name
+        self._name, self._layout = name, layout
         self._path = layout.root / "followers" / f"{name}.position"
         self._lock = contextlib.ExitStack()
         self._is_locked = False
@@ -76,6 +76,7 @@ class Position:
 
     def _take_lock(self) -> None:
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._layout.refuse_links(self._path.parent)
         if self._lock.enter_context(file_lock(self._path.with_suffix(".lock"))) is None:
             raise StoreError(
                 f"the consumer {self._name!r} is at work in another process or follower; "

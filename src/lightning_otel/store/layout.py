@@ -25,7 +25,14 @@ from lightning_otel.errors import (
     StoreVersionError,
 )
 from lightning_otel.store.lake import EXAMPLE, is_lake, lake_address
-from lightning_otel.store.manifest import SCHEMA_VERSION, Manifest, format_manifest, parse_manifest
+from lightning_otel.store.manifest import (
+    DATA_NAME,
+    SCHEMA_VERSION,
+    SEGMENT_NAME,
+    Manifest,
+    format_manifest,
+    parse_manifest,
+)
 
 if TYPE_CHECKING:
     from lightning_otel.store import SpanStore
@@ -38,8 +45,6 @@ _INSTEAD: Final = {
 MEMORY: Final = ":memory:"
 """Names a store that is kept in this process and gone with it."""
 SEGMENT_SUFFIX: Final = ".ndjson"
-_SEGMENT_NAME: Final = re.compile(r"[^-]+-\d+-\d+-\d+\.ndjson")
-"""Boot, start of the process in nanoseconds, process id, number."""
 EMPTY_DATA: Final = "_empty.parquet"
 EMPTY_LIVE: Final = "_empty.ndjson"
 WORTHWHILE_BYTES: Final = 16 << 20
@@ -101,8 +106,26 @@ class Layout:
                 f"cannot read {path}: {exc.strerror}; look at the owner and mode of {self.root}"
             ) from exc
 
+    def refuse_links(self, folder: Path | None = None) -> None:
+        """Check that nothing in the store's folder, or one below it, leads out of it.
+
+        The store itself may be reached by a link: that is its owner's.
+
+        Raises:
+            StoreError: A link stands there.
+        """
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            with os.scandir(folder or self.root) as entries:
+                link = next((entry.path for entry in entries if entry.is_symlink()), None)
+            if link is not None:
+                raise StoreError(
+                    f"{link} is a link, and no link within a store is followed; put there what it "
+                    f"leads to, or let a link lead to {self.root} as a whole"
+                )
+
     def require(self) -> None:
-        """Check that a store stands here."""
+        """Check that a store stands here, and no link in its folder."""
+        self.refuse_links()
         if not self.exists():
             # Such as the demo's, which people look for where their own would be.
             beside = [path.with_suffix("") for path in self.catalogue.parent.glob("*.duckdb.d")]
@@ -131,6 +154,7 @@ class Layout:
 
     def make_folders(self) -> None:
         """Make what is not there yet; any number of processes may do so at once."""
+        self.refuse_links()
         if not self.catalogue.parent.exists():
             _make_private(self.catalogue.parent)
             _add_private(self.catalogue.parent / ".gitignore", b"*\n")
@@ -150,12 +174,14 @@ class Layout:
 
         Raises:
             StoreDamagedError: Neither it nor its copy is whole.
+            StoreError: A link stands in the store's folder.
             StoreVersionError: A newer version wrote it.
         """
         return self.find_manifest()[1]
 
     def find_manifest(self) -> tuple[Path, Manifest]:
         """Return the manifest with its path, or that of its copy if only that is whole."""
+        self.refuse_links()
         damages = []
         for path in (self.manifest_path, self.manifest_copy):
             try:
@@ -164,9 +190,20 @@ class Layout:
                 damages.append(exc)
         raise damages[0]
 
+    def is_copy_whole(self) -> bool:
+        """Return whether the manifest's copy is whole, or was not made yet."""
+        try:
+            return not self.manifest_copy.exists() or bool(
+                self._parsed_manifest(self.manifest_copy)
+            )
+        except StoreDamagedError:
+            return False
+
     def _parsed_manifest(self, path: Path) -> Manifest:
         try:
-            status = path.stat()
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("it is no file")
             stamp = status.st_ino, status.st_size, status.st_mtime_ns
             known = _parsed.get(path)
             if known is not None and known[0] == stamp:
@@ -213,8 +250,28 @@ class Layout:
 
     def segments(self) -> list[Path]:
         """Segments in ``live/``, oldest first."""
-        found = [path for path in self.live.iterdir() if _SEGMENT_NAME.fullmatch(path.name)]
-        return sorted(found, key=lambda path: path.name.split("-")[1:])
+        names = filter(SEGMENT_NAME.fullmatch, list_names(self.live))
+        return sorted(map(self.live.joinpath, names), key=lambda path: path.name.split("-")[1:])
+
+    def data_files(self) -> list[Path]:
+        """Data files that are there, whether they count or not, in order of their names."""
+        return sorted(map(self.data.joinpath, filter(DATA_NAME.fullmatch, list_names(self.data))))
+
+
+def is_own_file(path: Path) -> bool:
+    """Return whether a file stands there, and no link to one, no pipe and no folder."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def list_names(folder: Path, *, are_files: bool = True) -> set[str]:
+    """Return the names of the files in a folder, or of what else stands there, such as links."""
+    with os.scandir(folder) as entries:
+        return {
+            entry.name for entry in entries if entry.is_file(follow_symlinks=False) is are_files
+        }
 
 
 @contextlib.contextmanager

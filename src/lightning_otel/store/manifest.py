@@ -3,10 +3,13 @@
 Nothing in here imports DuckDB: the traced process uses it.
 """
 
+import re
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, TypeVar
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import orjson
 
@@ -15,6 +18,18 @@ from lightning_otel.store.counts import count_unstored
 SCHEMA_VERSION: Final = 1
 FURTHEST_AHEAD_US: Final = 10_000_000
 """A commit is written a moment before it counts; a later one is of a clock that went back since."""
+DATA_NAME: Final = re.compile(r"spans-\d{1,20}-\w{1,64}\.parquet", re.ASCII)
+"""When its oldest predecessor was made, and a token. No name that a store reads is a path."""
+SEGMENT_NAME: Final = re.compile(r"\w{1,64}-\d{1,20}-\d{1,20}-\d{1,20}\.ndjson", re.ASCII)
+"""Boot, start of the process in nanoseconds, process id, number."""
+Integer = Annotated[int, range(-1 << 63, 1 << 63)]
+Natural = Annotated[int, range(1 << 63)]
+Counts = Mapping[str, Natural]
+DataName = Annotated[str, DATA_NAME]
+SegmentName = Annotated[str, SEGMENT_NAME]
+Checksum = Annotated[
+    str, re.compile(r"(?:[1-9a-f][0-9a-f]{3,11}\.[0-9a-f]{1,12}\.[0-9a-f]{1,12}\.([0-9a-f]{8})+)?")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +42,19 @@ class DataFile:
         is_compact: Whether ``compact`` made it, and packed it as tightly as it can.
         publication: What it goes into lakes as, with all files of the same one; empty if that is
             not settled yet. Files of different publications are never packed into one.
-        checksum: As ``quarantine.checksum_of`` gives it.
+        checksum: As ``quarantine.checksum_of`` gives it; empty if it was never taken.
     """
 
-    name: str
-    added_us: int
-    rows: int
-    size_bytes: int
-    min_start_ns: int
-    max_start_ns: int
-    dropped_us: int | None = None
+    name: DataName
+    added_us: Natural
+    rows: Natural
+    size_bytes: Natural
+    min_start_ns: Integer
+    max_start_ns: Integer
+    dropped_us: Natural | None = None
     is_compact: bool = False
     publication: str = ""
-    checksum: str = ""
+    checksum: Checksum = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +68,12 @@ class SettledSegment:
         rows: Its spans that stand in that file.
     """
 
-    name: str
-    settled_us: int
-    damaged: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
-    file: str = ""
-    rows: int = 0
+    name: SegmentName
+    settled_us: Natural
+    damaged: Natural = 0
+    counts: Counts = field(default_factory=dict)
+    file: DataName | Literal[""] = ""
+    rows: Natural = 0
 
     @property
     def process(self) -> str:
@@ -135,27 +150,86 @@ def parse_manifest(text: bytes) -> tuple[int, Manifest]:
     """Return a manifest's schema, and what it says; nothing if we do not know that schema.
 
     Raises:
-        ValueError: It is not as it was written.
+        ValueError: It is not as it was written, or no manifest that we would write.
     """
     lines = text.splitlines(keepends=True)
     rows = [orjson.loads(line) for line in lines]
     if not rows or rows[0]["kind"] != "store":
         raise ValueError("its beginning is gone")
-    schema = rows[0]["schema"]
-    if schema > SCHEMA_VERSION:
-        return schema, Manifest()
     if rows[-1]["kind"] != "end":
         raise ValueError("its end is gone")
     if rows[-1] != _end_of(text[: -len(lines[-1])]):
         raise ValueError("its checksum does not match")
-    return schema, Manifest(
+    schema = _parse_value("schema", rows[0]["schema"], Natural)
+    if schema > SCHEMA_VERSION:
+        return schema, Manifest()
+    counts: Any = next((row["counts"] for row in rows if row["kind"] == "counts"), {})
+    manifest = Manifest(
         tuple(parse_entry(DataFile, row) for row in rows if row["kind"] == "file"),
         tuple(parse_entry(SettledSegment, row) for row in rows if row["kind"] == "segment"),
-        next((row["counts"] for row in rows if row["kind"] == "counts"), {}),
+        _parse_value("counts", counts, Counts),
     )
+    names = [file.name for file in manifest.files]
+    names += [segment.name for segment in manifest.segments]
+    if len(names) > len(set(names)):
+        raise ValueError(f"it names {Counter(names).most_common(1)[0][0]} twice")
+    return schema, manifest
 
 
 def parse_entry(kind: type[E], row: Mapping[str, Any]) -> E:
-    """Return a row's entry, without fields that we do not know."""
-    names = (each.name for each in fields(kind))  # type: ignore[arg-type]  # a dataclass
-    return kind(**{name: row[name] for name in names if name in row})
+    """Return a row's entry, without fields that we do not know.
+
+    Raises:
+        ValueError: A field is missing, or holds what it cannot hold, such as a path for a name.
+    """
+    values: dict[str, Any] = {}
+    for name, is_valid, is_needed in _list_rules(kind):  # type: ignore[arg-type]  # a class
+        if name in row:
+            values[name] = row[name]
+            if not is_valid(values[name]):
+                raise ValueError(f"the {name} of a {kind.__name__} is {row[name]!r:.80}")
+        elif is_needed:
+            raise ValueError(f"a {kind.__name__} has no {name}")
+    return kind(**values)
+
+
+def _parse_value(name: str, value: Any, kind: Any) -> Any:
+    if not _make_rule(kind)(value):
+        raise ValueError(f"its {name} is {value!r:.80}")
+    return value
+
+
+Rule = Callable[[Any], bool]
+"""Returns whether a value from a file is of some type."""
+
+
+@cache
+def _list_rules(kind: type) -> list[tuple[str, Rule, bool]]:
+    """Return each field of a dataclass, the rule for it, and whether it is needed."""
+
+    def is_needed(entry: "Field[Any]") -> bool:
+        return entry.default is entry.default_factory is MISSING
+
+    return [(entry.name, _make_rule(entry.type), is_needed(entry)) for entry in fields(kind)]
+
+
+def _make_rule(kind: Any) -> Rule:
+    arguments = get_args(kind)
+    if get_origin(kind) is Annotated:
+        base, bound = arguments
+        if base is int:
+            return lambda value: type(value) is int and value in bound
+        return lambda value: type(value) is str and bound.fullmatch(value) is not None
+    if get_origin(kind) is Literal:
+        return lambda value: value in arguments
+    rules = [*map(_make_rule, arguments)]
+    if get_origin(kind) is Mapping:
+        is_key, is_value = rules
+        return lambda value: (
+            type(value) is dict and all(map(is_key, value)) and all(map(is_value, value.values()))
+        )
+    if get_origin(kind) is tuple:  # of any length
+        return lambda value: type(value) is tuple and all(map(rules[0], value))
+    if arguments:  # a union
+        return lambda value: any(rule(value) for rule in rules)
+    return lambda value: type(value) is kind

@@ -50,6 +50,8 @@ from lightning_otel.store.writer import writers_by_catalogue
 if TYPE_CHECKING:
     import duckdb
 
+_COUNTABLE: Final = range(1 << 53)
+"""What a process may have counted: a manifest holds no more, and nothing below zero."""
 _MOST_SIFTED: Final = 256 << 20
 _CHUNK: Final = 1 << 18
 _START: Final = b'{"record":"start","trace_id":"'
@@ -244,9 +246,11 @@ def _find_gaps(con: "duckdb.DuckDBPyConnection") -> dict[str, int]:
 
 def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
     """Return a segment with its counts."""
-    damaged, lost, refused = row["damaged"], row["lost"], row["refused"]
+    damaged, lost, refused = row["damaged"], max(0, row["lost"]), row["refused"]
     notes = [found for note in row["notes"] or () if isinstance(found := orjson.loads(note), dict)]
-    whole = [{k: v for k, v in note.items() if type(v) is int} for note in notes]
+    whole = [
+        {k: v for k, v in note.items() if type(v) is int and v in _COUNTABLE} for note in notes
+    ]
     told = n.sum_counts({n.DISK: lost}, *whole)
     known = row["ended"] + n.count_unstored(told)
     # A sealed segment says how many ended; of one whose process was killed, each line counts. A

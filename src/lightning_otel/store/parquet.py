@@ -18,8 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from lightning_otel.store.digest import DIGEST
-from lightning_otel.store.layout import Layout
-from lightning_otel.store.manifest import SCHEMA_VERSION, DataFile, Manifest
+from lightning_otel.store.layout import Layout, is_own_file
+from lightning_otel.store.manifest import (
+    SCHEMA_VERSION,
+    DataFile,
+    DataName,
+    Manifest,
+    Natural,
+    SegmentName,
+    parse_entry,
+)
 from lightning_otel.store.quarantine import checksum_of
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.sql import new_connection, quote_paths, quote_text
@@ -53,8 +61,8 @@ class Origin:
         files: Files that do not count once this one does.
     """
 
-    segments: Mapping[str, int] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
+    segments: Mapping[SegmentName, Natural] = field(default_factory=dict)
+    files: tuple[DataName, ...] = ()
 
     def to_text(self) -> str:
         """Return it for a footer: names of segments are long and much alike, so it is packed."""
@@ -63,13 +71,15 @@ class Origin:
     @classmethod
     def from_text(cls, text: bytes) -> "Origin":
         """Return what a footer tells."""
-        found = orjson.loads(zlib.decompress(b85decode(text)))
-        return cls(found["segments"], tuple(found["files"]))
+        values = orjson.loads(zlib.decompress(b85decode(text)))
+        return parse_entry(cls, {**values, "files": tuple(values["files"])})
 
 
 @contextlib.contextmanager
 def bounded_connection(spill: Path) -> Iterator["duckdb.DuckDBPyConnection"]:
     """Open a DuckDB of bounded memory, on one core, that spills into a folder of its own."""
+    if spill.is_symlink():
+        spill.unlink()
     spill.mkdir(mode=0o700, exist_ok=True)
     con = new_connection()
     try:
@@ -152,7 +162,7 @@ def row_groups_sql(paths: Iterable[Path]) -> str:
 
 def list_live_files(layout: Layout, manifest: Manifest) -> list[DataFile]:
     """Return the files that count, without those that somebody took away: they may come back."""
-    return [file for file in manifest.live_files if (layout.data / file.name).exists()]
+    return [file for file in manifest.live_files if is_own_file(layout.data / file.name)]
 
 
 def fetch_row(con: "duckdb.DuckDBPyConnection", query: str) -> tuple[Any, ...]:

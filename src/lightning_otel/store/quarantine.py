@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, Literal
 
 import orjson
 
-from lightning_otel.store.layout import Layout, now_us, write_private
+from lightning_otel.store.layout import Layout, is_own_file, now_us, write_private
 from lightning_otel.store.lines import (
     MAX_RECORD_BYTES,
     format_control_line,
@@ -24,7 +24,7 @@ from lightning_otel.store.lines import (
     is_sound,
     parse_line,
 )
-from lightning_otel.store.manifest import DataFile, parse_entry
+from lightning_otel.store.manifest import DataFile, Natural, parse_entry
 from lightning_otel.types.text import count_noun
 
 _DAMAGED: Final = "damaged"
@@ -63,10 +63,12 @@ def checksum_of(path: Path) -> str:
 def find_corrupt_ranges(path: Path, checksum: str) -> list[Range]:
     """Return the bytes of a data file that are not as they were when its checksum was taken."""
     lengths, _, sums = checksum.rpartition(".")
-    block, size, footer = (int(each, 16) for each in lengths.split("."))
+    if not sums:
+        return []
+    block, size, footer = (int(length, 16) for length in lengths.split("."))
     with path.open("rb") as file:
-        if (found := file.seek(0, os.SEEK_END)) != size:
-            return [(0, max(found, size))]
+        if (real_size := file.seek(0, os.SEEK_END)) != size or footer > size:
+            return [(0, max(real_size, size))]
         blocks = enumerate(_sum_blocks(file, block, size, footer))
         return [each for n, (each, crc) in blocks if crc != sums[8 * n : 8 * n + 8]]
 
@@ -132,15 +134,15 @@ class Note:
     """
 
     name: str
-    noun: Literal["data file", "manifest", "lines"]
+    noun: Literal["data file", "segment", "manifest", "lines"]
     why: str
-    found_us: int
-    rows: int = 0
-    missing: int = 0
-    recovered: int = 0
-    gone: int = 0
+    found_us: Natural
+    rows: Natural = 0
+    missing: Natural = 0
+    recovered: Natural = 0
+    gone: Natural = 0
     file: DataFile | None = None
-    resolved_us: int | None = None
+    resolved_us: Natural | None = None
 
     @property
     def is_open(self) -> bool:
@@ -155,13 +157,15 @@ def read_notes(layout: Layout) -> list[Note]:
 
 
 def _read_note(path: Path) -> Note:
-    try:
-        found = orjson.loads(path.read_bytes())
-        if found.get("file") is not None:
-            found["file"] = parse_entry(DataFile, found["file"])
-        return parse_entry(Note, found)
-    except (ValueError, TypeError, AttributeError):
-        return Note(path.name.removesuffix(_NOTE), "data file", "its note cannot be read", 0)
+    name = path.name.removesuffix(_NOTE)
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        values = orjson.loads(path.read_bytes()) if is_own_file(path) else {}
+        if values.get("file") is not None:
+            values["file"] = parse_entry(DataFile, values["file"])
+        note = parse_entry(Note, values)
+        if note.name == name:
+            return note
+    return Note(name, "data file", "its note cannot be read", 0)
 
 
 def write_note(layout: Layout, note: Note) -> None:
@@ -218,6 +222,13 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
             ),
         )
     )
+
+
+def quarantine_link(layout: Layout, path: Path, why: str) -> None:
+    """Move away what stands in a segment's place and is none; a link is moved, not followed."""
+    now = now_us()
+    write_note(layout, Note(path.name, "segment", why, now, resolved_us=now))
+    os.replace(path, layout.quarantine / path.name)
 
 
 def quarantine_lines(layout: Layout, path: Path, *, is_closed: bool = False) -> None:

@@ -127,7 +127,7 @@ def read_redactions(layout: Layout) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     path = layout.root / RECORDS
     for record in read_records(path) if path.exists() else ():
-        if "redaction_id" in record:
+        if isinstance(record.get("redaction_id"), str):
             found.setdefault(record["redaction_id"], {}).update(record)
     return list(found.values())
 
@@ -300,7 +300,7 @@ def _list_old_parts(layout: Layout) -> set[Path]:
     kept.update(note.name for note in read_notes(layout))
     segments = (layout.live / each.name for each in manifest.segments)
     return {
-        *(path for path in layout.data.glob("spans-*.parquet") if path.name not in kept),
+        *(path for path in layout.data_files() if path.name not in kept),
         *(path for path in segments if path.exists()),
     }
 

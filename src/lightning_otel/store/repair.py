@@ -11,8 +11,8 @@ from lightning_otel.store.damage import (
     restore_manifest,
     translate_errors,
 )
-from lightning_otel.store.layout import Layout, hold_settler_lock, now_us
-from lightning_otel.store.manifest import DataFile
+from lightning_otel.store.layout import Layout, hold_settler_lock, is_own_file, now_us
+from lightning_otel.store.manifest import DATA_NAME, DataFile
 from lightning_otel.store.parquet import EVER, SPILL, bounded_connection
 from lightning_otel.store.quarantine import (
     Note,
@@ -38,13 +38,20 @@ def repair(layout: Layout) -> list[Note]:
     """
     with translate_errors(layout, "repair"), hold_settler_lock(layout):
         restore_manifest(layout)
+        if not layout.is_copy_whole():
+            layout.write_manifest(layout.read_manifest())
         known = {note.name for note in read_notes(layout) if not note.is_open}
         quarantine_damage(layout)
         absent = list_missing_files(layout, layout.read_manifest())
         quarantine_files(layout, {file.name: "it is missing" for file in absent})
         for note in read_notes(layout):
             if note.is_open:
-                got = _recover_rows(layout, note) if (layout.quarantine / note.name).exists() else 0
+                is_there = is_own_file(layout.quarantine / note.name)
+                got = (
+                    _recover_rows(layout, note)
+                    if is_there and DATA_NAME.fullmatch(note.name)
+                    else 0
+                )
                 gone = max(0, note.missing - got)
                 resolved = replace(note, recovered=got, missing=0, gone=gone, resolved_us=now_us())
                 write_note(layout, resolved)

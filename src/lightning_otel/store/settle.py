@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store.counts import sum_counts
 from lightning_otel.store.damage import quarantine_damage, release_missing_files, restore_manifest
-from lightning_otel.store.layout import Layout, elect_settler, now_us, total_bytes
+from lightning_otel.store.layout import Layout, elect_settler, list_names, now_us, total_bytes
 from lightning_otel.store.manifest import FURTHEST_AHEAD_US, DataFile, Manifest, SettledSegment
 from lightning_otel.store.packing import copy_without_starts, make_parquet
 from lightning_otel.store.parquet import SPILL, bounded_connection, sync
@@ -248,9 +248,10 @@ def sweep(layout: Layout, *, is_asked: bool = False) -> None:
     if times and min(times) < now - (1 if is_asked else 2) * GRACE_US:
         manifest = _settle_for_everyone(layout, manifest, now - GRACE_US)
         layout.write_manifest(manifest)
-    for segment in manifest.segments:
-        if segment.settled_us == 0:
-            (layout.live / segment.name).unlink(missing_ok=True)
+    gone = {segment.name for segment in manifest.segments if segment.settled_us == 0}
+    for path in layout.segments():
+        if path.name in gone:
+            path.unlink(missing_ok=True)
     _sweep_strays(layout, manifest)
 
 
@@ -268,8 +269,9 @@ def _settle_for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> 
     )
     segments: list[SettledSegment] = []
     gone: list[SettledSegment] = []
+    there = {path.name for path in layout.segments()}
     for segment in manifest.segments:
-        is_there = segment.settled_us or (layout.live / segment.name).exists()
+        is_there = segment.settled_us or segment.name in there
         (segments if is_there or segment.has_damage else gone).append(segment)
     return replace(
         manifest,
@@ -286,7 +288,7 @@ def _sweep_strays(layout: Layout, manifest: Manifest) -> None:
     listed = {file.name for file in manifest.files}
     # What is noted came back after it was missed, and may hold what nothing else does.
     listed |= {note.name for note in read_notes(layout)}
-    for path in [*layout.new.iterdir(), *layout.data.glob("spans-*.parquet")]:
+    for path in [*map(layout.new.joinpath, list_names(layout.new)), *layout.data_files()]:
         with contextlib.suppress(FileNotFoundError):
             if path.name not in listed and path.stat().st_mtime < time.time() - GRACE_US / 1e6:
                 path.unlink()

@@ -6,7 +6,6 @@ catalogue, which other programs open, decides inside its SQL (:mod:`catalogue`).
 """
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Final, Self
 
 from lightning_otel.errors import StoreError
 from lightning_otel.store.damage import list_excluded
-from lightning_otel.store.layout import Layout, now_us, total_bytes
+from lightning_otel.store.layout import Layout, list_names, now_us, total_bytes
 from lightning_otel.store.lines import MAX_RECORD_BYTES
 from lightning_otel.store.manifest import DataFile, is_in_effect
 from lightning_otel.store.schema import COLUMNS
@@ -72,7 +71,7 @@ class Snapshot:
         paths = layout.segments()  # first: what is settled meanwhile stands in the manifest
         manifest, now, excluded = layout.read_manifest(), now_us(), list_excluded(layout)
         try:
-            there = set(os.listdir(layout.data)) - excluded
+            there = list_names(layout.data) - excluded
         except OSError as exc:
             raise StoreError(
                 f"cannot read {layout.catalogue}: {exc}; see: lightning-otel doctor"

@@ -274,6 +274,9 @@ def _check_contents(layout: Layout, store: Store) -> Iterator[Finding]:
             text = f"{layout.manifest_path} is damaged or missing, its copy is whole"
             yield problem("manifest-damaged", text, command)
             return
+        if not layout.is_copy_whole():
+            text = f"{layout.manifest_copy} is damaged, the manifest is whole"
+            yield problem("manifest-damaged", text, command)
         found = list(_check_damage(layout, command))
         yield from found
     except StoreDamagedError as exc:

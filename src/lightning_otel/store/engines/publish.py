@@ -9,6 +9,7 @@ PostgreSQL before the next one looks what is there.
 import contextlib
 import os
 import random
+import re
 import secrets
 import shutil
 import time
@@ -120,7 +121,7 @@ def _elect_publisher(layout: Layout) -> Iterator[str]:
                 f"another process publishes {layout.catalogue} just now; wait until it is done"
             )
         publisher = os.pread(descriptor, 2 * _ID_BYTES, 0).decode("ascii", "replace")
-        if len(publisher) < 2 * _ID_BYTES:
+        if not re.fullmatch(f"[0-9a-f]{{{2 * _ID_BYTES}}}", publisher):
             publisher = secrets.token_hex(_ID_BYTES)
             os.pwrite(descriptor, publisher.encode(), 0)
             os.fsync(descriptor)
