@@ -95,9 +95,10 @@ def _show_outline(
     target: str, view: str | None, svg: str | None, *, every: bool, store: str | None
 ) -> None:
     from lightning_otel.dataset import Store
+    from lightning_otel.store.source import at_moment
     from lightning_otel.views.outlines import outline_of
 
-    opened = Store(store)
+    opened = at_moment(Store(store))
     noun, whole = opened.find(target)
     if view == "transitions":
         rollout_id = opened.rollout_of(noun, whole)
@@ -115,8 +116,10 @@ def _show_outline(
 def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
     """Return what an id names for programs: its ``tree``, its ``spans`` or its ``transitions``."""
     from lightning_otel.cli.spans import node_json, sdk_json
+    from lightning_otel.store.source import at_moment
     from lightning_otel.views.outlines import outline_of
 
+    opened = at_moment(opened)
     noun, whole = opened.find(target)
     if view == "transitions":
         rollout_id = opened.rollout_of(noun, whole)

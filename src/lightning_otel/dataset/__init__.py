@@ -126,9 +126,11 @@ class Store(SpanStore):
         def open_query() -> Query:
             if not bodies and self._linear_layout(query) is not None:
                 from lightning_otel.dataset import linear
+                from lightning_otel.store.source import at_moment
 
-                rest = partial(self._adapt_named, query)
-                return linear.query(self.source, query.wanted, rest, table.keep)
+                fixed = at_moment(self)
+                rest = partial(fixed._adapt_named, query)
+                return linear.query(fixed.source, query.wanted, rest, table.keep)
             return query_rows(records(), columns)
 
         def records() -> Iterator[dict[str, Any]]:
@@ -282,33 +284,36 @@ class Store(SpanStore):
 
         self._settle_if_worthwhile()
         adapter, wanted, include_incomplete = query
-        con = connect_with_moved(self.source)
-        out = frozenset() if include_incomplete else list_incomplete(self.source, con)
+        source = self.source.at_moment()
+        con = connect_with_moved(source)
+        out = frozenset() if include_incomplete else list_incomplete(source, con)
         told: dict[str, Any] = {}
         if isinstance(adapter, TripletAdapter) and adapter.advantage is not None:
             # A rollout is compared with those that are not asked for, too.
             every = (
                 adapter.outcomes(wanted.spans(spans), incomplete=out)
-                for spans in read_batches(self.source)
+                for spans in read_batches(source)
             )
             told["estimates"] = adapter.estimate(outcome for each in every for outcome in each)
         return (
             adapter.explain(wanted.spans(spans), incomplete=out, **told)
-            for spans in read_batches(self.source, wanted, con)
+            for spans in read_batches(source, wanted, con)
         )
 
     def _read_parts(self, query: "TransitionQuery", *, bodies: bool) -> "Iterator[StepBatch]":
         """Each transition once with its branch, and the report, of some rollouts at a time."""
         from lightning_otel.dataset.query import make_batch
         from lightning_otel.store.snapshot import Snapshot
+        from lightning_otel.store.source import at_moment
 
         layout = self._linear_layout(query)
         # To plan a walk over a small store costs more than it saves.
         if layout is not None and not Snapshot.take(layout).is_small:
             from lightning_otel.dataset import linear
 
-            rest = partial(self._adapt_named, query)
-            return linear.parts(self.source, query.wanted, rest, bodies=bodies)
+            fixed = at_moment(self)
+            rest = partial(fixed._adapt_named, query)
+            return linear.parts(fixed.source, query.wanted, rest, bodies=bodies)
         return map(partial(make_batch, bodies=bodies), self._adapt(query))
 
     def _adapt_named(

@@ -5,12 +5,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.selection import Selection as StepSelection
-from lightning_otel.store.live import list_live_processes
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import MAY_MOVE, REWARD_TARGETS
+from lightning_otel.store.views import ALIVE, MAY_MOVE, REWARD_TARGETS
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ BATCH_SPANS: Final = 2_000
 TOKENS_A_SPAN: Final = 500
 """A call weighs a span more for so many tokens: that many are 2 KB of text."""
 _THREADS: Final = 2
+_LOOKED_AT: Final = ("spans", ALIVE)
 _BATCHES: Final = f"""
 SELECT list(rollout ORDER BY low, rollout), min(low), max(high)
 FROM (
@@ -87,10 +87,7 @@ def list_incomplete(
     source: SpanSource, con: "duckdb.DuckDBPyConnection | None" = None
 ) -> frozenset[tuple[str, str]]:
     """Return rollout and attempt ids of what broke off, as its process died."""
-    open_ = _find_open_processes(source, con)
-    if not open_ or (
-        source.layout is not None and open_ <= set(list_live_processes(source.layout))
-    ):
+    if not _has_open_span(source, con, "is_alive(process) IS NOT true"):
         return frozenset()
     rows = _list_unfinished(source)
     return frozenset((rollout, attempt) for rollout, attempt, status in rows if status != "running")
@@ -98,16 +95,16 @@ def list_incomplete(
 
 def list_unfinished(source: SpanSource) -> list[tuple[str, str, str]]:
     """Return rollout and attempt ids of what did not end, with ``running`` or ``incomplete``."""
-    return _list_unfinished(source) if _find_open_processes(source) else []
+    return _list_unfinished(source) if _has_open_span(source) else []
 
 
-def _find_open_processes(
-    source: SpanSource, con: "duckdb.DuckDBPyConnection | None" = None
-) -> set[str]:
-    """Return the processes of open spans; few stores hold any, and the view costs more."""
-    con = con or source.connect(("spans",), INDEX_COLUMNS)
-    found = con.execute("SELECT DISTINCT process FROM spans WHERE end_ns IS NULL").fetchall()
-    return {process for (process,) in found}
+def _has_open_span(
+    source: SpanSource, con: "duckdb.DuckDBPyConnection | None" = None, where: str = "true"
+) -> bool:
+    """Return whether there is an open span; few stores hold any, and the view costs more."""
+    con = con or source.connect(_LOOKED_AT, INDEX_COLUMNS)
+    look = f"SELECT 1 FROM spans WHERE end_ns IS NULL AND {where} LIMIT 1"
+    return bool(con.execute(look).fetchall())
 
 
 def _list_unfinished(source: SpanSource) -> list[tuple[str, str, str]]:
@@ -125,7 +122,7 @@ def read_rollouts(source: SpanSource, selection: Selection) -> Query:
 
 def connect_with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
     """A connection whose table ``moved`` holds the rewards that go to another rollout."""
-    con = source.connect(("spans",), INDEX_COLUMNS)
+    con = source.connect(_LOOKED_AT, INDEX_COLUMNS)
     look = f"SELECT 1 FROM spans WHERE {MAY_MOVE} LIMIT 1"
     create_moved_table(con, is_likely=bool(con.execute(look).fetchall()))
     return con

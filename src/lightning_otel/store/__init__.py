@@ -153,7 +153,10 @@ class SpanStore:
         """
         from lightning_otel.store.packing import read_accounting
 
-        return self.writer().accounting() if self.layout is None else read_accounting(self.layout)
+        if self.layout is None:
+            return self.writer().accounting()
+        moment = self.source.moment
+        return read_accounting(self.layout, None if moment is None else moment.snapshot())
 
     def accounting_by_process(self, *, since_ns: int = 0) -> "dict[str, Accounting]":
         """Account for each process that lost spans or has segments not settled long ago.

@@ -18,6 +18,9 @@ COARSE_NS: Final = 1_000_000_000
 _MOST_BYTES: Final = 8 << 20
 """Segments that take longer to read here than DuckDB takes to start."""
 
+_counted: dict[Path, tuple[int, int, int]] = {}
+"""By segment that grows: its inode, the end of its whole lines, and their number."""
+
 
 def read_others_records(
     layout: Layout, process: str, since_ns: int, mentions: Sequence[str]
@@ -82,19 +85,8 @@ def _is_settled_since(layout: Layout, since_ns: int) -> bool:
         return True
 
 
-def list_live_processes(layout: Layout) -> list[str]:
-    """Processes that hold the lock of their newest segment, and so may still end what they began.
-
-    Raises:
-        OSError: The segments cannot be listed.
-    """
-    newest: dict[str, Path] = {}
-    for path in layout.segments():
-        newest[path.name.rpartition("-")[0]] = path
-    return [process for process, path in newest.items() if _is_locked(path)]
-
-
-def _is_locked(path: Path) -> bool:
+def is_written(path: Path) -> bool:
+    """Return whether a process holds the lock of a segment, and so may still write it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -106,6 +98,30 @@ def _is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def count_lines(path: Path) -> int | None:
+    """Count the lines of a segment as DuckDB does; None if nobody writes to it any more.
+
+    Only what was appended since the last time is read. A last line that is not whole does not
+    count: its process is writing it.
+    """
+    if is_written(path):
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            inode, end, count = _counted.get(path, (status.st_ino, 0, 0))
+            if inode != status.st_ino or status.st_size < end:
+                end = count = 0
+            file.seek(end)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                end += len(line)
+                count += not line.isspace()  # DuckDB steps over these
+            _counted[path] = status.st_ino, end, count
+            return count
+    _counted.pop(path, None)
+    return None
 
 
 def _is_written_since(path: Path, since_ns: int) -> bool:

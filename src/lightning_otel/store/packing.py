@@ -37,10 +37,11 @@ from lightning_otel.store.quarantine import LONGEST_LINE
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.snapshot import (
+    ALL_LINES,
     IS_SPAN,
-    SEGMENT_COLUMNS,
+    Snapshot,
+    lines_sql,
     list_nearby_files,
-    ndjson_sql,
     rows_sql,
     same_span_sql,
 )
@@ -122,11 +123,12 @@ def _choose_lines(
     manifest: Manifest,
     paths: Sequence[Path],
     columns: str = "*",
+    lines: Mapping[str, int] = ALL_LINES,
 ) -> None:
     """Read segments into ``raw``; ``chosen`` has the lines that count, ``held`` their rivals."""
     con.execute(
         f"CREATE OR REPLACE TABLE raw AS SELECT {columns}, parse_filename(filename) AS segment "
-        f"FROM {ndjson_sql(quote_paths(paths), SEGMENT_COLUMNS)}"
+        f"FROM {lines_sql(paths, lines)}"
     )
     # Which line of each span counts. The start of a span is written anew when a segment rotates,
     # so in a rotated segment it means nothing.
@@ -270,9 +272,9 @@ def _settle_counts(row: Mapping[str, Any], gaps: int) -> SettledSegment:
     return SettledSegment(row["segment"], 0, damaged, counts=counts, rows=row["kept"])
 
 
-def read_accounting(layout: Layout) -> n.Accounting:
-    """Return what became of every span of the store, as of one moment for each file."""
-    manifest, segments, stored = _read_counts(layout)
+def read_accounting(layout: Layout, snapshot: Snapshot | None = None) -> n.Accounting:
+    """Return what became of every span of the store, or of those that a snapshot has."""
+    manifest, segments, stored = _read_counts(layout, snapshot)
     counts = n.sum_counts(
         manifest.counts, *(each.counts for each in (*manifest.segments, *segments))
     )
@@ -304,15 +306,20 @@ def accounting_by_process(layout: Layout, since_ns: int = 0) -> dict[str, n.Acco
     }
 
 
-def _read_counts(layout: Layout) -> tuple[Manifest, list[SettledSegment], int]:
+def _read_counts(
+    layout: Layout, snapshot: Snapshot | None = None
+) -> tuple[Manifest, list[SettledSegment], int]:
     """Return the manifest, the counts of segments that it does not name, and all spans in files."""
 
     def count() -> tuple[Manifest, list[SettledSegment], int]:
         manifest, known = layout.read_manifest(), list_excluded(layout)
         paths = [path for path in layout.list_unsettled(manifest) if path.name not in known]
+        lines = ALL_LINES
+        if snapshot is not None:
+            paths, lines = [path for path in paths if path in snapshot.segments], snapshot.lines
         segments: list[SettledSegment] = []
         if paths:
-            _choose_lines(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS))
+            _choose_lines(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS), lines)
             segments = _count_segments(con, paths)
         # Of a file that was taken out the spans are missing, which is what is to be found.
         files = [layout.data / file.name for file in list_readable_files(layout, manifest)]

@@ -1,5 +1,7 @@
 """A DuckDB connection over a store: the one place where a read recovers from damage.
 
+What it shows is the store as it was at one moment, which several connections may share.
+
 A query that fails is asked once more of what counts then: without a file or segment that turns out
 to be damaged, which is put aside and reported, and without a file that was taken away meanwhile.
 """
@@ -25,6 +27,32 @@ _TRIES: Final = 5
 """As often a settler may take files away; damage is excluded for good, and so is not counted."""
 
 
+class Moment:
+    """What counts for all connections that are made of it: looked at by the first of them."""
+
+    def __init__(self, layout: Layout, prepare: Callable[[Layout], None] | None = None) -> None:
+        """Look at nothing yet; the store is prepared before."""
+        self.layout = layout
+        self._prepare = prepare
+        self._snapshot: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot:
+        """Return what counts."""
+        if self._snapshot is None:
+            if self._prepare is not None:
+                self._prepare(self.layout)
+            self._snapshot = Snapshot.take(self.layout).fix()
+        return self._snapshot
+
+    def has_changed(self) -> bool:
+        """Return whether something else counts by now."""
+        return self._snapshot != Snapshot.take(self.layout)
+
+    def renew(self) -> None:
+        """Let what counts be looked at once more."""
+        self._snapshot = None
+
+
 class Reader(_Connection):
     """A connection with the views of a store; all other calls go to DuckDB's own connection.
 
@@ -37,10 +65,13 @@ class Reader(_Connection):
         con: "duckdb.DuckDBPyConnection",
         layout: Layout | None = None,
         define: Define | None = None,
+        moment: Moment | None = None,
     ) -> None:
-        """Define the views."""
+        """Define the views, over a moment that others share or one of its own."""
         self.con = con
         self._layout, self._define = layout, define
+        self._is_shared = moment is not None
+        self._moment = Moment(layout) if moment is None and layout is not None else moment
         self._snapshot: Snapshot | None = None
         self._rows: Iterator[Any] = iter(())
         self._is_within = False
@@ -79,9 +110,9 @@ class Reader(_Connection):
             raise self.error(exc) from exc
 
     def refresh(self) -> None:
-        """Redefine the views if the store has changed since they were defined."""
-        if self._layout is not None and self._snapshot != Snapshot.take(self._layout):
-            self._snapshot = None
+        """Redefine the views if the store has changed, unless others look at the same moment."""
+        if self._moment is not None and not self._is_shared and self._moment.has_changed():
+            self._forget_snapshot()
 
     def error(self, exc: "duckdb.Error") -> StoreError:
         """Return the error that says what of the store one of DuckDB's is about."""
@@ -116,12 +147,17 @@ class Reader(_Connection):
 
     def _follow_snapshot(self) -> None:
         """Define the views, unless they show the latest snapshot."""
-        if self._layout is None or self._define is None or self._snapshot is not None:
+        if self._moment is None or self._define is None or self._snapshot is not None:
             return
-        snapshot = Snapshot.take(self._layout)
+        snapshot = self._moment.snapshot()
         self._define(self.con, snapshot)
         self._snapshot = snapshot
-        warn_of_missing_spans(self._layout)
+        warn_of_missing_spans(self._moment.layout)
+
+    def _forget_snapshot(self) -> None:
+        self._snapshot = None
+        if self._moment is not None:
+            self._moment.renew()
 
     def _can_recover(self, exc: "duckdb.Error", *, is_last: bool) -> bool:
         """Return whether another attempt would read something else."""
@@ -130,7 +166,7 @@ class Reader(_Connection):
         if self._layout is None:
             return False
         before, known = self._snapshot, Snapshot.take(self._layout).excluded
-        self._snapshot = None
+        self._forget_snapshot()
         if found := recover(exc, self._layout):
             return not known >= found.keys()
         if not isinstance(exc, duckdb.IOException) or is_last:

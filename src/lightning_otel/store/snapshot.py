@@ -1,20 +1,29 @@
 """The files and segments of a store that count at one moment, and the SQL that reads their spans.
 
 A file that ceases to count, and a segment that is settled, stay for a period of grace: time enough
-for a query that follows at once. A later one takes a new snapshot; see :mod:`reader`. Only the
-catalogue, which other programs open, decides inside its SQL (:mod:`catalogue`).
+for a query that follows at once. A later one takes a new snapshot; see :mod:`reader`. Of a segment
+that grows only the lines that were there are read, however often. Only the catalogue, which other
+programs open, decides inside its SQL (:mod:`catalogue`).
 """
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Self
 
 from lightning_otel.errors import StoreError
 from lightning_otel.store.damage import list_excluded
-from lightning_otel.store.layout import Layout, list_names, now_us, total_bytes
+from lightning_otel.store.layout import (
+    SEGMENT_SUFFIX,
+    Layout,
+    list_names,
+    now_us,
+    total_bytes,
+)
 from lightning_otel.store.lines import MAX_RECORD_BYTES
+from lightning_otel.store.live import count_lines, is_written
 from lightning_otel.store.manifest import DataFile, is_in_effect
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.sql import quote_paths, quote_text, struct_sql
@@ -23,6 +32,8 @@ _SMALL_BYTES: Final = 1 << 20
 """A store up to this size is read into memory: to plan a query over files takes longer."""
 _MANY: Final = 64
 _SMALL_SEGMENT_BYTES: Final = 128 << 10
+ALL_LINES: Final[Mapping[str, int]] = MappingProxyType({})
+"""Lines that count by segment that grows, where none does."""
 _NO_COLUMNS: Final = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
 SAME_SPAN_NS: Final = 86_400_000_000_000
 """Of two spans with one id that start within a day the first wins; older files are not asked."""
@@ -56,7 +67,9 @@ class Snapshot:
         files: Data files that are there and not known to be damaged.
         segments: Segments whose spans none of these holds, oldest first.
         excluded: Names of files and segments that are damaged and lie where they always lay.
-        live_bytes: Size of the segments, which grow.
+        live_bytes: Size of the segments.
+        lines: How many lines count of each segment that its process still writes, by name.
+        alive: The processes that may still end what they began.
     """
 
     layout: Layout
@@ -64,6 +77,8 @@ class Snapshot:
     segments: tuple[Path, ...]
     excluded: frozenset[str]
     live_bytes: int
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False)
+    alive: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def take(cls, layout: Layout) -> Self:
@@ -87,6 +102,15 @@ class Snapshot:
         segments = tuple(path for path in paths if path.name not in out)
         return cls(layout, files, segments, excluded, total_bytes(segments))
 
+    def fix(self) -> Self:
+        """Return the snapshot with the lengths that its growing segments have now."""
+        counts = ((path.name, count_lines(path)) for path in self.segments)
+        lines = {name: count for name, count in counts if count is not None}
+        damaged = [name for name in self.excluded if name.endswith(SEGMENT_SUFFIX)]
+        growing = [*lines, *(name for name in damaged if is_written(self.layout.live / name))]
+        alive = frozenset(name.rpartition("-")[0] for name in growing)
+        return replace(self, lines=lines, alive=alive)
+
     @property
     def is_small(self) -> bool:
         """True if all spans fit into a little memory."""
@@ -94,7 +118,7 @@ class Snapshot:
 
     def live_sql(self) -> str:
         """SELECT the spans of the segments, each once; a file may hold some of them too."""
-        return segments_sql(self.segments, live_bytes=self.live_bytes)
+        return segments_sql(self.segments, live_bytes=self.live_bytes, lines=self.lines)
 
     def spans_sql(self) -> str:
         """SELECT every span once, an unended one with an empty ``end_ns``."""
@@ -166,14 +190,43 @@ UNION ALL BY NAME
 SELECT {columns} FROM live ANTI JOIN settled ON {same_span_sql("settled", "live")}"""
 
 
-def segments_sql(segments: Sequence[Path], *, live_bytes: int) -> str:
+def segments_sql(
+    segments: Sequence[Path], *, live_bytes: int, lines: Mapping[str, int] = ALL_LINES
+) -> str:
     """Return a query for the spans of segments, each once; a data file may hold some too."""
     # To open many small ones takes longer than to read them.
     are_small = len(segments) > _MANY and live_bytes < _SMALL_SEGMENT_BYTES * len(segments)
-    read = small_ndjson_sql if are_small else ndjson_sql
-    return f"""SELECT {", ".join(COLUMNS)} FROM {read(quote_paths(segments), SEGMENT_COLUMNS)}
+    return f"""SELECT {", ".join(COLUMNS)} FROM {lines_sql(segments, lines, are_small=are_small)}
   WHERE {IS_SPAN}
   {FIRST_LINE_ONLY}"""
+
+
+def lines_sql(
+    segments: Sequence[Path], lines: Mapping[str, int], *, are_small: bool = False
+) -> str:
+    """Return a subquery over the lines of segments, of those that grow over the first ones."""
+    read = small_ndjson_sql if are_small else ndjson_sql
+    closed = [path for path in segments if path.name not in lines]
+    growing = [path for path in segments if path.name in lines]
+    parts = [f"FROM {read(quote_paths(closed), SEGMENT_COLUMNS)}"] if closed else []
+    if growing:
+        rows = read(quote_paths(growing), SEGMENT_COLUMNS)
+        parts.append(_first_lines_sql(rows, {path.name: lines[path.name] for path in growing}))
+    return f"({' UNION ALL '.join(parts)})"
+
+
+def _first_lines_sql(rows: str, lines: Mapping[str, int]) -> str:
+    """SELECT the first lines of each file; DuckDB reads a file in order, a row for every line.
+
+    Windows like these hold no rows: they count while the rows flow past.
+    """
+    names = ", ".join(map(quote_text, lines))
+    count = f"{list(lines.values())}[list_position([{names}], parse_filename(filename))]"
+    return f"""SELECT * EXCLUDE (line, before, bound) FROM (
+    SELECT *, max(CASE WHEN before IS DISTINCT FROM filename THEN line + {count} END)
+      OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS bound
+    FROM (SELECT *, row_number() OVER () AS line, lag(filename) OVER () AS before FROM {rows})
+  ) WHERE line < bound"""
 
 
 def rows_sql(layout: Layout, files: Sequence[DataFile], folder: Path | None = None) -> str:

@@ -1,20 +1,20 @@
 """Sources of spans: the protocol of engines, and the local files as the first of them."""
 
+import copy
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
 from lightning_otel.store.damage import ensure_manifest, exclude_damage
 from lightning_otel.store.digest import DIGEST, digest_sql
 from lightning_otel.store.layout import MEMORY, Layout, now_us
-from lightning_otel.store.live import list_live_processes
 from lightning_otel.store.manifest import DataFile
-from lightning_otel.store.reader import Reader
+from lightning_otel.store.reader import Moment, Reader
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
 from lightning_otel.store.snapshot import (
     Snapshot,
@@ -25,15 +25,18 @@ from lightning_otel.store.snapshot import (
 )
 from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import ALIVE, IS_ANNOTATION, NAMES, NARROW, create_views, list_views
+from lightning_otel.store.views import IS_ANNOTATION, NAMES, NARROW, create_views, list_views
 from lightning_otel.store.writer import SpanWriter, writer_for, writers_by_catalogue
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
     import duckdb
 
+    from lightning_otel.store import SpanStore
+
     Con = duckdb.DuckDBPyConnection
 
+S = TypeVar("S", bound="SpanStore")
 REWARD_ATTRIBUTES: Final = "reward_attributes"
 """Stands for ``attributes`` of rewards and annotations; empty on other spans."""
 INDEX_COLUMNS: Final = (*NARROW_COLUMNS, REWARD_ATTRIBUTES)
@@ -121,10 +124,12 @@ class SpanSource(ABC):
     Attributes:
         name: The store's name as a person wrote it, without a password.
         layout: Its paths, where it keeps files on this machine.
+        moment: What counts of these for every reader; None if each looks for itself.
     """
 
     name: str
     layout: Layout | None = None
+    moment: Moment | None = None
 
     def connect(
         self,
@@ -146,6 +151,13 @@ class SpanSource(ABC):
         con = self._open()
         names = list_views(con, query) if query is not None else names
         return self._read(con, names, columns, (query or "", parameters))
+
+    def at_moment(self) -> "SpanSource":
+        """Return the source as it is when it is first read, for all connections of one answer.
+
+        Each look at files on this disk is one at another moment; an engine is asked as usual.
+        """
+        return self
 
     def fetch(self, selection: Selection, con: "duckdb.DuckDBPyConnection | None" = None) -> Query:
         """Return the selected spans, read on a connection of this source, by default a new one."""
@@ -176,17 +188,26 @@ class LocalSource(SpanSource):
 
     layout: Layout
 
-    def __init__(self, layout: Layout) -> None:
-        """Name the files."""
+    def __init__(self, layout: Layout, moment: Moment | None = None) -> None:
+        """Name the files, and the moment at which they are read if it is one for all readers."""
         self.layout = layout
         self.name = str(layout.catalogue)
+        self.moment = moment
+
+    def at_moment(self) -> SpanSource:
+        """Return the source with a moment of its own, unless it has one."""
+        is_fixed = self.moment is not None
+        return self if is_fixed else LocalSource(self.layout, Moment(self.layout, prepare))
 
     def writer(self) -> SpanWriter:
         """Return this process's writer of the store, made if it is not there."""
         return writer_for(self.layout)
 
     def _open(self) -> "Con":
-        prepare(self.layout)
+        if self.moment is None:
+            prepare(self.layout)
+        else:
+            self.moment.snapshot()
         return new_connection()
 
     def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
@@ -195,7 +216,7 @@ class LocalSource(SpanSource):
                 con.execute("SET threads = 1")
             define_views(con, snapshot, names, columns)
 
-        return Reader(con, self.layout, define)
+        return Reader(con, self.layout, define, self.moment)
 
 
 def prepare(layout: Layout) -> None:
@@ -214,9 +235,8 @@ def open_live_connection(layout: Layout) -> "duckdb.DuckDBPyConnection":
 
     def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
         settled = layout.read_manifest().settled_by(now_us())
-        for statement in catalogue_statements(
-            layout, settled | snapshot.excluded, list_live_processes(layout)
-        ):
+        excluded = settled | snapshot.excluded
+        for statement in catalogue_statements(layout, excluded, snapshot.alive):
             con.execute(statement)
 
     prepare(layout)
@@ -248,9 +268,8 @@ def define_views(
     else:
         spans = snapshot.spans_sql()
     con.execute(f"CREATE OR REPLACE VIEW spans AS {spans}")
-    alive = list_live_processes(layout) if {"rollouts", ALIVE} & set(names) else ()
     if derived := set(names) - {NARROW, "spans"}:
-        create_views(con, derived, alive)
+        create_views(con, derived, snapshot.alive)
     if NARROW in names:
         _define_narrow(con, snapshot, live)
 
@@ -299,6 +318,13 @@ def _hold_rows(
             f"{held} SELECT live.* FROM reading.{table} AS live "
             f"ANTI JOIN {rows_sql(layout, near)} AS settled ON {same_span_sql('settled', 'live')}"
         )
+
+
+def at_moment(store: S) -> S:
+    """Return a store of which all is read as it is at one moment, as one answer must show it."""
+    fixed = copy.copy(store)
+    fixed.source = store.source.at_moment()
+    return fixed
 
 
 def read_overview(

@@ -9,7 +9,7 @@ from lightning_otel.adapter.outline import Outline, outline
 from lightning_otel.dataset.batches import list_incomplete, read_rollouts
 from lightning_otel.store.lookup import find_rollout
 from lightning_otel.store.schema import build_span
-from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
+from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource, at_moment
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def outline_of(source: SpanSource, noun: str, whole_id: str) -> Outline:
     """Return the outline of a rollout, or of its part in a trace, span or response."""
+    source = source.at_moment()
     if noun == "trace":
         return _trace_outline(source, whole_id)
     rollout_id = whole_id if noun == "rollout" else _rollout_of(source, noun, whole_id)
@@ -36,6 +37,7 @@ def compare_ids(
     store: "Store", a: str, b: str, most_lines: int | None = MOST_LINES
 ) -> tuple[tuple[str, str], tuple[str, str], Difference]:
     """Return what two ids name, each its noun and whole id, and how these differ."""
+    store = at_moment(store)
     one, other = store.find(a), store.find(b)
     a_outline, b_outline = (outline_of(store.source, *each) for each in (one, other))
     return one, other, compare_outlines(a_outline, b_outline, most_lines)

@@ -12,7 +12,7 @@ from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.damage import count_missing_spans
 from lightning_otel.store.layout import total_bytes
 from lightning_otel.store.quarantine import read_notes
-from lightning_otel.store.source import read_overview
+from lightning_otel.store.source import at_moment, read_overview
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -83,6 +83,7 @@ def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summar
     Raises:
         ConfigError: The price table cannot be read.
     """
+    store = at_moment(store)
     until = time.time_ns()
     middle, since = (until - n * PERIODS[period] * 1_000_000_000 for n in (1, 2))
     bounds = [middle, since, until]
@@ -126,6 +127,7 @@ def list_failures(store: "Store", limit: int = 3) -> Iterator[dict[str, Any]]:
 
 def store_stats(store: "Store") -> dict[str, Any]:
     """Return the funnel, the files, and every counted loss; of a store elsewhere the funnel."""
+    store = at_moment(store)
     report = store.report()
     funnel = asdict(report)
     funnel.pop("dropped")

@@ -139,9 +139,10 @@ class View:
             after: The place behind which they begin, as ``following`` says.
             sort: One of ``sorts``, after a ``-`` the largest first; by default ``order``.
         """
-        from lightning_otel.store.source import INDEX_COLUMNS, read_overview
+        from lightning_otel.store.source import INDEX_COLUMNS, at_moment, read_overview
         from lightning_otel.store.table import Query
 
+        store = at_moment(store)
         named = {name: value for name, value in wanted.items() if value is not None}
         where = " AND ".join(["true", *(self.filters[name].condition for name in named)])
         keys, order = [term.split()[0] for term in self.order], ", ".join(self.order)

@@ -23,7 +23,7 @@ from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.streaming import PARQUET, join_lines, parquet_parts
 from lightning_otel.serve.viewer.page import url
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
+from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection, at_moment
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, quote_text
 from lightning_otel.types import Credit
 from lightning_otel.types import conventions as c
@@ -271,8 +271,8 @@ def transitions(request: Request, params: TransitionsQuery) -> Parts:
         raise RefusalError(400, f"the report comes with {LINES}; ask for that")
     keywords = params.model_dump(exclude={"limit", "cursor", "report"})
     keywords |= {name: keywords[name] or None for name in ("agents", "rollout_id")}
-    store: Store = state.store
     state.repositories.deliver_feedback(state.ingester.keep)
+    store: Store = at_moment(state.store)
     limit = _PART_STEPS if kind == PARQUET and params.limit is None else params.limit
     page, headers = None, {}
     if limit is not None or params.cursor is not None:

@@ -22,6 +22,7 @@ from lightning_otel.errors import ConfigError, StoreMissingError
 from lightning_otel.serve.heap import trim_heap
 from lightning_otel.serve.responses import RefusalError, busy
 from lightning_otel.serve.viewer.templating import render
+from lightning_otel.store.source import at_moment
 from lightning_otel.types.instants import FORMS, instant_ns
 from lightning_otel.views.table import Filter, View
 
@@ -163,8 +164,9 @@ async def answer(
 
     def work(store: Store) -> bytes:
         # In the thread, too: a long page takes its time to be made.
+        told = read(at_moment(store))
         return _encode_page(
-            render(request, template, {"title": title, "store_name": store.name, **read(store)})
+            render(request, template, {"title": title, "store_name": store.name, **told})
         )
 
     body = await run(request, work, is_long=is_long)

@@ -7,7 +7,6 @@ message. What was said and sampled is read of the steps on the page alone.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 import orjson
 
@@ -298,14 +297,15 @@ def _find_parts(messages: Sequence[Message], kind: str) -> Iterator[Mapping[str,
                 yield part
 
 
-_CREDITS: "WeakKeyDictionary[Store, tuple[Trace, list[dict[str, Any]]]]" = WeakKeyDictionary()
+_CREDITS: dict[str, tuple[Trace, list[dict[str, Any]]]] = {}
+"""By the name of their store."""
 
 
 def read_credits(store: Store, trace: Trace) -> list[dict[str, Any]]:
     """Every reward of a trace, held for its next page."""
     if not any(row.kind == "reward" for row in trace.rows):
         return []
-    held = _CREDITS.get(store)
+    held = _CREDITS.get(store.name)
     if held is not None and held[0] is trace:
         return held[1]
     labels = {each.step.span_id: each.label for each in list_steps(trace)}
@@ -337,7 +337,7 @@ def read_credits(store: Store, trace: Trace) -> list[dict[str, Any]]:
                     "is_retractable": row.counts_as_reward,
                 }
             )
-    _CREDITS[store] = trace, told
+    _CREDITS[store.name] = trace, told
     return told
 
 

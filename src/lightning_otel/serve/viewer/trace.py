@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -66,7 +65,8 @@ class _Kept(NamedTuple):
     since_s: float
 
 
-_LAST: "WeakKeyDictionary[Store, _Kept]" = WeakKeyDictionary()
+_LAST: dict[str, _Kept] = {}
+"""By the name of its store."""
 
 
 def read_cached_trace(store: Store, trace_id: str, *, is_part: bool = False) -> Trace:
@@ -83,7 +83,7 @@ def read_cached_trace(store: Store, trace_id: str, *, is_part: bool = False) -> 
     # Taken before it is read: what comes meanwhile makes it old.
     mark = None if store.layout is None else read_fingerprint(store.layout)
     drop_traces(KEPT_S)
-    kept = _LAST.get(store)
+    kept = _LAST.get(store.name)
     if (
         kept is not None
         and kept.trace.trace_id == trace_id
@@ -91,18 +91,18 @@ def read_cached_trace(store: Store, trace_id: str, *, is_part: bool = False) -> 
     ):
         return kept.trace
     del kept
-    _LAST.pop(store, None)  # before another one takes as much again
+    _LAST.pop(store.name, None)  # before another one takes as much again
     found = read_trace(store, trace_id)
-    _LAST[store] = _Kept(found, mark, time.monotonic())
+    _LAST[store.name] = _Kept(found, mark, time.monotonic())
     return found
 
 
 def drop_traces(kept_s: float = 0.0) -> None:
     """Let go of traces that were read so long ago: of 30,000 spans one takes 20 MB."""
     now_s = time.monotonic()
-    for store, kept in list(_LAST.items()):
+    for name, kept in list(_LAST.items()):
         if now_s - kept.since_s >= kept_s:
-            _LAST.pop(store, None)
+            _LAST.pop(name, None)
 
 
 async def show(request: Request) -> Response:

@@ -185,9 +185,10 @@ def analyze_episode(
     """
     from lightning_otel.dataset import Store
     from lightning_otel.dataset.batches import list_incomplete
+    from lightning_otel.store.source import at_moment
 
     _check_prices(prices)  # before anything is read
-    opened = store if isinstance(store, Store) else Store(store)
+    opened = at_moment(store if isinstance(store, Store) else Store(store))
     rollout_id = opened.rollout_of(*opened.find(episode_id))
     spans = opened.spans(rollout_id=rollout_id).rows()
     found = outline(spans, incomplete=list_incomplete(opened.source))
