@@ -23,6 +23,8 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import config, debugging
 from lightning_otel.capture.metrics import CallMeter, find_meter
 from lightning_otel.errors import warn_once
+from lightning_otel.redact.content import strip_content
+from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
 log = logging.getLogger(__name__)
@@ -141,6 +143,11 @@ def refresh_settings() -> None:
 def content_policy() -> config.Content:
     """Return the policy for message content, as last read."""
     return process.content
+
+
+def storable_span(span: Span) -> Span:
+    """Return a finished span as the settings, read now, let it be stored."""
+    return span if config.content().is_kept else strip_content(span)
 
 
 def asks_for_ids(frame: Frame | None) -> bool:

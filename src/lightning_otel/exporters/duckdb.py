@@ -16,7 +16,9 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from lightning_otel import capture, config, debugging
 from lightning_otel.errors import StoreError
+from lightning_otel.redact.content import strip_content
 from lightning_otel.store.layout import Layout
+from lightning_otel.store.transforms import Transform
 from lightning_otel.store.writer import (
     SpanWriter,
     flush_all,
@@ -46,7 +48,7 @@ class FrameSpanProcessor(SpanProcessor):
                 kept.sink, stamps = frame.sink, frame.stamps
                 if frame.process_stamps and not _is_in_own_trace(span):
                     stamps = {**frame.process_stamps, **stamps}
-                frame.sink.started(span, stamps, frame.transforms)
+                frame.sink.started(span, stamps, (*_own_transforms(), *frame.transforms))
         except Exception:  # noqa: BLE001  # capture never raises into the traced program
             capture.note_fault()
 
@@ -181,7 +183,12 @@ class DuckDBSpanExporter(SpanExporter):
 def _export_span(span: ReadableSpan, writer: SpanWriter) -> None:
     found = capture.state_of(span.context)
     if found.sink is not writer:
-        writer.exported(span, found.body)
+        writer.exported(span, found.body, _own_transforms())
+
+
+def _own_transforms() -> Sequence[Transform]:
+    """Return what every span passes through first, by the settings."""
+    return () if capture.process.content.is_kept else (strip_content,)
 
 
 def _make_catalogue(layout: Layout) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel import config
+from lightning_otel import capture, config
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError, StoreError
 from lightning_otel.store.schema import NARROW_COLUMNS
@@ -359,6 +359,7 @@ def _make_span(feedback: Feedback, span_id: str, home: _Target) -> Span:
 
 def write_spans(store: Store, spans: Iterable[Span]) -> None:
     """Write spans; raise StoreError if the store cannot be written."""
+    spans = map(capture.storable_span, spans)
     if store.layout is None:
         store.add(spans)
         return

@@ -127,14 +127,16 @@ class SpanWriter(Journal):
         else:
             self._keep_record(span, body, begun)
 
-    def exported(self, span: "ReadableSpan", body: Mapping[str, str]) -> None:
+    def exported(
+        self, span: "ReadableSpan", body: Mapping[str, str], transforms: Sequence[Transform] = ()
+    ) -> None:
         """Keep an ended span whose start we did not see, as an exporter gets it."""
         self._forget_if_forked()
         if not span.context.is_valid:
             self.count_unstored(n.INVALID_ID)
             return
         begun = _OpenSpan()
-        begun.sequence = self._next()
+        begun.sequence, begun.transforms = self._next(), transforms
         self._keep_record(span, body, begun)
 
     def add(self, span: Span) -> None:

@@ -157,7 +157,7 @@ def _target_attributes(
 
 
 def _store_span(span: Span) -> bool:
-    Store().add([span])
+    Store().add([capture.storable_span(span)])
     return True
 
 

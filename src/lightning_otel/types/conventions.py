@@ -242,6 +242,7 @@ CONTENT_KEYS: Final = frozenset(
     {
         *BODY_KEYS,
         LOGPROB_TOKEN_IDS,
+        REQUEST_STOP,
         TOOL_ARGUMENTS,
         TOOL_RESULT,
         RETRIEVAL_QUERY,
@@ -251,11 +252,15 @@ CONTENT_KEYS: Final = frozenset(
         OBJECT_JSON,
         OPERATION_INPUT,
         OPERATION_OUTPUT,
+        MARK_NAME,
+        WORKFLOW_STEP,
         TASK,
         STOP_REASON,
+        EXCEPTION_MESSAGE,
+        EXCEPTION_STACKTRACE,
         EVALUATION_EXPLANATION,
         FEEDBACK_TEXT,
         FEEDBACK_METADATA,
     }
 )
-"""What people wrote and models answered: kept in the local store, sent out only when allowed."""
+"""What people, models and tools said, and texts that may quote them: exceptions' above all."""

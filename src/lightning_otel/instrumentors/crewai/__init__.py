@@ -122,8 +122,8 @@ def _begin_task(owner: Any, _: Arguments) -> Step | None:
     description = read_word(owner.description)
     name = read_word(owner.name) or description or "task"
     shown = name if len(name) <= _NAME_LIMIT else f"{name[:_NAME_LIMIT]}…"
-    known = {c.WORKFLOW_STEP: operations.clean_text(name)}
-    return begin_owned_step(owner, c.EXECUTE_TASK, shown, known, input_content(description))
+    body = {**input_content(description), c.WORKFLOW_STEP: operations.clean_text(name)}
+    return begin_owned_step(owner, c.EXECUTE_TASK, shown, body=body)
 
 
 def _begin_agent(owner: Any, arguments: Arguments) -> Step | None:

@@ -19,8 +19,8 @@ from opentelemetry.proto.common.v1.common_pb2 import (
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from lightning_otel.redact.content import strip_content
 from lightning_otel.types import Span
-from lightning_otel.types.conventions import CONTENT_KEYS
 from lightning_otel.types.values import repair_text
 
 _KINDS: Final = {"INTERNAL": 1, "SERVER": 2, "CLIENT": 3, "PRODUCER": 4, "CONSUMER": 5}
@@ -52,7 +52,7 @@ def encode_request(spans: Iterable[Span], *, with_content: bool) -> bytes:
     for span in spans:
         key = repr(span.otel_resource)
         if key not in resources:
-            attributes = _encode_attributes(span.otel_resource, with_content=True)
+            attributes = _encode_attributes(span.otel_resource)
             resources[key] = request.resource_spans.add(resource=Resource(attributes=attributes))
         if (key, span.scope) not in scopes:
             scopes[key, span.scope] = resources[key].scope_spans.add(
@@ -68,6 +68,7 @@ def encode_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
     Raises:
         UnsendableError: Its ids or times are none of OTLP's.
     """
+    span = span if with_content else strip_content(span)
     end_ns = span.end_ns or 0
     if span.start_ns not in _UINT64 or end_ns not in _UINT64:
         raise UnsendableError(f"times {span.start_ns} and {span.end_ns} are not OTLP's")
@@ -79,12 +80,12 @@ def encode_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
         kind=_KINDS.get(span.kind, 0),  # type: ignore[arg-type]  # the stubs want the enum
         start_time_unix_nano=span.start_ns,
         end_time_unix_nano=end_ns,
-        attributes=_encode_attributes(span.attributes, with_content=with_content),
+        attributes=_encode_attributes(span.attributes),
         events=[
             trace_pb2.Span.Event(
                 name=repair_text(event.name),
                 time_unix_nano=max(0, event.time_ns),
-                attributes=_encode_attributes(event.attributes, with_content=with_content),
+                attributes=_encode_attributes(event.attributes),
             )
             for event in span.events
         ],
@@ -92,7 +93,7 @@ def encode_span(span: Span, *, with_content: bool) -> trace_pb2.Span:
             trace_pb2.Span.Link(
                 trace_id=_encode_id(link.trace_id, 16),
                 span_id=_encode_id(link.span_id, 8),
-                attributes=_encode_attributes(link.attributes, with_content=with_content),
+                attributes=_encode_attributes(link.attributes),
                 flags=_FLAGS,
             )
             for link in span.links
@@ -115,11 +116,10 @@ def _encode_id(text: str, size: int) -> bytes:
     return found
 
 
-def _encode_attributes(attributes: Mapping[str, Any], *, with_content: bool) -> list[KeyValue]:
+def _encode_attributes(attributes: Mapping[str, Any]) -> list[KeyValue]:
     return [
         KeyValue(key=repair_text(key), value=_encode_value(value, _MAX_DEPTH))
         for key, value in attributes.items()
-        if with_content or key not in CONTENT_KEYS
     ]
 
 

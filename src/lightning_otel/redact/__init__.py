@@ -110,7 +110,7 @@ _KEPT: Final = frozenset(
 _KEPT_PREFIXES: Final = (f"{c.LINK_PREFIX}.", f"{c.REWARD_PREFIX}.")
 _KNOWN: Final = frozenset(
     value for name, value in vars(c).items() if name.isupper() and isinstance(value, str)
-) - c.CONTENT_KEYS - {c.EXCEPTION_MESSAGE, c.EXCEPTION_STACKTRACE}  # fmt: skip
+) - c.CONTENT_KEYS  # fmt: skip
 """Keys and names of ours that tell what a span is, not what was said in it."""
 _TELLING: Final = re.compile(r"(?:^|[._])(?:kind|type|model|model_name|system|provider)$")
 """Ends of keys of other conventions that tell what a span is."""

@@ -1,0 +1,91 @@
+"""Content by its origin: text of a model, a tool, a message or an exception, wherever it stands.
+
+Nothing of it is sent without permission, or stored where the settings forbid it. What stays: ids,
+times, numbers, rewards, models, names that the program's source gives, and types of exceptions.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from lightning_otel.types import Event, Link, Span
+from lightning_otel.types import conventions as c
+
+_FOREIGN_KEYS: Final = frozenset(
+    {
+        # OpenTelemetry: `error.message`, GenAI events before 1.37; what exporters make of a status.
+        "error.message", "error.stack", "gen_ai.event.content", "otel.status_description",
+        # OpenInference.
+        "embedding.text", "input.value", "output.value", "llm.function_call",
+        "llm.prompt_template.template", "llm.prompt_template.variables",
+        "tool.json_schema", "tool.parameters", "tool.result",
+        # LangChain and CrewAI by AgentOps, Pydantic AI, MLflow.
+        "langchain.tool.input", "langchain.tool.output", "all_messages", "all_messages_events",
+        "final_result", "pydantic_ai.all_messages", "tool_arguments", "tool_response",
+        "mlflow.spanInputs", "mlflow.spanOutputs", "logprobs.content",
+    }
+)  # fmt: skip
+_FOREIGN_PREFIXES: Final = (
+    # OpenLLMetry and AgentOps: one attribute a field of a message.
+    "gen_ai.prompt", "gen_ai.completion", "gen_ai.request.functions", "llm.request.functions",
+    "traceloop.entity.input", "traceloop.entity.output", "agentops.entity.input",
+    "agentops.entity.output", "agentops.task.input", "agentops.task.output",
+    "agentops.tool.input", "agentops.tool.output",
+    # OpenInference.
+    "llm.prompts", "llm.completions", "llm.choices", "llm.input_messages", "llm.output_messages",
+    "llm.tools", "embedding.embeddings", "retrieval.documents", "reranker.", "message.",
+    # Langfuse, Vercel's AI SDK.
+    "langfuse.observation.input", "langfuse.observation.output", "langfuse.trace.input",
+    "langfuse.trace.output", "ai.prompt", "ai.response.text", "ai.response.object",
+    "ai.response.toolCalls", "ai.toolCall.args", "ai.toolCall.result",
+)  # fmt: skip
+"""Other conventions' keys: their spans stand in our store, and leave by our forwarding.
+
+Source: OpenInference's semantic conventions; OpenLLMetry's ``semconv-ai``; AgentOps' ``semconv``;
+the OpenTelemetry pages of Langfuse, MLflow, Pydantic AI and the AI SDK, read in November 2026.
+"""
+_KEYS: Final = c.CONTENT_KEYS | _FOREIGN_KEYS
+_TYPES: Final = (c.ERROR_TYPE, c.EXCEPTION_TYPE)
+_TYPE_NAME: Final = re.compile(r"[\w.:<>-]{1,256}")
+_OTHER: Final = "_OTHER"
+"""What ``error.type`` says where no type is known. Source: OpenTelemetry, ``error.type``."""
+_OWN_WORDS: Final = {c.MARK_NAME: ("started", "finished", "failed")}
+"""Values that are ours, under keys of content."""
+
+
+def strip_content(span: Span) -> Span:
+    """Return a span without content: also a transform, for where it must not be stored."""
+    operation = span.attributes.get(c.OPERATION)
+    return replace(
+        span,
+        # A task without a name is named after its description.
+        name=c.EXECUTE_TASK if operation == c.EXECUTE_TASK else span.name,
+        status_message="",
+        attributes=_strip_attributes(span.attributes),
+        events=tuple(_strip_event(event) for event in span.events),
+        links=tuple(
+            Link(link.trace_id, link.span_id, _strip_attributes(link.attributes))
+            for link in span.links
+        ),
+    )
+
+
+def _strip_event(event: Event) -> Event:
+    is_message = event.name.startswith("gen_ai.") and event.name != c.EVENT_EVALUATION
+    kept = {} if is_message else _strip_attributes(event.attributes)
+    return Event(event.name, event.time_ns, kept)
+
+
+def _strip_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in attributes.items() if not _is_content(key, value)}
+    for key in kept.keys() & _TYPES:
+        if not _TYPE_NAME.fullmatch(str(kept[key])):  # a sentence, which may quote anything
+            kept[key] = _OTHER
+    return kept
+
+
+def _is_content(key: str, value: Any) -> bool:
+    if key not in _KEYS:
+        return key.startswith(_FOREIGN_PREFIXES)
+    return value not in _OWN_WORDS.get(key, ())
