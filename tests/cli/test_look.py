@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.adapter.fixtures import recorded
-from tests.cli.conftest import FORMULAS, Cli, lines_of_error
+from tests.cli.conftest import EVIL, FORMULAS, Cli, lines_of_error
 from tests.plot.made import fill
 
 from lightning_otel import Resources, State, Store, auto_trace, emit_message, emit_reward
@@ -233,6 +233,28 @@ def test_a_terminal_gets_lines_that_fit(
         id_of_demo = lines[3].split()[0]
         assert "rollout-" in id_of_demo
         assert len(id_of_demo) < len(Store(kept).rollouts().rows()[0]["rollout_id"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["show", "show --findings", "ls traces", "stats", "tail --once", "sql 'FROM spans'", "doctor",
+     "show @last @last", "export triplets --dry-run", "export sft -o {}", "compact", "queue",
+     "redact --rollout @last --dry-run", "import {} --dry-run", "train {}", "run -- {}"],
+)  # fmt: skip
+def test_no_line_moves_the_cursor(
+    cli: Cli, store: Store, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a model, a span, an error or a file is called."""
+    monkeypatch.chdir(tmp_path)
+    own = {c.ROLLOUT_ID: EVIL, c.AGENT_NAME: EVIL, c.REQUEST_MODEL: EVIL, c.OPERATION: "chat"}
+    for number in (1, 2):
+        store.add([Span("a" * 32, f"{number:016x}", None, EVIL, number, number + 1, status="ERROR",
+                        status_message=EVIL, attributes={**own, EVIL: EVIL})])  # fmt: skip
+
+    done = cli(*shlex.split(command.format(shlex.quote(EVIL))), "--store", store.name)
+
+    assert done.stdout + done.stderr
+    assert not UNSAFE.findall(done.stdout + done.stderr)
 
 
 def test_a_terminal_without_blocks_gets_ascii(terminal: Terminal, kept: Path) -> None:

@@ -1,19 +1,24 @@
 """Every page and its frame: the key, keys, small screens, and a store whose fields are attacks."""
 
 import gzip
+import json
 import re
 from collections.abc import Callable
 from html import unescape
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.viewer.browsing import KEY, Shot, Visits, prefix, violations
 from tests.viewer.client import Ask
 from tests.viewer.corpus import FOUND, fill
 
-from lightning_otel import Store, auto_trace, emit_action, emit_reward
+from lightning_otel import Span, Store, auto_trace, emit_action, emit_reward
 from lightning_otel.resources import Resources
 from lightning_otel.state import State
+from lightning_otel.types import Event
+from lightning_otel.types import conventions as c
+from lightning_otel.types.text import HIDDEN
 
 _PATH = re.compile(r"(/[a-z_]*)(/[^?#]*)?.*", re.DOTALL)
 
@@ -47,6 +52,34 @@ def test_data_is_text_on_every_page(visit: Visits, store: Store) -> None:
 
     assert {path: each for path, each in wrong.items() if each} == {}
     assert {"/settings", "/sql", "/traces/*", "/transitions", "/conversations/*"} <= kinds
+
+
+def test_no_page_holds_what_is_not_seen(ask: Ask, store: Store) -> None:
+    """Control characters and marks of direction are named, whichever field of whatever page."""
+    evil = "\x1b[31m\x07\x9b2J \u202egnp\u2066 \u200f\u200b end"
+    own = {c.ROLLOUT_ID: f"r{evil}", c.AGENT_NAME: evil, c.MODE: evil, evil: evil}
+    said = json.dumps([{"role": evil, "parts": [{"type": "text", "content": evil}]}])
+    call = {c.OPERATION: "chat", c.REQUEST_MODEL: evil, c.INPUT_MESSAGES: said, c.TOOL_NAME: evil}
+    reward = {c.REWARD_VALUE: 1.0, c.REWARD_NAME: evil}
+    for number, (name, more) in enumerate([(c.SPAN_ROLLOUT, {}), (evil, call), (evil, reward)], 1):
+        parent = f"{1:016x}" if number > 1 else None
+        store.add([Span("a" * 32, f"{number:016x}", parent, name, number, number + 1,
+                        status="ERROR", status_message=evil, attributes={**own, **more},
+                        events=(Event(evil, number, {evil: evil}),))])  # fmt: skip
+    waiting, shapes, raw = ["/", "/sql?q=FROM+spans", f"/traces?q={quote(evil)}"], set(), {}
+    while waiting:
+        answer = ask(store, path := waiting.pop(0))
+        if answer.headers["content-type"].startswith("text/html"):
+            raw[path] = HIDDEN.findall(answer.text)
+        for link in re.findall(r' (?:href|data-load|data-href)="(/(?!static)[^"]*)"', answer.text):
+            if _kind(link) not in shapes and not link.startswith("/sql/answer"):
+                shapes.add(_kind(link))
+                waiting.append(unescape(link))
+
+    assert {path: characters for path, characters in raw.items() if characters} == {}
+    assert {"/rollouts/*", "/traces/*", "/conversations/*", "/transitions"} <= shapes
+    assert "‹U+202E›" in ask(store, f"/rollouts/{quote(own[c.ROLLOUT_ID], '')}").text
+    assert 'value="&#27;[31m&#7;' in ask(store, f"/traces?q={quote(evil)}").text
 
 
 @pytest.mark.parametrize("path", ["/resources/prompt", "/?by=time", "/?by=step", "/?by=version"])

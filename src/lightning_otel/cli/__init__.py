@@ -4,6 +4,7 @@ Data goes to stdout, notes to stderr. Exit codes: 0 done, 1 failed, 2 wrong usag
 nothing matched, 4 the store cannot be used; ``run`` gives back its program's own.
 """
 
+import logging
 import os
 import shlex
 import sys
@@ -21,6 +22,7 @@ from lightning_otel.errors import (
     QueryError,
     StoreError,
 )
+from lightning_otel.types.text import visible
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -163,6 +165,8 @@ def main() -> None:
     """Run the command line; every error becomes a few lines and an exit code."""
     _speak_utf8(sys.stdout)
     _speak_utf8(sys.stderr)
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_VisibleFormatter())
     try:
         code = _run_command()
         sys.stdout.flush()
@@ -193,6 +197,13 @@ def _run_command() -> int:
             traceback.print_exc()
         return report_error(exc)
     return code if isinstance(code, int) else 0
+
+
+class _VisibleFormatter(logging.Formatter):
+    """Formats what is logged for a terminal, which it can neither colour nor fool."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def _speak_utf8(stream: TextIO | None) -> None:

@@ -22,6 +22,7 @@ from lightning_otel.cli.output import (
     format_size,
     json_text,
     print_json,
+    print_line,
     print_note,
     progress_bar,
     suggest,
@@ -201,7 +202,7 @@ def _run_export(
     if as_json:
         print_json(_describe(done, why_empty, is_dry_run=is_dry_run))
         return code
-    say = click.echo if is_dry_run else print_note
+    say = print_line if is_dry_run else print_note
     for line in _word_funnel(done, "nowhere (dry run)" if is_dry_run else _place_name(place)):
         say(line)
     if why_empty:

@@ -15,6 +15,7 @@ from lightning_otel.cli.output import (
     format_size,
     print_data,
     print_json,
+    print_line,
     print_note,
     print_rows,
     progress_bar,
@@ -98,7 +99,7 @@ def compact(
         print_json(_describe_compaction(done, is_dry_run=is_dry_run))
         return
     for line in _word_compaction(done, is_dry_run=is_dry_run):
-        click.echo(line)
+        print_line(line)
     if is_dry_run and max_size is not None and done.segments:
         print_note("segments shrink when they are settled: less may go to make room than this says")
     suggest("stats", store)
@@ -212,7 +213,7 @@ def redact(
     row = {**asdict(done), "dry_run": is_dry_run}
     if not print_data(form, [row], document=row):
         for line in _word_redaction(done, is_dry_run=is_dry_run):
-            click.echo(line)
+            print_line(line)
     if is_dry_run:
         return 0
     suggest("redact --list", store)

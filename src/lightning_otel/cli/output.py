@@ -235,6 +235,11 @@ def _print_records(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) ->
             click.echo(f"{name:<{indent}}  {printable(row.get(name))}")
 
 
+def print_line(text: object) -> None:
+    """A line on stdout, whatever is in it."""
+    click.echo(printable(text))
+
+
 def print_note(text: str) -> None:
     """A line for the person, on stderr."""
     click.echo(printable(text), err=True)

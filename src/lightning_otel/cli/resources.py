@@ -13,6 +13,7 @@ from lightning_otel.cli.output import (
     print_aged,
     print_data,
     print_json,
+    print_line,
     print_note,
     printable,
     suggest,
@@ -102,7 +103,7 @@ def _print_body(resource: "Resource") -> None:
         print_json(resource.body)
         return
     for line in str(resource.body["template"]).splitlines():
-        click.echo(printable(line))
+        print_line(line)
     for example in resource.prompt.examples:
         click.echo(f"── {printable(example.get('role'))}: {printable(example.get('content'))}")
 
@@ -132,7 +133,7 @@ def publish(
     assert text is not None
     made = parse_json(text) if text.lstrip()[:1] in ("{", "[") else text
     opened = open_resources(store)
-    click.echo(str(opened.publish(name, made, **given)))
+    print_line(opened.publish(name, made, **given))
     _tell_aliases(opened, name)
 
 
@@ -171,7 +172,7 @@ def promote(name: str, if_better: bool, unpaired: bool, store: str | None) -> No
         if not found.is_better:
             print_note(f"{name}@{found.b} stays the canary: {found} is {found.verdict}")
             return
-    click.echo(str(opened.promote(name, last_move=last_move)))
+    print_line(opened.promote(name, last_move=last_move))
     _tell_aliases(opened, name)
 
 
@@ -198,7 +199,7 @@ def withdraw(name: str, reason: str, if_worse: bool, unpaired: bool, store: str 
             print_note(f"{name}@{version} stays: {found} is {found.verdict}")
             return
         reason = reason or f"worse: {found}"
-    click.echo(str(opened.withdraw(name, reason, version=version)))
+    print_line(opened.withdraw(name, reason, version=version))
     _tell_aliases(opened, name)
 
 
@@ -211,7 +212,7 @@ def rollback(name: str, store: str | None) -> None:
     Running agents follow within a second or two.
     """
     opened = open_resources(store, is_reading=True)
-    click.echo(str(opened.rollback(name)))
+    print_line(opened.rollback(name))
     _tell_aliases(opened, name)
 
 
@@ -230,7 +231,7 @@ def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
 
     opened = open_resources(store, is_reading=True)
     for line in opened.diff(name, parse_version(a), parse_version(b)).splitlines():
-        click.echo(printable(line))
+        print_line(line)
     try:
         found = opened.compare(
             name,
@@ -242,7 +243,7 @@ def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
     except ConfigError as exc:
         print_note(exc.what)
         return
-    click.echo(f"{found}: {found.verdict}")
+    print_line(f"{found}: {found.verdict}")
     for reason, count in found.left_out.items():
         print_note(f"{count_noun(count, 'rollout')} left out: {reason}")
     if found.is_worse and opened.aliases(name).get("canary") == found.b:

@@ -14,7 +14,7 @@ UNSAFE: Final = re.compile(
     # What XML cannot hold, control characters, and all that turns the writing's direction.
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-_HIDDEN: Final = re.compile(
+HIDDEN: Final = re.compile(
     # What moves a cursor, turns the writing or is not seen, but for tabs and ends of lines: control
     # characters, marks of direction, separators, halves of pairs, the byte order mark and tags.
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069"
@@ -36,7 +36,7 @@ def one_line(text: object, cells: int | None = None) -> str:
 def visible(text: object) -> str:
     """Text of several lines in which everything that would not be seen is: ``‹U+202E›``."""
     found = text if isinstance(text, str) else str(text)
-    return _HIDDEN.sub(lambda match: f"‹U+{ord(match[0]):04X}›", found.replace("\r\n", "\n"))
+    return HIDDEN.sub(lambda match: f"‹U+{ord(match[0]):04X}›", found.replace("\r\n", "\n"))
 
 
 def csv_cell(value: object, text: str) -> str:

@@ -24,7 +24,14 @@ from starlette.routing import Route
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.session import placed
 from lightning_otel.serve.viewer.urls import page_path, resource_path
-from lightning_otel.types.text import count_noun, format_age, format_duration, format_size, visible
+from lightning_otel.types.text import (
+    HIDDEN,
+    count_noun,
+    format_age,
+    format_duration,
+    format_size,
+    visible,
+)
 
 PLACES: Final = [
     {"path": path, "name": name, "key": key}
@@ -57,7 +64,19 @@ def render(request: Request, template: str, shown: Mapping[str, object]) -> str:
             **shown,
         }
     )
-    return placed(request.scope, text)
+    return placed(request.scope, _show_hidden(text))
+
+
+def _show_hidden(page: str) -> str:
+    """Return a page in which everything is seen; the values of its fields stay what they are."""
+    return _VALUE_OR_HIDDEN.sub(
+        lambda match: (
+            HIDDEN.sub(lambda hidden: f"&#{ord(hidden[0])};", match[0])
+            if match[0][0] == " "
+            else visible(match[0])
+        ),
+        page.replace("\r\n", "\n"),
+    )
 
 
 def ago(start_ns: int) -> str:
@@ -182,6 +201,7 @@ async def static(request: Request) -> Response:
 ROUTES: Final[list[Route]] = [
     Route("/static/{name:str}", static, methods=["GET"], middleware=[Middleware(GZipMiddleware)])
 ]
+_VALUE_OR_HIDDEN: Final = re.compile(rf' value="[^"]*"|{HIDDEN.pattern}')
 _DEEPEST: Final = 16
 """Blocks within each other; the parser stops at 20."""
 _STARS: Final = re.compile(r"\*+(?=[^\W_])")
