@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,6 +146,45 @@ def test_long_answers_are_cut_and_say_how_to_go_on(kept: Path) -> None:
     assert len(whole["recorded"]["rows"][0]["t"]) > 3 * len(short["recorded"]["rows"][0]["t"])
     assert "WHERE or LIMIT" in json.loads(answers[4][1])["cut"]
     assert EVIL not in answers[6][1]
+
+
+@pytest.mark.parametrize(
+    "text", ["\\ud800", "x\\udfff\\ud83d", "\\ud83d\\ude00 \\\\ud800", "\\u0000"]
+)
+def test_a_line_with_half_a_character_is_answered(kept: Path, text: str) -> None:
+    """The SDK says nothing to such a line, and whoever asked would wait for good."""
+    asked = [
+        ("sql", "query", f"SELECT '{text}'"), ("show", "id", text), ("list", "agent", text),
+        ("list", "since", text), ("analyze", "rollout", text), ("diff", "a", text),
+    ]  # fmt: skip
+    ends = {
+        "protocolVersion": "2025-03-26",
+        "capabilities": {},
+        "clientInfo": {"name": "x", "version": "1"},
+    }
+    lines = [json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": ends})]
+    lines += ['{"jsonrpc": "2.0", "method": "notifications/initialized"}']
+    lines += [
+        f'{{"jsonrpc": "2.0", "id": {number}, "method": "tools/call", "params": '
+        f'{{"name": "{name}", "arguments": {{"{key}": "{value}"}}}}}}'
+        for number, (name, key, value) in enumerate(asked, 1)
+    ]
+    command = [sys.executable, "-m", "lightning_otel", "mcp", "--store", str(kept)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write("".join(f"{line}\n" for line in lines))
+        server.stdin.flush()
+        answers = [json.loads(server.stdout.readline()) for _ in range(1 + len(asked))]
+        server.stdin.close()
+
+    errors = {each["id"]: each["result"].get("isError") for each in answers}
+    is_half = text.startswith(("\\ud800", "x"))
+    assert errors.keys() == set(range(1 + len(asked)))
+    assert is_half <= all(errors[number] for number in range(1, 1 + len(asked)))
+    assert errors[1] is is_half
 
 
 def test_missing_empty_and_damaged_stores_are_answered(copy: Path, tmp_path: Path) -> None:
