@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lightning_otel.cli.options import store_option
+from lightning_otel.cli.options import COUNT, store_option
 from lightning_otel.cli.output import count_noun, print_table, printable, program_command, suggest
 from lightning_otel.types.text import step_row
 
@@ -25,7 +25,7 @@ Your own agent, unchanged:
 
 @click.command()
 @click.option(
-    "--rollouts", type=click.IntRange(min=1), default=240, show_default=True,
+    "--rollouts", type=COUNT, default=240, show_default=True,
     help="Number of tasks the agent works on.",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the random numbers.")

@@ -9,6 +9,7 @@ import click
 
 from lightning_otel.cli import print_error
 from lightning_otel.cli.options import (
+    COUNT,
     Form,
     filter_options,
     format_option,
@@ -52,7 +53,7 @@ _WIDTH = 80
 @click.command()
 @click.argument("what", type=click.Choice(["rollouts", "traces"]), default="rollouts")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=20, show_default=True,
+    "--limit", type=COUNT, default=20, show_default=True,
     help="Number of rows.",
 )  # fmt: skip
 @click.option("--all", "every", is_flag=True, help="Print every row.")
@@ -230,7 +231,7 @@ def run_query(
 @when_options
 @click.option("--success", type=float, default=0.5, show_default=True,
               help="Least reward of a success.")  # fmt: skip
-@click.option("--window", type=click.IntRange(min=1), help="Number of values in the moving mean.")
+@click.option("--window", type=COUNT, help="Number of values in the moving mean.")
 @click.option("--output", "-o", metavar="FILE", help="Write a picture: FILE.svg or .png.")
 @format_option
 @store_option

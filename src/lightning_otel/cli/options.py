@@ -107,6 +107,8 @@ AGENT: Final = _StoredName(
     "PATTERN", "SELECT DISTINCT agent AS v FROM spans WHERE agent IS NOT NULL ORDER BY 1"
 )
 """An agent's name, or a pattern of names."""
+COUNT: Final = click.IntRange(1, 1_000_000_000)
+"""A number of things, which any database can take."""
 _KINDS: Final[Mapping[type, Any]] = {int: When(), str: str, float: float, bool: bool, tuple: AGENT}
 
 

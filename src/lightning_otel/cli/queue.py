@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, get_args
 import click
 
 from lightning_otel.cli import SuggestingGroup
-from lightning_otel.cli.options import Form, format_option, store_option
+from lightning_otel.cli.options import COUNT, Form, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
     print_aged,
@@ -68,7 +68,7 @@ def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
 @queue.command("ls")
 @click.option("--status", type=_STATUSES, help="Only rollouts with this status.")
 @click.option("--mode", type=_MODES, help="Only rollouts of this mode.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True,
+@click.option("--limit", type=COUNT, default=50, show_default=True,
               help="Number of rows.")  # fmt: skip
 @format_option
 @click.pass_obj

@@ -1,6 +1,5 @@
 """``reward``, ``apply-rewards``: rewards of what is stored."""
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +24,7 @@ from lightning_otel.cli.output import (
     progress_bar,
     suggest,
 )  # fmt: skip
-from lightning_otel.errors import ConfigError
+from lightning_otel.types.values import check_finite
 
 if TYPE_CHECKING:
     from lightning_otel.rewards import Applied, Judgement
@@ -65,8 +64,7 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
         print_note(f"retracted {found['name']} = {found['value']:g}, span {found['span_id']}")
         suggest(f"show {found['rollout_id']} --transitions", store)
         return
-    if not math.isfinite(value):
-        raise ConfigError(f"a reward of {value} cannot be trained on; give a finite number")
+    check_finite("the reward", value)
     opened = Store(store)
     noun, whole = opened.find(target)
     rollout_id = opened.rollout_of(noun, whole)

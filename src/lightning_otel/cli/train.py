@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.cli.options import Form, Stop, format_option, load_named, store_option
+from lightning_otel.cli.options import COUNT, Form, Stop, format_option, load_named, store_option
 from lightning_otel.cli.output import (
     count_noun,
     print_data,
@@ -33,9 +33,9 @@ _COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
 @click.option("--val", type=_FILE, help="Held-out tasks; a better version on them becomes live.")
 @click.option("--option", "-o", "options", multiple=True, metavar="NAME=VALUE",
               help="An option of the algorithm; may be repeated.")  # fmt: skip
-@click.option("--min-batch-size", type=click.IntRange(min=1), help="Fewest rollouts in a step.")
-@click.option("--max-iterations", type=click.IntRange(min=1), help="Most steps.")
-@click.option("--samples", type=click.IntRange(min=1), help="Rollouts per task.")
+@click.option("--min-batch-size", type=COUNT, help="Fewest rollouts in a step.")
+@click.option("--max-iterations", type=COUNT, help="Most steps.")
+@click.option("--samples", type=COUNT, help="Rollouts per task.")
 @click.option("--workers", type=click.IntRange(min=0), default=1, show_default=True,
               help="Parallel rollouts; 0 if workers elsewhere run them.")  # fmt: skip
 @click.option("--kind", type=click.Choice(["threads", "processes", "ray"]), default="threads",

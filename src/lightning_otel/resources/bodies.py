@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from lightning_otel.errors import ConfigError
 from lightning_otel.instrumentors.substitution import CANARY, LIVE
 from lightning_otel.types import Prompt, Resource, ResourceKind
+from lightning_otel.types.values import check_finite
 
 MAX_BYTES: Final = 1 << 20
 _ROLES: Final = ("user", "assistant", "tool")
@@ -41,7 +42,7 @@ def check_alias(alias: str, weight: float | None) -> None:
         raise ConfigError(f"no alias can be {alias!r}; write a word such as {LIVE} or {CANARY}")
     if weight is not None and alias != CANARY:
         raise ConfigError(f"{alias} has no weight; only {CANARY} is given to a share")
-    if weight is not None and not 0 <= weight <= 1:
+    if weight is not None and not 0 <= check_finite("weight", weight) <= 1:
         raise ConfigError(f"the weight of a canary is {weight}; it is a share from 0 to 1")
 
 
@@ -75,11 +76,7 @@ def check_body(name: str, given: object, kind: ResourceKind | None) -> tuple[Res
 
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Finite numbers by name."""
-    found = {str(name): float(value) for name, value in metrics.items()}
-    for name, value in found.items():
-        if not math.isfinite(value):
-            raise ConfigError(f"the metric {name} is {value}; leave out what was not measured")
-    return found
+    return {str(name): check_finite(f"the metric {name}", value) for name, value in metrics.items()}
 
 
 def _check_mapping(name: str, given: object) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.instrumentors.substitution import CANARY, LIVE, Standing
 from lightning_otel.state import METADATA
 from lightning_otel.types import Resource
+from lightning_otel.types.values import check_whole
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -84,6 +85,7 @@ class Entry:
 
     def get(self, version: int) -> Resource:
         """Return one version, or raise NotFoundError."""
+        check_whole(f"the version of {self.name}", version)
         query = _OF_NAME.where(VERSIONS.c.version == version)
         row = self._connection.execute(query, {"name": self.name}).one_or_none()
         if row is None:

@@ -22,6 +22,7 @@ from lightning_otel.runner.worker import LEASE_S, Runner, Stop, run_threads, sto
 from lightning_otel.state.queue import Queue
 from lightning_otel.tracing import RewardEvaluator
 from lightning_otel.types import Mode
+from lightning_otel.types.values import check_whole
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +78,7 @@ def run_workers(
         WorkerError: Workers die as soon as they are started; or threads hang.
         StateError: The queue cannot be read or changed.
     """
-    if n < 1:
-        raise ConfigError(f"there are to be {n} workers; give 1 or more")
+    check_whole("n", n, 1)
     if options and kind != "ray":
         raise ConfigError(f"options are Ray's, and the workers are {kind}; leave them out")
     prefix = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"

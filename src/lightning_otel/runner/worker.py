@@ -32,6 +32,7 @@ from lightning_otel.state.queue import FINAL, Lease, Queue
 from lightning_otel.state.rollouts import choose_status, clean_reason, describe_timeout
 from lightning_otel.tracing import RewardEvaluator
 from lightning_otel.types import Mode, Rollout
+from lightning_otel.types.values import check_seconds
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Runner:
         self.reward_evaluator = reward_evaluator
         self.apply = apply
         self._modes = modes
-        self._lease_s = lease_s
+        self._lease_s = check_seconds("lease_s", lease_s)
         self._is_process_own = is_process_own
         self._pid = os.getpid()
         self._thread: AttemptThread | None = None

@@ -157,6 +157,8 @@ class State:
         except sa.exc.DBAPIError as exc:
             why = str(exc.orig).partition("\n")[0]
             raise StateError(f"the state {self.name} failed: {why}") from exc
+        except OverflowError as exc:  # SQLite's driver; of nothing else in a transaction
+            raise ConfigError("a number is beyond 64 bits; give a smaller one") from exc
 
 
 def take_lock(connection: "Connection", lock: int) -> None:

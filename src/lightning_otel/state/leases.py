@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from lightning_otel.errors import StateError
 from lightning_otel.state import State, take_lock
 from lightning_otel.state.tables import CLAIMS
+from lightning_otel.types.values import check_seconds
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -166,6 +167,7 @@ class Claims:
         self, state: State, consumer: str, *, run_id: str, holder: str, lease_s: float = 120.0
     ) -> None:
         """Name a consumer."""
+        check_seconds("lease_s", lease_s)
         self._state = state
         self.consumer = consumer
         self.run_id = run_id

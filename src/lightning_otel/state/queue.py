@@ -7,7 +7,6 @@ time holds a rollout, under a lease that ends if the worker dies.
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 # Before SQLAlchemy, for it names the extra where that is missing.
@@ -16,7 +15,6 @@ from lightning_otel.state import State
 # isort: split
 import sqlalchemy as sa
 
-from lightning_otel.errors import ConfigError
 from lightning_otel.state.leases import Leases, id_batches
 from lightning_otel.state.rollouts import (
     Attempt,
@@ -36,6 +34,7 @@ from lightning_otel.state.rollouts import (
 from lightning_otel.state.tables import ATTEMPTS, PAUSES, ROLLOUTS
 from lightning_otel.types import Mode, Rollout, RolloutStatus
 from lightning_otel.types.rollouts import FINAL
+from lightning_otel.types.values import check_finite, check_seconds
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -130,7 +129,11 @@ class Queue:
             agents: Only rollouts for one of these or for any; None is all.
             modes: Only rollouts of these modes; None is all.
             lease_s: Seconds that the lease lasts without a heartbeat.
+
+        Raises:
+            ConfigError: That is no length of time.
         """
+        check_seconds("lease_s", lease_s)
         waiting = (
             sa.select(ROLLOUTS)
             .where(ROLLOUTS.c.status == "queuing", *worker_conditions(agents, modes))
@@ -163,9 +166,7 @@ class Queue:
         Raises:
             ConfigError: The reward is no finite number.
         """
-        value = None if reward is None else float(reward)
-        if value is not None and not isfinite(value):
-            raise ConfigError(f"reward is {reward!r}; it must be finite")
+        value = None if reward is None else check_finite("reward", reward)
         return self._finish_lease(lease, "succeeded", reward=value)
 
     def fail(self, lease: Lease, reason: str) -> bool:
@@ -298,7 +299,8 @@ class Queue:
             NotFoundError: One of them is not there.
         """
         asked = list(ids)
-        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        wait_s = None if timeout_s is None else check_finite("timeout_s", timeout_s)
+        until_s = None if wait_s is None else time.monotonic() + wait_s
         pause_s = _SHORTEST_WAIT_S
         while True:
             found = self.rollouts(ids=asked)

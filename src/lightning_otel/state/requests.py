@@ -17,6 +17,7 @@ from lightning_otel.errors import ConfigError, NotFoundError, StateError
 from lightning_otel.state import State, take_lock
 from lightning_otel.state.leases import Leases
 from lightning_otel.state.tables import REQUESTS
+from lightning_otel.types.values import check_seconds
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -52,6 +53,7 @@ class Requests:
 
     def __init__(self, state: State, *, lease_s: float = LEASE_S) -> None:
         """Name the state; a table is made there if it is not there."""
+        check_seconds("lease_s", lease_s)
         state.ensure(REQUESTS)
         self._state = state
         self._lease_s = lease_s

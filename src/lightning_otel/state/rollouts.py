@@ -12,6 +12,7 @@ from lightning_otel.capture import operations
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.state.tables import ATTEMPTS, PAUSES, ROLLOUTS
 from lightning_otel.types import Mode, Rollout, RolloutStatus
+from lightning_otel.types.values import TEXT_LIMIT, check_finite, check_seconds, check_whole
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from lightning_otel.state import State
 
 _LONGEST_REASON: Final = 2000
+_MOST_SAMPLES: Final = 10_000
 _JSON: Final = ("task", "resources")
 """Columns of a rollout that are kept as JSON."""
 
@@ -78,12 +80,8 @@ def make_rollouts(
     if common.mode not in get_args(Mode):
         modes = ", ".join(get_args(Mode))
         raise ConfigError(f"mode is {common.mode!r}; it must be one of {modes}")
-    for name, number in (("samples", samples), ("max_attempts", common.max_attempts)):
-        if number < 1:
-            raise ConfigError(f"{name} is {number!r}; it must be 1 or more")
-    limit_s = common.timeout_s
-    if limit_s is not None and not 0 < limit_s < float("inf"):
-        raise ConfigError(f"timeout_s is {limit_s!r}; give seconds above 0, or None for any time")
+    samples = check_whole("samples", samples, 1, _MOST_SAMPLES)
+    row_of(common)  # before a task is read
     texts = [encode_task(task) for task in tasks]
     if group_ids is not None and len(group_ids) != len(texts):
         raise ConfigError(
@@ -100,12 +98,18 @@ def make_rollouts(
 def encode_task(task: object) -> str:
     """Return a task as JSON, or raise ConfigError."""
     try:
-        return json.dumps(task, allow_nan=False)
+        text = json.dumps(task, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
         raise ConfigError(
             f"the task {str(task)[:80]!r} cannot be written as JSON ({exc}); "
             "give text, numbers, lists and dicts"
         ) from exc
+    if len(text) > TEXT_LIMIT:
+        raise ConfigError(
+            f"a task has {len(text):,} characters as JSON, and may have {TEXT_LIMIT:,}; put what "
+            "is large into a file, and its path into the task"
+        )
+    return text
 
 
 def make_id(noun: str) -> str:
@@ -121,7 +125,15 @@ def rollout_of(row: "sa.Row[Any]") -> Rollout:
 
 
 def row_of(rollout: Rollout) -> dict[str, Any]:
-    """Return the row of a rollout."""
+    """Return the row of a rollout, or raise ConfigError for a number that makes no sense."""
+    check_whole("priority", rollout.priority)
+    check_whole("max_attempts", rollout.max_attempts, 1)
+    if rollout.timeout_s is not None:
+        check_seconds("timeout_s", rollout.timeout_s)
+    if rollout.reward is not None:
+        check_finite("reward", rollout.reward)
+    for name, version in rollout.resources.items():
+        check_whole(f"the version of {name}", version, 1)
     values = {each.name: getattr(rollout, each.name) for each in fields(Rollout)}
     values["resources"] = dict(rollout.resources)
     return values | {name: json.dumps(values[name]) for name in _JSON}

@@ -7,7 +7,6 @@ nothing but say so once; a reward with an explicit target is kept even then, in 
 import base64
 import contextlib
 import json
-import math
 import os
 import re
 import time
@@ -28,6 +27,7 @@ from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.redact import scrub_error
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import check_finite
 
 State = Literal["started", "finished", "failed"]
 _STACK_LIMIT = 8192
@@ -177,7 +177,7 @@ def _reward_attributes(
     steps = None
     if isinstance(given, (list, tuple)):
         steps = [
-            None if each is None else _check_finite(f"step {index}", each)
+            None if each is None else check_finite(f"reward 'step {index}'", each)
             for index, each in enumerate(given)
         ]
         if all(step is None for step in steps):
@@ -199,23 +199,10 @@ def _reward_attributes(
     found: dict[str, AttributeValue] = {}
     for index, name in enumerate(sorted(values, key=lambda name: name != first)):
         found[f"{c.REWARD_PREFIX}.{index}.name"] = name
-        found[f"{c.REWARD_PREFIX}.{index}.value"] = _check_finite(name, values[name])
+        found[f"{c.REWARD_PREFIX}.{index}.value"] = check_finite(f"reward {name!r}", values[name])
     if steps is not None:
         found[c.REWARD_STEPS] = json.dumps(steps)
     return found
-
-
-def _check_finite(name: str, value: Any) -> float:
-    """The number, whichever type it is of: the arrays of one element of many a library, too."""
-    try:
-        if isinstance(value, (str, bytes, bytearray)):
-            raise TypeError("text")
-        number = float(value)
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
-        raise ConfigError(f"reward {name!r} is {value!r}; it must be a number") from exc
-    if not math.isfinite(number):
-        raise ConfigError(f"reward {name!r} is {value!r}; it must be finite")
-    return number
 
 
 def _in_rollout(rollout_id: str | None) -> AbstractContextManager[None]:

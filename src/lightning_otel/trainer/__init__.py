@@ -34,6 +34,7 @@ from lightning_otel.runner.agents import agent_of
 from lightning_otel.state import State
 from lightning_otel.state.runs import Metric, Runs, TrainingRun
 from lightning_otel.types import Mode
+from lightning_otel.types.values import check_finite, check_seconds, check_whole
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.exchange import Backend
@@ -168,6 +169,11 @@ class Trainer:
         self.resources = Resources(self.state)
         TransitionQuery.of({**select})  # type: ignore[typeddict-item]  # refused here, not later
         _check_numbers(min_batch_size, max_iterations, samples, self.algorithm)
+        check_whole("workers", workers, 0)
+        check_whole("max_attempts", max_attempts, 1)
+        check_finite("reward_timeout_s", reward_timeout_s)
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
         layout = self.store.local.layout
         beside = Path(".lightning", "runs") if layout is None else layout.root / "runs"
         self._config = RunConfig(
@@ -337,9 +343,9 @@ def _check_numbers(
     algorithm: BaseAlgorithm,
 ) -> None:
     for name, value in (("min_batch_size", min_batch_size), ("max_iterations", max_iterations)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}; it must be 1 or more")
-    if samples is not None and samples < max(algorithm.group_size, 1):
+        if value is not None:
+            check_whole(name, value, 1)
+    if samples is not None and check_whole("samples", samples, 1) < max(algorithm.group_size, 1):
         raise ConfigError(
             f"samples is {samples}; {name_of(algorithm)} compares {algorithm.group_size} rollouts "
             "of a task or more"

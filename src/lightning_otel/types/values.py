@@ -19,10 +19,13 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
 from itertools import islice
+from numbers import Integral, Real
 from typing import Any, Final, TypeGuard
 from uuid import UUID
 
 import orjson
+
+from lightning_otel.errors import ConfigError
 
 TEXT_LIMIT: Final = 4 * 1024 * 1024
 """Characters of the text of one argument or result; the store's own limit is 8 MiB a record."""
@@ -33,6 +36,8 @@ _STORED_ITEMS: Final = 1 << 20
 _MAX_DEPTH: Final = 40
 _TIMES: Final = range(1 << 62)
 """Nanoseconds until the year 2116: the difference of any two fits 64 bits."""
+_WHOLE: Final = (1 << 63) - 1
+_LONGEST_S: Final = 1e9
 _INTEGERS: Final = range(-(1 << 63), 1 << 64)
 _ATOMS: Final = frozenset({int, bool, type(None)})
 _CONTAINERS: Final = (list, tuple, set, frozenset, array)
@@ -158,6 +163,54 @@ def parse_json(given: Any) -> Any:
         return json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
         return given
+
+
+def check_whole(name: str, value: Any, least: int = -_WHOLE, most: int = _WHOLE) -> int:
+    """Return a whole number within bounds; by default those of 64 bits, as databases have them.
+
+    Raises:
+        ConfigError: It is none, or a truth value.
+    """
+    is_whole = type(value) is not bool and isinstance(value, Integral)
+    if is_whole and least <= value <= most:
+        return int(value)
+    bounds = f"{least} or more" if most == _WHOLE > -least else f"from {least} to {most}"
+    raise ConfigError(f"{name} is {_show_value(value)}; give a whole number, {bounds}")
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """Return a length of time above 0, of 31 years at most.
+
+    Raises:
+        ConfigError: It is none, or a truth value.
+    """
+    is_number = type(value) is not bool and isinstance(value, Real)
+    if is_number and 0 < value <= _LONGEST_S:
+        return float(value)
+    raise ConfigError(f"{name} is {_show_value(value)}; give seconds above 0, up to 1e9")
+
+
+def check_finite(name: str, value: Any) -> float:
+    """Return a finite number, of whichever type: of the arrays of one element of many a library.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError("text")
+        number = float(value)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
+        raise ConfigError(f"{name} is {_show_value(value)}; it must be a number") from exc
+    if not math.isfinite(number):
+        raise ConfigError(f"{name} is {_show_value(value)}; it must be finite")
+    return number
+
+
+def _show_value(value: object) -> str:
+    # Python refuses to print integers of more than 4,300 digits.
+    is_large = isinstance(value, int) and value not in _INTEGERS
+    return "beyond 64 bits" if is_large else f"{value!r:.80}"
 
 
 class _Copier:
