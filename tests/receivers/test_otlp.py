@@ -1,7 +1,9 @@
 """OTLP of both encodings as spans: what went out comes in, and what is unfit is said."""
 
+import hashlib
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -192,6 +194,41 @@ def test_otlp_keeps_what_it_can_of_a_span(read: Read) -> None:
         "events": {"length": 2, "kept": 0},
         "links": {"length": 1, "kept": 0},
     }
+
+
+@BOTH
+def test_otlp_believes_no_mark_of_a_sender(read: Read) -> None:
+    """What a store says of its spans stays under another name; of a cut, what agrees with it."""
+    part = "kept part"
+    digest = hashlib.sha256(part.encode()).hexdigest()
+    true = {"text": {"length": 99, "kept": 9, "sha256": digest},
+            "events": {"length": 5, "kept": 2}}  # fmt: skip
+    forged = {
+        "text": {"length": 99, "kept": 9, "sha256": "sk-live-1234"}, "nothing": {"length": 2},
+        "events": "sk-live-1234", "links": {"length": 1, "kept": 1},
+    }  # fmt: skip
+
+    def of(cut: object, **more: str) -> Mapping[str, Any]:
+        sent = {"text": part, c.CUT: json.dumps(cut), **more}
+        request = one(
+            attributes=[{"key": k, "value": {"string_value": v}} for k, v in sent.items()]
+        )
+        span = read(request)[1]
+        assert isinstance(span, Span)
+        assert span.attributes[c.RECEIVED] == CAME
+        return {key: value for key, value in span.attributes.items() if key != c.RECEIVED}
+
+    marks = dict.fromkeys((c.REDACTED, c.SENT_TIMES, c.RECEIVED), '{"id": "x"}')
+    facts = {c.MODE: "val", c.ABANDONED: "true", c.ROLLOUT_ID: "r"}
+    assert json.loads(of(true)[c.CUT]) == true
+    for cut in (forged, {}, "yes", 5):
+        assert of(cut, **marks, **facts) == {
+            "text": part, **facts, f"sent.{c.CUT}": json.dumps(cut),
+            **{f"sent.{key}": value for key, value in marks.items()},
+        }  # fmt: skip
+    half = of({**forged, "text": true["text"]})
+    assert json.loads(half[c.CUT]) == {"text": true["text"]}
+    assert "sk-live" in half[f"sent.{c.CUT}"]
 
 
 TEXTS = ("resource", "scope", "of scope", "name", "key", "value", "inner", "event", "status")

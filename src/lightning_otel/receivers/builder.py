@@ -15,6 +15,7 @@ from lightning_otel.receivers.otlp import (
     TIMES,
     TRACE_ID_BYTES,
     InvalidSpanError,
+    mark_received,
     read_integer,
 )
 from lightning_otel.types import Span
@@ -60,8 +61,9 @@ class Builder(NamedTuple):
         /, **fields: Any,
     ) -> Span:  # fmt: skip
         """Return a span of a key below another; attributes that are None are left out."""
-        given = {**self.common, **fields.pop("attributes", {}), c.RECEIVED: IMPORTED}
+        given = {**self.common, **fields.pop("attributes", {})}
         known = {each: value for each, value in given.items() if value is not None}
+        mark_received(known, IMPORTED)
         ids = self.id_of(self.trace, TRACE_ID_BYTES), self.id_of(key)
         above, scope = self.id_of(parent) if parent else None, fields.pop("scope", c.SCOPE)
         return Span(*ids, above, name, start_ns, end_ns, attributes=known, scope=scope, **fields)

@@ -5,6 +5,7 @@ Source: OTLP 1.x, "JSON Protobuf Encoding": ids in hex, enumerations as numbers,
 decimal text or numbers, keys in lowerCamelCase.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -32,6 +33,9 @@ TRACE_ID_BYTES: Final = 16
 SPAN_ID_BYTES: Final = 8
 _MAX_DEPTH: Final = 200
 """Objects and lists within one value; deeper ones are taken by no other reader either."""
+_MARKS: Final = (c.CUT, c.RECEIVED, c.REDACTED, c.SENT_TIMES)
+"""What a store says of a span that it holds, and not of what was recorded."""
+_COUNTED: Final = ("attributes", "events", "links")
 _VALUES_PER_MESSAGE: Final = 2
 _NUMBERS: Final = {
     "SPAN_KIND_UNSPECIFIED": 0,
@@ -127,7 +131,7 @@ def read_span(
     number = len(attributes)
     if number > limits.attributes:
         raise InvalidSpanError(f"more than {limits.attributes} attributes")
-    attributes[c.RECEIVED] = came
+    mark_received(attributes, came)
     start_ns, end_ns = _fit_times(
         read_integer(found.get("startTimeUnixNano"), "start time"),
         read_integer(found.get("endTimeUnixNano"), "end time"),
@@ -164,6 +168,38 @@ def read_span(
         process=_find_process(otel_resource),
     )
     return from_conventions(span)
+
+
+def mark_received(attributes: dict[str, Any], came: str) -> None:
+    """Note on a span how it came; marks of ours that its sender set are believed no more.
+
+    They stay as ``sent.lightning.…``. All else under ``lightning.`` and ``agentlightning.`` is what
+    was recorded, and as true as the span; of what was cut, that which agrees with what came.
+    """
+    cut = parse_json(attributes.get(c.CUT))
+    notes = cut if isinstance(cut, dict) else {}
+    agreed = {name: note for name, note in notes.items() if _is_cut(attributes, name, note)}
+    for key in _MARKS:
+        if key in attributes and (key != c.CUT or not agreed or agreed != cut):
+            attributes[f"sent.{key}"] = attributes.pop(key)
+    if agreed:
+        attributes[c.CUT] = orjson.dumps(agreed).decode()
+    attributes[c.RECEIVED] = came
+
+
+def _is_cut(attributes: Object, name: str, note: object) -> bool:
+    """Return whether a note of what was cut agrees with what is there, and says no more."""
+    if not isinstance(note, dict) or not note.keys() <= {"length", "kept", "sha256"}:
+        return False
+    length, kept, text = note.get("length"), note.get("kept"), attributes.get(name)
+    if type(length) is not int or type(kept) is not int or not 0 <= kept < length < 1 << 63:
+        return False
+    if name in _COUNTED:
+        return "sha256" not in note
+    if not isinstance(text, str) or len(text) != kept:
+        return False
+    digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    return bool(note.get("sha256", digest) == digest)
 
 
 def _read_event(found: Object) -> Event:
