@@ -22,6 +22,8 @@ from lightning_otel.resources import Resources, stamps
 from lightning_otel.state import State
 from lightning_otel.types import Prompt
 
+SECRET = "sk-" + "a1b2c3d4" * 5
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> str:
@@ -370,15 +372,20 @@ def test_assigned_asks_at_most_once_a_second(resources: Resources) -> None:
         ({"uri": "/w"}, "prompt", "has 'uri', which prompt does not have"),
         ({"template": "x"}, "poem", "no kind 'poem'"),
         ({"template": "x" * (1 << 20)}, None, "holds up to"),
+        (f"Use {SECRET}.", None, r"a secret \(api_key\).* from its environment"),
+        ({"template": "x", "examples": [{"role": "user", "content": SECRET}]}, None, "a secret"),
+        ({"base_url": f"http://host/v1/{SECRET}"}, None, "a secret"),
+        ({"uri": f"s3://bucket/{SECRET}"}, None, "a secret"),
     ],
 )  # fmt: skip
 def test_what_does_not_parse_is_refused(
     resources: Resources, body: object, kind: Any, match: str
 ) -> None:
     """It is said what is wrong, and nothing is kept."""
-    with pytest.raises(ConfigError, match=match):
+    with pytest.raises(ConfigError, match=match) as error:
         resources.publish("p", body, kind=kind)
 
+    assert SECRET not in str(error.value)
     assert resources.names() == []
 
 

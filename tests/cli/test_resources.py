@@ -139,11 +139,15 @@ def test_mistakes_are_explained(cli: Any, at: list[str]) -> None:
     both = cli("resources", "publish", "p", *at)
     bad = cli("resources", "publish", "endpoint", '{"model": "m", "api_key": "k"}', *at)
     cli("resources", "publish", "p", "text", *at)
+    secret = cli("resources", "publish", "p", "sk-" + "a1b2c3d4" * 5, *at)
     unknown = cli("resources", "show", "q", *at)
     guess = cli("resources", "publsh", "p")
 
     assert missing.returncode == 4
     assert (both.returncode, bad.returncode, unknown.returncode, guess.returncode) == (2, 2, 3, 2)
+    assert secret.returncode == 2
+    assert "p holds a secret (api_key)" in secret.stderr
+    assert "a1b2" not in secret.stderr
     assert "keys of a server stay with the agent" in bad.stderr
     assert "did you mean 'publish'" in guess.stderr
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.instrumentors.substitution import CANARY, LIVE
+from lightning_otel.redact import scrub
 from lightning_otel.types import Prompt, Resource, ResourceKind
 from lightning_otel.types.values import check_finite
 
@@ -19,6 +20,7 @@ _KEYS: Final = {
     "endpoint": ("base_url", "model", "sampling"),
     "weights": ("uri", "base_model"),
 }
+_REDACTED: Final = re.compile(r"\[redacted:(\w+)\]")
 _ALIAS: Final = re.compile(r"[^\W\d][\w.-]*")
 _NAME: Final = re.compile(r"[^@,\s\x00-\x1f\x7f]([^@,\x00-\x1f\x7f]*[^@,\s\x00-\x1f\x7f])?")
 _LONGEST_NAME: Final = 200
@@ -70,6 +72,13 @@ def check_body(name: str, given: object, kind: ResourceKind | None) -> tuple[Res
     if size > MAX_BYTES:
         raise ConfigError(
             f"{name} has {size} bytes; a resource holds up to {MAX_BYTES}, files go by their uri"
+        )
+    clean = scrub(text)
+    if clean != text:
+        kinds = sorted(set(_REDACTED.findall(clean)) - set(_REDACTED.findall(text)))
+        raise ConfigError(
+            f"{name} holds a secret ({', '.join(kinds) or 'masked'}), which every agent and page "
+            "would be given; take it out, and let the program read it from its environment"
         )
     return found, text
 

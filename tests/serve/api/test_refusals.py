@@ -48,6 +48,8 @@ POSTS = (
     ("/v1/resources", {"name": "x", "body": "x", "parent": 9}, 404),
     ("/v1/resources", {"name": "x", "body": "x", "weight": 2}, 400),
     ("/v1/resources", {"name": "x", "body": "y" * 10_000_000}, 413),
+    ("/v1/resources", {"name": "x", "body": "sk-" + "a1b2c3d4" * 5}, 400),
+    ("/v1/resources", {"name": "x", "body": "y", "parent": 2**70}, 400),
     ("/v1/resources/alias", {"name": "nosuch", "alias": "live", "version": 1}, 404),
     ("/v1/resources/alias", {"name": "nosuch", "alias": "no word", "version": 1}, 400),
     ("/v1/resources/alias", {"name": "nosuch", "alias": "live"}, 400),
