@@ -17,6 +17,31 @@ def warn_once(text: str, *, key: str = "") -> None:
         logging.getLogger("lightning_otel").warning("%s", text)
 
 
+_REFUSALS = {
+    "it is read-only here: change its owner or mode, or work on a copy": (
+        "Permission denied", "Operation not permitted", "Read-only file system",
+        "readonly database", "unable to open database file",
+    ),
+    "its disk is full: make room, and try again": (
+        "No space left", "disk is full", "File too large", "quota exceeded",
+        "No usable temporary directory", "No files found that match",
+    ),
+}  # fmt: skip
+"""What the system, DuckDB and SQLite say where a disk takes nothing, by what to do about it.
+
+Of a store, DuckDB finds no file where not even the one without rows could be made.
+"""
+
+
+def disk_remedy(exc: Exception, otherwise: str) -> str:
+    """Return what to do where a disk took nothing; something else where that was not the cause."""
+    text = str(exc)
+    remedies = (
+        remedy for remedy, words in _REFUSALS.items() if any(each in text for each in words)
+    )
+    return next(remedies, otherwise)
+
+
 class LightningOtelError(Exception):
     """Base of all errors this package raises on purpose.
 

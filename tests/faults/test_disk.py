@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from tests.faults.harness import IS_FULL, Host, Outcome, note, trials
 
+from lightning_otel import Store
 from lightning_otel.store.layout import Layout
+from lightning_otel.types import Span
+from lightning_otel.types import conventions as c
 
 STORE = """
 import glob, resource, shutil
@@ -119,6 +122,76 @@ def test_run_on_a_full_disk_says_what_was_not_stored(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert "1 span not stored: the disk did not take them" in done.stderr
     assert "error" not in done.stderr.lower()
+
+
+COMMANDS = """
+import contextlib, ctypes, io, json, os, resource, sys
+from lightning_otel.cli import main
+fault, *lines = sys.argv[1:]
+if fault == "full":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+elif os.geteuid() == 0 and not all(  # root may write anywhere, but without these capabilities
+    ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0 for capability in (1, 2, 3)
+):
+    sys.exit(77)
+elif os.geteuid() == 0 and "again" not in os.environ:
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "again": "1"})
+answers = []
+for line in lines:
+    sys.argv, out = ["lightning-otel", *line.split()], io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            main()
+        except SystemExit as exc:
+            answers.append((line, exc.code, out.getvalue()))
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "remedy"), [("full", "disk is full"), ("read-only", "read-only here")]
+)
+def test_commands_say_what_the_disk_refused(
+    store: Store, tmp_path: Path, fault: str, remedy: str
+) -> None:
+    """L9, L11: commands that read go on; of the others each says what to do about the disk."""
+    for number in range(1, 3):
+        store.add([Span(f"{number:032x}", f"{number:016x}", None, "chat", number, number + 1,
+                        attributes={c.OPERATION: "chat", "key": "sk-" + "a1" * 20})])  # fmt: skip
+        store.writer().seal()
+    folder = Path(f"{store.name}.d")
+    if fault == "read-only":
+        store.settle()
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o500 if path.is_dir() else 0o400)
+    reads = ["ls", "show", "stats", "export spans -o -", "export sft --dry-run", "tail --once"]
+    writes = ["compact", "reward @last 1", "redact --secrets --yes"]
+    # Of this kind of a full disk SQLite knows no more than that it failed.
+    writes += (
+        [f"export spans -o {tmp_path}/o.jsonl"]
+        if fault == "full"
+        else ["resources publish p x", "tail --consumer me --once"]
+    )
+    lines = [f"{line} --store {store.name}" for line in (*reads, *writes)]
+
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, fault, *lines],
+        capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o700)
+
+    if done.returncode == 77:
+        pytest.skip("root may write anywhere here")
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    for number, (line, code, text) in enumerate(answers):
+        # With no room for temporary files, either, some that read say so, too.
+        if number >= len(reads) or (fault == "full" and code not in (0, 3)):
+            assert code in (1, 2, 4), (line, text)
+            assert remedy in text.rpartition("try: ")[2], (line, text)
+        else:
+            assert code in (0, 3), (line, text)
 
 
 def test_disk_that_takes_back_what_it_refused_keeps_each_line_whole(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.errors import ConfigError, NotFoundError, TrainingError
+from lightning_otel.errors import ConfigError, NotFoundError, TrainingError, disk_remedy
 from lightning_otel.store.layout import write_private
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def replace_folder(folder: Path, noun: str) -> Iterator[Path]:
         put_in_place(new, folder)
     except OSError as exc:
         raise TrainingError(
-            f"cannot write the {noun} {folder}: {exc.strerror or exc}; is there room?"
+            f"cannot write the {noun} {folder}: {exc.strerror or exc}; "
+            + disk_remedy(exc, "name another place")
         ) from exc
     finally:
         shutil.rmtree(new, ignore_errors=True)

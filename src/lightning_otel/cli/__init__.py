@@ -21,6 +21,7 @@ from lightning_otel.errors import (
     NotFoundError,
     QueryError,
     StoreError,
+    disk_remedy,
 )
 from lightning_otel.types.text import visible
 
@@ -234,7 +235,7 @@ def report_error(exc: Exception) -> int:
         return code
     if isinstance(exc, OSError):
         what = f"{exc.filename or 'a file'}: {exc.strerror or exc}"
-        print_error(what, remedy="check the path, its permissions and the disk")
+        print_error(what, remedy=disk_remedy(exc, "check the path"))
         return 1
     given = sys.argv[1:] if sys.argv[1:2] == ["--debug"] else ["--debug", *sys.argv[1:]]
     again = shlex.join(["lightning-otel", *given])

@@ -297,7 +297,8 @@ def _print_row(row: Mapping[str, Any]) -> None:
 
 
 def _find_rollout(opened: "Store", target: str | None) -> str | None:
-    opened.connect()  # a store that cannot be read is refused before any file is opened for writing
+    # A store that cannot be read is refused before any file is opened for writing.
+    opened.source.connect().close()
     return find_rollout_id(opened, target)
 
 

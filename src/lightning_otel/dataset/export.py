@@ -195,12 +195,19 @@ def _write_folder(rows: Iterable[Row], path: Path, columns: Mapping[str, str]) -
         _write_parquet(rows, made / _TABLE, columns)
         write_private(made / "README.md", _make_card(columns).encode())
         made.replace(final)
+    except OSError as exc:
+        exc.filename = exc.filename or str(path)  # a write that fails does not say of what
+        raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
 def _write_parquet(rows: Iterable[Row], made: Path, columns: Mapping[str, str]) -> None:
-    with tempfile.NamedTemporaryFile(suffix=".ndjson", dir=made.parent) as file:
+    # Of a file that is deleted when closed, a full disk leaves an error for the end of the program.
+    with (
+        tempfile.TemporaryDirectory(dir=made.parent) as folder,
+        Path(folder, "rows.ndjson").open("w+b") as file,
+    ):
         query = Query(new_connection(), f"FROM {write_rows(rows, columns, file)}")
         if not columns and not query.count():
             raise ConfigError("no rows, and the format names no columns; write JSON lines")

@@ -4,7 +4,7 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.store.sql import new_connection, quote_text, struct_sql
@@ -29,7 +29,7 @@ def query_rows(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) ->
 def write_rows(
     rows: Iterable[Mapping[str, Any]],
     columns: Mapping[str, str],
-    file: "tempfile._TemporaryFileWrapper[bytes]",
+    file: IO[bytes],
 ) -> str:
     """Write rows as lines of JSON, and return the SQL table function that reads them."""
     longest = max(map(file.write, map(json_line, rows)), default=0)

@@ -14,7 +14,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config
 from lightning_otel.dataset import Store
-from lightning_otel.errors import ConfigError, NotFoundError, StoreError
+from lightning_otel.errors import ConfigError, NotFoundError, StoreError, disk_remedy
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.source import INDEX_COLUMNS
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
@@ -367,8 +367,8 @@ def write_spans(store: Store, spans: Iterable[Span]) -> None:
         store.writer().add_all(spans)
     except OSError as exc:
         raise StoreError(
-            f"{store.name} refuses it: {exc.strerror or exc}; is it writable, and the disk "
-            "not full?"
+            f"{store.name} refuses it: {exc.strerror or exc}; "
+            + disk_remedy(exc, "see: lightning-otel doctor")
         ) from exc
 
 

@@ -13,7 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
-from lightning_otel.errors import ConfigError, NotInstalledError, StateError, StoreVersionError
+from lightning_otel.errors import (
+    ConfigError,
+    NotInstalledError,
+    StateError,
+    StoreVersionError,
+    disk_remedy,
+)
 from lightning_otel.store.layout import Layout, write_private
 
 try:
@@ -156,7 +162,10 @@ class State:
             yield
         except sa.exc.DBAPIError as exc:
             why = str(exc.orig).partition("\n")[0]
-            raise StateError(f"the state {self.name} failed: {why}") from exc
+            remedy = disk_remedy(exc, "")
+            raise StateError(
+                f"the state {self.name} failed: {why}" + (f"; {remedy}" if remedy else "")
+            ) from exc
         except OverflowError as exc:  # SQLite's driver; of nothing else in a transaction
             raise ConfigError("a number is beyond 64 bits; give a smaller one") from exc
 

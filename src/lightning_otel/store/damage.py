@@ -20,6 +20,7 @@ from lightning_otel.errors import (
     LightningOtelError,
     StoreDamagedError,
     StoreError,
+    disk_remedy,
 )
 from lightning_otel.store import quarantine
 from lightning_otel.store.counts import ENDED, STORED, sum_counts
@@ -135,14 +136,16 @@ def explain(exc: "duckdb.Error", layout: Layout | None, verb: str = "read") -> S
     """
     if layout is None:
         text = " ".join(str(exc).split())
-        return StoreError(f"cannot {verb} the spans: {text}; look after what holds them")
+        remedy = disk_remedy(exc, "look after what holds them")
+        return StoreError(f"cannot {verb} the spans: {text}; {remedy}")
     for name, why in recover(exc, layout).items():
         folder = layout.data if name.endswith(_SUFFIX) else layout.live
         return StoreDamagedError(
             f"cannot read {folder / name}, which is damaged ({why}); read again for all other "
             f"spans, and run: {repair_command(layout)}"
         )
-    return StoreError(f"cannot {verb} {layout.catalogue}: {exc}; see: lightning-otel doctor")
+    remedy = disk_remedy(exc, "see: lightning-otel doctor")
+    return StoreError(f"cannot {verb} {layout.catalogue}: {exc}; {remedy}")
 
 
 @contextlib.contextmanager
@@ -155,7 +158,8 @@ def translate_errors(layout: Layout, verb: str = "read") -> Iterator[None]:
     except duckdb.Error as exc:
         raise explain(exc, layout, verb) from exc
     except OSError as exc:
-        raise StoreError(f"cannot {verb} {layout.catalogue}: {exc}; is there room?") from exc
+        remedy = disk_remedy(exc, "see: lightning-otel doctor")
+        raise StoreError(f"cannot {verb} {layout.catalogue}: {exc}; {remedy}") from exc
 
 
 def _find_damage(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from lightning_otel.errors import ConfigError, StoreError
+from lightning_otel.errors import ConfigError, StoreError, disk_remedy
 from lightning_otel.store.arrivals import Arrivals, Ended, Key, make_key
 from lightning_otel.store.layout import Layout, file_lock, write_private
 from lightning_otel.store.schema import build_span
@@ -145,8 +145,8 @@ class Position:
 
     def _make_error(self, exc: Exception) -> StoreError:
         return StoreError(
-            f"cannot keep the position {self._path}: {exc}; is there room, and may it be written? "
-            "A damaged one can be removed: then everything is delivered again"
+            f"cannot keep the position {self._path}: {exc}; "
+            + disk_remedy(exc, "remove a damaged one: then everything is delivered again")
         )
 
 

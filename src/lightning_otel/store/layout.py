@@ -374,6 +374,9 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield made
         made.chmod(rights)
         made.replace(final)
+    except OSError as exc:
+        exc.filename = exc.filename or str(path)  # a write that fails does not say of what
+        raise
     finally:
         made.unlink(missing_ok=True)
 
