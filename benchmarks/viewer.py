@@ -95,8 +95,8 @@ def send(server: Server, requests: Sequence[bytes], **headers: str) -> float:
 
 
 def link_of(server: Server) -> str:
-    (word, *_) = [word for word in server.log.read_text().split() if "?key=" in word]
-    return word.removeprefix(server.url)
+    key_file = server.log.read_text().partition("the key in ")[2].partition("\n")[0]
+    return f"/?key={Path(key_file).read_text().strip()}"
 
 
 def project_of(server: Server) -> str:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -28,7 +28,13 @@ class Answer(NamedTuple):
 class Serving:
     """The server; ``url`` is where it listens."""
 
-    def __init__(self, store: Path, *options: str, umask: int = -1) -> None:
+    def __init__(
+        self,
+        store: Path,
+        *options: str,
+        umask: int = -1,
+        preexec_fn: Callable[[], object] | None = None,
+    ) -> None:
         self.store = store
         self.process = subprocess.Popen(
             [sys.executable, "-m", "lightning_otel", "serve", "--store", str(store), *options],
@@ -36,6 +42,7 @@ class Serving:
             stderr=subprocess.PIPE,
             text=True,
             umask=umask,
+            preexec_fn=preexec_fn,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
         assert self.process.stdout is not None

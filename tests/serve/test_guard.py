@@ -1,5 +1,8 @@
 """Who may come in: raw requests to a real server, as a browser or an attacker would send them."""
 
+import ctypes
+import os
+import pty
 import socket
 import stat
 import subprocess
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.serve.serving import JSON, PROTOBUF, Serving, body_of
 
-from lightning_otel import Store
+from lightning_otel import Span, Store
 from lightning_otel.types import conventions as c
 
 
@@ -325,3 +328,48 @@ def test_open_loopback_and_a_token_exclude_each_other(
 
     assert done.returncode == 2, done.stderr
     assert "token" in done.stderr
+
+
+def test_a_terminal_is_given_the_link_with_the_key(tmp_path: Path) -> None:
+    """A person follows it; what is no terminal may be a log."""
+    ours, theirs = pty.openpty()
+    store = tmp_path / "s.duckdb"
+    command = [sys.executable, "-m", "lightning_otel", "serve", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--store", str(store)], stdout=subprocess.DEVNULL, stderr=theirs
+    ) as running:
+        os.close(theirs)
+        said = b""
+        while b"look: " not in said or not said.endswith(b"\n"):
+            said += os.read(ours, 4096)
+        running.terminate()
+    os.close(ours)
+
+    assert f"/?key={(tmp_path / 's.duckdb.d' / 'viewer.key').read_text().strip()}" in said.decode()
+
+
+def test_a_store_that_may_only_be_read_is_served(tmp_path: Path) -> None:
+    """With a key that is kept nowhere; who sends is told to come again."""
+    store = tmp_path / "s.duckdb"
+    Store(store).add([Span("a" * 32, "b" * 16, None, "work", 1, 2)])
+    Store(store).writer().seal()
+    folders = [path for path in (tmp_path, *tmp_path.rglob("*")) if path.is_dir()]
+
+    def obey_modes() -> None:
+        for capability in (1, 2, 3) if os.geteuid() == 0 else ():  # root may write anywhere
+            assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0
+
+    for folder in folders:
+        folder.chmod(0o500)
+    try:
+        with Serving(store, "--port", "0", "--open-loopback", preexec_fn=obey_modes) as running:
+            answers = running.ask("GET", "/v1/rollouts"), running.post(body_of(1))
+            code, said = running.end()
+    finally:
+        for folder in folders:
+            folder.chmod(0o700)
+
+    assert ([each.status for each in answers], code) == ([200, 503], 0)
+    assert "the store may only be read: spans are refused" in said
+    assert "?key=KEY, with a key of your own: --token-file FILE" in said
+    assert not (tmp_path / "s.duckdb.d" / "viewer.key").exists()

@@ -1,6 +1,8 @@
 """``serve``: a store behind a port, for programs that send and people who look."""
 
 import os
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,8 +42,8 @@ def serve(
 ) -> int:  # fmt: skip
     """Serve the viewer and the API, and receive spans by OTLP (HTTP or gRPC) from any language.
 
-    Prints its address and a link to the viewer with a private access key; stops at SIGTERM or
-    Ctrl-C.
+    Prints its address and a link to the viewer, on a terminal with its private access key; stops
+    at SIGTERM or Ctrl-C.
     """
     try:
         from lightning_otel.serve import server
@@ -67,12 +69,15 @@ def serve(
             "--open-loopback asks for no key, and --token-file or another machine wants one; "
             "leave one of them out"
         )
-    access = replace(
-        access, key=server.read_token(layout.root / server.KEY_FILE)[0], is_keyless=open_loopback
-    )
+    key_file = layout.root / server.KEY_FILE
+    key, is_kept = server.read_key(key_file)
+    access = replace(access, key=key, is_keyless=open_loopback)
     listener = server.open_listener(host, port)
     link = f"{listener.url}/?{urlencode({'key': access.reading_key})}"
-    opener = layout.root / _OPENER
+    folder = layout.root
+    if is_opened and not is_kept:
+        folder = Path(tempfile.mkdtemp(prefix="lightning-otel-"))
+    opener = folder / _OPENER
 
     def tell_address() -> None:
         click.echo(link if is_link else listener.url)
@@ -81,8 +86,10 @@ def serve(
         print_note(f"⚡ taking spans → {layout.catalogue}")
         address = f"OTEL_EXPORTER_OTLP_ENDPOINT={listener.url}"
         print_note(f"→ {address} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf")
-        if not is_link:  # nothing prints a token
-            print_note(f"→ look: {f'{listener.url}/?key=TOKEN' if token else link}")
+        if not is_kept:
+            print_note("the store may only be read: spans are refused, and the key is not kept")
+        if not is_link:
+            print_note(f"→ look: {_word_link(listener.url, link, key_file, token, is_kept)}")
         if is_opened:
             _open_browser(link, opener)
 
@@ -91,8 +98,21 @@ def serve(
     finally:
         if is_opened:
             opener.unlink(missing_ok=True)
+            if folder != layout.root:
+                folder.rmdir()
     _tell_counts(counts, opened.name)
     return 0
+
+
+def _word_link(url: str, link: str, key_file: Path, token: str, is_kept: bool) -> str:
+    """Word where to look; a key is printed on a terminal alone, as logs are kept and sent on."""
+    if token:
+        return f"{url}/?key=TOKEN"
+    if sys.stderr.isatty():
+        return link
+    return f"{url}/?key=KEY, " + (
+        f"with the key in {key_file}" if is_kept else "with a key of your own: --token-file FILE"
+    )
 
 
 def _tell_counts(counts: "Counts", store: str) -> None:

@@ -94,6 +94,19 @@ def read_token(path: Path) -> tuple[str, bool]:
     return token, is_new
 
 
+def read_key(path: Path) -> tuple[str, bool]:
+    """The viewer's key in a file of a store, and whether it is kept there.
+
+    A store that may only be read has one for as long as this server runs.
+    """
+    try:
+        return read_token(path)[0], True
+    except ConfigError:
+        if path.exists() and os.access(path.parent, os.W_OK):
+            raise
+        return secrets.token_urlsafe(32), False
+
+
 def resolve_host(host: str) -> str:
     """The IP address a host name stands for on this machine."""
     try:
