@@ -14,7 +14,7 @@ from tests.cli.reference import reference
 from tests.manifests import seal_manifest
 from tests.pages import DOCS
 
-from lightning_otel import Resources, State, Store, __version__, config
+from lightning_otel import Resources, Span, State, Store, __version__, config
 from lightning_otel.cli import _COMMANDS
 from lightning_otel.store.layout import Layout
 from lightning_otel.types.instants import instant_ns
@@ -48,6 +48,26 @@ def test_reading_makes_no_store(
     assert "never creates a store" in why
     assert "lightning-otel run" in remedy
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["s.duckdb", "a[1]?*\\.duckdb", "sp ace/s.duckdb"])
+def test_the_store_that_is_meant_is_named(cli: Cli, tmp_path: Path, name: str) -> None:
+    """A store's folder names it; never is the one that is not there offered in its own place."""
+    path = tmp_path / name
+    Store(path).add([Span("a" * 32, "b" * 16, None, "work", 1, 2)])
+    Store(path).writer().seal()
+    empty = path.with_name("empty.duckdb")
+    Path(f"{empty}.d").mkdir()
+
+    by_folder = cli("ls", "--json", "--store", f"{path}.d")
+    what, _, remedy = lines_of_error(cli("ls", "--store", path.with_name("other.duckdb")))
+    hollow, _, of_hollow = lines_of_error(cli("ls", "--store", empty))
+
+    assert (by_folder.returncode, len(json.loads(by_folder.stdout))) == (0, 1)
+    assert what == f"no store at {path.with_name('other.duckdb')}"
+    assert remedy.startswith(f"there is {path}: name it with --store; or record one")
+    assert hollow == f"no store at {empty}"
+    assert of_hollow.startswith(f"{empty}.d has no manifest: put its copy back; there is {path}:")
 
 
 @pytest.mark.parametrize("command", [*READING, "redact --list", "follow me --once"])

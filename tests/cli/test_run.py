@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from subprocess import CompletedProcess
 import pytest
 from tests.cli.conftest import Cli, lines_of_error
 
-from lightning_otel import Store
+from lightning_otel import Store, config
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -401,6 +402,38 @@ def test_run_runs_where_nothing_can_be_kept(spawn: Cli, tmp_path: Path, case: st
     if case != "off":
         assert words[case] in lines[0]
         assert lines[-2] == "the program runs without recording"
+
+
+@pytest.mark.parametrize(
+    ("command", "is_ours"),
+    [
+        ("-m lightning_otel run --quiet -- {python} -c 'print(17)'", True),
+        ("-m lightning_otel run --quiet --store {store} -- {python} -c 'print(17)'", False),
+        ("-c 'import lightning_otel; print(17)'", False),
+        (
+            "-c 'import lightning_otel as lo\nwith lo.auto_trace(): lo.emit_message(str())\n"
+            "print(17)'", True,
+        ),
+    ],
+)  # fmt: skip
+def test_a_program_runs_in_a_folder_that_is_gone(
+    tmp_path: Path, command: str, is_ours: bool
+) -> None:
+    """As it would without us; where no store can be found because of it, that is said once."""
+    gone = tmp_path / "gone"
+    environment = {name: os.environ[name] for name in os.environ if name != config.STORE.name}
+    gone.mkdir()
+    python = shlex.quote(sys.executable)
+    words = command.format(python=python, store=tmp_path / "s.duckdb")
+
+    done = subprocess.run(
+        ["sh", "-c", f"rmdir {gone}; exec {python} {words}"],
+        cwd=gone, env=environment, capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout) == (0, "17\n"), done.stderr
+    assert done.stderr.count("the working directory is gone") == is_ours
+    assert "Traceback" not in done.stderr
 
 
 def test_run_requires_spans_of_an_unusable_store(spawn: Cli, tmp_path: Path) -> None:

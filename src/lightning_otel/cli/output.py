@@ -277,7 +277,10 @@ def program_command() -> str:
     beside = Path(sys.executable).with_name("lightning-otel")
     if not beside.exists():
         return f"{shlex.quote(sys.executable)} -m lightning_otel"
-    near = os.path.relpath(beside)
+    try:
+        near = os.path.relpath(beside)
+    except FileNotFoundError:  # the working directory is gone
+        near = str(beside)
     return shlex.quote(near if len(near) < len(str(beside)) else str(beside))
 
 

@@ -93,7 +93,12 @@ def run(
     add_named_transforms(transforms)
     if given["apply"]:
         import_module("lightning_otel.resources")  # without its libraries no program is started
-    opened = _on_disk(store)
+    try:
+        opened = _on_disk(store)
+    except StoreError as exc:
+        _tell_bare(exc)
+        code = shell_exit_code(run_child(find_program(command), None))
+        return _NOTHING_CAPTURED if require_spans and code == 0 else code
     known = {"store": opened, "task": parse_json(task), "reward_evaluator": evaluator}
     asked = {name: value or None for name, value in given.items()}
     options = cast("Options", {**known, **asked})
@@ -107,6 +112,11 @@ def run(
     if require_spans and not captured and code == 0:
         return _NOTHING_CAPTURED
     return shell_exit_code(code)
+
+
+def _tell_bare(problem: LightningOtelError) -> None:
+    print_error(problem.what, problem.why, problem.remedy)
+    print_note("the program runs without recording")
 
 
 def _on_disk(store: str | None) -> "Store":
@@ -153,8 +163,7 @@ class _Run:
         if self._problem is None:
             return self._record_program(program)
         if not isinstance(self._problem, ConfigError):
-            print_error(self._problem.what, self._problem.why, self._problem.remedy)
-            print_note("the program runs without recording")
+            _tell_bare(self._problem)
         return run_child(program, self._bare_environment())
 
     def _bare_environment(self) -> dict[str, str] | None:

@@ -54,6 +54,21 @@ ELECTION_S: Final = 10.0
 REPAIR: Final = "run: lightning-otel doctor --repair"
 
 
+def working_folder() -> Path:
+    """Return the folder that this process works in.
+
+    Raises:
+        StoreError: Somebody removed it.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as exc:
+        raise StoreError(
+            "the working directory is gone; name the store by an absolute path, with --store or "
+            "LIGHTNING_OTEL_STORE"
+        ) from exc
+
+
 class Layout:
     """The paths of one store, named by its catalogue."""
 
@@ -61,8 +76,8 @@ class Layout:
         """Name a store.
 
         Args:
-            path: ``X.duckdb``, or a folder that holds (or will hold) ``traces.duckdb``; of a lake
-                the store on this machine that recordings go to.
+            path: ``X.duckdb``, its folder, or a folder that holds (or will hold)
+                ``traces.duckdb``; of a lake the store on this machine that recordings go to.
         """
         text = os.fspath(path)
         if ":" in text and is_lake(text):
@@ -75,10 +90,14 @@ class Layout:
         if text == MEMORY:
             raise ConfigError(f"{MEMORY!r} is no place on a disk, as is needed here; name a path")
         given = Path(path).expanduser()
+        if given.name.endswith(".duckdb.d"):  # the folder of a store names it, too
+            given = given.with_suffix("")
         if given.suffix != ".duckdb":
             given = given / "traces.duckdb"
         # Absolute, because views embed the paths and programs change their directory.
-        self.catalogue = Path(os.path.abspath(given))
+        self.catalogue = Path(
+            os.path.abspath(given if given.is_absolute() else working_folder() / given)
+        )
         self.root = self.catalogue.with_name(self.catalogue.name + ".d")
         self.new = self.root / "new"
         self.live = self.root / "live"
@@ -128,8 +147,11 @@ class Layout:
         self.refuse_links()
         if not self.exists():
             # Such as the demo's, which people look for where their own would be.
-            beside = [path.with_suffix("") for path in self.catalogue.parent.glob("*.duckdb.d")]
+            named = [path.with_suffix("") for path in self.catalogue.parent.glob("*.duckdb.d")]
+            beside = [path for path in named if path != self.catalogue and Layout(path).exists()]
             other = f"there is {min(beside)}: name it with --store; or " if beside else ""
+            if self.root.exists():
+                other = f"{self.root} has no manifest: put its copy back; {other}"
             raise StoreMissingError(
                 f"no store at {self.catalogue}; {other}record one with "
                 "lightning_otel.auto_trace(), or lightning-otel run -- python app.py"

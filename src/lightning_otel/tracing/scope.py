@@ -20,6 +20,7 @@ from lightning_otel.capture import operations
 from lightning_otel.dataset import Store
 from lightning_otel.errors import LightningOtelError, warn_once
 from lightning_otel.messages import parse_messages, plain_text
+from lightning_otel.store.layout import working_folder
 from lightning_otel.store.transforms import Transform
 from lightning_otel.tracing.blocks import Lifetime, is_clean
 from lightning_otel.tracing.emitters import emit_reward, json_of, silence_warning
@@ -249,7 +250,7 @@ def _find_store(named: Store | str | os.PathLike[str] | None, outer: capture.Fra
     path = config.STORE.read() if named is None else os.fspath(named)
     if path[:1] == "~" or ":" in path:  # a URL, a lake, or ":memory:", anew each time
         return Store(path)
-    return _store_at(path, os.getcwd() if path[:1] != "/" else "")
+    return _store_at(path, str(working_folder()) if path[:1] != "/" else "")
 
 
 @functools.lru_cache(maxsize=16)

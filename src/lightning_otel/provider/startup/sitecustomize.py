@@ -14,7 +14,12 @@ _here = str(Path(__file__).resolve().parent)
 
 def _run_shadowed() -> None:
     """Run the ``sitecustomize`` that would have been found without us."""
-    elsewhere = [path for path in sys.path if path and str(Path(path).resolve()) != _here]
+    # A relative path is none of ours, and cannot be resolved where the working directory is gone.
+    elsewhere = [
+        path
+        for path in sys.path
+        if path and not (Path(path).is_absolute() and str(Path(path).resolve()) == _here)
+    ]
     spec = PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
         module = sys.modules["sitecustomize"] = module_from_spec(spec)
