@@ -24,6 +24,7 @@ from lightning_otel import config, debugging
 from lightning_otel.capture.metrics import CallMeter, find_meter
 from lightning_otel.errors import warn_once
 from lightning_otel.redact.content import strip_content
+from lightning_otel.redact.secrets import scrub_attributes
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 
@@ -146,7 +147,8 @@ def content_policy() -> config.Content:
 
 
 def storable_span(span: Span) -> Span:
-    """Return a finished span as the settings, read now, let it be stored."""
+    """Return a finished span without secrets, as the settings, read now, let it be stored."""
+    span = replace(span, attributes=scrub_attributes({**span.attributes}))
     return span if config.content().is_kept else strip_content(span)
 
 

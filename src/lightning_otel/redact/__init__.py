@@ -1,8 +1,7 @@
 """Secrets and named content out of texts and spans: what capture, transforms and redactions mask.
 
-Pure: no I/O, no clock. Secrets are known by the shape of the value, never by a key's name. What
-tells which spans belong together (ids, links, the operation) is never masked; a match in there is
-counted, so that it can be told.
+Pure: no clock, and no I/O but for the shapes of secrets. What tells which spans belong together
+(ids, links, the operation) is never masked; a match in there is counted, so that it can be told.
 """
 
 import re
@@ -16,85 +15,11 @@ from typing import Any, Final
 import orjson
 
 from lightning_otel.errors import ConfigError
+from lightning_otel.redact.secrets import Scrubbed, is_kept, scrub, scrub_error
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 
-
-def _at_word_start(literal: str) -> str:
-    r"""A pattern for a literal that starts a word, or follows a line break written as ``\n``.
-
-    The condition stands after the literal: a pattern that starts with plain letters is searched for
-    twenty times as fast as one that starts with a condition.
-    """
-    return rf"{literal}(?:(?<!\w{literal})|(?<=\\[bfnrt]{literal}))"
-
-
-_PEM: Final = "[A-Z ]*PRIVATE KEY-----"
-_SHAPES: Final[tuple[tuple[str, str, int, str, str], ...]] = (
-    # (text that every match holds, a rare character, its place from that text's start, name,
-    # pattern)
-    ("sk-", "-", 2, "api_key", _at_word_start("sk-") + r"[A-Za-z0-9_-]{20,}"),
-    ("AKIA", "K", 1, "aws_key", _at_word_start("AKIA") + r"[0-9A-Z]{16}\b"),
-    ("AIza", "I", 1, "google_key", _at_word_start("AIza") + r"[0-9A-Za-z_-]{35}"),
-    ("gh", "_", 3, "github_token", _at_word_start("gh") + r"[pousr]_[A-Za-z0-9]{36,}"),
-    ("xox", "-", 4, "slack_token", _at_word_start("xox") + r"[abprs]-[A-Za-z0-9-]{10,}"),
-    ("hf_", "_", 2, "hf_token", _at_word_start("hf_") + r"[A-Za-z0-9]{30,}"),
-    # Without the first bound, a text of many "-eyJ" would be read to its end from each of them.
-    ("eyJ", "J", 2, "jwt", _at_word_start("eyJ") + r"[\w-]{8,512}\.[\w-]{8,}\.[\w-]{8,}"),
-    ("Bearer ", "B", 0, "bearer", _at_word_start("Bearer ") + r"[A-Za-z0-9._~+/-]{20,}=*"),
-    ("bearer ", "b", 0, "bearer", _at_word_start("bearer ") + r"[A-Za-z0-9._~+/-]{20,}=*"),
-    ("PRIVATE KEY", "V", 3, "private_key", "-----BEGIN " + _PEM + "[^-]+-----END " + _PEM),
-)
-_SECRETS: Final = tuple(
-    (literal, rare, place, f"[redacted:{name}]", re.compile(pattern, re.ASCII))
-    for literal, rare, place, name, pattern in _SHAPES
-)
-_USER: Final = re.compile(r"(://)[^/\s@\"']{1,512}@")
-_QUERY: Final = re.compile(r"([?&][\w.~%-]{1,64}=)[^&\s\"'<>#)\]}]+")
-"""User and password, and the values of a query, in an address of any shape."""
-
-
-class Scrubbed(str):
-    """A text that holds no secrets any more, whoever looks again."""
-
-    __slots__ = ()
-
-
-def scrub(text: str) -> str:
-    """Return the text with every recognised secret replaced by ``[redacted:KIND]``."""
-    if type(text) is Scrubbed:
-        return str(text)
-    looks = len(text) >> 12
-    for literal, rare, place, replacement, pattern in _SECRETS:
-        if rare not in text or (looks and not _may_hold(text, literal, rare, place, looks)):
-            continue
-        if pattern.search(text):
-            text = pattern.sub(replacement, text)
-    return text
-
-
-def scrub_error(text: str) -> str:
-    """Return an error's text without secrets: errors quote addresses, whose parts may be keys."""
-    text = scrub(text)
-    if "@" in text:
-        text = _USER.sub(r"\1[redacted]@", text)
-    return _QUERY.sub(r"\1[redacted]", text) if "=" in text else text
-
-
-def _may_hold(text: str, literal: str, rare: str, place: int, looks: int) -> bool:
-    """Return False if a few looks at the text's rare characters show that the literal is missing.
-
-    Going from one to the next reads a text fifty times as fast as a search for a pattern does.
-    """
-    at = -1
-    for _ in range(looks):
-        at = text.find(rare, at + 1)
-        if at < 0:
-            return False
-        if at >= place and text.startswith(literal, at - place):
-            return True
-    return True
-
+__all__ = ["Redactor", "Rules", "Scrubbed", "scrub", "scrub_error"]
 
 MASK: Final = "[redacted]"
 PATTERN, KEY, SECRET, WHOLE, TOKENS, IN_ID = "pattern", "key", "secret", "whole", "tokens", "in_id"
@@ -104,10 +29,6 @@ _DEPTH: Final = 100
 _REMEMBERED: Final = 4096
 """Texts that are looked at once if they come again and again, and their greatest length."""
 
-_KEPT: Final = frozenset(
-    {c.ROLLOUT_ID, c.ATTEMPT_ID, c.OPERATION, c.RESPONSE_ID, c.SEQUENCE_ID, c.CUT, c.REDACTED}
-)
-_KEPT_PREFIXES: Final = (f"{c.LINK_PREFIX}.", f"{c.REWARD_PREFIX}.")
 _KNOWN: Final = frozenset(
     value for name, value in vars(c).items() if name.isupper() and isinstance(value, str)
 ) - c.CONTENT_KEYS  # fmt: skip
@@ -151,7 +72,7 @@ class Rules:
             ) from exc
         if any(pattern.search("") for pattern in compiled):
             raise ConfigError("the pattern matches the empty text; make it match something")
-        for key in filter(_is_kept, self.keys):
+        for key in filter(is_kept, self.keys):
             raise ConfigError(
                 f"{key} tells which spans belong together and stays; to have the rollout gone: "
                 "lightning-otel compact --rollout ID"
@@ -218,7 +139,7 @@ class Redactor:
 
     def _replace_matches(self, text: str) -> tuple[str, int, int]:
         """Return a text without what matches, and how many patterns' and secrets went."""
-        patterns = secrets = 0
+        patterns = 0
         for pattern in self._rules.compiled:
             # A mask that stands there is no text: a pattern that matches within would grow it.
             pieces = _MASKS.split(text) if MASK[:-1] in text else [text]
@@ -228,10 +149,14 @@ class Redactor:
                 if made != pieces[at]:
                     pieces[at], patterns = made, patterns + number
             text = "".join(pieces)
-        if self._rules.secrets:
-            made = scrub(text)
-            secrets, text = int(made != text), made
-        return text, patterns, secrets
+        scrubbed = scrub(text) if self._rules.secrets else text
+        return scrubbed, patterns, int(scrubbed != text)
+
+    def _scrub(self, text: str) -> str:
+        """Return a JSON text without secrets that a name within it tells."""
+        scrubbed = scrub(text) if self._rules.secrets else text
+        self._counts[SECRET] += scrubbed != text
+        return scrubbed
 
     def _mask_value(self, reason: str, value: Any) -> str:
         self._counts[reason] += value != MASK
@@ -242,13 +167,13 @@ class Redactor:
     ) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in attributes.items():
-            name = key if key in _KNOWN or _is_kept(key) else self._mask_key(key, found)
+            name = key if key in _KNOWN or is_kept(key) else self._mask_key(key, found)
             found[name] = self._mask_attribute(key, value, is_own=is_own)
         return found
 
     def _mask_attribute(self, key: str, value: Any, *, is_own: bool) -> Any:
         is_text = isinstance(value, str)
-        if _is_kept(key):
+        if is_kept(key):
             self._counts[IN_ID] += (
                 is_text and key not in (c.CUT, c.REDACTED) and self._has_match(value)
             )
@@ -267,7 +192,7 @@ class Redactor:
             return value
         if key in _MESSAGES and is_text and (is_own or self._rules.is_whole):
             made = self._mask_json(value, is_message=True)
-            return self._mask_text(value, is_json=False) if made is None else made
+            return self._mask_text(value, is_json=False) if made is None else self._scrub(made)
         return self._mask_value(WHOLE, value) if self._rules.is_whole else self._mask_nested(value)
 
     def _mask_json(self, text: str, *, is_message: bool = False, depth: int = 0) -> str | None:
@@ -353,10 +278,6 @@ class Redactor:
                     each.pop("sha256", None)
             kept[c.CUT] = orjson.dumps(cut).decode()
         return kept
-
-
-def _is_kept(key: str) -> bool:
-    return key in _KEPT or key.startswith(_KEPT_PREFIXES)
 
 
 def _object_of(text: Any) -> dict[str, Any]:

@@ -7,45 +7,18 @@ times, numbers, rewards, models, names that the program's source gives, and type
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
+
+import orjson
 
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 
-_FOREIGN_KEYS: Final = frozenset(
-    {
-        # OpenTelemetry: `error.message`, GenAI events before 1.37; what exporters make of a status.
-        "error.message", "error.stack", "gen_ai.event.content", "otel.status_description",
-        # OpenInference.
-        "embedding.text", "input.value", "output.value", "llm.function_call",
-        "llm.prompt_template.template", "llm.prompt_template.variables",
-        "tool.json_schema", "tool.parameters", "tool.result",
-        # LangChain and CrewAI by AgentOps, Pydantic AI, MLflow.
-        "langchain.tool.input", "langchain.tool.output", "all_messages", "all_messages_events",
-        "final_result", "pydantic_ai.all_messages", "tool_arguments", "tool_response",
-        "mlflow.spanInputs", "mlflow.spanOutputs", "logprobs.content",
-    }
-)  # fmt: skip
-_FOREIGN_PREFIXES: Final = (
-    # OpenLLMetry and AgentOps: one attribute a field of a message.
-    "gen_ai.prompt", "gen_ai.completion", "gen_ai.request.functions", "llm.request.functions",
-    "traceloop.entity.input", "traceloop.entity.output", "agentops.entity.input",
-    "agentops.entity.output", "agentops.task.input", "agentops.task.output",
-    "agentops.tool.input", "agentops.tool.output",
-    # OpenInference.
-    "llm.prompts", "llm.completions", "llm.choices", "llm.input_messages", "llm.output_messages",
-    "llm.tools", "embedding.embeddings", "retrieval.documents", "reranker.", "message.",
-    # Langfuse, Vercel's AI SDK.
-    "langfuse.observation.input", "langfuse.observation.output", "langfuse.trace.input",
-    "langfuse.trace.output", "ai.prompt", "ai.response.text", "ai.response.object",
-    "ai.response.toolCalls", "ai.toolCall.args", "ai.toolCall.result",
-)  # fmt: skip
-"""Other conventions' keys: their spans stand in our store, and leave by our forwarding.
-
-Source: OpenInference's semantic conventions; OpenLLMetry's ``semconv-ai``; AgentOps' ``semconv``;
-the OpenTelemetry pages of Langfuse, MLflow, Pydantic AI and the AI SDK, read in November 2026.
-"""
-_KEYS: Final = c.CONTENT_KEYS | _FOREIGN_KEYS
+_FOREIGN: Final = orjson.loads(Path(__file__).with_name("content.json").read_bytes())
+"""Other conventions' keys: their spans stand in our store, and leave by our forwarding."""
+_KEYS: Final = c.CONTENT_KEYS.union(*(each["keys"] for each in _FOREIGN["conventions"]))
+_PREFIXES: Final = tuple(prefix for each in _FOREIGN["conventions"] for prefix in each["prefixes"])
 _TYPES: Final = (c.ERROR_TYPE, c.EXCEPTION_TYPE)
 _TYPE_NAME: Final = re.compile(r"[\w.:<>-]{1,256}")
 _OTHER: Final = "_OTHER"
@@ -87,5 +60,5 @@ def _strip_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_content(key: str, value: Any) -> bool:
     if key not in _KEYS:
-        return key.startswith(_FOREIGN_PREFIXES)
+        return key.startswith(_PREFIXES)
     return value not in _OWN_WORDS.get(key, ())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from lightning_otel.redact.secrets import scrub, scrub_attributes, scrub_error
 from lightning_otel.store.schema import BODY_COLUMNS, NARROW_COLUMNS, Record, set_hot_columns
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import (
@@ -42,6 +43,7 @@ _START_TEXTS: Final = (
 """Attributes that a start's hot columns hold."""
 _MOST_SIMPLE: Final = 128
 """Attributes, as the SDK limits them; the texts of more are summed up before they are written."""
+_WORDS: Final = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.SYSTEM_INSTRUCTIONS, c.TOOL_DEFINITIONS)
 NO_BODY: Final[Mapping[str, str]] = MappingProxyType({})
 _Text = tuple[dict[str, Any], str, str, str]
 """Where a text stands, under which key, how the note on what was cut calls it, and the text."""
@@ -59,7 +61,7 @@ def build_start_record(
     Stamps are attributes for the record alone, where the span has none of that name.
     """
     context, parent, scope, name = span.context, span.parent, span.instrumentation_scope, span.name
-    attributes = copy_attributes(span.attributes, stamps)
+    attributes = scrub_attributes(copy_attributes(span.attributes, stamps))
     texts = list(map(attributes.get, _START_TEXTS))
     if not _TEXTS.issuperset(map(type, texts)):
         texts = list(map(text_or_none, texts))
@@ -74,7 +76,7 @@ def build_start_record(
         "scope": "" if scope is None else name_text(scope.name),
         "process": process,
         "sequence": sequence,
-        "name": name if type(name) is str else name_text(name),
+        "name": scrub(name if type(name) is str else name_text(name)),
         "end_ns": None,
         "status": "UNSET",
         "status_message": "",
@@ -99,24 +101,26 @@ def complete_record(
 ) -> None:
     """Turn the record of a span's start into that of the whole span and its content."""
     name, status, events, links = span.name, span.status, span.events, span.links
-    attributes = record["attributes"] = copy_attributes(span.attributes, stamps)
+    attributes = copy_attributes(span.attributes, stamps)
+    record["attributes"] = attributes = scrub_attributes(attributes, record["attributes"])
     if body:
         attributes.update(body)
     if span.dropped_attributes or span.dropped_events or span.dropped_links:
         attributes[c.CUT] = json_text(_dropped_by_sdk(span))
     record["record"] = "span"
-    record["name"] = name = name if type(name) is str else name_text(name)
+    if name is not record["name"]:
+        record["name"] = name = scrub(name if type(name) is str else name_text(name))
     record["end_ns"] = time_of(span.end_time)
     record["status"] = status.status_code._name_
     if status.description:
-        record["status_message"] = name_text(status.description)
+        record["status_message"] = scrub_error(name_text(status.description))
     record["end_sequence"] = end_sequence
     if events:
         record["events"] = [
             {
-                "name": name_text(event.name),
+                "name": scrub(name_text(event.name)),
                 "time_ns": time_of(event.timestamp),
-                "attributes": copy_attributes(event.attributes),
+                "attributes": scrub_attributes(copy_attributes(event.attributes)),
             }
             for event in events
         ]
@@ -124,7 +128,7 @@ def complete_record(
         {
             "trace_id": f"{link.context.trace_id:032x}",
             "span_id": f"{link.context.span_id:016x}",
-            "attributes": copy_attributes(link.attributes),
+            "attributes": scrub_attributes(copy_attributes(link.attributes)),
         }
         for link in links
     ]
@@ -262,6 +266,11 @@ def _cut_line(record: Record) -> bytes:
         if sum([min(length, limit) for length in lengths]) > MAX_RECORD_BYTES:
             continue
         _cut_texts(record, texts, limit)
+        for item in (record, *record.get("events", ()), *record.get("links", ())):
+            item["attributes"] = scrub_attributes(item["attributes"])
+        for column, key in BODY_COLUMNS.items():
+            if column in record and key in _WORDS:
+                record[column] = scrub(record[column])
         line = append_checksum(write_json(record))
         if len(line) <= MAX_RECORD_BYTES:
             return line
@@ -295,10 +304,10 @@ def _cut_texts(record: Record, texts: list[_Text], limit: int) -> None:
     note: dict[str, Any] = found if isinstance(found, dict) else {}
     for holder, key, name, text in texts:
         if len(text) > limit:
-            holder[key] = kept = text[:limit]
+            holder[key] = kept = scrub(text[:limit])
             digest = hashlib.sha256(kept.encode("utf-8", "replace")).hexdigest()
             length = note.get(name, {}).get("length", len(text))
-            note[name] = {"length": length, "kept": limit, "sha256": digest}
+            note[name] = {"length": length, "kept": len(kept), "sha256": digest}
     if note:
         attributes[c.CUT] = json_text(note)
 

@@ -20,6 +20,7 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import config
 from lightning_otel.adapter.rewards import evaluations_of, with_evaluations
 from lightning_otel.debugging.turns import Turns
+from lightning_otel.redact.secrets import scrub_attributes
 from lightning_otel.store import counts as n
 from lightning_otel.store.journal import CHUNK_BYTES, Journal
 from lightning_otel.store.layout import Layout
@@ -259,7 +260,10 @@ class SpanWriter(Journal):
     def _resource_of(self, span: "ReadableSpan") -> orjson.Fragment:
         resource, cached = span.resource, self._resource
         if cached is None or cached[0] is not resource:
-            cached = self._resource = (resource, json_fragment(resource.attributes))
+            cached = self._resource = (
+                resource,
+                json_fragment(scrub_attributes({**resource.attributes})),
+            )
         return cached[1]
 
 
