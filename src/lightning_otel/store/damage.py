@@ -8,7 +8,6 @@ moment, or may not write, reads without the damaged part and leaves it where it 
 import contextlib
 import logging
 import shlex
-import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ from lightning_otel.store.counts import ENDED, STORED, sum_counts
 from lightning_otel.store.layout import (
     SEGMENT_SUFFIX,
     Layout,
-    check_schema,
     elect_settler,
     is_own_file,
     list_names,
@@ -35,15 +33,15 @@ from lightning_otel.store.layout import (
 )
 from lightning_otel.store.manifest import DataFile, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
-    ORIGIN,
     SPILL,
     Origin,
     bounded_connection,
     describe_file,
     fetch_row,
     list_live_files,
+    read_origin,
 )
-from lightning_otel.store.sql import quote_paths, quote_text
+from lightning_otel.store.sql import quote_paths
 
 if TYPE_CHECKING:
     import duckdb
@@ -206,7 +204,7 @@ def _find_links(layout: Layout) -> dict[str, str]:
 
 
 def release_missing_files(layout: Layout) -> None:
-    """Release the segments of files that are gone, to be read and settled again; settler only.
+    """Release what files that are gone were made from, to be read again; settler only.
 
     A missing file without any is left in the manifest: it may come back, as with its disk.
     """
@@ -214,6 +212,7 @@ def release_missing_files(layout: Layout) -> None:
     absent = {file.name for file in list_missing_files(layout, manifest)}
     waiting = {path.name for path in layout.segments()} if absent else set()
     held = absent & {each.file for each in manifest.segments if each.name in waiting}
+    held |= absent & {file.successor for file in quarantine.list_predecessors(layout, manifest)}
     moved = {name for name in absent if (layout.quarantine / name).exists()}
     why = dict.fromkeys(held, "it is missing") | dict.fromkeys(moved, "it was moved")
     quarantine.quarantine_files(layout, why)
@@ -324,7 +323,7 @@ def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
     with bounded_connection(layout.new / SPILL) as con:
         for path in reversed(layout.data_files()):
             try:
-                found.append((describe_file(con, path), _read_footer(con, path)))
+                found.append((describe_file(con, path), read_origin(con, path)))
             except duckdb.Error as exc:
                 log.warning("%s cannot be read (%s); its spans are left out", path, exc)
                 if not isinstance(exc, duckdb.IOException):
@@ -344,17 +343,5 @@ def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
     there = {path.name for path in layout.segments()}
     kept = tuple(each for name, each in segments.items() if name in there)
     # What became of spans that are not here is not known; these, at least, ended and are stored.
-    return Manifest(tuple(files), kept, sum_counts({ENDED: ended, STORED: ended}))
-
-
-def _read_footer(con: "duckdb.DuckDBPyConnection", path: Path) -> Origin:
-    """Return what a file was made from, as far as its footer tells that."""
-    query = f"SELECT key, value FROM parquet_kv_metadata({quote_text(str(path))})"
-    pairs = con.execute(query).fetchall()
-    footer = {bytes(key): bytes(value) for key, value in pairs}
-    schema = footer.get(b"schema", b"1")
-    check_schema(path, int(schema) if schema.isdigit() else 1)
-    try:
-        return Origin.from_text(footer[ORIGIN.encode()])
-    except (KeyError, TypeError, ValueError, zlib.error):
-        return Origin()
+    counts = sum_counts({ENDED: ended, STORED: ended})
+    return Manifest(tuple(files), kept, counts, spent=tuple(sorted(replaced)))

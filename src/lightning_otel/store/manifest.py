@@ -6,14 +6,14 @@ Nothing in here imports DuckDB: the traced process uses it.
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import orjson
 
-from lightning_otel.store.counts import count_unstored
+from lightning_otel.store.counts import count_unstored, sum_counts
 
 SCHEMA_VERSION: Final = 1
 FURTHEST_AHEAD_US: Final = 10_000_000
@@ -39,6 +39,8 @@ class DataFile:
     Attributes:
         added_us: When it began to count, Unix microseconds.
         dropped_us: When it ceased to count; None while it does.
+        successor: The file that holds all that this one held, once it ceased to count; empty if
+            some was taken out or masked on purpose, so that this one must not be read again.
         is_compact: Whether ``compact`` made it, and packed it as tightly as it can.
         publication: What it goes into lakes as, with all files of the same one; empty if that is
             not settled yet. Files of different publications are never packed into one.
@@ -55,6 +57,7 @@ class DataFile:
     is_compact: bool = False
     publication: str = ""
     checksum: Checksum = ""
+    successor: DataName | Literal[""] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,13 @@ class Manifest:
         segments: Settled segments, until they are gone.
         counts: Spans of segments that are gone, and spans taken out of the store since, by what
             became of them; see :mod:`counts`.
+        spent: Names of files that are gone and must not be read again, wherever they come from.
     """
 
     files: tuple[DataFile, ...] = ()
     segments: tuple[SettledSegment, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+    spent: tuple[str, ...] = ()
 
     @property
     def live_files(self) -> tuple[DataFile, ...]:
@@ -125,6 +130,55 @@ class Manifest:
             each.name for each in self.segments if is_in_effect(each.settled_us, time_us)
         )
 
+    def replace_files(
+        self,
+        old: Collection[str],
+        file: DataFile | None,
+        counts: Counts,
+        settled: Iterable[SettledSegment],
+        *,
+        is_whole: bool,
+        commit_us: int,
+    ) -> "Manifest":
+        """Return the manifest in which a new file counts in place of others, from a time on.
+
+        Args:
+            old: Names of files that count.
+            file: None if nothing is left.
+            counts: Ended spans, by what became of them.
+            settled: Segments whose spans the new file holds.
+            is_whole: Whether it holds all that the old files held: then these, and the segments
+                that they came from, stand in for it should it turn out to be damaged.
+            commit_us: The time.
+        """
+        successor = file.name if file is not None and is_whole else ""
+        files = []
+        for entry in self.files:
+            if entry.name in old:
+                entry = replace(entry, dropped_us=commit_us, successor=successor)
+            elif entry.successor in old:
+                entry = replace(entry, successor=successor)
+            files.append(entry)
+        if file is not None:
+            replaced = [(i, entry) for i, entry in enumerate(files) if entry.name in old]
+            place, publication = len(files), ""
+            if replaced:
+                place, publication = replaced[0][0], replaced[0][1].publication
+            files.insert(place, replace(file, added_us=commit_us, publication=publication))
+        segments = (
+            replace(entry, file=successor, rows=entry.rows if successor else 0)
+            if entry.file in old
+            else entry
+            for entry in self.segments
+        )
+        new = (replace(entry, settled_us=commit_us) for entry in settled)
+        return replace(
+            self,
+            files=tuple(files),
+            segments=(*segments, *new),
+            counts=sum_counts(self.counts, counts),
+        )
+
 
 def is_in_effect(commit_us: int, time_us: int) -> bool:
     """Return whether a commit counts at a time; one far ahead counts, as the clock went back."""
@@ -138,6 +192,8 @@ def format_manifest(manifest: Manifest) -> bytes:
         rows += [{"kind": kind, **{n: getattr(e, n) for n in e.__slots__}} for e in entries]
     if manifest.counts:
         rows.append({"kind": "counts", "counts": manifest.counts})
+    if manifest.spent:
+        rows.append({"kind": "spent", "names": manifest.spent})
     text = b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
     return text + orjson.dumps(_end_of(text), option=orjson.OPT_APPEND_NEWLINE)
 
@@ -164,10 +220,12 @@ def parse_manifest(text: bytes) -> tuple[int, Manifest]:
     if schema > SCHEMA_VERSION:
         return schema, Manifest()
     counts: Any = next((row["counts"] for row in rows if row["kind"] == "counts"), {})
+    spent: Any = tuple(next((row["names"] for row in rows if row["kind"] == "spent"), ()))
     manifest = Manifest(
         tuple(parse_entry(DataFile, row) for row in rows if row["kind"] == "file"),
         tuple(parse_entry(SettledSegment, row) for row in rows if row["kind"] == "segment"),
         _parse_value("counts", counts, Counts),
+        _parse_value("names", spent, tuple[DataName, ...]),
     )
     names = [file.name for file in manifest.files]
     names += [segment.name for segment in manifest.segments]

@@ -85,7 +85,8 @@ def make_parquet(
     segments = _count_segments(con, paths)
     spans = digest_sql(_BEGUN, (*COLUMNS, "began"))
     query = f"SELECT {STORED} FROM ({spans}) ORDER BY began, {ORDER}"
-    origin = Origin({each.name: each.rows for each in segments})
+    counts = n.sum_counts(*(segment.counts for segment in segments))
+    origin = Origin({segment.name: segment.rows for segment in segments}, counts=counts)
     file = write_file(con, layout, query, origin)
     con.execute("DROP TABLE raw")  # not beside the next one
     name = file.name if file else ""

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from lightning_otel.store.digest import DIGEST
-from lightning_otel.store.layout import Layout, is_own_file
+from lightning_otel.store.layout import Layout, check_schema, is_own_file
 from lightning_otel.store.manifest import (
     SCHEMA_VERSION,
+    Counts,
     DataFile,
     DataName,
     Manifest,
@@ -59,10 +60,15 @@ class Origin:
         segments: Segments that are not to be settled again, and how many of their spans the file
             holds; none if they must not be read again in its place.
         files: Files that do not count once this one does.
+        old: Those of them that it was made from; with ``is_whole`` it holds all that they held.
+        counts: Ended spans by what became of them, as the commit adds them to the manifest.
     """
 
     segments: Mapping[SegmentName, Natural] = field(default_factory=dict)
     files: tuple[DataName, ...] = ()
+    old: tuple[DataName, ...] = ()
+    is_whole: bool = True
+    counts: Counts = field(default_factory=dict)
 
     def to_text(self) -> str:
         """Return it for a footer: names of segments are long and much alike, so it is packed."""
@@ -72,7 +78,20 @@ class Origin:
     def from_text(cls, text: bytes) -> "Origin":
         """Return what a footer tells."""
         values = orjson.loads(zlib.decompress(b85decode(text)))
-        return parse_entry(cls, {**values, "files": tuple(values["files"])})
+        lists = {name: tuple(values.get(name, ())) for name in ("files", "old")}
+        return parse_entry(cls, values | lists)
+
+
+def read_origin(con: "duckdb.DuckDBPyConnection", path: Path) -> Origin:
+    """Return what a file was made from, as far as its footer tells that."""
+    query = f"SELECT key, value FROM parquet_kv_metadata({quote_text(str(path))})"
+    footer = {bytes(key): bytes(value) for key, value in con.execute(query).fetchall()}
+    schema = footer.get(b"schema", b"1")
+    check_schema(path, int(schema) if schema.isdigit() else 1)
+    try:
+        return Origin.from_text(footer[ORIGIN.encode()])
+    except (KeyError, TypeError, ValueError, zlib.error):
+        return Origin()
 
 
 @contextlib.contextmanager

@@ -23,8 +23,9 @@ from lightning_otel.store.lines import (
     is_corrupt,
     is_sound,
     parse_line,
+    read_records,
 )
-from lightning_otel.store.manifest import DataFile, Natural, parse_entry
+from lightning_otel.store.manifest import DataFile, Manifest, Natural, parse_entry
 from lightning_otel.types.text import count_noun
 
 _DAMAGED: Final = "damaged"
@@ -176,6 +177,16 @@ def write_note(layout: Layout, note: Note) -> None:
     os.replace(made, layout.quarantine / (note.name + _NOTE))
 
 
+def list_predecessors(layout: Layout, manifest: Manifest) -> list[DataFile]:
+    """Return the files that ceased to count, still lie there, and whose successor holds it all."""
+    dropped = [file for file in manifest.files if file.dropped_us is not None and file.successor]
+    return [file for file in dropped if is_own_file(layout.data / file.name)]
+
+
+def _count_spans(path: Path) -> int:
+    return len({record.get("span_id") for record in read_records(path)} - {None})
+
+
 def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
     """Move data files into quarantine; what segments still hold of their spans counts from there.
 
@@ -187,15 +198,21 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
     manifest = layout.read_manifest()
     listed = {file.name: file for file in manifest.live_files}
     waiting = {path.name for path in layout.segments()}
-    held = Counter[str]()
-    for each in manifest.segments:
-        held[each.file] += each.rows * (each.name in waiting)
+    in_segments, in_files = Counter[str](), Counter[str]()
+    for segment in manifest.segments:
+        if segment.name in waiting and segment.file in damaged:
+            # Of a copy that began while it was written only a part may be there.
+            spans = _count_spans(layout.live / segment.name)
+            in_segments[segment.file] += min(segment.rows, spans)
+    predecessors = {file.name: file for file in list_predecessors(layout, manifest)}
+    for file in predecessors.values():
+        in_files[file.successor] += file.rows
     known = {note.name: note.why for note in read_notes(layout)}
     now = now_us()
     for name, why in damaged.items():
-        path, file = layout.data / name, listed.get(name)
-        rows = file.rows if file else 0
-        missing = max(0, rows - held[name])
+        path, entry = layout.data / name, listed.get(name)
+        rows = entry.rows if entry else 0
+        missing = max(0, rows - max(in_segments[name], in_files[name]))
         note = Note(
             name,
             "data file",
@@ -203,7 +220,7 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
             now,
             rows=rows,
             missing=missing,
-            file=file,
+            file=entry,
             resolved_us=None if missing else now,
         )
         write_note(layout, note)
@@ -213,7 +230,13 @@ def quarantine_files(layout: Layout, damaged: Mapping[str, str]) -> None:
     layout.write_manifest(
         replace(
             manifest,
-            files=tuple(file for file in manifest.files if file.name not in damaged),
+            files=tuple(
+                replace(file, dropped_us=None, successor="")
+                if file.name in predecessors and file.successor in damaged
+                else file
+                for file in manifest.files
+                if file.name not in damaged
+            ),
             # The spans of the others stand in a file: none of them is read or settled twice.
             segments=tuple(
                 each

@@ -316,9 +316,10 @@ class Rewrite:
                 f"SELECT {STORED} FROM read_parquet({quote_paths(slices)})",
                 Origin(
                     {e.name: e.rows * is_same for e in manifest.segments if e.file in names},
-                    tuple(
-                        sorted(names | {f.name for f in manifest.files if f.dropped_us is not None})
-                    ),
+                    (*names, *(f.name for f in manifest.files if f.dropped_us), *manifest.spent),
+                    old=tuple(names),
+                    is_whole=is_same,
+                    counts=self.counts,
                 ),
                 # Named as the oldest: of two spans with one id the first still comes first.
                 stamp=min(names).split("-")[1],

@@ -19,13 +19,25 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.store.counts import sum_counts
-from lightning_otel.store.damage import quarantine_damage, release_missing_files, restore_manifest
+from lightning_otel.store.damage import (
+    list_missing_files,
+    quarantine_damage,
+    release_missing_files,
+    restore_manifest,
+)
 from lightning_otel.store.layout import Layout, elect_settler, list_names, now_us, total_bytes
-from lightning_otel.store.manifest import FURTHEST_AHEAD_US, DataFile, Manifest, SettledSegment
+from lightning_otel.store.manifest import (
+    DATA_NAME,
+    FURTHEST_AHEAD_US,
+    DataFile,
+    Manifest,
+    SettledSegment,
+)
 from lightning_otel.store.packing import copy_without_starts, make_parquet
 from lightning_otel.store.parquet import SPILL, bounded_connection, sync
-from lightning_otel.store.quarantine import quarantine_lines, read_notes
+from lightning_otel.store.quarantine import quarantine_lines
 from lightning_otel.store.segment import read_boot_id
+from lightning_otel.store.strays import adopt_strays
 
 if TYPE_CHECKING:
     import duckdb
@@ -82,6 +94,7 @@ def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> 
 def settle_elected(layout: Layout, limit: int | None = None) -> SettleResult:
     """Settle in the process that :func:`elect_settler` has elected."""
     restore_manifest(layout)
+    adopt_strays(layout)
     release_missing_files(layout)
     sweep(layout)
     batches, done = list(islice(_list_batches(list_sealed(layout)), limit)), set[str]()
@@ -195,30 +208,17 @@ def replace_files(
         sync(layout.data)
     names = {each.name for each in old}
     manifest = layout.read_manifest()
-    # A segment that waits to be taken away is read again if the file of its spans turns out to be
-    # damaged; not if some of them were left out, which would come back by it.
-    name = file.name if file is not None and not counts and keeps_segments else ""
-    segments = tuple(
-        replace(each, file=name, rows=each.rows if name else 0) if each.file in names else each
-        for each in manifest.segments
-    )
     ahead_us, is_written = COMMIT_AHEAD_US, False
     while not is_written:
         commit_us = now_us() + ahead_us
-        files = [
-            replace(each, dropped_us=commit_us) if each.name in names else each
-            for each in manifest.files
-        ]
-        if file is not None:
-            places = (i for i, each in enumerate(files) if each.name in names)
-            publication = old[0].publication if old else ""
-            new = replace(file, added_us=commit_us, publication=publication)
-            files.insert(min(places, default=len(files)), new)
-        changed = replace(
-            manifest,
-            files=tuple(files),
-            segments=(*segments, *(replace(each, settled_us=commit_us) for each in settled)),
-            counts=sum_counts(manifest.counts, counts),
+        changed = manifest.replace_files(
+            names,
+            file,
+            counts,
+            settled,
+            # Segments that wait to be taken away would bring back what was left out.
+            is_whole=not counts and keeps_segments,
+            commit_us=commit_us,
         )
         is_written = layout.write_manifest(changed, before_us=commit_us - ahead_us // 2)
         ahead_us *= 2  # on a slow disk
@@ -252,21 +252,33 @@ def sweep(layout: Layout, *, is_asked: bool = False) -> None:
     for path in layout.segments():
         if path.name in gone:
             path.unlink(missing_ok=True)
-    _sweep_strays(layout, manifest)
+    for name in list_names(layout.new):
+        path = layout.new / name
+        with contextlib.suppress(FileNotFoundError):
+            is_old = path.stat().st_mtime < time.time() - GRACE_US / 1e6
+            if is_old and not DATA_NAME.fullmatch(name):
+                path.unlink()
 
 
 def _settle_for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> Manifest:
     """Make commits before a time valid for every reader, whatever its clock says.
 
     Segments that are gone since the last sweep are left out, unless they tell of damage; what
-    became of their spans stays in the manifest's counts. Files that ceased to count are left out
-    too, and nothing names them from then on.
+    became of their spans stays in the manifest's counts. Files that ceased to count are unlinked.
     """
-    files = (
-        replace(file, added_us=0) if file.added_us < before_us else file
-        for file in manifest.files
-        if file.dropped_us is None or file.dropped_us >= before_us
-    )
+    missing = {file.name for file in list_missing_files(layout, manifest)}
+    files: list[DataFile] = []
+    spent = list(manifest.spent)
+    for file in manifest.files:
+        if file.added_us < before_us:
+            file = replace(file, added_us=0)
+        # Where its successor is missing, as in a copy, this one may be the last that has its spans.
+        if file.dropped_us is None or file.dropped_us >= before_us or file.successor in missing:
+            files.append(file)
+            continue
+        (layout.data / file.name).unlink(missing_ok=True)  # first: what is unnamed may be adopted
+        if not file.successor:
+            spent.append(file.name)
     segments: list[SettledSegment] = []
     gone: list[SettledSegment] = []
     there = {path.name for path in layout.segments()}
@@ -276,19 +288,10 @@ def _settle_for_everyone(layout: Layout, manifest: Manifest, before_us: int) -> 
     return replace(
         manifest,
         files=tuple(files),
+        spent=tuple(spent),
         segments=tuple(
             replace(segment, settled_us=0) if segment.settled_us < before_us else segment
             for segment in segments
         ),
         counts=sum_counts(manifest.counts, *(segment.counts for segment in gone)),
     )
-
-
-def _sweep_strays(layout: Layout, manifest: Manifest) -> None:
-    listed = {file.name for file in manifest.files}
-    # What is noted came back after it was missed, and may hold what nothing else does.
-    listed |= {note.name for note in read_notes(layout)}
-    for path in [*map(layout.new.joinpath, list_names(layout.new)), *layout.data_files()]:
-        with contextlib.suppress(FileNotFoundError):
-            if path.name not in listed and path.stat().st_mtime < time.time() - GRACE_US / 1e6:
-                path.unlink()

@@ -24,6 +24,7 @@ from lightning_otel.store.snapshot import (
     segments_sql,
 )
 from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths
+from lightning_otel.store.strays import ensure_adopted
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import IS_ANNOTATION, NAMES, NARROW, create_views, list_views
 from lightning_otel.store.writer import SpanWriter, writer_for, writers_by_catalogue
@@ -226,6 +227,7 @@ def prepare(layout: Layout) -> None:
     if writer is not None:
         writer.flush()  # what this process recorded is found, however slow the disk
     ensure_manifest(layout)
+    ensure_adopted(layout)
     exclude_damage(layout)
     ensure_catalogue(layout)
 

@@ -1,0 +1,158 @@
+"""A copy made while the store is in use: no span that it holds is lost, none comes twice."""
+
+import shutil
+from collections.abc import Callable
+from itertools import count, permutations
+from pathlib import Path
+
+import duckdb
+import pytest
+from tests.store.conftest import Write
+
+from lightning_otel import Store
+from lightning_otel.store import settle
+from lightning_otel.store.lines import read_records
+from lightning_otel.store.writer import SpanWriter
+from lightning_otel.types import Span
+from lightning_otel.types import conventions as c
+from lightning_otel.views.doctor import examine
+
+PARTS = ("manifests", "live", "data", "new")
+SECRET = "swordfish"
+WORK: dict[str, Callable[[Store], object]] = {
+    "settle": lambda store: store.settle(),
+    "compact": lambda store: store.compact(),
+    "redact": lambda store: store.redact(patterns=[SECRET]),
+    "drop": lambda store: store.compact(rollout_ids=["r1"]),
+}
+
+
+def _spans(first: int, number: int = 40) -> list[Span]:
+    return [
+        Span(
+            f"{n:032x}", f"{n:016x}", None, SECRET, 1_000 * n, 1_000 * n + 5,
+            attributes={c.ROLLOUT_ID: f"r{n % 3}", "said": SECRET},
+        )
+        for n in range(first, first + number)
+    ]  # fmt: skip
+
+
+def _copy(store: Store, place: Path, part: str) -> None:
+    assert store.layout is not None
+    to = Path(f"{place}.d")
+    to.mkdir(exist_ok=True, parents=True, mode=0o700)
+    if part == "manifests":
+        for path in store.layout.root.glob("manifest*"):
+            shutil.copy(path, to)
+    else:
+        shutil.copytree(store.layout.root / part, to / part)
+
+
+def _list_ids(store: Store) -> set[str]:
+    """Return the ids of all ended spans in a store's files and segments, whatever counts."""
+    assert store.layout is not None
+    ids = {
+        record["span_id"]
+        for path in store.layout.segments()
+        for record in read_records(path)
+        if record.get("end_ns")
+    }
+    files = [str(path) for path in store.layout.root.rglob("spans-*.parquet")]
+    if files:
+        ids |= {
+            row[0] for row in duckdb.sql(f"SELECT span_id FROM read_parquet({files})").fetchall()
+        }
+    return ids
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(
+    "work", [("settle",) * 3, ("compact",) * 3, ("settle", "compact", "settle")]
+)
+@pytest.mark.parametrize("order", list(permutations(PARTS[:3])))
+def test_copy_keeps_every_span_it_holds(
+    store: Store, tmp_path: Path, work: tuple[str, ...], order: tuple[str, ...]
+) -> None:
+    """S8: whatever is copied first, and whatever the store does to its files meanwhile."""
+    layout = store.layout
+    assert layout is not None
+    layout.create()
+    numbers = count(1, 40)
+    copy = Store(tmp_path / "copy" / "traces.duckdb")
+    still_open = SpanWriter(layout)
+
+    def go_on(act: str) -> None:
+        for _ in range(2):
+            writer = SpanWriter(layout)
+            for span in _spans(next(numbers)):
+                writer.add(span)
+            writer.seal()
+            WORK[act](store)
+            settle.wait_until_visible(layout)
+        WORK[act](store)
+
+    go_on("settle")
+    for span in _spans(next(numbers), 5):
+        still_open.add(span)
+    for part, act in zip([*order, "new"], [*work, ""], strict=True):
+        _copy(store, copy.layout.catalogue, part)
+        if act:
+            for span in _spans(next(numbers), 5):
+                still_open.add(span)
+            if part == order[1]:
+                still_open.seal()
+            go_on(act)
+    ids = _list_ids(copy)
+    _check_copy(copy, ids)
+
+
+def _check_copy(copy: Store, ids: set[str]) -> None:
+    shown = [row["span_id"] for row in copy.sql("SELECT span_id FROM spans WHERE end_ns > 0")]
+    assert len(shown) == len(set(shown))
+    for _ in range(3):
+        copy.settle()
+        copy.compact()
+        settle.wait_until_visible(copy.layout)
+    is_told = any(finding.level == "problem" for finding in examine(copy))
+    shown = [row["span_id"] for row in copy.sql("SELECT span_id FROM spans WHERE end_ns > 0")]
+    assert is_told or sorted(shown) == sorted(ids)
+    copy.repair()
+    shown = [row["span_id"] for row in copy.sql("SELECT span_id FROM spans WHERE end_ns > 0")]
+    assert sorted(shown) == sorted(ids)
+    assert not copy.layout.segments()
+
+
+@pytest.mark.parametrize("work", ["redact", "drop"])
+@pytest.mark.parametrize(
+    ("order", "grace_us"),
+    [("dm", 0), ("dMm", 0), ("md", 0), ("md", 60_000_000), ("dm", 60_000_000)],
+)
+def test_what_was_taken_out_does_not_come_back_by_a_copy(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write,
+    work: str, order: str, grace_us: int,
+) -> None:  # fmt: skip
+    """A file that was masked or thinned out is not adopted, whichever of both the copy has."""
+    monkeypatch.setattr(settle, "COMMIT_AHEAD_US", 2)
+    monkeypatch.setattr(settle, "GRACE_US", 0)
+    write(_spans(1))
+    store.settle()
+    store.settle()  # the segment goes
+    monkeypatch.setattr(settle, "GRACE_US", grace_us)
+    copy = Store(tmp_path / "copy" / "traces.duckdb")
+    assert copy.layout is not None
+
+    for part in order:
+        if part == order[-1]:
+            WORK[work](store)
+            store.compact() if "M" in order else store.settle()
+        if part != "M":
+            _copy(store, copy.layout.catalogue, {"m": "manifests", "d": "data"}[part])
+    _copy(store, copy.layout.catalogue, "live")
+    _copy(store, copy.layout.catalogue, "new")
+    for act in (copy.settle, copy.repair, copy.compact):
+        act()
+        rows = copy.sql("SELECT rollout_id, attributes::VARCHAR AS text, name FROM spans").rows()
+        assert not [row for row in rows if work == "redact" and SECRET in str(row)]
+        assert not [row for row in rows if work == "drop" and row["rollout_id"] == "r1"]
+    if order == "md":
+        assert len(rows) == len(store.spans().rows())
