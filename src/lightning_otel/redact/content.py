@@ -17,8 +17,10 @@ from lightning_otel.types import conventions as c
 
 _FOREIGN: Final = orjson.loads(Path(__file__).with_name("content.json").read_bytes())
 """Other conventions' keys: their spans stand in our store, and leave by our forwarding."""
-_KEYS: Final = c.CONTENT_KEYS.union(*(each["keys"] for each in _FOREIGN["conventions"]))
-_PREFIXES: Final = tuple(prefix for each in _FOREIGN["conventions"] for prefix in each["prefixes"])
+_KEYS: Final = c.CONTENT_KEYS.union(*(family["keys"] for family in _FOREIGN["conventions"]))
+_PREFIXES: Final = tuple(
+    prefix for family in _FOREIGN["conventions"] for prefix in family["prefixes"]
+)
 _TYPES: Final = (c.ERROR_TYPE, c.EXCEPTION_TYPE)
 _TYPE_NAME: Final = re.compile(r"[\w.:<>-]{1,256}")
 _OTHER: Final = "_OTHER"

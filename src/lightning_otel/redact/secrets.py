@@ -154,8 +154,8 @@ def _scrub_value(key: str, value: Any) -> Any:
         return type(value)([_scrub_value("", item) for item in value])
     if is_kept(key) or not issubclass(type(value), str):
         return value
-    named = _with_key(key, "")
-    return scrub(named + str.__str__(value)).removeprefix(named)
+    prefix = _with_key(key, "")
+    return scrub(prefix + str.__str__(value)).removeprefix(prefix)
 
 
 def _with_key(key: str, text: str) -> str:
