@@ -1,5 +1,6 @@
 """What every command has in common: help, errors, exit codes, pipes, stores that are not usable."""
 
+import json
 import os
 import re
 import signal
