@@ -1,6 +1,10 @@
 """A copy made while the store is in use: no span that it holds is lost, none comes twice."""
 
 import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import count, permutations
 from pathlib import Path
@@ -156,3 +160,51 @@ def test_what_was_taken_out_does_not_come_back_by_a_copy(
         assert not [row for row in rows if work == "drop" and row["rollout_id"] == "r1"]
     if order == "md":
         assert len(rows) == len(store.spans().rows())
+
+
+AGENT = """
+import sys, lightning_otel as lo
+from opentelemetry import trace
+from lightning_otel.store import settle
+settle.GRACE_US, settle.COMMIT_AHEAD_US = 0, 2_000
+number, store = 0, lo.Store(sys.argv[1])
+while True:
+    with lo.auto_trace(store=store):
+        for _ in range(20):
+            trace.get_tracer("agent").start_span(f"n{number}").end()
+            print(number, flush=True)
+            number += 1
+    store.compact() if number % 60 else store.settle()
+"""
+
+
+def test_agent_writes_while_its_store_is_copied(store: Store, tmp_path: Path) -> None:
+    """S8: `cp -r` and `export duckdb` have each span that ended before, settled and compacted."""
+    said = tmp_path / "said"
+    with said.open("w") as file:
+        agent = subprocess.Popen([sys.executable, "-c", AGENT, store.name], stdout=file)
+    try:
+        for number in range(4):
+            while said.read_text().count("\n") < 60 * (number + 1):
+                assert agent.poll() is None
+                time.sleep(0.02)
+            ended = {f"n{line}" for line in said.read_text().split("\n")[:-1]}
+            if number < 3:
+                copy = Store(tmp_path / f"copy{number}" / "traces.duckdb")
+                # It says so if a file vanishes meanwhile.
+                subprocess.run(["cp", "-r", Path(store.name).parent, Path(copy.name).parent])
+                copy.settle()
+                copy.compact()
+                names = Counter(row["name"] for row in copy.sql("SELECT name FROM spans"))
+            else:
+                store.pack(tmp_path / "packed.duckdb")
+                with duckdb.connect(tmp_path / "packed.duckdb", read_only=True) as con:
+                    names = Counter(
+                        name for (name,) in con.sql("SELECT name FROM spans").fetchall()
+                    )
+            del names["agentlightning.rollout"]
+            assert ended <= names.keys()
+            assert set(names.values()) == {1}
+    finally:
+        agent.kill()
+        agent.wait()

@@ -84,7 +84,8 @@ def read_token(path: Path) -> tuple[str, bool]:
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else exc
         raise ConfigError(f"cannot use the token file {path}: {why}; name another one") from exc
-    if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid != os.geteuid():
+    owners = os.geteuid(), path.parent.stat().st_uid  # who owns the folder can replace the file
+    if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid not in owners:
         raise ConfigError(f"others can read the token file {path}; run: chmod 600 {path}")
     if len(token) < _SHORTEST or not token.isascii() or any(map(str.isspace, token)):
         raise ConfigError(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreError
-from lightning_otel.store.layout import EMPTY_DATA, EMPTY_LIVE, Layout, write_private
+from lightning_otel.store.layout import EMPTY_DATA, EMPTY_LIVE, Layout, put_file, write_private
 from lightning_otel.store.manifest import FURTHEST_AHEAD_US
 from lightning_otel.store.schema import COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.snapshot import (
@@ -69,11 +69,11 @@ def ensure_catalogue(layout: Layout) -> None:
         with new_connection() as con:
             made = _new_path(layout, EMPTY_DATA)
             con.execute(empty_file_sql(made))  # anew: it names every column of this schema
-            _put_file(made, empty)
+            put_file(made, empty)
             _write_catalogue(con, layout, statements)
         made = _new_path(layout, STAMP)
         write_private(made, f"{text} {_file_state(layout.catalogue)} {_file_state(empty)}".encode())
-        _put_file(made, layout.root / STAMP)
+        put_file(made, layout.root / STAMP)
     except (OSError, duckdb.Error):
         log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
 
@@ -182,17 +182,12 @@ def _write_catalogue(
         con.execute(statement)
     con.execute("USE memory")
     con.execute("DETACH catalogue")
-    _put_file(made, layout.catalogue)
+    put_file(made, layout.catalogue)
 
 
 def _new_path(layout: Layout, name: str) -> Path:
     """Return a path of one's own for a file being made: others may be at it too."""
     return layout.new / f"{os.getpid()}-{secrets.token_hex(4)}-{name}"
-
-
-def _put_file(made: Path, final: Path) -> None:
-    made.chmod(0o600)
-    os.replace(made, final)
 
 
 def pack(con: "Reader", path: str | os.PathLike[str]) -> int:

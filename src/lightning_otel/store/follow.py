@@ -16,7 +16,7 @@ from typing import Final
 
 from lightning_otel.errors import ConfigError, StoreError, disk_remedy
 from lightning_otel.store.arrivals import Arrivals, Ended, Key, make_key
-from lightning_otel.store.layout import Layout, file_lock, write_private
+from lightning_otel.store.layout import Layout, file_lock, make_private, write_private
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.types import Span
@@ -75,7 +75,7 @@ class Position:
         self.files = {name for (name,) in db.execute("SELECT name FROM files")}
 
     def _take_lock(self) -> None:
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        make_private(self._path.parent)
         self._layout.refuse_links(self._path.parent)
         if self._lock.enter_context(file_lock(self._path.with_suffix(".lock"))) is None:
             raise StoreError(

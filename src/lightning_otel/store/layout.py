@@ -13,6 +13,8 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -178,10 +180,10 @@ class Layout:
         """Make what is not there yet; any number of processes may do so at once."""
         self.refuse_links()
         if not self.catalogue.parent.exists():
-            _make_private(self.catalogue.parent)
+            make_private(self.catalogue.parent)
             _add_private(self.catalogue.parent / ".gitignore", b"*\n")
         for folder in (self.root, self.new, self.live, self.data):
-            _make_private(folder)
+            make_private(folder)
         _add_private(self.root / ".gitignore", b"*\n")
         _add_private(self.live / EMPTY_LIVE, b"")
         if not self.exists():
@@ -256,8 +258,8 @@ class Layout:
             copy.unlink()
             made.unlink()
             return False
-        os.replace(copy, self.manifest_copy)
-        os.replace(made, self.manifest_path)
+        put_file(copy, self.manifest_copy)
+        put_file(made, self.manifest_path)
         return True
 
     def _make_file(self, text: bytes) -> Path:
@@ -301,6 +303,7 @@ def file_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int | None]:
     """Lock a file for a block, until its process dies; give its descriptor, None if it is taken."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
+    give_to_owner(descriptor, path)
     deadline = time.monotonic() + wait_s
     try:
         while True:
@@ -361,10 +364,29 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
+def give_to_owner(target: int | Path, path: Path) -> None:
+    """Give a descriptor or path that root made in somebody else's store to that store's owner."""
+    if os.geteuid() == 0:
+        root = next((folder for folder in path.parents if folder.name.endswith(".duckdb.d")), path)
+        owner = root.stat()
+        with contextlib.suppress(OSError):  # where root may not, as in some containers
+            is_open = isinstance(target, int)
+            os.chown(target, owner.st_uid, owner.st_gid, follow_symlinks=is_open)
+
+
+def put_file(made: Path, final: Path, replaced: Iterable[Path] = ()) -> None:
+    """Rename a file to its place, with the rights that all files had which it replaces."""
+    modes = [path.lstat().st_mode & 0o666 for path in replaced or [final] if is_own_file(path)]
+    made.chmod(0o600 | reduce(and_, modes) if modes else 0o600)
+    give_to_owner(made, made)
+    os.replace(made, final)
+
+
 def write_private(path: Path, content: bytes, *, is_synced: bool = False) -> None:
     """Make a file that only its owner can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
+        give_to_owner(descriptor, path)
         left = memoryview(content)
         while left:
             left = left[os.write(descriptor, left) :]
@@ -395,6 +417,8 @@ def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield made
         made.chmod(rights)
+        if os.geteuid() == 0 and final.exists():
+            os.chown(made, final.stat().st_uid, final.stat().st_gid)
         made.replace(final)
     except OSError as exc:
         exc.filename = exc.filename or str(path)  # a write that fails does not say of what
@@ -408,11 +432,12 @@ def _add_private(path: Path, content: bytes) -> None:
         write_private(path, content)
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Make a folder and those above it, all private: ``parents=True`` would leave these open."""
-    for each in (*reversed(folder.parents), folder):
-        if not each.exists():
-            each.mkdir(mode=0o700, exist_ok=True)
+    for path in (*reversed(folder.parents), folder):
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
+            give_to_owner(path, path)
 
 
 _parsed: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}

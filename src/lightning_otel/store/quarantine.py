@@ -16,7 +16,13 @@ from typing import BinaryIO, Final, Literal
 
 import orjson
 
-from lightning_otel.store.layout import Layout, is_own_file, now_us, write_private
+from lightning_otel.store.layout import (
+    Layout,
+    is_own_file,
+    make_private,
+    now_us,
+    write_private,
+)
 from lightning_otel.store.lines import (
     MAX_RECORD_BYTES,
     format_control_line,
@@ -173,7 +179,7 @@ def write_note(layout: Layout, note: Note) -> None:
     """Keep a note on disk, in place of an older one of that name."""
     made = layout.new / f"note-{os.getpid()}-{os.urandom(4).hex()}"
     write_private(made, orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2), is_synced=True)
-    layout.quarantine.mkdir(mode=0o700, exist_ok=True)
+    make_private(layout.quarantine)
     os.replace(made, layout.quarantine / (note.name + _NOTE))
 
 
@@ -293,7 +299,7 @@ def keep_copy(
     spans: int = 0,
 ) -> None:
     """Keep a copy of damaged bytes in quarantine before something else is put in their place."""
-    layout.quarantine.mkdir(mode=0o700, exist_ok=True)
+    make_private(layout.quarantine)
     (layout.quarantine / name).unlink(missing_ok=True)
     write_private(layout.quarantine / name, content, is_synced=True)
     now = now_us()

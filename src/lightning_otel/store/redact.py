@@ -24,7 +24,13 @@ from lightning_otel.redact import IN_ID, Redactor, Rules
 from lightning_otel.store import settle
 from lightning_otel.store.compact import Progress
 from lightning_otel.store.damage import translate_errors
-from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock, now_us
+from lightning_otel.store.layout import (
+    Layout,
+    elect_settler,
+    give_to_owner,
+    hold_settler_lock,
+    now_us,
+)
 from lightning_otel.store.lines import read_records
 from lightning_otel.store.lookup import ID_COLUMNS
 from lightning_otel.store.parquet import SPILL, bounded_connection, list_live_files
@@ -308,6 +314,7 @@ def _list_old_parts(layout: Layout) -> set[Path]:
 def _write_record(layout: Layout, record: Mapping[str, Any]) -> None:
     """Append to the record of redactions, on the disk before anything goes on."""
     with open(layout.root / RECORDS, "ab", opener=partial(os.open, mode=0o600)) as file:
+        give_to_owner(file.fileno(), layout.root / RECORDS)
         # A line that a kill has torn does not swallow this one.
         file.write(b"\n" + orjson.dumps(record) + b"\n")
         file.flush()

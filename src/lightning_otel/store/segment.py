@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout
+from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout, give_to_owner
 from lightning_otel.store.lines import format_reserved_line
 from lightning_otel.store.pace import DiskPace
 
@@ -65,6 +65,7 @@ class Segment:
         self._pace = pace
         self._is_torn = False
         self._descriptor = _out_of_reach(os.open(made, _OPEN_FLAGS, 0o600))
+        give_to_owner(self._descriptor, made)
         status = os.fstat(self._descriptor)
         self._identity = status.st_ino, status.st_dev
         try:

@@ -25,7 +25,14 @@ from lightning_otel.store.damage import (
     release_missing_files,
     restore_manifest,
 )
-from lightning_otel.store.layout import Layout, elect_settler, list_names, now_us, total_bytes
+from lightning_otel.store.layout import (
+    Layout,
+    elect_settler,
+    list_names,
+    now_us,
+    put_file,
+    total_bytes,
+)
 from lightning_otel.store.manifest import (
     DATA_NAME,
     FURTHEST_AHEAD_US,
@@ -204,7 +211,11 @@ def replace_files(
             if the new file turns out to be damaged.
     """
     if file is not None:
-        os.replace(layout.new / file.name, layout.data / file.name)
+        replaced = [
+            folder / entry.name for entry in old for folder in (layout.data, layout.quarantine)
+        ]
+        replaced += [layout.live / segment.name for segment in settled]
+        put_file(layout.new / file.name, layout.data / file.name, replaced)
         sync(layout.data)
     names = {each.name for each in old}
     manifest = layout.read_manifest()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lightning_otel.store.counts import ENDED, STORED
 from lightning_otel.store.damage import list_readable_files
-from lightning_otel.store.layout import Layout, elect_settler, list_names, now_us
+from lightning_otel.store.layout import Layout, elect_settler, list_names, now_us, put_file
 from lightning_otel.store.manifest import DATA_NAME, DataFile, SettledSegment
 from lightning_otel.store.parquet import (
     SPILL,
@@ -173,7 +173,7 @@ class _Adoption:
     def _adopt(self, stray: _Stray, counts: Mapping[str, int]) -> None:
         """Do again the commit that the file was made for."""
         layout, manifest, name = self._layout, self._manifest, stray.file.name
-        os.replace(stray.path, layout.data / name)
+        put_file(stray.path, layout.data / name, [stray.path])
         known = {path.name for path in layout.list_unsettled(manifest)}
         self._manifest = manifest.replace_files(
             {entry.name for entry in manifest.live_files} & set(stray.origin.old),
