@@ -7,7 +7,7 @@ What was observed after the last action is its next observation.
 
 import json
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
 from lightning_otel.adapter.attributes import finish_reason, get_integer, get_text, to_text
 from lightning_otel.adapter.tokens import MARKED, NO_IDS, NO_RESPONSE_IDS, read_tokens, sampling_of
-from lightning_otel.messages import message, parse_messages, text_part
+from lightning_otel.messages import message, parse_messages, parse_parts, text_part
 from lightning_otel.types import Call, Message, Span, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.transitions import fast_constructor
@@ -196,21 +196,23 @@ def _is_escaped(found: str) -> bool:
     return "\\" in found and "\\u" in found  # one letter is looked for at twenty times the speed
 
 
-def _read_messages(found: object) -> tuple[Message, ...] | None:
+def _read_messages(
+    found: object, parse: Callable[[object], tuple[Message, ...] | None] = parse_messages
+) -> tuple[Message, ...] | None:
     if not isinstance(found, str):
         return None
-    messages = parse_messages(found)
+    messages = parse(found)
     # JSON may escape half of a surrogate pair, which no file or frame would take further.
     if messages and _is_escaped(found) and _HALF_PAIR.search(found):
         whole = json.dumps(messages, ensure_ascii=False).encode("utf-8", "replace")
-        return parse_messages(whole.decode("utf-8"))
+        return parse(whole.decode("utf-8"))
     return messages
 
 
 @lru_cache(maxsize=16)
 def _parse_repeated(found: str) -> tuple[Message, ...]:
     """Parse instructions or tools, which every call repeats, once; empty if unreadable."""
-    return _read_messages(found) or ()
+    return _read_messages(found, parse_parts) or ()
 
 
 def is_mark(span: Span) -> bool:

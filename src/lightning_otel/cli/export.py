@@ -234,7 +234,8 @@ def _word_funnel(done: "Exported", place: str) -> Iterator[str]:
         yield from (f"  {words}: {number} × {reason}" for reason, number in reasons.items())
     for words, steps in (("in no row", done.left_out), ("in a row without", done.partial)):
         for reason, number in steps.items():
-            yield f"  {words}: {count_noun(number, 'step')}: {reason}"
+            first = done.span_ids[reason]
+            yield f"  {words}: {count_noun(number, 'step')}: {reason} (first: span {first})"
 
 
 def _explain_empty(done: "Exported", made: "Format", *, is_selected: bool) -> str:
@@ -259,6 +260,7 @@ def _describe(done: "Exported", why_empty: str | None, *, is_dry_run: bool) -> d
         "rows": done.rows,
         "left_out": {**done.report.reasons(), **done.left_out},
         "partial": done.partial,
+        "span_ids": done.span_ids,
         "why_empty": why_empty,
     }
 

@@ -43,6 +43,7 @@ class Exported:
         rows: How many rows were made.
         left_out: How many steps are in no row, by reason, the most frequent first.
         partial: How many steps are in a row without something, by what it is.
+        span_ids: The first step's span, by each of these reasons.
     """
 
     format: str
@@ -50,6 +51,7 @@ class Exported:
     rows: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
     partial: Mapping[str, int] = field(default_factory=dict)
+    span_ids: Mapping[str, str] = field(default_factory=dict)
 
 
 def export(
@@ -66,6 +68,7 @@ def export(
     """Write the rows of a format; arguments as ``Store.export`` and :func:`rows` take them."""
     reports: list[Report] = []
     reasons: Counter[tuple[str, bool]] = Counter()
+    span_ids: dict[str, str] = {}
     rollouts = 0
 
     def read() -> Iterator[Adaptation]:
@@ -79,6 +82,7 @@ def export(
 
     def note(left: LeftOut) -> None:
         reasons[left.reason, left.is_row_written] += 1
+        span_ids.setdefault(left.reason, left.step.span_id)
         if left_out is not None:
             left_out(left)
 
@@ -91,6 +95,7 @@ def export(
         rows=count,
         left_out={reason: number for (reason, is_written), number in told if not is_written},
         partial={reason: number for (reason, is_written), number in told if is_written},
+        span_ids=span_ids,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import orjson
 
+from lightning_otel.messages.media import named_part as named_part
 from lightning_otel.messages.media import part_of as part_of
 from lightning_otel.messages.media import text_part as text_part
 from lightning_otel.messages.media import to_text
@@ -105,16 +106,68 @@ def message(role: str, parts: list[dict[str, Any]], **extra: Any) -> dict[str, A
 
 
 def parse_messages(text: object) -> tuple[Message, ...] | None:
-    """Messages from their JSON text; None where it is absent, cut or no list of objects."""
+    """Messages from their JSON text; None where it is absent, cut, bottomless or no such list.
+
+    Each has a text for its role, and for its parts a list of objects, each of which a text names.
+    Those without parts are as the chat API writes them.
+    """
+    items = _load_list(text)
+    if items is None or set(map(type, items)) - _DICT:
+        return None
+    return tuple([item if _is_whole(item) else _normalize_message(item) for item in items])
+
+
+def parse_parts(text: object) -> tuple[Mapping[str, Any], ...] | None:
+    """Parts or tools from their JSON text, each an object; None where it is absent or no list."""
+    items = _load_list(text)
+    return None if items is None else tuple(map(named_part, items))
+
+
+def _is_whole(item: Message) -> bool:
+    """Return whether a message is as any reader takes it, as nearly every one is."""
+    try:
+        role, parts = item["role"], item["parts"]
+        return (
+            {type(part["type"]) for part in parts} <= _TEXT
+            and type(parts) is list
+            and type(role) is str
+        )
+    except (KeyError, TypeError):
+        return False
+
+
+def _normalize_message(item: Message) -> Message:
+    changes: dict[str, Any] = {}
+    if (role := item.get("role")) is not None:
+        changes["role"] = to_text(role)
+    if (parts := item.get("parts")) is not None:
+        changes["parts"] = [*map(named_part, parts if isinstance(parts, list) else [parts])]
+    return {**item, **changes}
+
+
+def _load_list(text: object) -> list[Any] | None:
     if not isinstance(text, str) or not text:
         return None
     try:
-        found = _load_messages(text)
+        items = _load_messages(text)
     except (ValueError, RecursionError):
         return None
-    if type(found) is not list or set(map(type, found)) - {dict}:
+    if not isinstance(items, list) or _is_bottomless(text, items):
         return None
-    return tuple(found)
+    return items
+
+
+def _is_bottomless(text: str, items: list[Any]) -> bool:
+    """Return whether JSON is nested deeper than its writers follow; short texts need no look."""
+    if text.count("{") + text.count("[") <= _DEEPEST:
+        return False
+    level: list[Any] = [items]
+    for _ in range(_DEEPEST):
+        inner = (item.values() if type(item) is dict else item for item in level)
+        level = [value for values in inner for value in values if type(value) in _CONTAINERS]
+        if not level:
+            return False
+    return True
 
 
 def _load_messages(text: str) -> object:
@@ -133,6 +186,10 @@ def _load_messages(text: str) -> object:
 
 
 _DICT: Final = frozenset({dict})
+_CONTAINERS: Final = frozenset({dict, list})
+_DEEPEST: Final = 500
+"""Levels of a stored list: Python writes a few hundred more, whatever called it."""
+_TEXT: Final = frozenset({str})
 
 ToolCall: TypeAlias = Callable[[Any, Any, object], Part]
 """Makes the part of a tool call, as :func:`tool_call_part` and :func:`raw_call_part` do."""

@@ -50,7 +50,7 @@ def tools_of(definitions: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             function = {key: value for key, value in flat.items() if key != "type"}
             found[named] = {"type": "function", "function": function}
         else:  # a server's own tool, such as a search, has no name or no function
-            found[f"{tool.get('type')} {named}"] = dict(tool)
+            found[f"{to_text(tool.get('type'))} {to_text(named)}"] = dict(tool)
     return list(found.values())
 
 

@@ -19,6 +19,10 @@ _URLS: Final = {"image_url": "image", "audio_url": "audio", "video_url": "video"
 _IMAGES: Final = frozenset({"image_url", "input_image"})
 _FILES: Final = frozenset({"file", "input_file"})
 _BASE64: Final = ";base64,"
+_KINDS: Final[Mapping[type, str]] = {
+    NoneType: "null", bool: "boolean", int: "number", float: "number", list: "array",
+}  # fmt: skip
+"""JSON's names of values that are no part of a message."""
 
 
 def text_part(content: str) -> dict[str, Any]:
@@ -58,10 +62,19 @@ def _make_named(file: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]
     return {**file, **({"filename": part["filename"]} if "filename" in part else {})}
 
 
+def named_part(part: object) -> Mapping[str, Any]:
+    """An item of a message as a part with a name: what is no part is named by its kind."""
+    if is_object(part):
+        kind = part.get("type")
+        return part if kind is None or isinstance(kind, str) else {**part, "type": to_text(kind)}
+    if type(part) in _KINDS:
+        return {"type": _KINDS[type(part)], "content": part}
+    return text_part(to_text(part))
+
+
 def part_of(part: object) -> dict[str, Any]:
     """A part of the chat API as one of the conventions; one of these as it is."""
-    if not is_object(part):
-        return text_part(to_text(part))
+    part = named_part(part)
     kind = to_text(part.get("type"))
     found = part.get(kind)
     held = found if isinstance(found, Mapping) else {}
@@ -148,6 +161,7 @@ def _replace_infinite(value: Any) -> object:
     kind = type(value)
     if issubclass(kind, float):
         return value if math.isfinite(value) else None
+    # A comprehension is a frame of its own: half the depth would be too much.
     if is_object(value):
-        return {to_text(key): _replace_infinite(item) for key, item in value.items()}
-    return [_replace_infinite(item) for item in value] if issubclass(kind, (list, tuple)) else value
+        return dict(zip(map(to_text, value), map(_replace_infinite, value.values()), strict=True))
+    return [*map(_replace_infinite, value)] if issubclass(kind, (list, tuple)) else value

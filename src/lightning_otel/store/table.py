@@ -357,8 +357,9 @@ def json_line(row: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
     except (TypeError, ValueError):
-        # An integer beyond 64 bits, or half a surrogate pair, in what a model said.
-        return to_json(row).encode("utf-8", "replace") + b"\n"
+        # An integer beyond 64 bits, half a surrogate pair or much nesting in what a model said.
+        columns = (f"{to_json(name)}:{to_json(value)}" for name, value in row.items())
+        return f"{{{','.join(columns)}}}\n".encode("utf-8", "replace")
 
 
 def _import_optional(name: str) -> Any:

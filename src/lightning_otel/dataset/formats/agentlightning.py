@@ -6,40 +6,45 @@ Source: Agent Lightning 0.3's ``agentlightning.types.Triplet`` and its adapter, 
 from collections.abc import Iterable
 from typing import Any, Final
 
-from lightning_otel.dataset.formats.format import Format, Made, distinct
+from lightning_otel.dataset.formats.format import Format, Made, Row, step_rows
+from lightning_otel.messages import object_of
 from lightning_otel.messages.chat import messages_of, tools_of
 from lightning_otel.types import Trajectory, Transition
 
 
 def make(trajectories: Iterable[Trajectory]) -> Made:
     """Yield one row a step; without token ids its lists are empty, as Agent Lightning's are."""
-    for step, _ in distinct(trajectories):
-        given = messages_of(step.observation)
-        response: dict[str, Any] = {
-            "token_ids": list(step.response_ids),
-            "raw_content": messages_of(step.action),
-        }
-        if len(step.logprobs):
-            response["logprobs"] = [{"logprob": value} for value in step.logprobs]
-        yield {
-            "prompt": {
-                "token_ids": list(step.prompt_ids),
-                "raw_content": given,
-                "image_urls": _image_urls(given),
-            },
-            "response": response,
-            "reward": step.reward,
-            "metadata": _make_metadata(step),
-        }
+    return step_rows(trajectories, _make_row, lambda _: iter(()))
+
+
+def _make_row(step: Transition) -> Row:
+    given = messages_of(step.observation)
+    response: dict[str, Any] = {
+        "token_ids": list(step.response_ids),
+        "raw_content": messages_of(step.action),
+    }
+    if len(step.logprobs):
+        response["logprobs"] = [{"logprob": value} for value in step.logprobs]
+    return {
+        "prompt": {
+            "token_ids": list(step.prompt_ids),
+            "raw_content": given,
+            "image_urls": _image_urls(given),
+        },
+        "response": response,
+        "reward": step.reward,
+        "metadata": _make_metadata(step),
+    }
 
 
 def _image_urls(messages: Iterable[dict[str, Any]]) -> list[str]:
-    return [
-        part["image_url"]["url"]
+    images = (
+        object_of(part.get("image_url")).get("url")
         for message in messages
         for part in (message["content"] if isinstance(message["content"], list) else ())
         if part.get("type") == "image_url"
-    ]
+    )
+    return [url for url in images if isinstance(url, str)]
 
 
 def _make_metadata(step: Transition) -> dict[str, Any]:

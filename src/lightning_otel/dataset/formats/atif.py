@@ -14,7 +14,15 @@ from mimetypes import guess_type
 from typing import Any, Final, TypeAlias
 
 from lightning_otel.dataset.formats.chat import is_continued
-from lightning_otel.dataset.formats.format import Format, LeftOut, Made, Row, other_choices
+from lightning_otel.dataset.formats.format import (
+    Format,
+    LeftOut,
+    Made,
+    Row,
+    attempt,
+    distinct,
+    other_choices,
+)
 from lightning_otel.messages import read_message
 from lightning_otel.messages.chat import tools_of
 from lightning_otel.messages.media import part_of, to_text
@@ -38,28 +46,37 @@ Note: TypeAlias = Callable[[str], None]
 
 def make(trajectories: Iterable[Trajectory]) -> Made:
     """Yield one document an attempt: its first trajectory, with the others as subagents of it."""
-    for _, found in groupby(trajectories, lambda each: (each.rollout_id, each.attempt_id)):
-        documents: dict[tuple[int, ...], Row] = {}
-        written: set[str] = set()
-        nulls: list[Sequence[str | int]] = []
-        for trajectory in found:
-            notes: list[LeftOut] = []
-            steps = _read_steps(trajectory, written, notes.append)
-            yield from notes
-            held = _held(trajectory.transitions[-1])
-            place = tuple(held.get("place") or ())
-            if "place" not in held or place in documents:
-                place = (len(documents) - 1,) if documents else ()
-            natural = describe(trajectory, steps, is_main=not place)
-            if "document" in held:
-                natural["extra"] = None  # it says itself what it earned, or did not
-            documents[place] = restore(natural, held.get("document", {}))
-            documents |= {tuple(at): whole for at, whole in held.get("others", ())}
-            nulls += held.get("nulls", ())
-        document = _nest(documents)
-        for at in nulls:
-            _restore_null(document, at)
-        yield document
+    for _, group in groupby(trajectories, lambda each: (each.rollout_id, each.attempt_id)):
+        paths = list(group)
+        made = attempt(_make_document, paths)
+        if isinstance(made, str):
+            yield from (LeftOut(step, made) for step, _ in distinct(paths))
+        else:
+            yield from made
+
+
+def _make_document(paths: Iterable[Trajectory]) -> list[Row | LeftOut]:
+    """Return the document of an attempt, after notes of what has no place in it."""
+    documents: dict[tuple[int, ...], Row] = {}
+    written: set[str] = set()
+    nulls: list[Sequence[str | int]] = []
+    notes: list[Row | LeftOut] = []
+    for trajectory in paths:
+        steps = _read_steps(trajectory, written, notes.append)
+        held = _held(trajectory.transitions[-1])
+        place = tuple(held.get("place") or ())
+        if "place" not in held or place in documents:
+            place = (len(documents) - 1,) if documents else ()
+        natural = describe(trajectory, steps, is_main=not place)
+        if "document" in held:
+            natural["extra"] = None  # it says itself what it earned, or did not
+        documents[place] = restore(natural, held.get("document", {}))
+        documents |= {tuple(at): whole for at, whole in held.get("others", ())}
+        nulls += held.get("nulls", ())
+    document = _nest(documents)
+    for at in nulls:
+        _restore_null(document, at)
+    return [*notes, document]
 
 
 def _nest(documents: Mapping[tuple[int, ...], Row]) -> Row:

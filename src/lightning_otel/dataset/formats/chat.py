@@ -14,6 +14,7 @@ from lightning_otel.types import Message, Transition
 from lightning_otel.types.values import parse_json
 
 OPENAI_PARTS: Final = frozenset({"text", "refusal", "image_url", "input_audio", "file"})
+_TEXTS: Final = ("text", "refusal")
 _TEMPLATE_PARTS: Final = OPENAI_PARTS | {"audio_url", "video_url", "image_file"}
 
 
@@ -23,8 +24,8 @@ def for_templates(messages: Iterable[Message]) -> list[dict[str, Any]]:
     for item in found:
         check_parts(item, _TEMPLATE_PARTS)
         item["content"] = _join_texts(item)
-        if item.get("refusal"):
-            item["content"] = "\n".join(filter(None, (item["content"], item.pop("refusal"))))
+        if refusal := item.pop("refusal", ""):
+            item["content"] = _add_text(item["content"], refusal)
         for call in item.get("tool_calls", ()):
             call["function"]["arguments"] = _parse_arguments(call["function"]["arguments"])
     return found
@@ -44,10 +45,11 @@ def check_parts(item: Mapping[str, Any], known: frozenset[str]) -> None:
     """Check that a reader knows every part of a message."""
     content = item["content"]
     for part in content if isinstance(content, list) else ():
-        if part.get("type") not in known:
-            raise UnheldError(
-                f"a part of type {part.get('type')!r}; export triplets, which hold every part"
-            )
+        kind = part.get("type")
+        if kind not in known:
+            raise UnheldError(f"a part of type {kind!r}; export triplets, which hold every part")
+        if not isinstance(part.get(kind), (str if kind in _TEXTS else Mapping)):
+            raise UnheldError(f"a part of type {kind!r} without one; export triplets")
 
 
 def _join_texts(item: Mapping[str, Any]) -> Any:
@@ -59,6 +61,12 @@ def _join_texts(item: Mapping[str, Any]) -> Any:
         return content
     # vLLM joins what was given by lines, too; what a model said it said in one piece.
     return ("" if item["role"] == "assistant" else "\n").join(part["text"] for part in content)
+
+
+def _add_text(content: str | list[dict[str, Any]], text: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": text}]
+    return f"{content}\n{text}" if content else text
 
 
 def _parse_arguments(arguments: str) -> Any:

@@ -3,11 +3,13 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from itertools import chain
+from typing import Any, Final, TypeAlias, TypeVar
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Trajectory, Transition
 
+T = TypeVar("T")
 Row: TypeAlias = dict[str, Any]
 """Values that JSON knows, by column; a column without a value may be missing."""
 
@@ -81,6 +83,16 @@ class Format:
                 raise ConfigError(f"the format has no option {name!r}; {has}")
 
 
+def attempt(make: Callable[..., T], *args: object) -> T | str:
+    """Return what a function makes of some steps, or why it cannot: no other row is touched."""
+    try:
+        return make(*args)
+    except UnheldError as exc:
+        return str(exc)
+    except Exception as exc:  # noqa: BLE001  # messages, of any adapter, may hold anything
+        return f"unreadable messages ({type(exc).__name__}); export triplets, or show the span"
+
+
 def step_rows(
     trajectories: Iterable[Trajectory],
     row_of: Callable[[Transition], Row],
@@ -88,13 +100,30 @@ def step_rows(
 ) -> Made:
     """Yield a row for each step, and notes of what it does not hold: by default further choices."""
     for step, _ in distinct(trajectories):
-        try:
-            row = row_of(step)
-        except UnheldError as exc:
-            yield LeftOut(step, str(exc))
-            continue
-        yield from (notes or other_choices)(step)
-        yield row
+        yield from make_row(row_of, step, (step,), notes or other_choices)
+
+
+def make_row(
+    row_of: Callable[[T], Row],
+    source: T,
+    steps: Iterable[Transition],
+    notes: Callable[[Transition], Iterator[LeftOut]],
+) -> Made:
+    """Yield a row after notes of its steps; where it cannot be made, why each of them is left out.
+
+    Args:
+        row_of: Makes the row.
+        source: What it is made of: a step, or several.
+        steps: The steps in it.
+        notes: What of a step the row does not hold.
+    """
+
+    def make() -> list[Row | LeftOut]:
+        row = row_of(source)
+        return [*chain.from_iterable(map(notes, steps)), row]
+
+    made = attempt(make)
+    yield from (LeftOut(step, made) for step in steps) if isinstance(made, str) else made
 
 
 def other_choices(step: Transition) -> Iterator[LeftOut]:

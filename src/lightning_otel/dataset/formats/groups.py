@@ -22,10 +22,11 @@ from lightning_otel.dataset.formats.format import (
     LeftOut,
     Made,
     Row,
-    UnheldError,
     distinct,
+    make_row,
 )
 from lightning_otel.dataset.formats.transition_rows import transition
+from lightning_otel.messages.media import to_json
 from lightning_otel.types import Trajectory, Transition
 from lightning_otel.types.values import dump
 
@@ -49,15 +50,17 @@ def prompt_key(step: Transition) -> str:
     prompt: list[Any] = list(step.prompt_ids) or [step.observation, step.tools]
     try:
         text = orjson.dumps([step.agent, prompt], option=orjson.OPT_SORT_KEYS)
-    except (TypeError, ValueError):  # an integer beyond 64 bits
-        text = repr([step.agent, prompt]).encode("utf-8", "replace")
+    except (TypeError, ValueError):  # an integer beyond 64 bits, or much nesting
+        text = to_json([step.agent, prompt]).encode("utf-8", "replace")
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def by_group(trajectories: Iterable[Trajectory]) -> Iterator[Trajectory]:
     """Yield the trajectories, those of a group one after the other, groups as their first came."""
     groups: dict[str, int] = {}
-    with closing(sqlite3.connect("", isolation_level=None)) as held:
+    # A page's download is closed on another thread than it was read on.
+    anywhere = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+    with closing(anywhere) as held:
         held.execute("CREATE TABLE kept (grouped INTEGER, place INTEGER, trajectory TEXT)")
         held.execute("BEGIN")
         for place, trajectory in enumerate(trajectories):
@@ -119,14 +122,7 @@ def pair_rows(
                 if isinstance(pair, LeftOut):
                     yield pair
                     continue
-                try:
-                    row = row_of(pair)
-                except UnheldError as exc:
-                    yield from (LeftOut(step, str(exc)) for step in pair)
-                    continue
-                for step in pair:
-                    yield from notes(step)
-                yield row
+                yield from make_row(row_of, pair, pair, notes)
 
 
 def _pair_steps(steps: list[Transition], gap: float) -> Iterator[Pair | LeftOut]:

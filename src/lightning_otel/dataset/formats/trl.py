@@ -17,6 +17,7 @@ from lightning_otel.dataset.formats.format import (
     Made,
     Row,
     UnheldError,
+    attempt,
     origin,
     other_choices,
     reward_fault,
@@ -50,7 +51,7 @@ def make_sft(trajectories: Iterable[Trajectory], *, threshold: float | None = No
                 yield each
                 continue
             last = each.steps[-1]
-            row: Row = {"messages": for_templates(each.said), **_tools_column(last)}
+            row = _make_columns(each.said, last)
             yield {**row, "steps": len(each.steps), **origin(last, reward)}
 
 
@@ -106,6 +107,10 @@ def _answer_row(step: Transition) -> Row:
     return {**row, **_tools_column(step), **origin(step, step.reward)}
 
 
+def _make_columns(said: Iterable[Message], step: Transition) -> Row:
+    return {"messages": for_templates(said), **_tools_column(step)}
+
+
 def _tools_column(step: Transition) -> Row:
     return {"tools": tools_of(step.tools)} if step.tools else {}
 
@@ -119,10 +124,9 @@ def _find_conversations(steps: Iterable[Transition]) -> Iterator[_Conversation |
         goes_on = bool(held.steps) and is_continued(held.steps[-1], step)
         seen = len(held.steps[-1].observation) + 1 if goes_on else 0
         said = [*step.observation[seen:], *step.action[:1]]
-        try:
-            for_templates(said)
-        except UnheldError as exc:
-            yield LeftOut(step, str(exc))
+        made = attempt(_make_columns, said, step)
+        if isinstance(made, str):
+            yield LeftOut(step, made)
             continue
         yield from other_choices(step)
         if held.steps and not goes_on:
