@@ -12,6 +12,7 @@ from lightning_otel.resources import Resources
 from lightning_otel.serve.viewer.resources import count_uses
 from lightning_otel.state import State
 from lightning_otel.store.source import read_rollout_rewards
+from lightning_otel.views.nouns import describe_resource
 
 
 @pytest.fixture
@@ -56,6 +57,37 @@ def test_best_version_of_a_category_is_found(store: Store, resources: Resources)
     assert [(each.version, each.rollouts) for each in found.versions] == [(2, 3), (1, 3)]
     # Too few rollouts move nobody from what is live.
     assert (careful.resource.version, careful.earned, careful.versions) == (1, None, found.versions)
+
+
+@pytest.mark.parametrize("way", ["withdraw", "remove", "rollback", "rollback twice"])
+def test_withdrawn_version_is_not_the_best(store: Store, resources: Resources, way: str) -> None:
+    """However it was taken back, and until it is assigned again; no door lists what it earned."""
+    name = "system_prompt[image]"
+    earn(store, name, 1, [0.0, 0.5, 0.1])
+    earn(store, name, 2, [1.0, 0.5, 0.9])
+    resources.set_alias(name, "canary", 2)
+    if way == "withdraw":
+        resources.withdraw(name, "rude")
+    elif way == "remove":
+        resources.set_alias(name, "canary", None)
+    else:
+        resources.promote(name)
+        if way == "rollback twice":
+            resources.publish(name, "Describe it twice.", alias="live")
+            resources.rollback(name)
+        resources.rollback(name)
+
+    best = learned("image", resources=resources, store=store)
+    listed = describe_resource(resources, name)["withdrawn"]
+    resources.set_alias(name, "canary", 2)
+    again = learned("image", resources=resources, store=store)
+
+    assert (best.resource.version, [row.version for row in best.versions]) == (1, [1])
+    assert (listed, again.resource.version) == (2, 2)
+    assert resources.withdrawn(name).keys() <= {3}
+    resources.promote(name)
+    resources.publish(name, "Describe it at length.", alias="live")
+    assert 2 not in resources.withdrawn(name)  # it was replaced, which is no judgment
 
 
 def test_unknown_category_gets_what_all_have(store: Store, resources: Resources) -> None:

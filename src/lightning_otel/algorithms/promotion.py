@@ -88,7 +88,11 @@ def promote(run: "Run") -> Verdict:
     """Compare a run's candidates with what is live, task by task; promote or withdraw them."""
     config, resources = run.config, run.resources
     live: dict[str, int] = {}
+    withdrawn: list[str] = []
     for name, version in run.versions.items():
+        if (why := resources.withdrawn(name).get(version)) is not None:
+            withdrawn.append(f"{name}@{version} was withdrawn: {why}")
+            continue
         aliases = resources.aliases(name)
         standing = aliases.get("live")
         made_here = resources.get(name, version).run_id == run.run.run_id
@@ -97,7 +101,7 @@ def promote(run: "Run") -> Verdict:
                 return Verdict(reason=f"nothing of {name} is live to compare with: by hand")
             live[name] = standing
     if not live:
-        return Verdict(reason="nothing better was made")
+        return Verdict(reason="; ".join(withdrawn) or "nothing better was made")
     unmeasured = _explain_unmeasured(config)
     if unmeasured:
         return _judge_traffic(run, live, unmeasured)
@@ -110,8 +114,8 @@ def promote(run: "Run") -> Verdict:
         return Verdict(reason="stopped before the held-out tasks were done: by hand")
     for name in verdict.promoted:
         _make_live(run, name)
-    withdrawn = (name for name in verdict.withdrawn if _withdraw(run, name, verdict.reason))
-    return replace(verdict, withdrawn=tuple(withdrawn))
+    worse = (name for name in verdict.withdrawn if _withdraw(run, name, verdict.reason))
+    return replace(verdict, withdrawn=tuple(worse))
 
 
 def _explain_unmeasured(config: RunConfig) -> str:

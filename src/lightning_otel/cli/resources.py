@@ -86,11 +86,11 @@ def show(target: str, form: Form | None, store: str | None) -> None:
             _print_body(found)
         return
     names = {version: alias for alias, version in sorted(opened.aliases(target).items())}
-    taken = {each.version: each.reason for each in opened.withdrawals(target)}
+    withdrawn = opened.withdrawn(target)
     rows = [
         {
             **asdict(each), "alias": names.get(each.version),
-            "withdrawn": taken.get(each.version),
+            "withdrawn": withdrawn.get(each.version),
         }
         for each in opened.versions(target)
     ]  # fmt: skip

@@ -246,6 +246,14 @@ class Resources:
             rows = connection.execute(query.where(columns.name == name))
             return [Withdrawal(*row) for row in rows]
 
+    def withdrawn(self, name: str) -> dict[int, str]:
+        """Return the versions that must not be chosen, with the reason.
+
+        They were withdrawn or rolled back, and made neither canary nor live since.
+        """
+        with self._begin_read() as connection:
+            return tables.Entry(connection, name).withdrawn()
+
     def rollback(self, name: str, *, last_move: int | None = None) -> Resource:
         """Make the previous live version live again; each call goes back one further.
 

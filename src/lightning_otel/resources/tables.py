@@ -57,6 +57,8 @@ WITHDRAWALS: Final = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("withdrawn_ns", sa.BigInteger, nullable=False),
 )
+ROLLED_BACK: Final = "rolled back"
+"""In place of an alias, of a change by which a version stopped to be live; no alias has a space."""
 CANARY_WEIGHT: Final = 0.1
 """The share of a canary whose weight was never said."""
 ALL: Final = (VERSIONS, ALIASES, CHANGES, WITHDRAWALS)
@@ -131,9 +133,10 @@ class Entry:
         self.require()
         steps = self.steps()
         if self.alias(LIVE) is not None:
-            taken, *steps = steps
-            change = sa.update(CHANGES).where(CHANGES.c.n == taken.n)
+            last_step, *steps = steps
+            change = sa.update(CHANGES).where(CHANGES.c.n == last_step.n)
             self._connection.execute(change.values(is_step=False))
+            self._note(ROLLED_BACK, last_step.version, None, is_step=False)
         if not steps:
             raise ConfigError(
                 f"nothing of {self.name} was live before; lightning-otel resources alias "
@@ -199,6 +202,32 @@ class Entry:
         )
         self.point(CANARY, None)
         return self.get(held.version)
+
+    def withdrawn(self) -> dict[int, str]:
+        """Return the versions that were withdrawn or rolled back and not assigned since, and why.
+
+        What is live or canary is not among them.
+        """
+        why = sa.case((CHANGES.c.alias == ROLLED_BACK, ROLLED_BACK), else_=None)
+        moves = CHANGES.c.alias.in_((LIVE, CANARY, ROLLED_BACK))
+        events = sa.union_all(
+            sa.select(
+                CHANGES.c.changed_ns.label("ns"), CHANGES.c.version, why.label("reason")
+            ).where(CHANGES.c.name == self.name, moves),
+            sa.select(
+                WITHDRAWALS.c.withdrawn_ns, WITHDRAWALS.c.version, WITHDRAWALS.c.reason
+            ).where(WITHDRAWALS.c.name == self.name),
+        ).order_by("ns")
+        last: dict[int, str | None] = {}
+        for row in self._connection.execute(events):
+            last.pop(row.version, None)  # the latest is the last one
+            last[row.version] = row.reason
+        in_use = [alias.version for alias in map(self.alias, (LIVE, CANARY)) if alias]
+        return {
+            version: reason
+            for version, reason in last.items()
+            if reason is not None and version not in in_use
+        }
 
     def _note(
         self, alias: str, version: int | None, weight: float | None, *, is_step: bool

@@ -40,7 +40,8 @@ class Learned(NamedTuple):
     Attributes:
         resource: That version.
         earned: What it earned; None where too few rollouts were rewarded, and it is the live one.
-        versions: What each version earned, the best first, however few its rollouts.
+        versions: What each version earned, the best first, however few its rollouts; none that was
+            withdrawn or rolled back.
         is_general: Whether nothing is known of the category, and it is what all are given.
     """
 
@@ -62,9 +63,9 @@ def learned(
 ) -> Learned:
     """The version of a category's resource that earned the most reward so far.
 
-    Rewards are those of the rollouts whose steps are stamped with the version. Where no version has
-    enough of them it is the live one, and where the category has no resource of its own, the one
-    that all have.
+    Rewards are those of the rollouts whose steps are stamped with the version; one that was
+    withdrawn or rolled back is left out. Where no version has enough of them it is the live one,
+    and where the category has no resource of its own, the one that all have.
 
     Args:
         category: The kind of task, such as ``image``.
@@ -92,15 +93,12 @@ def learned(
         )
     read = rewards_of if rewards_of is not None else rewards_by_version
     rewards = read(store if store is not None else Store(), found, model)
+    numbers = {each.version for each in held.versions(found)} - held.withdrawn(found).keys()
     versions = sorted(
-        (_make_earned(version, values) for version, values in rewards.items()),
+        (_make_earned(version, rewards[version]) for version in numbers & rewards.keys()),
         key=lambda each: (-each.mean, -each.rollouts, each.version),
     )
-    numbers = {each.version for each in held.versions(found)}
-    best = next(
-        (each for each in versions if each.rollouts >= min_rollouts and each.version in numbers),
-        None,
-    )
+    best = next((each for each in versions if each.rollouts >= min_rollouts), None)
     resource = held.get(found, LIVE if best is None else best.version)
     return Learned(resource, best, versions, found == name)
 

@@ -133,7 +133,7 @@ def parse_version(text: str) -> int | str:
 
 def describe_resource(held: "Resources", name: str) -> dict[str, Any]:
     """Return a resource as a row: its newest version, and the versions that its aliases mean."""
-    newest, aliases, taken = held.versions(name)[-1], held.aliases(name), held.withdrawals(name)
+    newest, aliases = held.versions(name)[-1], held.aliases(name)
     return {
         "name": name,
         "kind": newest.kind,
@@ -142,6 +142,6 @@ def describe_resource(held: "Resources", name: str) -> dict[str, Any]:
         "live": aliases.get("live"),
         "canary": aliases.get("canary"),
         "canary_weight": held.canary_weight(name) if "canary" in aliases else 0.0,
-        "withdrawn": taken[-1].version if taken else None,
+        "withdrawn": next(reversed(held.withdrawn(name)), None),
         "created_ns": newest.created_ns,
     }

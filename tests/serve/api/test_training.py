@@ -59,6 +59,9 @@ def test_optimize_answers_with_what_is_known(client: Client) -> None:
         for status in (202, 200)
     ]
     unknown = client.post("/optimize", {"category": "music", "name": "nosuch"})
+    client.post("/v1/resources/alias", {"name": "style[video]", "alias": "canary", "version": 2})
+    held.withdraw("style[video]", "too lively")
+    withdrawn = client.post("/optimize", asked)
 
     assert found["resource"]["version"] == 2
     assert found["optimized_prompt"] == "Lively: a sunset"
@@ -66,6 +69,7 @@ def test_optimize_answers_with_what_is_known(client: Client) -> None:
     assert found["request"] is None
     assert told[0]["request"]["request_id"] == told[1]["request"]["request_id"]
     assert (told[0]["request"]["algorithm"], told[0]["request"]["category"]) == ("apo", "video")
+    assert (withdrawn["resource"]["version"], withdrawn["versions"]) == (1, [])
     assert (unknown["resource"], unknown["optimized_prompt"]) == (None, None)
     assert "publish one" in unknown["reason"]
 

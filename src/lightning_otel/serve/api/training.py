@@ -192,7 +192,7 @@ class OptimizeResponse(ResponseModel):
     earned: EarnedResponse | None
     """null where too few rollouts were rewarded to judge by: it is the live version then."""
     versions: list[EarnedResponse]
-    """What each version earned, the best first."""
+    """What each version earned, the best first; none that was withdrawn or rolled back."""
     is_general: bool
     """Whether nothing is known of the category, and it is what all are given."""
     reason: str
@@ -368,7 +368,8 @@ def _find_best(request: Request, params: OptimizeBody) -> OptimizeResponse:
     found.is_general = best.is_general
     if best.earned is None:
         found.reason = (
-            f"fewer than {params.min_rollouts} rewarded rollouts of any version: the live one"
+            f"fewer than {params.min_rollouts} rewarded rollouts of any version that was not "
+            "withdrawn: the live one"
         )
     if best.resource.kind == "prompt":
         prompt = best.resource.prompt

@@ -69,7 +69,7 @@ async def resource(request: Request) -> Response:
             "by_version": _group_aliases(aliases),
             "share": opened.canary_weight(name),
             "previous": opened.previous(name),
-            "withdrawn": {each.version: each.reason for each in opened.withdrawals(name)},
+            "withdrawn": opened.withdrawn(name),
             "numbers": [each.version for each in versions],
             "live": live,
             "live_text": show_value("\n".join(_lines_of(live))) if live else None,
