@@ -174,7 +174,7 @@ def list_settings() -> list[dict[str, str]]:
         {
             "name": each.name,
             "value": _value_of(each),
-            "source": next(filter(_is_set, (each.name, *each.others)), "default"),
+            "source": next(filter(is_set, (each.name, *each.others)), "default"),
             "meaning": each.help,
         }
         for each in SETTINGS
@@ -183,8 +183,7 @@ def list_settings() -> list[dict[str, str]]:
 
 def _value_of(setting: Setting[Any]) -> str:
     if setting.is_secret:
-        is_set = any(map(_is_set, (setting.name, *setting.others)))
-        return "set; not shown" if is_set else "not set"
+        return "set; not shown" if any(map(is_set, (setting.name, *setting.others))) else "not set"
     value = setting.show() if setting.show is not None else setting.read()
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -197,7 +196,8 @@ def _value_of(setting: Setting[Any]) -> str:
     return _PASSWORD.sub("//…@", text.partition("?")[0]) if "://" in text else text or "not set"
 
 
-def _is_set(name: str) -> bool:
+def is_set(name: str) -> bool:
+    """Return whether a variable has a value."""
     return bool(os.environ.get(name, "").strip())
 
 
@@ -274,7 +274,7 @@ def exporters(signal: str = "TRACES") -> tuple[str, ...]:
 
 def has_propagators() -> bool:
     """Return whether the user named how ids of spans are handed on to others."""
-    return _is_set("OTEL_PROPAGATORS")
+    return is_set("OTEL_PROPAGATORS")
 
 
 def otlp_setting(name: str, signal: str = "TRACES") -> str:
@@ -333,7 +333,7 @@ def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
     pairs = (part.partition("=") for part in otlp_setting("HEADERS").split(",") if "=" in part)
     return OtlpEndpoint(
         url=found or default,
-        is_whole=not url and _is_set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+        is_whole=not url and is_set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
         protocol=protocol,
         headers={unquote(key).strip(): unquote(value).strip() for key, _, value in pairs},
         compression=otlp_setting("COMPRESSION").strip().lower(),

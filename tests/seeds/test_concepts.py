@@ -5,6 +5,7 @@ Its AutoGen team leaves its arguments out; ``tests/instrumentors/autogen`` runs 
 
 import ast
 import asyncio
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -95,6 +96,8 @@ def test_nothing_is_on_unless_it_is_said() -> None:
     off = agl.LightningRuntimeConfig()
 
     assert agl.resolve_lightning_store(off) is None
+    unasked = agl.LightningRuntimeConfig(enable_collection=False, enable_training=False)
+    assert agl.resolve_lightning_store(unasked) is None
     assert agl.train_with_lightning_backend(agl.LightningTrainingRequest(), off) is None
 
 
@@ -104,6 +107,13 @@ def test_backends_are_resolved() -> None:
     strict = agl.LightningRuntimeConfig(enabled=True, backend="microsoft")
 
     assert isinstance(agl.resolve_lightning_store(auto), Store)
+    assert agl.resolve_lightning_store().name == agl.resolve_lightning_store("builtin").name
+    collecting = agl.LightningRuntimeConfig(enable_collection=True, store="here.duckdb")
+    assert agl.resolve_lightning_store(collecting).name.endswith("here.duckdb")
+    with pytest.raises(ConfigError, match="backend is 'redis'; it must be one of auto"):
+        agl.resolve_lightning_store("redis")
+    with pytest.raises(ConfigError, match="agentlightning is not installed"):
+        agl.resolve_lightning_store("microsoft")
     with pytest.raises(ConfigError, match="agentlightning is not installed"):
         agl.resolve_lightning_store(strict)
     assert agl.MicrosoftLightningStore(path="x").hand_over is not None
@@ -134,3 +144,16 @@ def test_memory_store() -> None:
 
     assert len(list(memory.transitions())) == 1
     assert agl.LightningStore(backend="memory").name == ":memory:"
+
+
+@pytest.mark.parametrize("module", ["types", "runner", "adapter"])
+def test_modules_of_theirs(module: str) -> None:
+    """Each has the names that stand in it there."""
+    names = {
+        "types": ["Attempt", "AttemptedRollout", "Rollout", "Span", "Triplet"],
+        "runner": ["LitAgentRunner"],
+        "adapter": ["TraceAdapter", "TracerTraceToTriplet"],
+    }
+    home = importlib.import_module(f"lightning_otel.agl.{module}")
+
+    assert all(getattr(home, name) is getattr(agl, name) for name in names[module])

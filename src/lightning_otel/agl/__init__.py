@@ -2,7 +2,8 @@
 
 A program that says ``agentlightning`` says ``lightning_otel.agl`` instead. Each name stands for one
 of ours, which does the work; ``docs/comparison.md`` has them side by side. What is
-called the same here is the same: ``agl.auto_trace`` is ``lightning_otel.auto_trace``.
+called the same here is the same, but that ``auto_trace`` and ``context`` apply by default what the
+store has published, as Agent Lightning's documents promise.
 """
 
 from importlib import import_module
@@ -15,6 +16,8 @@ _HOMES: Final = {
     "AgentLightning": "agl.trainer:Trainer",
     "AgentOpsTracer": "agl.tracer:Tracer",
     "Algorithm": "algorithms:BaseAlgorithm",
+    "Attempt": "state.rollouts",
+    "AttemptedRollout": "state.rollouts:Lease",
     "Baseline": "agl.algorithms",
     "InMemoryLightningStore": "agl.store:MemoryLightningStore",
     "LLM": "types:Endpoint",
@@ -44,7 +47,9 @@ _HOMES: Final = {
     "TrajectoryAdapter": "adapter:TripletAdapter",
     "Triplet": "types:Transition",
     "VERL": "agl.algorithms",
+    "auto_trace": "agl.tracer",
     "calculate_reward_from_feedback": "agl.reward",
+    "context": "agl.tracer",
     "get_learned_optimizations": "agl.reward",
     "resolve_lightning_store": "agl.store",
     "train_with_lightning_backend": "agl.trainer",

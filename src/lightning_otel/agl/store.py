@@ -4,7 +4,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.algorithms.exchange import choose_backend, hand_over, read_back
+from lightning_otel.algorithms.exchange import Backend, choose_backend, hand_over, read_back
 from lightning_otel.dataset import Store
 from lightning_otel.store.layout import MEMORY
 
@@ -49,14 +49,21 @@ class MicrosoftLightningStore(LightningStore):
         self.read_back = partial(read_back, self, url)
 
 
-def resolve_lightning_store(config: "LightningRuntimeConfig") -> LightningStore | None:
-    """Return the store of a backend, ``auto``, ``builtin`` or ``microsoft``; None if switched off.
+def resolve_lightning_store(
+    config: "LightningRuntimeConfig | Backend" = "auto",
+) -> LightningStore | None:
+    """Return the store of a backend, ``auto``, ``builtin`` or ``microsoft``.
+
+    Args:
+        config: The backend, or a config that names it and a store; None is returned where that one
+            switches collection off.
 
     Raises:
-        ConfigError: Agent Lightning is asked for, and is not installed.
+        ConfigError: Agent Lightning is asked for, and is not installed; or no backend is called so.
     """
-    if not config.enabled:
+    backend, path = (config, None) if isinstance(config, str) else (config.backend, config.store)
+    if not isinstance(config, str) and not config.is_collecting:
         return None
-    if choose_backend(config.backend) == "microsoft":
-        return MicrosoftLightningStore(path=config.store)
-    return LightningStore(config.store)
+    if choose_backend(backend) == "microsoft":
+        return MicrosoftLightningStore(path=path)
+    return LightningStore(path)

@@ -73,7 +73,8 @@ class LightningRuntimeConfig:
     """Switches of the runtime; all off by default.
 
     Attributes:
-        enabled: Whether runs are recorded.
+        enabled: Whether runs are recorded, unless ``enable_collection`` says otherwise.
+        enable_collection: Likewise; by default as ``enabled``.
         enable_training: Whether :func:`train_with_lightning_backend` trains.
         apply_optimized_profile: Whether requests are made with the resources that are live.
     """
@@ -84,6 +85,12 @@ class LightningRuntimeConfig:
     store: str | os.PathLike[str] | None = None
     reward_evaluator: "RewardEvaluator | None" = None
     apply_optimized_profile: bool = False
+    enable_collection: bool | None = None
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether runs are recorded."""
+        return self.enabled if self.enable_collection is None else self.enable_collection
 
 
 @dataclass(frozen=True, slots=True)

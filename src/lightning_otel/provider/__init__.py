@@ -337,16 +337,21 @@ def enable_retokenization_fix() -> None:
     capture.refresh_settings()
 
 
-def assigner_of(store: Any) -> capture.ResourceAssigner | None:
+def assigner_of(store: Any, *, is_asked: bool = True) -> capture.ResourceAssigner | None:
     """Return the source of requests' resources, read beside a store in the background.
 
     Args:
         store: The store; ``LIGHTNING_OTEL_STATE`` goes before it.
+        is_asked: Somebody asked for it; else only what a file beside the store has published is
+            applied, since a database elsewhere may keep a request waiting.
     """
-    from lightning_otel.instrumentors.substitution.watcher import watch_of
+    from lightning_otel.instrumentors.substitution.watcher import state_file, watch_of
 
     layout = store.local.layout
     place = config.STATE.read() or (str(layout.catalogue) if layout is not None else None)
+    file = state_file(place)
+    if not is_asked and (file is None or not file.has_published()):
+        return None
     if place is None:
         log.warning(
             "resources are not applied: %s is not on this machine; set %s",
@@ -356,6 +361,8 @@ def assigner_of(store: Any) -> capture.ResourceAssigner | None:
         return None
 
     def open_reader() -> Any:
+        if file is not None:
+            return file
         # Imports SQLAlchemy: in the background, and only where something is to be applied.
         from lightning_otel.resources import Resources
         from lightning_otel.state import State

@@ -1,12 +1,18 @@
 """Tables of resources: versions, aliases, and every change in order."""
 
-import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.instrumentors.substitution import CANARY, LIVE, Standing
+from lightning_otel.instrumentors.substitution import (
+    CANARY,
+    LIVE,
+    READ_STANDINGS,
+    Standing,
+    resource_of,
+    standings_of,
+)
 from lightning_otel.state import METADATA
 from lightning_otel.types import Resource
 from lightning_otel.types.values import check_whole
@@ -246,17 +252,9 @@ class Entry:
 
 def read_standings(connection: "Connection") -> dict[str, Standing]:
     """Read the assignable versions by name."""
-    found: dict[str, Standing] = {}
-    query = sa.select(ALIASES).where(ALIASES.c.alias.in_((LIVE, CANARY)))
-    for row in connection.execute(query).all():
-        held: dict[str, Any] = {row.alias: Entry(connection, row.name).get(row.version)}
-        if row.alias == CANARY:
-            held["weight"] = row.weight
-        found[row.name] = found.get(row.name, Standing())._replace(**held)
-    return found
+    rows = connection.exec_driver_sql(READ_STANDINGS).mappings()
+    return standings_of({str(key): value for key, value in row.items()} for row in rows)
 
 
 def _resource_of(row: "sa.Row[Any]") -> Resource:
-    columns = dict(row._mapping)
-    body, metrics = json.loads(columns.pop("body")), json.loads(columns.pop("metrics"))
-    return Resource(**columns, body=body, metrics=metrics)
+    return resource_of(dict(row._mapping))

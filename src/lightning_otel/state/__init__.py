@@ -13,14 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
-from lightning_otel.errors import (
-    ConfigError,
-    NotInstalledError,
-    StateError,
-    StoreVersionError,
-    disk_remedy,
-)
-from lightning_otel.store.layout import Layout, write_private
+from lightning_otel.errors import ConfigError, NotInstalledError, StateError, disk_remedy
+from lightning_otel.store.layout import STATE_VERSION, Layout, check_state, write_private
 
 try:
     import sqlalchemy as sa
@@ -38,7 +32,6 @@ if TYPE_CHECKING:
 
 METADATA: Final = sa.MetaData()
 """The metadata of every table; its owner passes a table to :meth:`State.ensure`."""
-VERSION: Final = 1
 _BUSY_S: Final = 30.0
 _WRITES: Final = "lightning_writes"
 _LOCK: Final = 0x6C6F7465
@@ -119,12 +112,9 @@ class State:
             METADATA.create_all(connection, tables=missing)
             version = connection.scalar(sa.select(sa.func.max(_VERSIONS.c.version)))
             if version is None:
-                connection.execute(sa.insert(_VERSIONS).values(version=VERSION))
-            elif version > VERSION:
-                raise StoreVersionError(
-                    f"the state {self.name} has version {version}, and this release reads up to "
-                    f"{VERSION}; pip install --upgrade lightning-otel"
-                )
+                connection.execute(sa.insert(_VERSIONS).values(version=STATE_VERSION))
+            else:
+                check_state(self.name, version)
         self._ready.update(table.name for table in missing)
 
     @contextlib.contextmanager

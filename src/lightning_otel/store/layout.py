@@ -44,6 +44,7 @@ _INSTEAD: Final = {
     "postgres": f", or {EXAMPLE}",
 }
 """What to take instead of an engine that people ask for."""
+STATE_VERSION: Final = 1
 MEMORY: Final = ":memory:"
 """Names a store that is kept in this process and gone with it."""
 SEGMENT_SUFFIX: Final = ".ndjson"
@@ -348,6 +349,15 @@ def find_state(store: "SpanStore") -> str | None:
         return named
     layout = store.local.layout if named is None else Layout(named)
     return str(layout.catalogue) if layout is not None and layout.has_state() else None
+
+
+def check_state(name: object, version: int) -> None:
+    """Refuse a state that a newer version made."""
+    if version > STATE_VERSION:
+        raise StoreVersionError(
+            f"the state {name} has version {version}, and this release reads up to "
+            f"{STATE_VERSION}; pip install --upgrade lightning-otel"
+        )
 
 
 def check_schema(name: object, schema: int) -> None:

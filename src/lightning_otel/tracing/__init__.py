@@ -109,8 +109,9 @@ def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
             the one to keep, or None to keep none; ``enable_retokenization_fix``, which has requests
             ask vLLM-like servers for token ids and logprobs, off by default; ``apply``, which has
             requests made with the resources that are live for the agent (``docs/resources.md``),
-            also off by default; ``debug``, which tells on stderr what is kept and what is not, and
-            why, as long as the recording lasts.
+            also off by default (``"published"`` does so where the store has published some, unless
+            the block around or ``LIGHTNING_OTEL_APPLY`` decides); ``debug``, which tells on stderr
+            what is kept and what is not, and why, as long as the recording lasts.
 
     Returns:
         A context manager and decorator; or the decorated function.

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
@@ -61,7 +61,7 @@ class Options(TypedDict, total=False):
     reward_evaluator: RewardEvaluator | None
     transforms: Iterable[Transform] | None
     enable_retokenization_fix: bool | None
-    apply: bool | None
+    apply: bool | Literal["published"] | None
     debug: bool | None
 
 
@@ -225,13 +225,25 @@ async def _judge(recording: Recording, evaluator: RewardEvaluator, *, is_async: 
 
 
 def _find_assigner(
-    store: Store, outer: capture.Frame | None, *, named: bool | None, is_part: bool
+    store: Store,
+    outer: capture.Frame | None,
+    *,
+    named: bool | Literal["published"] | None,
+    is_part: bool,
 ) -> capture.ResourceAssigner | None:
     """Return what gives requests their resources, if this block, an outer one or all ask.
 
-    A rollout is made with one version of each to its end; a part of one with the same.
+    A rollout is made with one version of each to its end; a part of one with the same. What was
+    published is applied where no block around has decided, and no setting.
     """
     around = outer.assigner if outer is not None else None
+    if named == "published":
+        is_decided = around is not None or (outer is not None and outer.recording is not None)
+        if is_decided or config.is_set(config.APPLY.name):
+            named = None
+        else:
+            watch = capture.guard_call(provider.assigner_of, store, is_asked=False)
+            return watch.for_rollout() if watch is not None else None
     is_wanted = config.APPLY.read() if outer is None else around is not None
     if not (is_wanted if named is None else named):
         return None

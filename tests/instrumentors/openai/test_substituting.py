@@ -470,7 +470,7 @@ def test_every_fault_of_ours_sends_the_agents_own_request(
     places += [(watcher.RolloutVersions, "assign"), (substitution.Standing, "choose")]
     not_reached = {
         "_instructed_responses", "_input_message", "_limit_name", "stamps", "_begin_anew",
-        "note_change",
+        "note_change", "resource_of", "standings_of",  # what was read before is kept
     }  # fmt: skip
 
     def broken(*_: object, **__: object) -> None:

@@ -6,8 +6,9 @@ address. Others are for agents that take ``(task, resources)``.
 """
 
 import hashlib
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from lightning_otel.types import Resource
 
@@ -16,6 +17,11 @@ ENDPOINT: Final = "endpoint"
 SUBSTITUTED: Final = (SYSTEM_PROMPT, ENDPOINT)
 LIVE: Final = "live"
 CANARY: Final = "canary"
+READ_STANDINGS: Final = """
+SELECT a.alias, a.weight, r.* FROM lightning_resource_aliases a
+JOIN lightning_resources r ON r.name = a.name AND r.version = a.version
+WHERE a.alias IN ('live', 'canary')"""
+"""Reads, from SQLite and PostgreSQL alike, the rows that :func:`standings_of` takes."""
 
 
 class Standing(NamedTuple):
@@ -46,6 +52,24 @@ def _share_of(text: str) -> float:
     """Return a number from 0 to 1 that a text always has, spread evenly over texts."""
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64
+
+
+def standings_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Standing]:
+    """Return the assignable versions by name."""
+    standings: dict[str, Standing] = {}
+    for row in rows:
+        version = {key: value for key, value in row.items() if key not in ("alias", "weight")}
+        values: dict[str, Any] = {row["alias"]: resource_of(version)}
+        if row["alias"] == CANARY:
+            values["weight"] = row["weight"]
+        standings[row["name"]] = standings.get(row["name"], Standing())._replace(**values)
+    return standings
+
+
+def resource_of(row: Mapping[str, Any]) -> Resource:
+    """Return the version of a row of the table of versions."""
+    body, metrics = json.loads(row["body"]), json.loads(row["metrics"])
+    return Resource(**{**row, "body": body, "metrics": metrics})
 
 
 def assign_versions(
