@@ -7,6 +7,7 @@ a category; half of the next requests use them, and the next run decides on them
 import threading
 import uuid
 from collections import defaultdict
+from statistics import fmean
 from typing import Literal
 
 import openai
@@ -19,10 +20,12 @@ from lightning_otel.errors import ConfigError, LightningOtelError, NotFoundError
 MODEL = "gpt-5-mini"
 KINDS = ("image", "video", "text")
 SEEDS = {f"system_prompt[{kind}]": f"Make the prompt for {kind} better." for kind in KINDS}
+THERE = {f"{it}_available": True for it in ("agent_lightning", "store", "trainer")}
 WRITER = "You improve instructions. Answer with better instructions and nothing else."
 SAID = """SELECT rollout_id, attributes->>'$."lightning.feedback.text"' AS said FROM spans"""
 
 app, client, store, prompts = FastAPI(), openai.OpenAI(), lo.Store(), lo.Resources()
+store.add([])  # so that it can be read before anything was asked
 
 
 class Asked(BaseModel):
@@ -75,17 +78,23 @@ def optimize(asked: Asked):
     task_id = uuid.uuid4().hex
     used = prompts.assigned(task_id)[f"system_prompt[{asked.category}]"]
     known = {"agent": asked.category, "task": asked.model_dump(), "rollout_id": task_id}
-    with lo.auto_trace(store=store, resources={"*": {used.name: str(used.version)}}, **known):
+    stamped = {"*": {used.name: str(used.version)}}
+    with lo.auto_trace(store=store, resources=stamped, **known) as recording:
         text = answered(used.format(), asked.prompt)
-    return {"optimized_prompt": text, "task_id": task_id, "version": str(used)}
+    known = lo.learned(asked.category, resources=prompts, store=store)
+    mean = next((each.mean for each in known.versions if each.version == used.version), 0.0)
+    answer = {"optimized_prompt": text, "task_id": task_id, "version": str(used)}
+    (step,) = recording.trajectories()[0].transitions
+    return {**answer, "span_id": step.span_id, "quality_score": 50 * (mean + 1)}
 
 
 @app.post("/feedback")
 def feedback(said: Feedback):
-    quality = None if said.reward is None else 50 * (said.reward + 1)
-    told = {"quality_score": quality, "text": said.feedback_text, **said.metadata.model_dump()}
+    is_stated = said.reward is not None  # and then it is the reward, whatever the stars
+    told = {"quality_score": 50 * (said.reward + 1)} if is_stated else said.metadata.model_dump()
+    words = {"text": said.feedback_text, "rollout_id": said.task_id, "store": store}
     try:
-        return {"span_id": lo.emit_feedback(**told, rollout_id=said.task_id, store=store)}
+        return {"status": "kept", "span_id": lo.emit_feedback(**told, **words)}
     except (ConfigError, NotFoundError) as exc:
         raise HTTPException(404 if isinstance(exc, NotFoundError) else 422, str(exc)) from exc
 
@@ -96,9 +105,10 @@ def status():
     for step in (step for step in steps if step.reward is not None):
         for key in ("all", step.agent, *(f"{name}@{v}" for name, v in step.resources.items())):
             earned[key].append(step.reward)
-    means = {key: sum(values) / len(values) for key, values in earned.items()}
-    counts = {"answers": len(steps), "rewarded": len(earned["all"])}
-    return {**counts, "average_reward": means, "training": training["latest"]}
+    means = {key: fmean(values) for key, values in earned.items()}
+    counts = {"answers": len(steps), "total_spans": sum(row["spans"] for row in store.rollouts())}
+    rewards = {"average_reward": round(means.get("all", 0.0), 6), "average_rewards": means}
+    return {**THERE, **counts, **rewards, "training": training["latest"]}
 
 
 @app.post("/training/trigger", status_code=202)
@@ -107,7 +117,7 @@ def trigger():
         raise HTTPException(409, "a training run is under way; see /training/status")
     training["latest"] = "running"
     threading.Thread(target=train).start()
-    return training["latest"]
+    return {"status": training["latest"], "reason": ""}
 
 
 def train():

@@ -3,13 +3,19 @@
 Its own reward, its batch and its parallel requests use no name of ours, and are left out.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from tests.examples.test_service import run_service
 from tests.seeds.snippets import ran
 from tests.serve.serving import Serving
 
@@ -121,11 +127,6 @@ def ask(running: Serving) -> Iterator[httpx.Client]:
         yield client
 
 
-def at(snippet: str, server: Serving) -> str:
-    """The snippet, at the port that this test's server was given instead of 8001."""
-    return snippet.replace("http://localhost:8001", server.url)
-
-
 def test_span_and_what_is_learnt_of_it(store: Store) -> None:
     """The span's id takes feedback; the words of the better half are learnt, with a confidence."""
     emit = ran(TYPING + SPAN, agl=agl)["emit_prompt_span"]
@@ -164,27 +165,103 @@ def test_reward_is_the_same_number() -> None:
                 assert agl.calculate_reward_from_feedback(*given) == theirs(*given), given
 
 
-def test_client_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its five prints each time; each answer is a rollout of one step with the reward given."""
-    with Serving(tmp_path / "traces.duckdb", "--port", "0", "--open-loopback") as running:
-        for _ in range(2):
-            after = ran(at(CLIENT, running))
-        ran(at(STATUS, running), requests=after["requests"])
-        ran(at(TRIGGER, running), requests=after["requests"])
+@pytest.fixture(params=["serve", "serve with a worker", "example"])
+def service(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, str]]:
+    """Each service by its name and address, with a store of nothing, at ``tmp_path``."""
+    path = tmp_path / ".lightning" / "traces.duckdb"
+    with contextlib.ExitStack() as stack:
+        if request.param == "example":
+            pytest.importorskip("fastapi", reason="the service needs fastapi")
+            yield request.param, stack.enter_context(run_service(tmp_path)).url
+            return
+        server = stack.enter_context(Serving(path, "--port", "0", "--open-loopback"))
+        if request.param == "serve with a worker":
+            command = [sys.executable, "-m", "lightning_otel", "train", "baseline", "--worker"]
+            worker = subprocess.Popen([*command, "--store", str(path)], stderr=subprocess.DEVNULL)
+            stack.callback(worker.communicate)
+            stack.callback(worker.terminate)
+            wait_until(lambda: status_of(server.url)["trainer_available"])
+        yield request.param, server.url
+
+
+def status_of(url: str) -> dict[str, Any]:
+    """What the service tells of training."""
+    found: dict[str, Any] = httpx.get(f"{url}/training/status", timeout=30).json()
+    return found
+
+
+def wait_until(is_so: Callable[[], object], limit_s: float = 40) -> None:
+    """Wait for something that another process does."""
+    until = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+def test_client_runs_through(
+    service: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unchanged, against each service, on an empty store: each answer is a rollout with its reward.
+
+    What will train says so, and a trigger that nobody takes says that at once.
+    """
+    name, url = service
+    empty = status_of(url)
+    for _ in range(2):
+        after = ran(CLIENT.replace("http://localhost:8001", url))
+    wait_until(lambda: status_of(url)["average_reward"])  # it may be a second old
+    for snippet in (STATUS, TRIGGER):
+        ran(snippet.replace("http://localhost:8001", url), requests=after["requests"])
 
     out = capsys.readouterr().out
-    assert (
-        out.count("최적화된 프롬프트: a beautiful sunset\n품질 점수: 50.0\nTask ID: rollout-") == 2
-    )
+    trains = name != "serve"
+    assert (empty["total_spans"], empty["average_reward"]) == (0, 0.0)
+    assert out.count("최적화된 프롬프트: a beautiful sunset\n품질 점수: ") == 2
     assert out.count("'status': 'kept'") == 2
-    assert re.search(r"총 Span 수: [68]\n평균 보상: 0\.9\n", out)
-    assert out.count(" 사용 가능: True") == 3
-    assert "'status': 'waiting'" in out
-    steps = list(Store(running.store).transitions())
-    assert [(step.model, step.reward) for step in steps] == [("midjourney", 0.9)] * 2
+    assert re.search(r"총 Span 수: \d+\n평균 보상: 0\.9\n", out)
+    assert "Agent Lightning 사용 가능: True\nStore 사용 가능: True" in out
+    assert f"Trainer 사용 가능: {trains}" in out
+    assert ("no worker takes it; start one: lightning-otel train apo --worker" in out) != trains
+    store = Store(tmp_path / ".lightning" / "traces.duckdb")
+    steps = list(store.transitions())
+    assert [step.reward for step in steps] == pytest.approx([0.9] * 2)
+    assert steps[-1].span_id == after["result"]["span_id"]
     assert steps[-1].rollout_id == after["result"]["task_id"]
     for query in TABLES:
-        assert len(list(Store(running.store).sql(query.rstrip(";")))) >= 2
+        assert len(list(store.sql(query.rstrip(";")))) >= 2
+
+
+@pytest.mark.parametrize("template", ["", "Write what a painter can paint."])
+def test_answer_is_the_users_prompt_with_what_was_learnt(
+    running: Serving, ask: httpx.Client, template: str
+) -> None:
+    """Words that better answers share are added, once; instructions come before it, not instead."""
+    category = f"words{len(template)}"
+    body = {"category": category, "prompt": "a sunset"}
+    if template:
+        ask.post("/v1/resources", json={"name": f"system_prompt[{category}]", "body": template})
+    first = ask.post("/optimize", json=body).json()["optimized_prompt"]
+    for number in range(12):
+        words = "cinematic golden" if number % 2 else "plain"
+        found = ask.post("/optimize", json={**body, "prompt": f"{words} lake {number}"}).json()
+        reward = {"span_id": found["span_id"], "reward": 1.0 if number % 2 else -1.0}
+        assert ask.post("/feedback", json=reward).status_code == 200
+
+    lead = f"{template}\n\n" if template else ""
+    assert first == f"{lead}a sunset"
+    answer = {}
+
+    def is_learnt() -> bool:
+        answer.update(ask.post("/optimize", json=body).json())
+        return answer["optimized_prompt"] != first
+
+    wait_until(is_learnt)
+    assert answer["optimized_prompt"] == f"{lead}a sunset, cinematic, golden"
+    assert "cinematic, golden" in answer["reason"]
+    own = ask.post("/optimize", json={**body, "prompt": "Cinematic sea"}).json()
+    assert own["optimized_prompt"] == f"{lead}Cinematic sea, golden"
 
 
 def test_requests_are_cheap(running: Serving, ask: httpx.Client) -> None:

@@ -9,7 +9,7 @@ Source: Fisher's exact test, one-sided, of "has the word" against "earned more t
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -23,6 +23,8 @@ MOST: Final = 10
 """Words and pairs that are given at most."""
 CHANCE: Final = 0.05
 """How likely a word may be there by chance."""
+SURE: Final = 0.8
+"""Confidence from which on learnt words are added to a prompt."""
 _WORD: Final = re.compile(r"[^\W\d_][\w'’-]+")
 _TASKS: Final = "SELECT rollout_id, any_value(task) AS task FROM rollouts GROUP BY rollout_id"
 _NAMED: Final = """
@@ -83,6 +85,13 @@ def learned_optimizations(
         ],
         "confidence": 1.0 - chance,
     }
+
+
+def missing_words(prompt: str, learned: Mapping[str, Any]) -> list[str]:
+    """Return the learnt words that a prompt lacks; none where they may be there by chance."""
+    own = prompt.casefold()
+    words = [word for word in learned["learned_keywords"] if word not in own]
+    return words if learned["confidence"] >= SURE else []
 
 
 def _read_answers(store: Store) -> Iterator[_Answer]:

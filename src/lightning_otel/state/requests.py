@@ -7,8 +7,8 @@ worker continues.
 
 import json
 import secrets
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from lightning_otel.errors import ConfigError, NotFoundError, StateError
 from lightning_otel.state import State, take_lock
 from lightning_otel.state.leases import Leases
-from lightning_otel.state.tables import REQUESTS
+from lightning_otel.state.tables import REQUESTS, WORKERS
 from lightning_otel.types.values import check_seconds
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ STATUSES: Final[tuple[RequestStatus, ...]] = get_args(RequestStatus)
 LEASE_S: Final = 60.0
 MOST_WAITING: Final = 1_000
 _MOST_TRIES: Final = 3
+NO_WORKER: Final = "no worker takes it; start one: lightning-otel train {} --worker"
 _LOCK: Final = 0x6C6F7471
 
 
@@ -43,7 +44,7 @@ class TrainingRequest:
     tries: int  # by workers
     worker_id: str  # the last of them
     run_id: str  # empty before one was begun
-    reason: str
+    reason: str  # of a failure, or why it waits in vain
     created_ns: int
     ended_ns: int | None
 
@@ -54,7 +55,7 @@ class Requests:
     def __init__(self, state: State, *, lease_s: float = LEASE_S) -> None:
         """Name the state; a table is made there if it is not there."""
         check_seconds("lease_s", lease_s)
-        state.ensure(REQUESTS)
+        state.ensure(REQUESTS, WORKERS)
         self._state = state
         self._lease_s = lease_s
         self._leases = Leases(state, REQUESTS, held="running", on_expired=_expire_request)
@@ -79,7 +80,7 @@ class Requests:
                         f"{idempotency_key!r} asked for other training before, as "
                         f"{found.request_id}; give a key of its own to what is asked for now"
                     )
-                return _request_of(found), False
+                return self._describe(connection, [found])[0], False
             _refuse_too_many(connection)
             values = {
                 "request_id": f"training-{secrets.token_hex(6)}",
@@ -91,7 +92,25 @@ class Requests:
             }
             connection.execute(sa.insert(REQUESTS).values(**values))
             made = REQUESTS.c.request_id == values["request_id"]
-            return _request_of(connection.execute(sa.select(REQUESTS).where(made)).one()), True
+            rows = connection.execute(sa.select(REQUESTS).where(made)).all()
+            return self._describe(connection, rows)[0], True
+
+    def announce(self, worker_id: str, algorithm: str = "") -> None:
+        """Note a worker of an algorithm, empty is any, as there for the length of a lease."""
+        with self._state.change() as connection:
+            connection.execute(sa.delete(WORKERS).where(WORKERS.c.worker_id == worker_id))
+            row = {"worker_id": worker_id, "algorithm": algorithm, "seen_ns": self._state.now_ns()}
+            connection.execute(sa.insert(WORKERS).values(**row))
+
+    def dismiss(self, worker_id: str) -> None:
+        """Note that a worker is there no more."""
+        with self._state.change() as connection:
+            connection.execute(sa.delete(WORKERS).where(WORKERS.c.worker_id == worker_id))
+
+    def has_worker(self) -> bool:
+        """Return whether some worker is there."""
+        with self._leases.read() as connection:
+            return bool(self._find_algorithms(connection))
 
     def claim(
         self, worker_id: str, algorithms: Collection[str] | None = None
@@ -132,22 +151,41 @@ class Requests:
 
     def get(self, request_id: str) -> TrainingRequest:
         """One request as it stands."""
+        query = sa.select(REQUESTS).where(REQUESTS.c.request_id == request_id)
         with self._leases.read() as connection:
-            mine = REQUESTS.c.request_id == request_id
-            row = connection.execute(sa.select(REQUESTS).where(mine)).one_or_none()
-        if row is None:
-            raise NotFoundError(f"no training was asked for as {request_id!r}")
-        return _request_of(row)
+            for request in self._describe(connection, connection.execute(query).all()):
+                return request
+        raise NotFoundError(f"no training was asked for as {request_id!r}")
 
     def all(self, limit: int | None = None) -> list[TrainingRequest]:
         """List the requests, the newest first."""
         query = sa.select(REQUESTS).order_by(REQUESTS.c.position.desc()).limit(limit)
         with self._leases.read() as connection:
-            return [_request_of(row) for row in connection.execute(query)]
+            return self._describe(connection, connection.execute(query).all())
 
     def counts(self) -> dict[RequestStatus, int]:
         """Count the requests by status, every status included."""
         return self._leases.count(STATUSES)
+
+    def _find_algorithms(self, connection: "Connection") -> set[str]:
+        """Return the algorithms of the workers that are there; empty is any."""
+        since_ns = 2 * self._state.now_ns() - self._leases.end_ns(self._lease_s)
+        query = sa.select(WORKERS.c.algorithm).where(WORKERS.c.seen_ns >= since_ns)
+        return set(connection.scalars(query))
+
+    def _describe(
+        self, connection: "Connection", rows: "Sequence[sa.Row[Any]]"
+    ) -> list[TrainingRequest]:
+        """Return requests, with the reason where one waits that no worker takes."""
+        algorithms = self._find_algorithms(connection)
+        requests = []
+        for request in map(_request_of, rows):
+            # Who names no algorithm leaves it to the worker; a worker that names none takes all.
+            takers = {"", request.algorithm} & algorithms if request.algorithm else algorithms
+            is_vain = request.status == "waiting" and not takers
+            reason = NO_WORKER.format(request.algorithm or "apo") if is_vain else request.reason
+            requests.append(replace(request, reason=reason))
+        return requests
 
     def _change_request(self, request: TrainingRequest, **values: Any) -> bool:
         held = self._leases.is_held(

@@ -100,6 +100,13 @@ CLAIMS: Final = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("until_ns", sa.BigInteger, nullable=False),
 )
+WORKERS: Final = sa.Table(
+    "lightning_training_workers",
+    METADATA,
+    sa.Column("worker_id", sa.String(128), primary_key=True),
+    sa.Column("algorithm", sa.String(128), nullable=False),
+    sa.Column("seen_ns", sa.BigInteger, nullable=False),
+)
 REQUESTS: Final = sa.Table(
     "lightning_training_requests",
     METADATA,

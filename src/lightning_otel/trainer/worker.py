@@ -6,6 +6,7 @@ from its last checkpoint.
 
 import glob
 import logging
+import math
 import os
 import secrets
 import socket
@@ -61,13 +62,18 @@ class TrainingWorker:
         """Take requests until told to stop, after the step under way; return how many were done."""
         done = 0
         takes: Collection[str] | None = [self._algorithm] if self._algorithm else None
+        announced_s = -math.inf
         while not stop.is_set():
+            if time.monotonic() - announced_s >= self._heartbeat_s:
+                announced_s = time.monotonic()
+                self._requests.announce(self.worker_id, self._algorithm)
             request = self._requests.claim(self.worker_id, takes)
             if request is None:
                 stop.wait(POLL_S)
                 continue
             log.info("training %s begins", request.request_id)
             done += self._do_request(request, stop, ended)
+        self._requests.dismiss(self.worker_id)
         return done
 
     def _do_request(self, request: TrainingRequest, stop: Stop, ended: Ended) -> bool:
@@ -125,6 +131,7 @@ class TrainingWorker:
         while (fit := fitting.wait(_WAIT_S)) is None:
             if time.monotonic() - seen_s >= self._heartbeat_s:
                 seen_s = time.monotonic()
+                self._requests.announce(self.worker_id, self._algorithm)
                 is_mine = self._requests.heartbeat(request)
             if stop.is_set() or not is_mine:
                 fitting.stop()

@@ -6,8 +6,7 @@ A worker trains; nothing does in here. Each answer with a prompt is recorded as 
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from pydantic import Field, StringConstraints
@@ -18,6 +17,7 @@ from lightning_otel.adapter.agent_patterns import resources_text
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.rewards.best_version import learned, rewards_by_version
+from lightning_otel.rewards.keywords import learned_optimizations, missing_words
 from lightning_otel.rewards.totals import count_totals
 from lightning_otel.serve.api.cache import CachedRead, read_store_fingerprint
 from lightning_otel.serve.api.feedback import Key
@@ -40,7 +40,6 @@ _PATIENCE: Final = 9.0
 _UNKNOWN: Final = 50.0
 _CLASH: Final[Mapping[int, str]] = {409: "The key asked for other training before."}
 
-Rewards = Mapping[int, Sequence[float]]
 Category = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f/@,\[\]]*$")]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")]
 
@@ -74,7 +73,7 @@ class RequestResponse(ResponseModel):
     run_id: str
     """The run that was begun for it; empty before."""
     reason: str
-    """Why it failed."""
+    """Why it failed, or why it waits in vain: no worker takes it."""
     tries: int
     created_ns: int
     ended_ns: int | None
@@ -121,7 +120,7 @@ class TrainingResponse(TotalsResponse):
     store_available: bool
     """Whether anything was recorded."""
     trainer_available: bool
-    """Whether training is not switched off here."""
+    """Whether training is not switched off here, and a worker is there to do it."""
     average_reward: float
     """As for a category; 0 where nothing is rewarded."""
 
@@ -181,7 +180,8 @@ class OptimizeResponse(ResponseModel):
     resource: VersionResponse | None
     """null where nothing is known; `reason` says so."""
     optimized_prompt: str | None
-    """Its text, filled in where `prompt` was given; `prompt` itself where nothing is known."""
+    """Its text, filled in where `prompt` was given, or followed by it with the words that better
+    answers of the category share; `prompt` with those words where no version is known."""
     quality_score: float = _UNKNOWN
     """What that version earned on average, -1 to 1 brought to 0 to 100; 50 where that is not
     known."""
@@ -230,7 +230,7 @@ def status(request: Request, params: StatusQuery) -> TrainingResponse:
         **{**total, "average_reward": found.total.average_reward or 0.0},
         agent_lightning_available=True,
         store_available=store.layout is None or store.layout.exists(),
-        trainer_available=config.TRAIN.read(),
+        trainer_available=config.TRAIN.read() and repositories.requests.has_worker(),
         categories={name: TotalsResponse.of(each) for name, each in found.categories.items()},
         pending_feedback=repositories.pending.waiting().count,
         runs=[RunResponse.of(each) for each in runs[: params.limit]],
@@ -330,16 +330,15 @@ def _record_prompt(request: Request, params: OptimizeBody, found: OptimizeRespon
     if len(state.rollout_by_span) >= _MOST_ANSWERS:
         state.rollout_by_span.clear()
     state.rollout_by_span[found.span_id] = found.task_id
-    for fresh in list(state.version_rewards.values()):
-        fresh.keep_valid(before, after)  # a rollout without a reward says nothing of any version
+    for fresh in list(state.learned_reads.values()):
+        fresh.keep_valid(before, after)  # of a rollout without a reward nothing is learnt
 
 
-def _read_rewards(request: Request, store: Store, name: str, model: str | None) -> Rewards:
-    held: dict[tuple[str, str | None], CachedRead[Rewards]] = request.app.state.version_rewards
-    if len(held) > _MOST_HELD:
-        held.clear()
-    fresh = held.setdefault((name, model), CachedRead(_PATIENCE))
-    return fresh.of(store, lambda each: rewards_by_version(each, name, model))
+def _cache_of(request: Request, *key: str | None) -> CachedRead[Any]:
+    reads: dict[tuple[str | None, ...], CachedRead[Any]] = request.app.state.learned_reads
+    if len(reads) > _MOST_HELD:
+        reads.clear()
+    return reads.setdefault(key, CachedRead(_PATIENCE))
 
 
 def _find_best(request: Request, params: OptimizeBody) -> OptimizeResponse:
@@ -355,10 +354,13 @@ def _find_best(request: Request, params: OptimizeBody) -> OptimizeResponse:
             min_rollouts=params.min_rollouts,
             resources=request.app.state.repositories.resources,
             store=request.app.state.store,
-            rewards_of=partial(_read_rewards, request),
+            rewards_of=lambda store, name, model: _cache_of(request, "rewards", name, model).of(
+                store, lambda each: rewards_by_version(each, name, model)
+            ),
         )
     except NotFoundError as exc:
         found.reason = str(exc)
+        _add_words(request, params, found)
         return found
     found.resource = VersionResponse.of(best.resource)
     found.earned = best.earned and EarnedResponse.of(best.earned)
@@ -374,8 +376,26 @@ def _find_best(request: Request, params: OptimizeBody) -> OptimizeResponse:
     if best.resource.kind == "prompt":
         prompt = best.resource.prompt
         names = prompt.placeholders
-        is_filled = params.prompt is not None and len(names) == 1
-        found.optimized_prompt = (
-            prompt.format(**{names[0]: params.prompt}) if is_filled else prompt.template
-        )
+        if params.prompt is None:
+            found.optimized_prompt = prompt.template
+        elif len(names) == 1:
+            found.optimized_prompt = prompt.format(**{names[0]: params.prompt})
+        else:  # instructions: they come before the prompt, and not instead of it
+            _add_words(request, params, found)
+            found.optimized_prompt = f"{prompt.template}\n\n{found.optimized_prompt}"
     return found
+
+
+def _add_words(request: Request, params: OptimizeBody, found: OptimizeResponse) -> None:
+    """Add to a prompt the words that better answers of its category share, and say so."""
+    if params.prompt is None:
+        return
+    category, model = params.category, params.model
+    learnt: dict[str, Any] = _cache_of(request, "words", category, model).of(
+        request.app.state.store, lambda store: learned_optimizations(category, model, store=store)
+    )
+    words = missing_words(params.prompt, learnt)
+    if words:
+        found.optimized_prompt = ", ".join([params.prompt, *words])
+        reason = f"better answers share the words {', '.join(words)}"
+        found.reason = "; ".join(filter(None, [found.reason, reason]))
