@@ -441,15 +441,19 @@ def test_custom_algorithm(store: Store) -> None:
     after = ran(CUSTOM, agl=agl, store=store)
     seen: dict[str, Any] = {}
 
-    def logic(spans: list[Any], rewards: Mapping[str, float]) -> str:
-        seen.update(spans={span.rollout_id for span in spans}, rewards=rewards)
+    def logic(spans: list[Any], rewards: list[float]) -> str:
+        pairs = list(zip(spans, rewards, strict=True))
+        seen.update(
+            spans={span.rollout_id for span in spans},
+            rewards=[(span.rollout_id, reward) for span, reward in pairs if reward],
+        )
         return "Say the largest number."
 
     after["trainer"].algorithm.my_optimization_logic = logic
 
     made = after["trainer"].train()
 
-    assert seen == {"spans": {"r0", "r1", "r2"}, "rewards": {"r0": 0.0, "r1": 0.5, "r2": 1.0}}
+    assert seen == {"spans": {"r0", "r1", "r2"}, "rewards": [("r1", 0.5), ("r2", 1.0)]}
     assert made.resources["system_prompt"].prompt.template == "Say the largest number."
 
 

@@ -1,13 +1,16 @@
 """The base of algorithms, and the input and the result of a training step."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from lightning_otel.adapter.advantages import SUCCESS
 from lightning_otel.errors import ConfigError
-from lightning_otel.types import CaptureLevel, Span, Trajectory
+from lightning_otel.types import CaptureLevel, Span, Trajectory, Transition
 from lightning_otel.types.transitions import distinct_steps
 
 if TYPE_CHECKING:
@@ -44,24 +47,45 @@ class Batch(list[Trajectory]):
         self.groups = {group_id: tuple(ids) for group_id, ids in groups.items()}
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a trajectory by its index, or ``spans`` or ``rewards`` by name."""
+        """Return a trajectory by its index, or ``spans`` or ``rewards`` by name.
+
+        ``rewards`` are numbers in the order of ``spans``, each with the call that earned it, 0.0
+        for a span without one. Over a rollout's spans they add up to its reward.
+        """
         if index == "spans":
             return self.spans()
         if index == "rewards":
-            return self.rewards
+            return self._list_rewards()
         if isinstance(index, str):
             raise ConfigError(f"a batch has no {index!r}; it has 'spans' and 'rewards'")
         return super().__getitem__(index)
 
     def spans(self) -> list[Span]:
-        """Read every span of its rollouts from the store now, rollout by rollout."""
-        if self._store is None:
-            return []
-        return [
-            span
-            for rollout_id in self.rollout_ids
-            for span in self._store.spans(rollout_id=rollout_id)
-        ]
+        """Return every span of its rollouts, rollout by rollout, as they were at the first call."""
+        return list(chain.from_iterable(self._spans_of.values()))
+
+    @cached_property
+    def _spans_of(self) -> dict[str, list[Span]]:
+        store, ids = self._store, self.rollout_ids
+        return {} if store is None else {key: store.spans(rollout_id=key).rows() for key in ids}
+
+    def _list_rewards(self) -> list[float]:
+        steps: dict[str, list[Transition]] = {}
+        for step in distinct_steps(self):
+            steps.setdefault(step.rollout_id, []).append(step)
+        rewards: list[float] = []
+        for rollout_id, spans in self._spans_of.items():
+            places = {(span.trace_id, span.span_id): at for at, span in enumerate(spans)}
+            values = [0.0] * len(spans)
+            last = 0
+            for step in sorted(steps.get(rollout_id, ()), key=lambda step: step.start_ns):
+                if (place := places.get((step.trace_id, step.span_id))) is not None:
+                    values[place] += step.reward or 0.0
+                    last = place
+            if values and rollout_id in self.rewards:  # what is no single step's is the last one's
+                values[last] += self.rewards[rollout_id] - math.fsum(values)
+            rewards += values
+        return rewards
 
     @property
     def rollout_ids(self) -> list[str]:

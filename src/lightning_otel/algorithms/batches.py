@@ -23,7 +23,7 @@ from lightning_otel.algorithms.groups import (
     find_token_fault,
     group_rollouts,
     load_groups,
-    read_members,
+    read_judged_members,
 )
 from lightning_otel.algorithms.tasks import POLL_S, RunConfig, make_task_rollouts, run_rollouts
 from lightning_otel.dataset.query import TransitionQuery
@@ -134,7 +134,8 @@ class Collector:
             if each.reward is None and each.status not in ("failed", "cancelled")
         ]
         wanted = TransitionQuery.of({"rollout_id": silent}).wanted
-        here = read_members(self._config.store, wanted) if silent else {}
+        query = self._query._replace(wanted=wanted)
+        here = read_judged_members(self._config.store, query) if silent else {}
         return group_rollouts(known, known, here, is_grouped=self._algorithm.group_size > 1)
 
     def _explain_nothing(self, rollouts: Sequence[Rollout], number: int) -> TrainingError:
@@ -188,7 +189,7 @@ class Collector:
             self._known = find_groups(
                 self._config.store,
                 self._config.queue,
-                self._query.wanted,
+                self._query,
                 is_grouped=self._algorithm.group_size > 1,
                 without=taken,
             )

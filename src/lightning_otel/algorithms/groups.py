@@ -9,9 +9,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter import Advantage, TripletAdapter
+from lightning_otel.adapter.advantages import Outcome
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.adapter.tokens import NO_IDS, PENALISED, TRUNCATED, notes_of
 from lightning_otel.dataset.batches import read_batches
+from lightning_otel.dataset.query import judges_otherwise
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.store.source import INDEX_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute_sql
@@ -102,6 +104,36 @@ def read_members(store: "Store", wanted: "Selection") -> dict[str, Member]:
     return found
 
 
+def read_judged_members(
+    store: "Store", query: "TransitionQuery", without: Collection[str] = ()
+) -> dict[str, Member]:
+    """Return the same, those that the store has no reward of as the query's adapter judges them."""
+    members = read_members(store, query.wanted)
+    silent = {
+        key: each
+        for key, each in members.items()
+        if each.is_over and not each.lost and each.reward is None and key not in without
+    }
+    if silent and judges_otherwise(query.adapter):
+        wanted = replace(query.wanted, rollout_ids=tuple(silent))
+        for spans in read_batches(store.source, wanted):
+            outcomes = query.adapter.explain(query.wanted.spans(spans)).outcomes
+            for key, reward in _match_rewards(outcomes, silent).items():
+                members[key] = silent[key]._replace(reward=reward)
+    return members
+
+
+def _match_rewards(outcomes: Iterable[Outcome], members: Mapping[str, Member]) -> dict[str, float]:
+    """Return the rewards of the attempts that count, by rollout."""
+    return {
+        each.key.rollout_id: each.value
+        for each in outcomes
+        if each.value is not None
+        and (member := members.get(each.key.rollout_id)) is not None
+        and each.key.attempt_id == member.attempt_id
+    }
+
+
 def find_outcomes(store: "Store", rollouts: Sequence["Rollout"]) -> list["Rollout"]:
     """Return rollouts as a store has them: over, or to be tried again after a kill."""
     found = read_members(store, Selection(rollout_ids=tuple(each.rollout_id for each in rollouts)))
@@ -135,7 +167,7 @@ def make_member(rollout: "Rollout", seen: Member | None = None) -> Member:
 def find_groups(
     store: "Store",
     queue: "Queue",
-    wanted: "Selection",
+    query: "TransitionQuery",
     *,
     is_grouped: bool,
     without: Collection[str],
@@ -145,7 +177,8 @@ def find_groups(
     A rollout of the queue is in the group it was put into, another one in that of its task. Without
     a wanted mode those of validation and testing are left out.
     """
-    here = read_members(store, wanted)
+    wanted = query.wanted
+    here = read_judged_members(store, query, without)
     known = {rollout.rollout_id: rollout for rollout in queue.rollouts()}
     modes = (None, "train") if wanted.mode is None else (wanted.mode,)
     # Those that wait or were cancelled have no spans, and still belong to their groups.
@@ -252,14 +285,7 @@ def load_groups(
     rewards: dict[str, float] = {}
     if not needs_steps:
         rewards = {key: each.reward for key, each in members.items() if each.reward is not None}
-    for outcome in explained.outcomes:
-        member = members.get(outcome.key.rollout_id)
-        if (
-            outcome.value is not None
-            and member is not None
-            and outcome.key.attempt_id == member.attempt_id
-        ):
-            rewards[member.rollout_id] = outcome.value
+    rewards |= _match_rewards(explained.outcomes, members)
     faults = {key: NO_STEPS for key in members if needs_steps and key not in paths}
     if needs_reward:
         faults |= {key: NO_REWARD for key in members if key not in rewards and key not in faults}

@@ -4,12 +4,15 @@ Another adapter is an object or function, or the name of an entry point of the g
 ``lightning_otel.adapters``. It is somebody else's code: whatever it raises comes out with its name.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
+from lightning_otel.adapter.advantages import Outcome
+from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.linear import count_steps
 from lightning_otel.adapter.selection import Matcher, Selection, SelectionKeywords
 from lightning_otel.dataset.formats.format import distinct
@@ -69,11 +72,13 @@ def resolve_adapter(given: Adapter | str | None, ours: TripletAdapter) -> Report
             f"credit and the like mean nothing to the adapter {name}; "
             "make it with options of its own"
         )
-    if isinstance(found, TripletAdapter):
-        return found
     if isinstance(found, type):
         with _naming_errors(name, "cannot be made"):
             found = found()
+    if isinstance(found, TripletAdapter) and type(found).explain is TripletAdapter.explain:
+        if type(found).adapt is TripletAdapter.adapt:
+            return found
+        found = found.adapt  # the inherited ``explain`` does not know of it
     if not isinstance(found, (ReportingAdapter, PlainAdapter)) and not callable(found):
         raise AdapterError(
             f"the adapter {name} is a {type(found).__name__}; it needs a method "
@@ -107,12 +112,12 @@ class _ForeignAdapter:
         if isinstance(self._adapter, ReportingAdapter):
             with _naming_errors(self._name, "failed"):
                 found: Any = self._adapter.explain(spans, incomplete=incomplete)
-            if not isinstance(found, tuple) or not isinstance(found[-1], Report):
+            if not (isinstance(found, tuple) and isinstance((*found, 0, 0)[1], Report)):
                 raise AdapterError(
                     f"the adapter {self._name} gave {type(found).__name__} from explain(); "
                     "it must give an Adaptation: trajectories and a report"
                 )
-            return Adaptation(self._check_trajectories(found[0]), found[-1])
+            return _sum_rewards(self._check_trajectories(found[0]), found[1])
         every = list(spans)
         kept = [span for span in every if (span.rollout_id, span.attempt_id) not in incomplete]
         adapt = self._adapter.adapt if isinstance(self._adapter, PlainAdapter) else self._adapter
@@ -126,7 +131,7 @@ class _ForeignAdapter:
             rollouts=len({span.rollout_id for span in every}),
             calls=len(steps),
         )
-        return Adaptation(paths, report)
+        return _sum_rewards(paths, report)
 
     def _check_trajectories(self, given: Iterable[Any]) -> list[Trajectory]:
         with _naming_errors(self._name, "failed"):
@@ -137,6 +142,40 @@ class _ForeignAdapter:
                     f"the adapter {self._name} gave a {type(each).__name__} among its trajectories"
                 )
         return found
+
+
+def _sum_rewards(paths: Sequence[Trajectory], report: Report) -> Adaptation:
+    """Return what somebody else's adapter made, each trajectory with what its attempt earned."""
+    attempts: dict[tuple[str, str], list[Trajectory]] = {}
+    for path in paths:
+        attempts.setdefault((path.rollout_id, path.attempt_id), []).append(path)
+    outcomes = {
+        key: Outcome(AttemptKey(*key), "", 0, {}, _sum_attempt(own))
+        for key, own in attempts.items()
+    }
+    whole = [
+        replace(path, reward=outcomes[path.rollout_id, path.attempt_id].value) for path in paths
+    ]
+    return Adaptation(whole, report, outcomes=tuple(outcomes.values()))
+
+
+def _sum_attempt(paths: Iterable[Trajectory]) -> float | None:
+    """Return what trajectories of an attempt state that it earned, else the sum over its steps.
+
+    The statement of our own adapter is out of date where somebody changed the steps' rewards since.
+    """
+    places = {
+        (step.trace_id, step.span_id, step.step): step
+        for path in paths
+        for step in path.transitions
+    }
+    values = [step.reward for step in places.values() if step.reward is not None]
+    credited = math.fsum(next(iter(step.rewards.values()), 0.0) for step in places.values())
+    is_changed = not math.isclose(math.fsum(values), credited)
+    for path in paths:
+        if path.reward is not None and not (is_changed and math.isclose(path.reward, credited)):
+            return path.reward
+    return math.fsum(values) if values else None
 
 
 class QueryKeywords(SelectionKeywords, total=False):
@@ -192,6 +231,11 @@ class StepBatch(NamedTuple):
     steps: Iterable[tuple[Transition, int]]
     report: Report
     put: Callable[[str], None] | None = None
+
+
+def judges_otherwise(adapter: object) -> bool:
+    """Return whether an adapter may find rewards that the store's views do not know."""
+    return not isinstance(adapter, TripletAdapter) or adapter.is_reward is not None
 
 
 def allows_linear_walk(adapter: object) -> bool:
