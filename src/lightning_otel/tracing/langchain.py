@@ -1,9 +1,11 @@
 """One object of LangChain's, traced by itself."""
 
+import copy
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection
+from types import MethodType
+from typing import Any, Final, TypeVar
 
 from lightning_otel import capture
 from lightning_otel.dataset import Store
@@ -11,8 +13,15 @@ from lightning_otel.tracing.recording import Recording
 
 T = TypeVar("T")
 
-_RUNS = ("invoke", "ainvoke", "stream", "astream")
-"""Each run of a runnable begins in one of them: the others, such as batches, call these."""
+_RUNS: Final = (
+    "invoke", "ainvoke", "stream", "astream", "transform", "atransform",
+    "run", "arun", "generate", "agenerate", "generate_prompt", "agenerate_prompt",
+)  # fmt: skip
+"""Each run of a runnable begins in one of them, as far as it has them: other methods call these."""
+_OTHERS: Final = (
+    "batch", "abatch", "batch_as_completed", "abatch_as_completed", "astream_events", "astream_log",
+)  # fmt: skip
+"""Of these a chain has its own, which call others: as a plain runnable's, each input is a run."""
 
 
 def wrap_langchain(agent: T, *, store: "Store | str | os.PathLike[str] | None" = None) -> T:
@@ -48,12 +57,22 @@ def wrap_langchain(agent: T, *, store: "Store | str | os.PathLike[str] | None" =
 
 
 def _record_runs(agent: Any, store: Store) -> Any:
-    has_copy = "callbacks" in getattr(type(agent), "model_fields", ())
-    found = agent.model_copy() if has_copy else agent.with_config()
-    for name in _RUNS:
+    base, fields = sys.modules["langchain_core.runnables.base"], _fields_of(agent)
+    if isinstance(agent, base.RunnableBinding):  # what is made of it keeps what it binds
+        return agent.model_copy(update={"bound": _record_runs(agent.bound, store)})
+    clone = copy.copy(agent)
+    recorded = {
+        name: _record_calls(getattr(clone, name), store) for name in _RUNS if hasattr(clone, name)
+    }
+    is_own_kind = "callbacks" in fields or isinstance(agent.with_config(), type(agent))
+    if not is_own_kind:
+        recorded |= {name: MethodType(getattr(base.Runnable, name), clone) for name in _OTHERS}
+    elif "callbacks" not in fields:  # a graph, which is copied where it is configured
+        recorded["copy"] = lambda update=None: _record_runs(agent.copy(update), store)
+    for name, method in recorded.items():
         # Past the checks of pydantic, of which many runnables are models.
-        object.__setattr__(found, name, _record_calls(getattr(found, name), store))
-    return found
+        object.__setattr__(clone, name, method)
+    return clone if is_own_kind else clone.with_config()
 
 
 def _record_calls(run: Callable[..., Any], store: Store) -> Callable[..., Any]:
@@ -75,7 +94,7 @@ def _add_handler(agent: Any) -> Any:
     from lightning_otel.instrumentors.langchain import LangChainInstrumentor
 
     handler = LangChainInstrumentor().handler_for_one()
-    if "callbacks" not in getattr(type(agent), "model_fields", ()):
+    if "callbacks" not in _fields_of(agent):
         return agent.with_config(callbacks=[handler])
     held = agent.callbacks
     if held is None or isinstance(held, list):
@@ -83,3 +102,7 @@ def _add_handler(agent: Any) -> Any:
     manager = held.copy()
     manager.add_handler(handler)
     return agent.model_copy(update={"callbacks": manager})
+
+
+def _fields_of(agent: Any) -> Collection[str]:
+    return getattr(type(agent), "model_fields", ())

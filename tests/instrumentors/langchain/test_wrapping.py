@@ -64,6 +64,76 @@ RUNS: dict[str, Any] = {
 }
 
 
+def last_of(stream: Any) -> Any:
+    """What is there at the end of an async stream, or of one that is to be awaited first."""
+
+    async def read() -> list[Any]:
+        return await all_of(await stream if hasattr(stream, "__await__") else stream)
+
+    return asyncio.run(read())
+
+
+async def some(asked: Any) -> Any:
+    """An async stream of one."""
+    yield asked
+
+
+EVERY: dict[str, Any] = {
+    "invoke": lambda it, asked: it.invoke(asked),
+    "ainvoke": lambda it, asked: asyncio.run(it.ainvoke(asked)),
+    "stream": lambda it, asked: list(it.stream(asked)),
+    "astream": lambda it, asked: last_of(it.astream(asked)),
+    "batch": lambda it, asked: it.batch([asked, asked]),
+    "abatch": lambda it, asked: asyncio.run(it.abatch([asked, asked])),
+    "batch_as_completed": lambda it, asked: list(it.batch_as_completed([asked, asked])),
+    "abatch_as_completed": lambda it, asked: last_of(it.abatch_as_completed([asked, asked])),
+    "transform": lambda it, asked: list(it.transform(iter([asked]))),
+    "atransform": lambda it, asked: last_of(it.atransform(some(asked))),
+    "astream_events": lambda it, asked: last_of(it.astream_events(asked, version="v2")),
+    "with_config": lambda it, asked: it.with_config(tags=["x"]).with_config(tags=[]).invoke(asked),
+    "with_retry": lambda it, asked: it.with_retry().batch([asked, asked]),
+    "with_fallbacks": lambda it, asked: it.with_fallbacks([it]).invoke(asked),
+    "bind": lambda it, asked: list(it.bind().stream(asked)),
+    "map": lambda it, asked: it.map().invoke([asked, asked]),
+    "or": lambda it, asked: (it | RunnableLambda(str)).batch([asked, asked]),
+    "pipe": lambda it, asked: list(it.pipe(RunnableLambda(str)).stream(asked)),
+}
+KINDS: dict[str, Any] = {
+    "model": lambda model: model,
+    "chain": lambda model: RunnableLambda(lambda asked: asked) | model,
+    "binding": lambda model: (RunnableLambda(lambda asked: asked) | model).with_config(tags=["z"]),
+    "retry": lambda model: model.with_retry(),
+    "graph": lambda model: create_agent(model, [calculator], name="mathy"),
+}
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_method_of_a_wrapped_runnable_is_recorded(
+    kind: str, has_store: bool, server: DemoServer, chat: Chat, store: Store,
+    exported: InMemorySpanExporter,
+) -> None:  # fmt: skip
+    """Of what is made of it, too: each request is a call, each input a rollout of its own."""
+    is_graph = kind == "graph"
+    calls = rollouts = 0
+    for number, (name, run) in enumerate(EVERY.items()):
+        model = chat(timeout=100 + number)  # its client is its own, as an event loop keeps it
+        wrapped = wrap_langchain(KINDS[kind](model), store=store if has_store else None)
+        before = len(server.log)
+
+        run(wrapped, QUESTION if is_graph else ASKED)
+
+        requests = len(server.log) - before
+        assert requests > 0, name
+        calls, rollouts = calls + requests, rollouts + requests // (1 + is_graph)
+        if not has_store:
+            assert names(exported).count("chat toy") == calls, name
+            continue
+        spans = store.spans().rows()
+        assert sum(span.operation == "chat" for span in spans) == calls, name
+        assert len({span.rollout_id for span in spans}) == rollouts, name
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_wrapped_model_is_traced_and_others_are_not(
     name: str, server: DemoServer, facts: Any, chat: Chat, store: Store, exported: Any
