@@ -334,7 +334,7 @@ class Store(SpanStore):
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.catalogue import ensure_catalogue
-        from lightning_otel.store.damage import ensure_manifest
+        from lightning_otel.store.recovery import ensure_manifest
 
         if self.layout is not None and self.layout.exists():
             ensure_manifest(self.layout)

@@ -133,7 +133,8 @@ class SpanStore:
                 lost by it: what waited to be settled goes on waiting.
         """
         from lightning_otel.store.catalogue import ensure_catalogue
-        from lightning_otel.store.damage import ensure_manifest, translate_errors
+        from lightning_otel.store.damage import translate_errors
+        from lightning_otel.store.recovery import ensure_manifest
         from lightning_otel.store.settle import SettleResult, settle
 
         if self.layout is None:

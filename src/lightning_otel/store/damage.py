@@ -22,26 +22,17 @@ from lightning_otel.errors import (
     disk_remedy,
 )
 from lightning_otel.store import quarantine
-from lightning_otel.store.counts import ENDED, STORED, sum_counts
 from lightning_otel.store.layout import (
     SEGMENT_SUFFIX,
     Layout,
     elect_settler,
     is_own_file,
     list_names,
-    now_us,
 )
-from lightning_otel.store.manifest import DataFile, Manifest, SettledSegment
+from lightning_otel.store.manifest import DataFile, Manifest
 from lightning_otel.store.parquet import (
-    SPILL,
-    Origin,
-    bounded_connection,
-    describe_file,
-    fetch_row,
     list_live_files,
-    read_origin,
 )
-from lightning_otel.store.sql import quote_paths
 
 if TYPE_CHECKING:
     import duckdb
@@ -270,78 +261,3 @@ def repair_command(layout: Layout) -> str:
         is_default = False
     named = "" if is_default else f" --store {shlex.quote(str(layout.catalogue))}"
     return f"lightning-otel doctor --repair{named}"
-
-
-def ensure_manifest(layout: Layout) -> None:
-    """Restore a damaged manifest if no other process settles; else readers use its copy."""
-    if not _is_manifest_whole(layout):
-        try:
-            with elect_settler(layout, wait_s=_MENDING_S) as is_elected:
-                if is_elected:
-                    restore_manifest(layout)
-        except OSError:
-            log.debug("%s keeps its damaged manifest", layout.root, exc_info=True)
-        layout.read_manifest()
-
-
-def restore_manifest(layout: Layout) -> None:
-    """Write a damaged manifest anew, from its copy, else from footers; settler only."""
-    if _is_manifest_whole(layout):
-        return
-    why, source = "the manifest was damaged or missing", "its copy"
-    unreadable: dict[str, str] = {}
-    try:
-        manifest = layout.read_manifest()
-    except StoreDamagedError as exc:
-        why, source = exc.what, "the data files"
-        manifest = _rebuild_manifest(layout, unreadable)
-    found = layout.manifest_path.read_bytes() if layout.manifest_path.exists() else b""
-    quarantine.keep_copy(layout, f"manifest-{now_us()}.ndjson", "manifest", why, found)
-    layout.write_manifest(manifest)
-    quarantine.quarantine_files(layout, unreadable)
-    log.warning("%s: %s; it was written anew from %s", layout.catalogue, why, source)
-
-
-def _is_manifest_whole(layout: Layout) -> bool:
-    try:
-        return layout.find_manifest()[0] == layout.manifest_path
-    except StoreDamagedError:
-        return False
-
-
-def _rebuild_manifest(layout: Layout, unreadable: dict[str, str]) -> Manifest:
-    """Return what the data files hold: their footers tell which files and segments each replaced.
-
-    ``unreadable`` is filled with the names of damaged ones, and why each is.
-    """
-    import duckdb
-
-    found: list[tuple[DataFile, Origin]] = []
-    files: list[DataFile] = []
-    segments: dict[str, SettledSegment] = {}
-    ended = 0
-    with bounded_connection(layout.new / SPILL) as con:
-        for path in reversed(layout.data_files()):
-            try:
-                found.append((describe_file(con, path), read_origin(con, path)))
-            except duckdb.Error as exc:
-                log.warning("%s cannot be read (%s); its spans are left out", path, exc)
-                if not isinstance(exc, duckdb.IOException):
-                    unreadable[path.name] = str(exc)
-        replaced = {name for _, origin in found for name in origin.files}
-        for file, origin in found:
-            # A settler that died may have left a file that was made again.
-            if file.name in replaced or origin.segments.keys() & segments:
-                continue
-            files.insert(0, file)
-            for name, rows in origin.segments.items():
-                held = file.name if rows else ""
-                segments[name] = SettledSegment(name, now_us(), file=held, rows=rows)
-        if files:
-            paths = quote_paths(layout.data / file.name for file in files)
-            (ended,) = fetch_row(con, f"SELECT count(end_ns) FROM read_parquet({paths})")
-    there = {path.name for path in layout.segments()}
-    kept = tuple(each for name, each in segments.items() if name in there)
-    # What became of spans that are not here is not known; these, at least, ended and are stored.
-    counts = sum_counts({ENDED: ended, STORED: ended})
-    return Manifest(tuple(files), kept, counts, spent=tuple(sorted(replaced)))

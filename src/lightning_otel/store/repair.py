@@ -8,7 +8,6 @@ from lightning_otel.store.damage import (
     list_missing_files,
     list_readable_files,
     quarantine_damage,
-    restore_manifest,
     translate_errors,
 )
 from lightning_otel.store.layout import Layout, hold_settler_lock, is_own_file, now_us
@@ -21,6 +20,7 @@ from lightning_otel.store.quarantine import (
     read_notes,
     write_note,
 )
+from lightning_otel.store.recovery import restore_manifest
 from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.settle import wait_until_visible
 from lightning_otel.store.snapshot import list_nearby_files, rows_sql, same_span_sql

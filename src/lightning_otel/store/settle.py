@@ -23,7 +23,6 @@ from lightning_otel.store.damage import (
     list_missing_files,
     quarantine_damage,
     release_missing_files,
-    restore_manifest,
 )
 from lightning_otel.store.layout import (
     Layout,
@@ -43,8 +42,8 @@ from lightning_otel.store.manifest import (
 from lightning_otel.store.packing import copy_without_starts, make_parquet
 from lightning_otel.store.parquet import SPILL, bounded_connection, sync
 from lightning_otel.store.quarantine import quarantine_lines
+from lightning_otel.store.recovery import restore_manifest
 from lightning_otel.store.segment import read_boot_id
-from lightning_otel.store.strays import adopt_strays
 
 if TYPE_CHECKING:
     import duckdb
@@ -101,7 +100,6 @@ def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> 
 def settle_elected(layout: Layout, limit: int | None = None) -> SettleResult:
     """Settle in the process that :func:`elect_settler` has elected."""
     restore_manifest(layout)
-    adopt_strays(layout)
     release_missing_files(layout)
     sweep(layout)
     batches, done = list(islice(_list_batches(list_sealed(layout)), limit)), set[str]()

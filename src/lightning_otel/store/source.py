@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
-from lightning_otel.store.damage import ensure_manifest, exclude_damage
+from lightning_otel.store.damage import exclude_damage
 from lightning_otel.store.digest import DIGEST, digest_sql
 from lightning_otel.store.layout import MEMORY, Layout, now_us
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.reader import Moment, Reader
+from lightning_otel.store.recovery import ensure_manifest
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
 from lightning_otel.store.snapshot import (
     Snapshot,
@@ -24,7 +25,6 @@ from lightning_otel.store.snapshot import (
     segments_sql,
 )
 from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths
-from lightning_otel.store.strays import ensure_adopted
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import IS_ANNOTATION, NAMES, NARROW, create_views, list_views
 from lightning_otel.store.writer import SpanWriter, writer_for, writers_by_catalogue
@@ -227,7 +227,6 @@ def prepare(layout: Layout) -> None:
     if writer is not None:
         writer.flush()  # what this process recorded is found, however slow the disk
     ensure_manifest(layout)
-    ensure_adopted(layout)
     exclude_damage(layout)
     ensure_catalogue(layout)
 
