@@ -1,9 +1,11 @@
 """Comparisons of versions: paired by task, with an interval, refused where nothing is known."""
 
+import contextlib
 import runpy
 from pathlib import Path
 
 import pytest
+from opentelemetry import trace
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward
 from lightning_otel.errors import ConfigError, NotFoundError
@@ -18,12 +20,29 @@ class Traffic:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def run(self, version: int, reward: float | None, task: object = None, name: str = "p") -> None:
-        """One rollout of one step."""
-        with auto_trace(store=self.store, task=task, resources={"*": {name: version}}):
+    def run(
+        self,
+        version: int,
+        reward: float | None,
+        task: object = None,
+        name: str = "p",
+        *,
+        session: str | None = None,
+        crashes: str = "",
+    ) -> None:
+        """One rollout of one step, which crashes before it, after its reward, or not."""
+        stamp = {"*": {name: version}}
+        with (
+            contextlib.suppress(ValueError),
+            auto_trace(store=self.store, task=task, resources=stamp, conversation_id=session),
+        ):
+            if crashes == "before":
+                raise ValueError
             emit_action("what was done")
             if reward is not None:
                 emit_reward(reward)
+            if crashes:
+                raise ValueError
 
 
 @pytest.fixture
@@ -91,6 +110,86 @@ def test_nothing_to_compare_is_refused_with_the_reasons(store: Store, traffic: T
         compare_versions("p", 1, 2, store)
     with pytest.raises(ConfigError, match="compared with itself"):
         compare_versions("p", 1, 1, store)
+    for version in (1, 2):
+        traffic.run(version, 1.0, f"alone {version}")
+    with pytest.raises(ConfigError, match="they were never in use at the same time"):
+        compare_versions("p", 1, 2, store)
+
+
+def test_canary_is_compared_with_what_ran_next_to_it(store: Store, traffic: Traffic) -> None:
+    """A share that is raised while tasks become easy makes no version better."""
+    for n in range(80):
+        is_late = n >= 40
+        traffic.run(2 if n % (2 if is_late else 10) == 0 else 1, float(is_late), f"t{n}")
+
+    found = compare_versions("p", 1, 2, store)
+
+    assert found.mean_b - found.mean_a > 0.2
+    assert (found.is_better, found.is_worse) == (False, False)
+
+
+@pytest.mark.parametrize("key", ["user", "session", "group", "none"])
+def test_what_was_drawn_together_counts_once(store: Store, traffic: Traffic, key: str) -> None:
+    """Six users of six rollouts each are six draws, which tell nothing; 36 draws do."""
+    for n in range(36):
+        number = n // 6 if key == "group" else n % 6
+        is_b = number % 2 == 1
+        session = f"s{number}" if key == "session" else None
+        task = f"g{number}" if key == "group" else f"t{n}"
+        if key == "user":
+            with auto_trace(store=store, task=task, resources={"*": {"p": is_b + 1}}):
+                trace.get_current_span().set_attribute("user.id", f"u{number}")
+                emit_action("done")
+                emit_reward(float(is_b))
+        else:
+            traffic.run(is_b + 1, float(is_b), task, session=session)
+
+    found = compare_versions("p", 1, 2, store)
+
+    assert found.difference == 1.0
+    assert found.is_better == (key == "none")
+
+
+@pytest.mark.parametrize("crashes", ["before", "after"])
+def test_lost_rollout_has_the_lowest_reward(store: Store, traffic: Traffic, crashes: str) -> None:
+    """Whatever it was given before it crashed; of a version that always crashes, too."""
+    for n in range(20):
+        traffic.run(1, 0.9, f"a{n}")
+        traffic.run(2, 0.9, f"b{n}", crashes=crashes)
+
+    found = compare_versions("p", 1, 2, store)
+    wide = compare_versions("p", 1, 2, store, reward_range=(-1, 1))
+
+    assert (found.mean_a, found.mean_b, found.is_worse) == (pytest.approx(0.9), 0.0, True)
+    assert wide.mean_b == -1.0
+
+
+def test_recurring_tasks_are_compared_again_and_again(store: Store, traffic: Traffic) -> None:
+    """Four tasks decide, as each of their rollouts is compared with one next to it."""
+    for n in range(48):
+        is_b = n // 4 % 2 == 1
+        traffic.run(is_b + 1, float(is_b), n % 4)
+
+    found = compare_versions("p", 1, 2, store)
+
+    assert (found.tasks, found.rollouts_a, found.is_better) == (4, 24, True)
+
+
+def test_verdict_says_which_range_it_relies_on(store: Store, traffic: Traffic) -> None:
+    """A stated range is relied on, unless rewards leave it; a wide one asks for more evidence."""
+    for n in range(24):
+        traffic.run(1 + n % 2, float(n % 2), f"t{n}")
+
+    stated = compare_versions("p", 1, 2, store, reward_range=(0, 1))
+    left = compare_versions("p", 1, 2, store, reward_range=(0, 0.5))
+
+    assert (stated.is_better, "assumes" in str(stated)) == (True, False)
+    assert "; assumes rewards from 0 to 1, as some left the stated one)" in str(left)
+    assert "; assumes rewards from 0 to 1, seen so far)" in str(compare_versions("p", 1, 2, store))
+    assert not compare_versions("p", 1, 2, store, reward_range=(-50, 1)).is_better
+    for wrong in ((1, 0), (0, float("nan"))):
+        with pytest.raises(ConfigError, match="reward_range is"):
+            compare_versions("p", 1, 2, store, reward_range=wrong)
 
 
 VERDICTS = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "verdicts.py"))
@@ -105,6 +204,14 @@ def test_verdicts_hold_however_often_one_looks(kind: str) -> None:
     assert told.better + told.worse <= 12
 
 
+@pytest.mark.parametrize("kind", VERDICTS["TRAFFIC"])
+def test_verdicts_hold_in_traffic(kind: str) -> None:
+    """Of series of equal versions, few are told apart, with a look after every rollout."""
+    told = VERDICTS["judge"](kind, 0.0, series=20, rollouts=300)
+
+    assert told.better + told.worse <= 5  # by the guarantee beyond once in three thousand times
+
+
 def test_real_difference_takes_few_more_tasks_than_a_fixed_test() -> None:
     """Coins that differ by 0.1: the median of the tasks it takes; and 0.05 worse is not better."""
     found = VERDICTS["measure"]("coin", 0.1, series=40, tasks=1200)
@@ -113,6 +220,7 @@ def test_real_difference_takes_few_more_tasks_than_a_fixed_test() -> None:
     assert found.worse == 0
     assert found.median_tasks <= 1.8 * VERDICTS["fixed_tasks"](0.1)
     assert worse.better <= 2
+    assert VERDICTS["judge"]("20 recurring tasks", 0.1, series=20).better >= 13
 
 
 def test_canary_is_compared_and_shown(store: Store, traffic: Traffic) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from lightning_otel.algorithms.tasks import RolloutResult, RunConfig, run_tasks
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.resources.evidence import format_verdict, weigh_differences
+from lightning_otel.resources.evidence import find_range, format_verdict, weigh_differences
+from lightning_otel.resources.neighbours import Difference
 from lightning_otel.state.runs import TrainingRun
 from lightning_otel.types import Resource, html
 
@@ -181,8 +182,8 @@ def _judge_candidates(
     ]
     both = [(old, new) for old, new in pairs if old is not None and new is not None]
     lost = sum(old is not None and new is None for old, new in pairs)
-    kept = [float(new is not None) - float(old is not None) for old, new in pairs]
-    is_broken = weigh_differences(kept, [0.0, 1.0]).is_below
+    kept = [Difference(float(new is not None) - float(old is not None)) for old, new in pairs]
+    is_broken = weigh_differences(kept, (0.0, 1.0)).is_below
     why = f"{lost} of {len(pairs)} held-out tasks have a reward no more"
     if not both:
         # Where the agent fails on all of them, there is no reward to compare.
@@ -193,7 +194,8 @@ def _judge_candidates(
     live = statistics.fmean(old for old, _ in both)
     candidate = statistics.fmean(new for _, new in both)
     found = weigh_differences(
-        [new - old for old, new in both], [reward for pair in both for reward in pair]
+        [Difference(new - old) for old, new in both],
+        find_range([reward for pair in both for reward in pair]),
     )
     told = (
         f"held-out reward {live:.3f} → {candidate:.3f} over {len(both)} tasks, a difference of "

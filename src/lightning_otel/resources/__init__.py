@@ -305,12 +305,14 @@ class Resources:
         store: "Store | None" = None,
         *,
         is_paired: bool | None = None,
+        reward_range: tuple[float, float] | None = None,
     ) -> "Comparison":
         """Compare two versions by the rewards of the rollouts made with them.
 
-        Of each task that was done with both the mean rewards are compared, and each task counts
-        once; the 95 % interval holds however often one looks. See
-        :mod:`lightning_otel.resources.evidence`.
+        Rollouts are compared with those of the other version next to them in time, of the same task
+        where tasks come again. What was given its version together, by user, session or group,
+        counts once; a rollout that failed or broke off as one of the lowest reward. The 95 %
+        interval holds however often one looks: see :mod:`lightning_otel.resources.evidence`.
 
         Args:
             name: The resource.
@@ -318,10 +320,13 @@ class Resources:
             b: The other.
             store: Where the rollouts are; by default the store that is used where none is named.
             is_paired: Whether only tasks done with both count; else all rollouts of either do. By
-                default the former, but for traffic in which few tasks come twice.
+                default the former, but for traffic in which few tasks come twice, or in which
+                versions stick to users, sessions or groups.
+            reward_range: The lowest and the highest reward that there can be; by default the range
+                seen so far, which the verdict then says.
 
         Raises:
-            ConfigError: No rollouts tell of both.
+            ConfigError: No rollouts tell of both, or the range is none.
             NotFoundError: There is no such version.
         """
         from lightning_otel.dataset import Store
@@ -329,7 +334,9 @@ class Resources:
 
         versions = [self.get(name, each).version for each in (a, b)]
         opened = store if store is not None else Store()
-        return compare_versions(name, versions[0], versions[1], opened, is_paired=is_paired)
+        return compare_versions(
+            name, versions[0], versions[1], opened, is_paired=is_paired, reward_range=reward_range
+        )
 
     def diff(self, name: str, a: int | str = LIVE, b: int | str = CANARY) -> str:
         """Return the difference of two versions as ``diff -u`` shows it; empty if none.

@@ -1,19 +1,45 @@
 """Comparison of two versions: rewards of the same tasks, and how sure the difference is."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from lightning_otel.adapter.agent_patterns import resources_of
 from lightning_otel.errors import ConfigError
-from lightning_otel.resources.evidence import format_verdict, weigh_differences
-from lightning_otel.store.source import read_rollout_rewards
+from lightning_otel.resources.evidence import find_range, format_verdict, weigh_differences
+from lightning_otel.resources.neighbours import (
+    Unit,
+    compare_neighbours,
+    compare_task,
+    is_sticky,
+    join_units,
+)
+from lightning_otel.store.attempt_rewards import LAST_REWARD
+from lightning_otel.store.source import read_overview
+from lightning_otel.store.sql import ROLLOUT, attribute_sql
 from lightning_otel.types import Transition, html
+from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
+
+_ROLLOUTS: Final = f"""
+SELECT * FROM (
+  SELECT rollout_id, {LAST_REWARD} AS reward, max(start_ns) AS start_ns,
+    arg_max(status, start_ns) IN ('failed', 'incomplete') AS is_lost,
+    arg_max(coalesce(agents, ''), start_ns) AS agent, coalesce(any_value(task), '') AS task
+  FROM rollouts GROUP BY rollout_id
+) LEFT JOIN (
+  SELECT {ROLLOUT} AS rollout_id, any_value({attribute_sql(c.CONVERSATION_ID)}) AS session,
+    any_value(coalesce({attribute_sql("user.id")}, {attribute_sql("enduser.id")})) AS user,
+    arg_max({attribute_sql(c.RESOURCES)}, start_ns) AS resources
+  FROM spans GROUP BY 1
+) USING (rollout_id)"""
+"""Rollouts, as their last attempt left them, and what their versions may have been drawn by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +66,21 @@ class Comparison:
         name: The resource.
         a: One version.
         b: The other.
-        tasks: How many tasks were done with both, each of which counts once; 0 where rollouts were
-            compared whatever their task.
+        tasks: How many tasks were done with both, within which rollouts were compared; 0 where they
+            were compared with those next to them in time, whatever their task.
         rollouts_a: How many rollouts of ``a`` were counted.
         rollouts_b: How many of ``b``.
         mean_a: Their mean reward; of paired ones the mean over tasks.
         mean_b: Likewise.
-        difference: ``mean_b - mean_a``.
+        difference: The mean of ``b``'s rewards less ``a``'s next to them.
         low: The lower end of its 95 % confidence interval, however often one looks.
         high: The upper end.
         missing: About how many more tasks, or rollouts of each, it takes until one is told from the
             other, if they come out alike; 0 if they are told apart, None if no end is in sight.
         left_out: Rollouts that were not counted, by reason.
         pairs: The tasks that were done with both; none where tasks were not looked at.
+        reward_range: The range of rewards that the verdict relies on.
+        stated_range: The range that was stated; None if none was.
     """
 
     name: str
@@ -69,6 +97,8 @@ class Comparison:
     missing: int | None
     left_out: Mapping[str, int] = field(default_factory=dict)
     pairs: tuple[Pair, ...] = ()
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    stated_range: tuple[float, float] | None = None
 
     @property
     def is_better(self) -> bool:
@@ -86,6 +116,15 @@ class Comparison:
         return format_verdict(self.is_better - self.is_worse, self.missing, self.unit)
 
     @property
+    def assumption(self) -> str:
+        """The range of rewards that the verdict assumes; empty if it is the stated one."""
+        if self.reward_range == self.stated_range:
+            return ""
+        low, high = self.reward_range
+        why = "seen so far" if self.stated_range is None else "as some left the stated one"
+        return f"; assumes rewards from {low:g} to {high:g}, {why}"
+
+    @property
     def unit(self) -> str:
         """The name of what is counted once: tasks, or rollouts of each version."""
         return "tasks" if self.tasks else "rollouts of each"
@@ -100,7 +139,7 @@ class Comparison:
             ("difference", f"{self.difference:+.3f}", f"[{self.low:+.3f}, {self.high:+.3f}]"),
         ]
         rows += [("left out", f"{count:,}", reason) for reason, count in self.left_out.items()]
-        note = f"{how}: {self.name}@{self.b} is {self.verdict} (95 %)"
+        note = f"{how}: {self.name}@{self.b} is {self.verdict} (95 %{self.assumption})"
         return html.render_table(("", "mean reward", "rollouts"), rows, note)
 
     def __str__(self) -> str:
@@ -108,41 +147,65 @@ class Comparison:
         return (
             f"{self.name}@{self.b} − {self.name}@{self.a} = {self.difference:+.3f} "
             f"[{self.low:+.3f}, {self.high:+.3f}] ({how}; {self.rollouts_b} and "
-            f"{self.rollouts_a} rollouts, mean reward {self.mean_b:.3f} and {self.mean_a:.3f})"
+            f"{self.rollouts_a} rollouts, mean reward {self.mean_b:.3f} and {self.mean_a:.3f}"
+            f"{self.assumption})"
         )
 
 
 def compare_versions(
-    name: str, a: int, b: int, store: "Store", *, is_paired: bool | None = None
+    name: str,
+    a: int,
+    b: int,
+    store: "Store",
+    *,
+    is_paired: bool | None = None,
+    reward_range: tuple[float, float] | None = None,
 ) -> Comparison:
     """Compare two versions by the rewards of a store."""
     if a == b:
         raise ConfigError(f"{name}@{a} is compared with itself; name two versions")
-    steps = store.transitions(bodies=False, advantage="dr_grpo")
+    low, high = reward_range or (0.0, 1.0)
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(
+            f"reward_range is {reward_range}; name the lowest reward, then the highest"
+        )
     left_out: Counter[str] = Counter()
     lonely: Counter[str] = Counter()
-    rewards = read_rollout_rewards(store.source)
-    scored = _choose_attempts(name, (a, b), steps, rewards, left_out)
+    rows = {row["rollout_id"]: row for row in read_overview(store.source, _ROLLOUTS)}
+    scored = _choose_attempts(name, (a, b), store, rows, left_out)
+    rewards = _score_attempts(scored, rows, reward_range)
+    units = _make_units(scored, rows, rewards, b)
     pairs = [] if is_paired is False else _pair_tasks(scored, rewards, b, lonely)
     used = sum(len(p.rollouts_a) for p in pairs), sum(len(p.rollouts_b) for p in pairs)
     if is_paired is None:  # where most rollouts of the rarer version have paired tasks
-        counts = Counter(each.version for each in scored)
-        is_paired = 2 * used[counts[a] >= counts[b]] >= min(counts[a], counts[b])
+        counts = Counter(attempt.version for attempt in scored)
+        is_most = 2 * used[counts[a] >= counts[b]] >= min(counts[a], counts[b])
+        is_paired = is_most and not is_sticky(units)
     if is_paired:
         left_out += lonely
-        sides = [p.mean_a for p in pairs], [p.mean_b for p in pairs]
-        differences = [pair.difference for pair in pairs]
-        tasks = {pair.group_id for pair in pairs}
-        counted = [rewards[each.rollout_id] for each in scored if each.group_id in tasks]
+        of_a, of_b = [pair.mean_a for pair in pairs], [pair.mean_b for pair in pairs]
+        tasks: dict[str, list[Unit]] = {pair.group_id: [] for pair in pairs}
+        for row in scored:
+            if row.group_id in tasks:
+                unit = Unit(row.rollout_id, row.version == b, rewards[row.rollout_id])
+                tasks[row.group_id].append(unit)
+        differences = [gain for units in tasks.values() for gain in compare_task(units)]
+        counted = [unit.reward for units in tasks.values() for unit in units]
     else:
         pairs = []
-        sides = _concurrent_rewards(scored, rewards, a, b)
-        differences = spread_rewards(*sides)
-        used = len(sides[0]), len(sides[1])
-        counted = [*sides[0], *sides[1]]
+        of_a, of_b = (
+            [unit.reward for unit in units if unit.is_b == side] for side in (False, True)
+        )
+        used = len(of_a), len(of_b)
+        differences = compare_neighbours(join_units(units)) if units else []
+        counted = of_a + of_b
     if not differences:
         what = (
-            "no task was done with both" if is_paired else "no rollout of one of them has a reward"
+            "no task was done with both"
+            if is_paired
+            else "they were never in use at the same time"
+            if {row.version for row in scored} == {a, b}
+            else "no rollout of one of them has a reward"
         )
         reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
         raise ConfigError(
@@ -151,8 +214,11 @@ def compare_versions(
             + "; let more rollouts run with a reward"
             + (" and the same tasks" if is_paired else "")
         )
-    mean_a, mean_b = map(statistics.fmean, sides)
-    evidence = weigh_differences(differences, counted)
+    bounds = find_range([*counted, *(reward_range or ())], is_stated=reward_range is not None)
+    evidence = weigh_differences(differences, bounds)
+    missing = evidence.missing
+    if missing and len(pairs) != len(differences):  # of rollouts, some of which make a difference
+        missing = math.ceil(missing * min(used) / len(differences))
     return Comparison(
         name=name,
         a=a,
@@ -160,36 +226,84 @@ def compare_versions(
         tasks=len(pairs),
         rollouts_a=used[0],
         rollouts_b=used[1],
-        mean_a=mean_a,
-        mean_b=mean_b,
-        difference=mean_b - mean_a,
+        mean_a=statistics.fmean(of_a),
+        mean_b=statistics.fmean(of_b),
+        difference=evidence.mean,
         low=evidence.low,
         high=evidence.high,
-        missing=evidence.missing,
+        missing=missing,
         left_out=dict(left_out),
         pairs=tuple(pairs),
+        reward_range=bounds,
+        stated_range=reward_range,
     )
 
 
 def _choose_attempts(
     name: str,
     versions: tuple[int, int],
-    steps: Iterable[Transition],
-    rewards: Mapping[str, float],
+    store: "Store",
+    rows: Mapping[str, Mapping[str, Any]],
     left_out: Counter[str],
 ) -> list["LastAttempt"]:
-    """Return the rewarded attempts that were made with one of the versions, by start."""
-    found: list[LastAttempt] = []
-    for made in find_last_attempts(name, steps):
-        if not made.versions & set(versions):
+    """Return the attempts made with one of the versions that were rewarded or lost, by start."""
+    attempts = find_last_attempts(name, store.transitions(bodies=False, advantage="dr_grpo"))
+    versions_known = {attempt.rollout_id for attempt in attempts if attempt.versions}
+    for rollout_id, row in rows.items():
+        if row["is_lost"] and rollout_id not in versions_known:  # before its first step
+            version = _version_of(name, row["agent"], resources_of(row["agent"], row["resources"]))
+            known = frozenset(() if version is None else (version,))
+            attempts.append(LastAttempt(rollout_id, row["task"], row["start_ns"], known))
+    chosen: list[LastAttempt] = []
+    for attempt in sorted(attempts, key=lambda attempt: attempt.start_ns):
+        row = rows.get(attempt.rollout_id, {"reward": None, "is_lost": False})
+        if not attempt.versions & set(versions):
             continue
-        if made.version is None:
+        if attempt.version is None:
             left_out["made with both versions"] += 1
-        elif made.rollout_id not in rewards:
+        elif row["reward"] is None and not row["is_lost"]:
             left_out["without a reward"] += 1
         else:
-            found.append(made)
-    return found
+            chosen.append(attempt)
+    return chosen
+
+
+def _score_attempts(
+    attempts: Iterable["LastAttempt"],
+    rows: Mapping[str, Mapping[str, Any]],
+    reward_range: tuple[float, float] | None,
+) -> dict[str, float]:
+    """Return rewards by rollout; a lost one, whatever it was given before, has the lowest."""
+    ids = [attempt.rollout_id for attempt in attempts]
+    rewards = {key: rows[key]["reward"] for key in ids if not rows[key]["is_lost"]}
+    lowest = reward_range[0] if reward_range else min([0.0, *rewards.values()])
+    return {key: rewards.get(key, lowest) for key in ids}
+
+
+def _make_units(
+    scored: Sequence["LastAttempt"],
+    rows: Mapping[str, Mapping[str, Any]],
+    rewards: Mapping[str, float],
+    b: int,
+) -> list[Unit]:
+    """Return rollouts since both versions were in use, by what their version was drawn by.
+
+    That is the user, else the session, else the task, if versions stick to it; else the rollout.
+    """
+    first_ns = {attempt.version: attempt.start_ns for attempt in reversed(scored)}
+    beside = [row for row in scored if row.start_ns >= max(first_ns.values(), default=0)]
+    if len({attempt.version for attempt in beside}) < 2:
+        return []
+    by_rollout = [Unit(row.rollout_id, row.version == b, rewards[row.rollout_id]) for row in beside]
+    users = [rows[attempt.rollout_id]["user"] for attempt in beside]
+    sessions = [rows[attempt.rollout_id]["session"] for attempt in beside]
+    for keys in (users, sessions, [attempt.group_id for attempt in beside]):
+        units = [
+            unit._replace(key=key or unit.key) for unit, key in zip(by_rollout, keys, strict=True)
+        ]
+        if is_sticky(units):
+            return units
+    return by_rollout
 
 
 class LastAttempt(NamedTuple):
@@ -231,12 +345,16 @@ def version_in(name: str, step: Transition) -> int | None:
 
     A resource of one agent is found by its plain name too, as people stamp it by hand.
     """
-    agent, _, plain = name.rpartition("/")
-    text = step.resources.get(name)
-    if f"{step.agent}/{name}" in step.resources:
+    return _version_of(name, step.agent, step.resources)
+
+
+def _version_of(name: str, agent: str, resources: Mapping[str, str]) -> int | None:
+    owner, _, plain = name.rpartition("/")
+    text = resources.get(name)
+    if f"{agent}/{name}" in resources:
         return None  # the agent's own, which may be stamped by its plain name, too
-    if text is None and agent and step.agent == agent:
-        text = step.resources.get(plain)
+    if text is None and owner and agent == owner:
+        text = resources.get(plain)
     return int(text) if text is not None and text.isdecimal() else None
 
 
@@ -257,27 +375,3 @@ def _pair_tasks(
         else:
             left_out["of tasks that were done with one version only"] += sum(map(len, sides))
     return pairs
-
-
-def _concurrent_rewards(
-    scored: Sequence[LastAttempt], rewards: Mapping[str, float], a: int, b: int
-) -> tuple[list[float], list[float]]:
-    """Return rewards of each version while both were in use; all if they never were at once."""
-    first_ns = {each.version: each.start_ns for each in reversed(scored)}
-    beside = [each for each in scored if each.start_ns >= max(first_ns.values(), default=0)]
-    if {each.version for each in beside} != {a, b}:
-        beside = list(scored)
-    of_a, of_b = (
-        [rewards[each.rollout_id] for each in beside if each.version == v] for v in (a, b)
-    )
-    return of_a, of_b
-
-
-def spread_rewards(of_a: Sequence[float], of_b: Sequence[float]) -> list[float]:
-    """Differences between each reward of the rarer side and the mean of its share of the other."""
-    few, many, sign = (of_a, of_b, -1) if len(of_a) < len(of_b) else (of_b, of_a, 1)
-    ends = [position * len(many) // len(few) for position in range(len(few) + 1)] if few else []
-    return [
-        sign * (reward - statistics.fmean(many[start:end]))
-        for reward, start, end in zip(few, ends, ends[1:], strict=False)
-    ]

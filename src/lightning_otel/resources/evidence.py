@@ -2,29 +2,34 @@
 
 Each difference of rewards is bet on: that it lies above a supposed mean, and below it. Where the
 supposed mean is the true one, nobody's capital grows forty-fold but with a chance of one in forty,
-at any time. Means at which it did are ruled out; what is left is the interval.
+at any time (Ville's inequality). Means at which it did are ruled out; what is left is the interval.
 
-It is assumed that rewards lie within a range as wide as the widest seen, 1 at least, and that one
-difference tells nothing of the next. For rewards from 0 to 1, and wherever both ends of the range
-were seen, the guarantee holds for any number of differences; else as their number grows.
+The theorem assumes two things. Rewards lie within a range: the stated one, or else one as wide as
+the widest seen, 1 at least; the guarantee holds for any number of differences where the range is
+stated or both ends were seen, and else as their number grows. And the mean of a difference, given
+all earlier ones, is the supposed one: :mod:`lightning_otel.resources.neighbours` makes it so.
 
 Source: Waudby-Smith and Ramdas, Estimating means of bounded random variables by betting, Journal of
-the Royal Statistical Society B 86 (2024): hedged capital, divided over a grid of constant bets;
-Ville, Étude critique de la notion de collectif (1939).
+the Royal Statistical Society B 86 (2024), theorem 3 and section 4: capital of bets, divided over a
+grid of them; Ville, Étude critique de la notion de collectif (1939).
 """
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_otel.resources.neighbours import Difference
+
 CONFIDENCE: Final = 0.95
 _RANGE: Final = 1.0
-_BETS: Final = tuple(0.995 / 2**power for power in range(7))
-"""Shares of the capital that are staked; the smallest finds differences of a hundredth."""
-_ENOUGH: Final = math.log(2 / (1 - CONFIDENCE))
+MOST_STAKE: Final = 0.995
+BETS: Final = tuple(MOST_STAKE / 2**power for power in range(7))
+"""Shares of the capital that are staked on a difference of weight 1, and as many times as much on
+another, up to the most; the smallest finds differences of a hundredth."""
+ENOUGH: Final = math.log(2 / (1 - CONFIDENCE))
 """Logarithm of the capital that rules a mean out, on each side."""
 _STEPS: Final = 40
 """Halvings of the range when an end of the interval is sought."""
@@ -35,22 +40,27 @@ class Evidence:
     """Differences of rewards, and what they say of their mean.
 
     Attributes:
-        counts: How often each difference was seen, as a share of the width of the range.
+        counts: How often each difference was seen, its value as a share of the width of the range.
         width: That width.
     """
 
-    counts: Mapping[float, int]
+    counts: Mapping[Difference, int]
     width: float
 
     @property
     def is_above(self) -> bool:
         """True if the mean is above 0 with confidence."""
-        return _log_capital(self.counts, 0.0) >= _ENOUGH
+        return _log_capital(self.counts, 0.0) >= ENOUGH
 
     @property
     def is_below(self) -> bool:
         """True if it is below."""
-        return _log_capital(_mirror_counts(self.counts), 0.0) >= _ENOUGH
+        return _log_capital(_mirror_counts(self.counts), 0.0) >= ENOUGH
+
+    @property
+    def mean(self) -> float:
+        """The mean of the differences, each by its weight."""
+        return _weighted_mean(self.counts) * self.width
 
     @property
     def low(self) -> float:
@@ -74,12 +84,12 @@ class Evidence:
         growths = (
             _capital_growth(counts, bet, 0.0)
             for counts in (self.counts, _mirror_counts(self.counts))
-            for bet in _BETS
+            for bet in BETS
         )  # fmt: skip
         fastest = max(growths) / total
         if fastest <= 0:
             return None
-        return max(1, math.ceil((_ENOUGH + math.log(len(_BETS))) / fastest) - total)
+        return max(1, math.ceil((ENOUGH + math.log(len(BETS))) / fastest) - total)
 
 
 def format_verdict(verdict: float, missing: int | None, unit: str) -> str:
@@ -91,36 +101,52 @@ def format_verdict(verdict: float, missing: int | None, unit: str) -> str:
     return f"not significantly different: about {missing:,} more {unit} are needed"
 
 
-def weigh_differences(differences: Iterable[float], rewards: Sequence[float]) -> Evidence:
+def find_range(rewards: Iterable[float], *, is_stated: bool = False) -> tuple[float, float]:
+    """Return the range of rewards, 1 wide at least unless its ends, among them, were stated."""
+    known = list(rewards)
+    return min(known), max(max(known), min(known) + (0.0 if is_stated else _RANGE))
+
+
+def weigh_differences(
+    differences: Iterable[Difference], reward_range: tuple[float, float]
+) -> Evidence:
     """Take differences, one of which there is at least, as evidence of their mean."""
-    width = max(_RANGE, max(rewards) - min(rewards))
-    return Evidence(Counter(each / width for each in differences), width)
+    width = reward_range[1] - reward_range[0]
+    return Evidence(Counter(Difference(value / width, n) for value, n in differences), width)
 
 
-def _mirror_counts(counts: Mapping[float, int]) -> dict[float, int]:
-    return {-value: count for value, count in counts.items()}
+def _mirror_counts(counts: Mapping[Difference, int]) -> dict[Difference, int]:
+    return {Difference(-value, weight): count for (value, weight), count in counts.items()}
 
 
-def _lower_end(counts: Mapping[float, int]) -> float:
+def _weighted_mean(counts: Mapping[Difference, int]) -> float:
+    total = sum(weight * count for (_, weight), count in counts.items())
+    return sum(value * weight * count for (value, weight), count in counts.items()) / total
+
+
+def _lower_end(counts: Mapping[Difference, int]) -> float:
     """The least mean, from -1 to 1, that is not ruled out."""
     low = -1.0
-    high = max(low, sum(value * count for value, count in counts.items()) / sum(counts.values()))
+    high = max(low, _weighted_mean(counts))
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        if _log_capital(counts, middle) >= _ENOUGH:
+        if _log_capital(counts, middle) >= ENOUGH:
             low = middle
         else:
             high = middle
     return low
 
 
-def _log_capital(counts: Mapping[float, int], mean: float) -> float:
+def _log_capital(counts: Mapping[Difference, int], mean: float) -> float:
     """The logarithm of what bets above a supposed mean have come to; it falls with that mean."""
-    logs = [_capital_growth(counts, bet, mean) for bet in _BETS]
+    logs = [_capital_growth(counts, bet, mean) for bet in BETS]
     most = max(logs)
     return most + math.log(statistics.fmean(math.exp(each - most) for each in logs))
 
 
-def _capital_growth(counts: Mapping[float, int], bet: float, mean: float) -> float:
-    stake = bet / (1 + max(mean, 0.0))
-    return sum(count * math.log1p(stake * (value - mean)) for value, count in counts.items())
+def _capital_growth(counts: Mapping[Difference, int], bet: float, mean: float) -> float:
+    scale = 1 + max(mean, 0.0)
+    return sum(
+        count * math.log1p(min(bet * weight, MOST_STAKE) / scale * (value - mean))
+        for (value, weight), count in counts.items()
+    )

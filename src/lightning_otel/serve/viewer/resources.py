@@ -155,7 +155,9 @@ async def diff(request: Request) -> Response:
         lines = compare_lines(of_a, of_b)
         found, refusal = None, ""
         try:
-            found = opened.compare(name, first.version, second.version, store, is_paired=is_paired)
+            found = opened.compare(
+                name, first.version, second.version, store, is_paired=None if is_paired else False
+            )
         except ConfigError as exc:
             refusal = str(exc)
         return {

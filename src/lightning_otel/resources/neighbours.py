@@ -1,0 +1,110 @@
+"""Differences between rollouts of two versions that lie next to each other in time.
+
+Nothing is assumed of tasks, users or days. All that counts is that versions were drawn: of two
+neighbours with different ones, the other way round was as likely. This is exact while the canary's
+share stays, and nearly so while it is ramped, for neighbours lie in the same part of the ramp.
+
+Source: von Neumann, Various techniques used in connection with random digits (1951); for neighbours
+of one version, Peres, Iterating von Neumann's procedure, Annals of Statistics 20 (1992).
+"""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+_STICKY: Final = 0.25
+"""Changes back of a key's version, as a share of those by independent draws, up to which it sticks.
+Where a version sticks to a key, a share that is ramped up changes it once, and never back."""
+
+
+class Unit(NamedTuple):
+    """A rollout, or several that were given their version together.
+
+    Attributes:
+        key: Its id, or that of the user, session or group.
+        is_b: Whether its version is ``b``.
+        reward: Its reward, or their mean.
+    """
+
+    key: str
+    is_b: bool
+    reward: float
+
+
+class Difference(NamedTuple):
+    """A reward with ``b`` less one with ``a``, and how many pairs of rollouts it is as good as."""
+
+    value: float
+    weight: float = 1.0
+
+
+def compare_neighbours(units: Sequence[Unit]) -> list[Difference]:
+    """Return differences of units in order of time; a unit counts once, and each stays for ever.
+
+    Two neighbours of one version are a unit of the next level. No difference: that of the means.
+    """
+    differences: list[Difference] = []
+    waiting: dict[int, Unit] = {}
+    for unit in units:
+        level = 0
+        while (before := waiting.pop(level, None)) is not None:
+            if before.is_b != unit.is_b:
+                gain = unit.reward - before.reward
+                differences.append(Difference(gain if unit.is_b else -gain, 2.0**level))
+                break
+            unit = unit._replace(reward=(before.reward + unit.reward) / 2)
+            level += 1
+        else:
+            waiting[level] = unit
+    if differences:
+        return differences
+    of_a, of_b = ([unit.reward for unit in units if unit.is_b == side] for side in (False, True))
+    return [Difference(statistics.fmean(of_b) - statistics.fmean(of_a))]
+
+
+def compare_task(units: Sequence[Unit]) -> list[Difference]:
+    """Return differences within a task: of neighbours, or one by one if one version came first."""
+    if sum(before.is_b != unit.is_b for before, unit in pairwise(units)) > 1:
+        return compare_neighbours(units)
+    of_a, of_b = ([unit.reward for unit in units if unit.is_b == side] for side in (False, True))
+    few, many, sign = (of_a, of_b, -1) if len(of_a) < len(of_b) else (of_b, of_a, 1)
+    ends = [position * len(many) // len(few) for position in range(len(few) + 1)]
+    return [
+        Difference(sign * (reward - statistics.fmean(many[start:end])))
+        for reward, (start, end) in zip(few, pairwise(ends), strict=True)
+    ]
+
+
+def join_units(units: Iterable[Unit]) -> list[Unit]:
+    """Return one unit for each key, with the mean reward.
+
+    A key with both versions says that the share moved, after which rollouts of a key that changed
+    have no match among those of one that did not: then the first rollout of each key counts.
+    """
+    members: dict[str, list[Unit]] = {}
+    for unit in units:
+        members.setdefault(unit.key, []).append(unit)
+    if any(len({unit.is_b for unit in rows}) > 1 for rows in members.values()):
+        return [rows[0] for rows in members.values()]
+    return [
+        rows[0]._replace(reward=statistics.fmean(unit.reward for unit in rows))
+        for rows in members.values()
+    ]
+
+
+def is_sticky(units: Sequence[Unit]) -> bool:
+    """Return whether versions were drawn by key: it stays the same, where a key comes again."""
+    repeats, changes = 0, [0, 0]
+    members: dict[str, list[bool]] = {}
+    for unit in units:
+        versions = members.setdefault(unit.key, [])
+        if versions:
+            repeats += 1
+            changes[unit.is_b] += versions[-1] != unit.is_b
+        versions.append(unit.is_b)
+    share = sum(unit.is_b for unit in units) / max(1, len(units))
+    kinds = {frozenset(versions) for versions in members.values()}
+    limit = _STICKY * share * (1 - share) * repeats
+    # A session that a program uses for all it does has both, and says nothing.
+    return repeats > 0 and len(kinds - {frozenset({False, True})}) == 2 and min(changes) <= limit
