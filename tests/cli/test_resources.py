@@ -90,8 +90,15 @@ def test_diff_says_which_is_better(cli: Any, store: Store, canary: list[str]) ->
         judge(store, range(8), version, float(version))
 
     done = cli("resources", "diff", "endpoint", *canary)
+    wide = ("--if-better", "--range", "-50", "2")
+    undecided = cli("resources", "promote", "endpoint", *wide, *canary)
+    wrong = cli("resources", "diff", "endpoint", "--range", "2", "1", *canary)
     promoted = cli("resources", "promote", "endpoint", "--if-better", *canary)
 
+    assert "endpoint@2 stays the canary" in undecided.stderr
+    assert "assumes" not in undecided.stderr
+    assert "reward_range is (2.0, 1.0)" in wrong.stderr
+    assert "assumes rewards from 1 to 2, seen so far" in done.stdout
     assert promoted.stdout == "endpoint@2\n"
     assert '-  "model": "a"\n+  "model": "b"\n' in done.stdout
     assert "= +1.000 [+0.004, +1.000] (8 tasks; 8 and 8 rollouts" in done.stdout

@@ -159,10 +159,15 @@ def test_live_traffic_decides(store: Store, better: int, is_shared: bool) -> Non
                         lo.emit_action("say", "so")
                         lo.emit_reward(float(version == better))
 
-    trainer = Trainer(polite, Watched(), store=store, resources={"prompt": "good"})
+    with pytest.raises(ConfigError, match="reward_range is 5; name the lowest"):
+        Trainer(polite, reward_range=5)
+    trainer = Trainer(
+        polite, Watched(), store=store, resources={"prompt": "good"}, reward_range=(0, 1)
+    )
 
     fit = trainer.fit(["a"])
 
+    assert "assumes" not in fit.verdict.reason
     told = {1: "worse in live traffic: prompt@2 − prompt@1 = -1", 2: "better in live traffic"}
     assert fit.verdict.reason.startswith(told[better])
     assert (fit.promoted, fit.withdrawn) == (

@@ -108,7 +108,7 @@ def promote(run: "Run") -> Verdict:
         return _judge_traffic(run, live, unmeasured)
     before = run_tasks(config, config.val, {**run.versions, **live}, mode="val")
     after = run_tasks(config, config.val, run.versions, mode="val")
-    verdict = _judge_candidates(before, after, tuple(live), config.min_gain)
+    verdict = _judge_candidates(before, after, tuple(live), config)
     means = {"val/live": verdict.live, "val/candidate": verdict.candidate}
     run.log(run.step, {name: value for name, value in means.items() if value is not None})
     if config.stop.is_set():
@@ -135,7 +135,9 @@ def _judge_traffic(run: "Run", live: Mapping[str, int], unmeasured: str) -> Verd
     for name, standing in live.items():
         version = run.versions[name]
         try:
-            comparison = run.resources.compare(name, standing, version, run.store)
+            comparison = run.resources.compare(
+                name, standing, version, run.store, reward_range=run.config.reward_range
+            )
         except ConfigError:  # nothing is recorded of one of them
             share = run.resources.canary_weight(name)
             reasons.append(
@@ -175,7 +177,7 @@ def _judge_candidates(
     before: Sequence[RolloutResult],
     after: Sequence[RolloutResult],
     names: tuple[str, ...],
-    min_gain: float,
+    config: RunConfig,
 ) -> Verdict:
     pairs = [
         (old.rollout.reward, new.rollout.reward) for old, new in zip(before, after, strict=True)
@@ -195,7 +197,7 @@ def _judge_candidates(
     candidate = statistics.fmean(new for _, new in both)
     found = weigh_differences(
         [Difference(new - old) for old, new in both],
-        find_range([reward for pair in both for reward in pair]),
+        find_range((reward for pair in both for reward in pair), config.reward_range),
     )
     told = (
         f"held-out reward {live:.3f} → {candidate:.3f} over {len(both)} tasks, a difference of "
@@ -207,8 +209,8 @@ def _judge_candidates(
         return Verdict((), why, live, candidate, names if is_broken else ())
     if not found.is_above:
         return Verdict((), f"{told}: {format_verdict(0, found.missing, 'tasks')}", live, candidate)
-    if candidate - live < min_gain:
-        return Verdict((), f"{told}, and {min_gain:g} is needed", live, candidate)
+    if candidate - live < config.min_gain:
+        return Verdict((), f"{told}, and {config.min_gain:g} is needed", live, candidate)
     return Verdict(names, told, live, candidate)
 
 

@@ -58,6 +58,7 @@ class RunConfig:
     reward_timeout_s: float = 30.0
     consumer: str = ""
     min_gain: float = 0.0
+    reward_range: tuple[float, float] | None = None
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)  # the algorithm's own
     report_to: tuple[str, ...] = ()

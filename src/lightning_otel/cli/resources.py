@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _UNPAIRED = click.option("--unpaired", is_flag=True, help="Compare all rollouts, of any tasks.")
+_RANGE = click.option(
+    "--range", "reward_range", type=float, nargs=2, metavar="LOW HIGH",
+    help="Lowest and highest reward that there can be; by default what was seen.",
+)  # fmt: skip
 _WEIGHT = click.option(
     "--weight", type=float, help="Share of rollouts that get the canary, 0 to 1."
 )
@@ -159,8 +163,9 @@ def alias(name: str, alias: str, version: str, weight: float | None, store: str 
 @click.argument("name")
 @click.option("--if-better", is_flag=True, help="Only if it is significantly better than live.")
 @_UNPAIRED
+@_RANGE
 @store_option
-def promote(name: str, if_better: bool, unpaired: bool, store: str | None) -> None:
+def promote(name: str, if_better: bool, store: str | None, **options: Any) -> None:
     """Make the canary live.
 
     Running agents follow within a second or two.
@@ -168,7 +173,7 @@ def promote(name: str, if_better: bool, unpaired: bool, store: str | None) -> No
     opened = open_resources(store, is_reading=True)
     last_move = opened.last_move(name)
     if if_better:
-        found = _compare_canary(opened, name, unpaired=unpaired, store=store)
+        found = _compare(opened, name, "live", "canary", store, **options)
         if not found.is_better:
             print_note(f"{name}@{found.b} stays the canary: {found} is {found.verdict}")
             return
@@ -185,8 +190,9 @@ def promote(name: str, if_better: bool, unpaired: bool, store: str | None) -> No
     help="Only if it is significantly worse than live on the same tasks.",
 )
 @_UNPAIRED
+@_RANGE
 @store_option
-def withdraw(name: str, reason: str, if_worse: bool, unpaired: bool, store: str | None) -> None:
+def withdraw(name: str, reason: str, if_worse: bool, store: str | None, **options: Any) -> None:
     """Withdraw the canary and keep the reason.
 
     What is live does not change.
@@ -194,7 +200,7 @@ def withdraw(name: str, reason: str, if_worse: bool, unpaired: bool, store: str 
     opened = open_resources(store, is_reading=True)
     version = opened.get(name, "canary").version
     if if_worse:
-        found = _compare_canary(opened, name, unpaired=unpaired, store=store)
+        found = _compare(opened, name, "live", "canary", store, **options)
         if not found.is_worse:
             print_note(f"{name}@{version} stays: {found} is {found.verdict}")
             return
@@ -221,25 +227,18 @@ def rollback(name: str, store: str | None) -> None:
 @click.argument("a", default="live")
 @click.argument("b", default="canary")
 @_UNPAIRED
+@_RANGE
 @store_option
-def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
+def diff(name: str, a: str, b: str, store: str | None, **options: Any) -> None:
     """Compare the texts and rewards of two versions.
 
     By default these are live and canary.
     """
-    from lightning_otel.dataset import Store
-
     opened = open_resources(store, is_reading=True)
     for line in opened.diff(name, parse_version(a), parse_version(b)).splitlines():
         print_line(line)
     try:
-        found = opened.compare(
-            name,
-            parse_version(a),
-            parse_version(b),
-            Store(store),
-            is_paired=False if unpaired else None,
-        )
+        found = _compare(opened, name, parse_version(a), parse_version(b), store, **options)
     except ConfigError as exc:
         print_note(exc.what)
         return
@@ -250,13 +249,20 @@ def diff(name: str, a: str, b: str, unpaired: bool, store: str | None) -> None:
         suggest(f"resources withdraw {name}", store)
 
 
-def _compare_canary(
-    opened: "Resources", name: str, *, unpaired: bool, store: str | None
+def _compare(
+    opened: "Resources",
+    name: str,
+    a: int | str,
+    b: int | str,
+    store: str | None,
+    *,
+    unpaired: bool,
+    reward_range: tuple[float, float] | None,
 ) -> "Comparison":
     from lightning_otel.dataset import Store
 
     is_paired = False if unpaired else None
-    return opened.compare(name, "live", "canary", Store(store), is_paired=is_paired)
+    return opened.compare(name, a, b, Store(store), is_paired=is_paired, reward_range=reward_range)
 
 
 def _tell_aliases(opened: "Resources", name: str) -> None:

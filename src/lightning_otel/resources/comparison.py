@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.agent_patterns import resources_of
 from lightning_otel.errors import ConfigError
-from lightning_otel.resources.evidence import find_range, format_verdict, weigh_differences
+from lightning_otel.resources.evidence import (
+    check_range,
+    find_range,
+    format_verdict,
+    weigh_differences,
+)
 from lightning_otel.resources.neighbours import (
     Unit,
     compare_neighbours,
@@ -164,11 +169,7 @@ def compare_versions(
     """Compare two versions by the rewards of a store."""
     if a == b:
         raise ConfigError(f"{name}@{a} is compared with itself; name two versions")
-    low, high = reward_range or (0.0, 1.0)
-    if not -math.inf < low < high < math.inf:
-        raise ConfigError(
-            f"reward_range is {reward_range}; name the lowest reward, then the highest"
-        )
+    reward_range = check_range(reward_range)
     left_out: Counter[str] = Counter()
     lonely: Counter[str] = Counter()
     rows = {row["rollout_id"]: row for row in read_overview(store.source, _ROLLOUTS)}
@@ -214,7 +215,7 @@ def compare_versions(
             + "; let more rollouts run with a reward"
             + (" and the same tasks" if is_paired else "")
         )
-    bounds = find_range([*counted, *(reward_range or ())], is_stated=reward_range is not None)
+    bounds = find_range(counted, reward_range)
     evidence = weigh_differences(differences, bounds)
     missing = evidence.missing
     if missing and len(pairs) != len(differences):  # of rollouts, some of which make a difference

@@ -14,6 +14,7 @@ the Royal Statistical Society B 86 (2024), theorem 3 and section 4: capital of b
 grid of them; Ville, Étude critique de la notion de collectif (1939).
 """
 
+import contextlib
 import math
 import statistics
 from collections import Counter
@@ -21,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lightning_otel.errors import ConfigError
 from lightning_otel.resources.neighbours import Difference
 
 CONFIDENCE: Final = 0.95
@@ -101,10 +103,29 @@ def format_verdict(verdict: float, missing: int | None, unit: str) -> str:
     return f"not significantly different: about {missing:,} more {unit} are needed"
 
 
-def find_range(rewards: Iterable[float], *, is_stated: bool = False) -> tuple[float, float]:
-    """Return the range of rewards, 1 wide at least unless its ends, among them, were stated."""
-    known = list(rewards)
-    return min(known), max(max(known), min(known) + (0.0 if is_stated else _RANGE))
+def check_range(reward_range: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Return a range of rewards; None stays None.
+
+    Raises:
+        ConfigError: It is not two numbers, the lower one first.
+    """
+    with contextlib.suppress(TypeError, ValueError):
+        if reward_range is None:
+            return None
+        low, high = reward_range
+        if -math.inf < low < high < math.inf:
+            return low, high
+    raise ConfigError(
+        f"reward_range is {reward_range!r}; name the lowest and the highest reward: (0, 1)"
+    )
+
+
+def find_range(
+    rewards: Iterable[float], stated: tuple[float, float] | None = None
+) -> tuple[float, float]:
+    """Return the range of rewards: the stated one if they lie in it, else 1 wide at least."""
+    known = [*rewards, *(stated or ())]
+    return min(known), max(max(known), min(known) + (0.0 if stated else _RANGE))
 
 
 def weigh_differences(

@@ -29,6 +29,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.resources import Resources
+from lightning_otel.resources.evidence import check_range
 from lightning_otel.rewards.pending import settle_pending
 from lightning_otel.runner.agents import agent_of
 from lightning_otel.state import State
@@ -108,6 +109,7 @@ class Trainer:
         select: Mapping[str, Any] | None = None,
         consumer: str = "",
         min_gain: float = 0.0,
+        reward_range: tuple[float, float] | None = None,
         seed: int = 0,
         state: State | None = None,
         run_dir: str | os.PathLike[str] | None = None,
@@ -145,6 +147,8 @@ class Trainer:
             consumer: Runs that share this name never train on the same rollout; by default each
                 trainer has its own.
             min_gain: The extra mean reward that a candidate needs to go live.
+            reward_range: The lowest and the highest reward that there can be, on which evidence
+                relies; by default the range seen so far.
             seed: Seed of the order of tasks.
             state: The state of queue, resources and runs; by default beside the store.
             run_dir: The folder of the runs' files; by default beside the store.
@@ -197,6 +201,7 @@ class Trainer:
             reward_timeout_s=reward_timeout_s,
             consumer=consumer,
             min_gain=min_gain,
+            reward_range=check_range(reward_range),
             seed=seed,
             options=options,
             report_to=reporter_names(report_to),
