@@ -313,6 +313,9 @@ def test_training_on_recorded_runs(
                 ran(SIMPLE_AGENT.replace("1.0 if response", "0.2 if response"))
         ran(snippet, agl=agl, store=default, APO=APO)
         assert {request["model"] for request in server.requests} == {"gpt-4"}
+        if "max_iterations" in snippet:
+            (run,) = Runs(State.beside(default)).all()
+            assert run.reason.startswith("1 of 10 steps: apo ended by itself; once its canary")
 
     resources = Resources(State.beside(default))
     assert resources.aliases(target) == {"live": 1, "canary": 2}

@@ -1,6 +1,7 @@
 """Batches: run or wait for rollouts, claim whole groups, read and check them."""
 
 import logging
+import math
 import random
 import time
 from collections import Counter
@@ -157,6 +158,7 @@ class Collector:
         wanted = config.min_batch_size or 1
         if self._algorithm.takes_newest:
             self._known = {}  # newer ones may be there than were seen at the step before
+        patient_until_s = time.monotonic() + config.reward_timeout_s
         while not config.stop.is_set():
             started = time.monotonic()
             groups, chosen = self._find_offered(wanted - len(batch.rollout_ids))
@@ -172,6 +174,9 @@ class Collector:
                     self._claims.release(batch.rollout_ids)
                     raise self._explain_too_few(groups, wanted)
                 break
+            if started > patient_until_s:
+                patient_until_s = math.inf  # once a batch
+                log.warning("the run waits: %s", self._explain_too_few(groups, wanted))
             config.stop.wait(max(POLL_S, _PATIENCE * (time.monotonic() - started)))
         self._claims.release(batch.rollout_ids)
         return None

@@ -14,6 +14,7 @@ from lightning_otel.algorithms.tasks import RolloutResult, RunConfig, run_tasks
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources.evidence import find_range, format_verdict, weigh_differences
 from lightning_otel.resources.neighbours import Difference
+from lightning_otel.resources.waiting import explain_waiting
 from lightning_otel.state.runs import TrainingRun
 from lightning_otel.types import Resource, html
 
@@ -140,10 +141,12 @@ def _judge_traffic(run: "Run", live: Mapping[str, int], unmeasured: str) -> Verd
             )
         except ConfigError:  # nothing is recorded of one of them
             share = run.resources.canary_weight(name)
+            vain = explain_waiting(run.resources, name, run.store)
             reasons.append(
                 f"{unmeasured}: {name}@{version} is the canary, which {share:.0%} of the runs with "
                 f"apply are given; what they and those with {name}@{standing} earn decides at the "
                 f"next look: train() again, or lightning-otel resources promote {name} --if-better"
+                + (f"; so far {vain}" if vain else "")
             )
             continue
         if comparison.is_worse and _withdraw(run, name, f"worse: {comparison}"):

@@ -88,6 +88,7 @@ class Run:
         self._unpublished: dict[str, Any] = {}
         self._measured: dict[str, float] = {}
         self._yielded: list[Batch] = []
+        self._is_used_up = False
         self._report_elsewhere: Callable[[int, Mapping[str, float]], None] = lambda *_: None
         self.left_out: Counter[str] = Counter()
         self._collector = Collector(
@@ -131,13 +132,26 @@ class Run:
         late = self._count_late()
         if late:
             self.log(self.step, {"late_rewards": float(late)})
-        config.runs.set_status(run_id, "stopped" if is_stopped else "succeeded")
+        reason = "" if is_stopped else self._explain_few_steps()
+        config.runs.set_status(run_id, "stopped" if is_stopped else "succeeded", reason)
         metrics = {each.name: each.value for each in config.runs.metrics(run_id)}
         latest = {name: self.resources.get(name, each) for name, each in self.versions.items()}
         made = {name: each for name, each in latest.items() if each.run_id == run_id}
         return Fit(
             config.runs.get(run_id), metrics, made, verdict, dict(self.left_out.most_common())
         )
+
+    def _explain_few_steps(self) -> str:
+        """Return why there were fewer steps than were asked for; empty if there were not."""
+        most = self.config.max_iterations
+        if most is None or self.step >= most:
+            return ""
+        why = f"{name_of(self._algorithm)} ended by itself"
+        if self._is_used_up:
+            why = "each recorded rollout trains once; record more, or lower min_batch_size"
+        elif self.versions and not self.train:
+            why += "; once its canary is promoted or withdrawn, train() goes on"
+        return f"{self.step} of {most} steps: {why}"
 
     def _run_algorithm(self) -> None:
         try:
@@ -227,6 +241,7 @@ class Run:
                 return
             batch = self._collector.next(number)
             if batch is None:
+                self._is_used_up = True
                 return
             self._yielded.append(batch)
             yield batch

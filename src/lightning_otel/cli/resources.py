@@ -1,5 +1,6 @@
 """``resources``: what agents are given, in versions, and which of them."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ def list_resources(form: Form | None, store: str | None) -> None:
         row["share"] = f"{row['canary_weight']:.0%}" if row["canary"] else None
     columns = ("name", "kind", "newest", "live", "canary", "share", "withdrawn", "created_ns")
     print_aged(rows, columns, form)
+    _tell_waiting(opened, [row["name"] for row in rows], store)
     if not rows:
         print_note("no resource was published yet")
         suggest("resources publish system_prompt 'Be brief.'", store)
@@ -100,6 +102,17 @@ def show(target: str, form: Form | None, store: str | None) -> None:
     ]  # fmt: skip
     columns = ("version", "alias", "kind", "parent", "run_id", "metrics", "withdrawn", "created_ns")
     print_aged(rows, columns, form, more=("body",))
+    _tell_waiting(opened, [target], store)
+
+
+def _tell_waiting(opened: "Resources", names: Sequence[str], store: str | None) -> None:
+    """Say of each canary on which rollouts will not decide, and why."""
+    from lightning_otel.dataset import Store
+    from lightning_otel.resources.waiting import explain_waiting
+
+    for name in names:
+        if reason := explain_waiting(opened, name, Store(store)):
+            print_note(f"the canary of {name} waits in vain: {reason}")
 
 
 def _print_body(resource: "Resource") -> None:

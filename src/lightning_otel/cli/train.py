@@ -187,6 +187,8 @@ def _tell_fit(fit: "Fit", store: str | None) -> None:
     print_note(
         f"{fit.run.run_id} {fit.run.status} after {count_noun(fit.run.step, 'step')}: {metrics}"
     )
+    if fit.run.reason:
+        print_note(fit.run.reason)
     for name, made in fit.resources.items():
         where = fit.place_of(name)
         print_note(f"{name} version {made.version} is {where}: {fit.verdict.reason}")

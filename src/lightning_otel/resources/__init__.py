@@ -331,12 +331,26 @@ class Resources:
         """
         from lightning_otel.dataset import Store
         from lightning_otel.resources.comparison import compare_versions
+        from lightning_otel.resources.waiting import explain_waiting
 
         versions = [self.get(name, each).version for each in (a, b)]
         opened = store if store is not None else Store()
-        return compare_versions(
-            name, versions[0], versions[1], opened, is_paired=is_paired, reward_range=reward_range
-        )
+        try:
+            return compare_versions(
+                name,
+                versions[0],
+                versions[1],
+                opened,
+                is_paired=is_paired,
+                reward_range=reward_range,
+            )
+        except ConfigError as exc:
+            is_canary = versions[1] == self.aliases(name).get(CANARY)
+            reason = explain_waiting(self, name, opened) if is_canary else ""
+            if not reason:
+                raise
+            pair = f"{name}@{versions[0]} and {name}@{versions[1]}"
+            raise ConfigError(f"{pair} cannot be compared: {reason}") from exc
 
     def diff(self, name: str, a: int | str = LIVE, b: int | str = CANARY) -> str:
         """Return the difference of two versions as ``diff -u`` shows it; empty if none.

@@ -5,7 +5,6 @@ import re
 import resource
 import stat
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -17,7 +16,6 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import (
     ConfigError,
     LightningOtelError,
-    NotInstalledError,
     StoreDamagedError,
 )  # fmt: skip
 from lightning_otel.exporters.forwarding.senders import Verdict, sender_for
@@ -25,8 +23,9 @@ from lightning_otel.provider import NO_SDK
 from lightning_otel.store import damage, quarantine
 from lightning_otel.store.catalogue import find_catalogue_fault
 from lightning_otel.store.counts import INTENDED
-from lightning_otel.store.layout import Layout, find_state
+from lightning_otel.store.layout import Layout
 from lightning_otel.types.text import count_noun
+from lightning_otel.views.waiting import find_waits
 
 Code = Literal[
     "setting", "versions", "no-openai", "httpx-pre-release", "instrumentors", "no-entry-points",
@@ -35,7 +34,8 @@ Code = Literal[
     "open-to-others", "open-parent", "other-owner", "not-writable", "manifest-damaged",
     "store-damaged", "store-refused", "unreadable", "catalogue-damaged", "file-damaged",
     "file-missing", "quarantined", "spans-gone", "healed", "quarantine", "store", "damaged-lines",
-    "not-stored", "waiting", "slow-disk", "missing-spans", "feedback-waits", "state-unreadable",
+    "not-stored", "waiting", "slow-disk", "missing-spans", "feedback-waits", "training-waits",
+    "canary-waits", "state-unreadable",
 ]  # fmt: skip
 """Subject of a finding, for good: each has a paragraph in ``docs/settings.md``."""
 _FOREIGN: Final = re.compile(
@@ -50,8 +50,6 @@ _FEW_FILES = 1024
 _PATIENCE_S = 2.0
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "fuse.sshfs", "afs")
 _FEW_NOTES = 5
-_LONG_S = 3600.0
-_FEW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ def examine(store: Store) -> list[Finding]:
         *_check_instrumentors(),
         *_check_settings(),
         *(_check_storage(store.layout, store) if store.layout is not None else ()),
-        *_check_feedback(store),
+        *_check_waits(store),
     ]
 
 
@@ -374,29 +372,8 @@ def _check_accounts(store: Store, *, is_whole: bool) -> Iterator[Finding]:
         )
 
 
-def _check_feedback(store: Store) -> Iterator[Finding]:
-    if find_state(store) is None:
-        return  # nor is SQLAlchemy needed, which is as large as the web framework
+def _check_waits(store: Store) -> Iterator[Finding]:
     try:
-        from lightning_otel.rewards.pending import Pending
-        from lightning_otel.state import State
-    except NotInstalledError:
-        return
-    try:
-        pending = Pending(State.beside(store))
-        waiting = pending.waiting()
-        if waiting.oldest_ns is None:
-            return
-        few = [f"{each.noun} {each.target}" for each in pending.all(_FEW)]
+        yield from (note(*wait) for wait in find_waits(store))
     except LightningOtelError as exc:
         yield problem("state-unreadable", exc.what, exc.remedy)
-        return
-    age_s = (time.time_ns() - waiting.oldest_ns) / 1e9
-    is_one = waiting.count == 1
-    counted = "1 piece of feedback waits" if is_one else f"{waiting.count} pieces of feedback wait"
-    more = ", …" if waiting.count > len(few) else ""
-    yield note(
-        "feedback-waits",
-        f"{counted} for what it judges, the oldest for {age_s:.0f} s: {', '.join(few)}{more}",
-        "is it this store that the agent records into?" if age_s > _LONG_S else "",
-    )
