@@ -82,6 +82,34 @@ def test_tools_answer_as_the_command_line_does(cli: Cli, kept: Path) -> None:
             assert whole == printed, command
 
 
+def test_schemas_are_closed_and_required_means_required(kept: Path) -> None:
+    """An argument that a tool does not have is refused by name, and so is a missing one."""
+
+    async def list_tools() -> dict[str, Any]:
+        arguments = ["-m", "lightning_otel", "mcp", "--store", str(kept)]
+        program = StdioServerParameters(
+            command=sys.executable, args=arguments, env=dict(os.environ)
+        )
+        async with stdio_client(program) as streams, ClientSession(*streams) as session:
+            await session.initialize()
+            tools = (await session.list_tools()).model_dump(by_alias=True)["tools"]
+            return {each["name"]: each["inputSchema"] for each in tools}
+
+    schemas = asyncio.run(asyncio.wait_for(list_tools(), 90))
+    answers = call(kept, ("analyze", {"id": "exp-two"}), ("analyze", {}), ("show", {}),
+                   ("stats", {"limit": 5}), ("list", {"limit": "many"}))  # fmt: skip
+
+    assert all(each["additionalProperties"] is False for each in schemas.values())
+    required = {name: each.get("required", []) for name, each in schemas.items()}
+    assert required == {
+        "sql": ["query"], "list": [], "show": ["id"], "analyze": ["rollout"],
+        "diff": ["a", "b"], "stats": [],
+    }  # fmt: skip
+    assert [is_error for is_error, _ in answers] == [True] * 5
+    assert "analyze has no 'id'; it has rollout, offset, max_bytes" in answers[0][1]
+    assert all("required" in text for _, text in answers[1:3])
+
+
 def test_nothing_is_written_or_read_elsewhere(copy: Path, tmp_path: Path) -> None:
     """Statements that write, or read other files, are refused; all that stands there stays."""
     secret = tmp_path / "secret.csv"

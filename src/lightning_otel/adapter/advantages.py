@@ -21,6 +21,7 @@ from lightning_otel.adapter.attributes import matched_text, to_number
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Compose, Dropped, Estimator, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import check_types
 
 GroupBy: TypeAlias = str | Callable[[Sequence[Span]], str | None]
 """What rollouts of one group have in common: an attribute, or a function of an attempt's spans."""
@@ -65,6 +66,7 @@ class Composition:
     is_normalised: bool = False
 
     def __post_init__(self) -> None:
+        check_types({"weights": self.weights, "gates": self.gates}, Composition.__annotations__)
         if not self.weights:
             raise ConfigError("a composition needs weights, such as {'correct': 1.0}")
         for given in (self.weights, self.gates, {"floor": self.floor}):
@@ -140,6 +142,7 @@ class Advantage:
                 f"advantage is {self.estimator!r}; it must be one of "
                 f"{', '.join(get_args(Estimator))}, or a function"
             )
+        check_types({"size": self.size}, Advantage.__annotations__)
         if self.size is not None and self.size < 2:
             raise ConfigError(f"size is {self.size!r}; a group holds 2 rollouts or more")
 

@@ -8,19 +8,24 @@ are asked for.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Final, TypeAlias, TypedDict, get_args
+from typing import Any, Final, TypeAlias, TypedDict
 
 from lightning_otel.adapter.agent_patterns import REGEX, check_patterns, matches
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.instants import Instant, instant_ns
+from lightning_otel.types.instants import FORMS, Instant, instant_ns
+from lightning_otel.types.values import check_types
 
 Matcher: TypeAlias = Callable[[Span], bool | None]
 """Says of a span that it is one, or is none; None leaves that to the usual rules."""
 
 NOT: Final = "!"
 """What comes before a pattern of agents that are not wanted."""
+
+
+_LEAST_NS: Final = 2 * 10**12
+"""Half an hour of 1970; a number below is one of seconds, or of milliseconds until 2033."""
 
 
 class SelectionKeywords(TypedDict, total=False):
@@ -85,14 +90,13 @@ class Selection:
         if unknown:
             known = ", ".join(SelectionKeywords.__annotations__)
             raise ConfigError(f"transitions cannot be selected by {', '.join(unknown)}; by {known}")
+        check_types(wanted, SelectionKeywords.__annotations__)
+        for name in ("since", "until"):
+            if isinstance(number := wanted.get(name), int) and 0 < abs(number) < _LEAST_NS:
+                raise ConfigError(f"{name} is {number}, too small for nanoseconds; {FORMS}")
         given: dict[str, Any] = dict(wanted)
         agents, rollouts = given.pop("agents", None), given.pop("rollout_id", None)
         since, until = given.pop("since", None), given.pop("until", None)
-        if given.get("capture") not in (None, *get_args(CaptureLevel)):
-            raise ConfigError(
-                f"capture is {given['capture']!r}; it must be one of "
-                f"{', '.join(get_args(CaptureLevel))}"
-            )
         return cls(
             agents=() if agents is None else _parse_agents(agents),
             rollout_ids=None

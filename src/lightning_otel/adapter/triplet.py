@@ -2,10 +2,10 @@
 
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from lightning_otel.adapter import advantages, readers
 from lightning_otel.adapter.advantages import Advantage, Estimate, Outcome
@@ -26,6 +26,7 @@ from lightning_otel.types import (
     Span,
     Trajectory,
 )
+from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -131,11 +132,9 @@ class TripletAdapter:
     def __post_init__(self) -> None:
         if self.credit == "next":
             object.__setattr__(self, "credit", "previous")
-        if not callable(self.credit) and self.credit not in get_args(Credit):
-            raise ConfigError(
-                f"credit is {self.credit!r}; it must be one of {', '.join(get_args(Credit))}, "
-                "or a function"
-            )
+        names = ("credit", "gamma", "is_call", "is_reward")
+        kinds = {**TripletAdapter.__annotations__, "credit": Credit | Callable}
+        check_types({name: getattr(self, name) for name in names}, kinds)
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(f"gamma is {self.gamma!r}; it must lie between 0 and 1")
         if not callable(self.compose):

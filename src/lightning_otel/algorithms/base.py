@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from lightning_otel.adapter.advantages import SUCCESS
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Span, Trajectory, Transition
 from lightning_otel.types.transitions import distinct_steps
+from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.run import Run
@@ -173,6 +174,13 @@ class BaseAlgorithm:
     takes_newest: bool = False
     needs_steps: bool = True
     needs_logprobs: bool = False
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Check the options that our own classes name; a method of one's own checks its own."""
+        for kind in cls.__mro__:
+            if kind.__module__.startswith("lightning_otel."):
+                check_types(options, getattr(vars(kind).get("__init__"), "__annotations__", {}))
+        return super().__new__(cls)
 
     _named_store: "Store | None" = None
     _named_adapter: Any = None

@@ -105,9 +105,10 @@ def _make_server(place: str) -> Any:
     from lightning_otel.views.summary import store_stats
     from lightning_otel.views.traces import TRACES
 
-    kind, errors = _import_server()
-    server = kind("lightning-otel", instructions=_INSTRUCTIONS, log_level="WARNING")
+    kind, tool_kind, errors = _import_server()
     hints = import_module("mcp.types").ToolAnnotations(readOnlyHint=True, openWorldHint=False)
+
+    tools: list[Any] = []
 
     def tool(function: Callable[..., _Found]) -> None:
         """Offer a function as a tool, with its answer bounded and its errors in words."""
@@ -125,7 +126,8 @@ def _make_server(place: str) -> Any:
             return _answer(found, given.get("offset", 0), given.get("max_bytes", _DEFAULT))
 
         name = function.__name__.removesuffix("_")
-        server.tool(name=name, annotations=hints, structured_output=False)(call)
+        made = tool_kind.from_function(call, name, annotations=hints, structured_output=False)
+        tools.append(_close_schema(made))
 
     def sql(query: str, offset: int = 0, max_bytes: int = _DEFAULT) -> _Found:
         """Run one read-only statement (DuckDB) over spans, calls, rewards and rollouts."""
@@ -164,13 +166,13 @@ def _make_server(place: str) -> Any:
         return _Found(rows, {"total": found.total}, total=found.total)
 
     def show(
-        id: str = "@last", view: Literal["tree", "spans", "transitions"] = "tree",
+        id: str, view: Literal["tree", "spans", "transitions"] = "tree",
         offset: int = 0, max_bytes: int = _DEFAULT,
     ) -> _Found:  # fmt: skip
         """Show a rollout, trace or span: its tree with credit, whole spans, or its transitions."""
         return _Found(show_rows(Store(place), id, view))
 
-    def analyze(rollout: str = "@last", offset: int = 0, max_bytes: int = _DEFAULT) -> _Found:
+    def analyze(rollout: str, offset: int = 0, max_bytes: int = _DEFAULT) -> _Found:
         """Say of one rollout what happened, step by step, and what stands out (findings)."""
         beside = analyze_episode(rollout, place).as_json()
         return _Found(beside.pop("steps"), beside)
@@ -186,13 +188,32 @@ def _make_server(place: str) -> Any:
 
     for each in (sql, list_, show, analyze, diff, stats):
         tool(each)
-    return server
+    return kind("lightning-otel", instructions=_INSTRUCTIONS, log_level="WARNING", tools=tools)
 
 
-def _import_server() -> tuple[Any, Any]:
+def _close_schema(tool: Any) -> Any:
+    """Return a tool that refuses arguments it does not have; the SDK's leave them unread."""
+    pydantic, model = import_module("pydantic"), tool.fn_metadata.arg_model
+    names = list(model.model_fields)
+
+    def refuse_unknown(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        if unknown := sorted(set(arguments).difference(names)):
+            has = ", ".join(names)
+            raise ValueError(f"ConfigError: {tool.name} has no {unknown[0]!r:.80}; it has {has}")
+        return arguments
+
+    model.model_config["extra"] = "forbid"
+    checks = {"refuse_unknown": pydantic.model_validator(mode="before")(refuse_unknown)}
+    model = pydantic.create_model(model.__name__, __base__=model, __validators__=checks)
+    tool.fn_metadata.arg_model, tool.parameters = model, model.model_json_schema(by_alias=True)
+    return tool
+
+
+def _import_server() -> tuple[Any, Any, Any]:
     for module, name in _TOOL_MODULES:
         try:
-            return getattr(import_module(module), name), import_module(f"{module}.exceptions")
+            server, errors = import_module(module), import_module(f"{module}.exceptions")
+            return getattr(server, name), import_module(f"{module}.tools").Tool, errors
         except ModuleNotFoundError:
             continue
     raise NotInstalledError(

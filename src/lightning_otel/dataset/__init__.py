@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from lightning_otel.store import SpanStore
 from lightning_otel.store.layout import Layout, is_settling_due
+from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
@@ -104,6 +105,7 @@ class Store(SpanStore):
         from lightning_otel.store.table import Query, Transitions
         from lightning_otel.types import Report
 
+        check_types({"bodies": bodies}, {"bodies": bool})
         query = TransitionQuery.of(keywords)
         columns = COLUMNS if bodies else NARROW_COLUMNS
         is_all = query.wanted.wants_all

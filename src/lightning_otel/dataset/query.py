@@ -30,6 +30,7 @@ from lightning_otel.types import (
     Transition,
 )
 from lightning_otel.types.transitions import distinct_steps
+from lightning_otel.types.values import check_types
 
 _REGISTRY: Final = Registry("adapter", "lightning_otel.adapters", error=AdapterError)
 
@@ -212,6 +213,7 @@ class TransitionQuery(NamedTuple):
         """Parse the keywords."""
         given: dict[str, Any] = dict(keywords)
         include_incomplete = given.pop("include_incomplete", False)
+        check_types({"include_incomplete": include_incomplete}, QueryKeywords.__annotations__)
         other = given.pop("adapter", None)
         ours = TripletAdapter(**{name: given.pop(name) for name in _OURS if name in given})
         wanted = Selection.of(cast(SelectionKeywords, given))

@@ -15,6 +15,7 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.store.lake import EXAMPLE, is_lake
 from lightning_otel.store.layout import Layout
 from lightning_otel.types import Span
+from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
     import duckdb
@@ -53,6 +54,7 @@ class SpanStore:
             ConfigError: The path is a URL of an engine this version does not know, or one that
                 cannot be understood.
         """
+        check_types({"path": path, "data": data}, SpanStore.__init__.__annotations__)
         self._given = os.fspath(path) if path is not None else config.STORE.read()
         self._data = data
         # A path's source is made when the store is read: the traced process never does.

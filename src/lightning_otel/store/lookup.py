@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.views import IS_ANNOTATION
+from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
     import duckdb
@@ -42,6 +43,7 @@ def find_id(con: "duckdb.DuckDBPyConnection", prefix: str) -> tuple[str, str]:
     Raises:
         NotFoundError: Nothing has such an id, or several have.
     """
+    check_types({"the id": prefix}, {"the id": str})
     if prefix.startswith(LAST):
         return "rollout", _last_rollout(con, prefix)
     given, prefix = prefix, _HEX.sub("", prefix)

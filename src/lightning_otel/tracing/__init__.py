@@ -2,9 +2,10 @@
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from inspect import Parameter
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Final, TypeVar, Unpack, overload
+from uuid import UUID
 
 from lightning_otel import config
 from lightning_otel.adapter.agent_patterns import check_patterns, resources_text
@@ -14,7 +15,8 @@ from lightning_otel.store.transforms import check_transforms
 from lightning_otel.tracing.blocks import Block, is_function, operation
 from lightning_otel.tracing.propagation import carried
 from lightning_otel.tracing.recording import Recording
-from lightning_otel.tracing.scope import Options, RewardEvaluator, Scope
+from lightning_otel.tracing.scope import STAMPS, Options, RewardEvaluator, Scope
+from lightning_otel.types.values import check_types
 
 __all__ = [
     "Options",
@@ -30,6 +32,13 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_KINDS: Final = {
+    **Options.__annotations__,
+    **dict.fromkeys(STAMPS, str | int | UUID | None),
+    "track_only": str | Iterable | None,
+}
+"""The types of options: ids may be of several, and patterns are checked one by one."""
+
 
 class Traced(Block[Recording]):
     """Begins a rollout, or a part of one, for each entering and each call."""
@@ -37,6 +46,7 @@ class Traced(Block[Recording]):
     def __init__(self, verb: str, options: Options, *, has_root: bool = True) -> None:
         for name in options.keys() - Options.__annotations__.keys():
             raise TypeError(f"{verb}() got an unexpected keyword argument {name!r}")
+        check_types(options, _KINDS)
         tracked, resources = options.get("track_only"), options.get("resources")
         if tracked is not None:
             options["track_only"] = check_patterns(tracked)  # an iterator lasts for one entering

@@ -34,7 +34,7 @@ RewardEvaluator = Callable[[Recording], Any]
 """Judges a finished rollout: gives a number, named numbers (the first is the primary), or None; may
 be async where what it judges is."""
 
-_STAMPS = {
+STAMPS = {
     "rollout_id": c.ROLLOUT_ID,
     "attempt_id": c.ATTEMPT_ID,
     "agent": c.AGENT_NAME,
@@ -277,7 +277,7 @@ def _make_stamps(
     """Return the attributes of every span within, and whether this is a part of a rollout."""
     named: dict[str, AttributeValue] = {
         key: operations.clean_text(str(value))
-        for option, key in _STAMPS.items()
+        for option, key in STAMPS.items()
         if (value := options.get(option)) is not None
     }
     tracked, resources = options.get("track_only"), options.get("resources")

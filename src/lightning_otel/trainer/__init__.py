@@ -31,18 +31,18 @@ from lightning_otel.errors import ConfigError, TrainingError
 from lightning_otel.resources import Resources
 from lightning_otel.resources.evidence import check_range
 from lightning_otel.rewards.pending import settle_pending
+from lightning_otel.runner import Hook
 from lightning_otel.runner.agents import agent_of
+from lightning_otel.runner.pool import Kind
 from lightning_otel.state import State
 from lightning_otel.state.runs import Metric, Runs, TrainingRun
+from lightning_otel.tracing import RewardEvaluator
 from lightning_otel.types import Mode
 from lightning_otel.types.values import check_finite, check_seconds, check_whole
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.exchange import Backend
-    from lightning_otel.runner import Hook
-    from lightning_otel.runner.pool import Kind
     from lightning_otel.state.queue import Queue
-    from lightning_otel.tracing import RewardEvaluator
 
 __all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict"]
 
@@ -99,9 +99,9 @@ class Trainer:
         max_iterations: int | None = None,
         samples: int | None = None,
         workers: int = 1,
-        kind: "Kind" = "threads",
-        hooks: "Sequence[Hook]" = (),
-        reward_evaluator: "RewardEvaluator | None" = None,
+        kind: Kind = "threads",
+        hooks: Sequence[Hook] = (),
+        reward_evaluator: RewardEvaluator | None = None,
         apply: bool | None = None,
         max_attempts: int = 2,
         timeout_s: float | None = None,
@@ -160,6 +160,9 @@ class Trainer:
         Raises:
             ConfigError: An argument cannot be used.
         """
+        from lightning_otel.types.values import check_types
+
+        check_types(locals(), Trainer.__init__.__annotations__)
         self.algorithm = make_backend_algorithm(algorithm, backend, **options)
         store = store if store is not None else self.algorithm.get_store()
         if min_batch_size is None:

@@ -14,10 +14,13 @@ import enum
 import json
 import math
 import sys
+import types
+import typing
 from array import array
 from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
+from functools import lru_cache
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any, Final, TypeGuard
@@ -312,3 +315,49 @@ def _shorten_digits(number: int) -> str:
 
 def _name_of(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def check_types(values: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
+    """Check values by the annotations of their names; what these leave open is let pass.
+
+    Raises:
+        ConfigError: One of them is of another type.
+    """
+    for name, value in values.items():
+        kinds = _list_kinds(annotations.get(name, Any))
+        is_exact = type(value) in kinds and value == value
+        if not is_exact and not any(_is_of(value, kind) for kind in kinds):
+            words = ", or ".join(dict.fromkeys(map(_word_kind, kinds)))
+            raise ConfigError(f"{name} is {_show_value(value)}; it must be {words}")
+
+
+@lru_cache(maxsize=256)
+def _list_kinds(kind: Any) -> tuple[Any, ...]:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return tuple(each for part in typing.get_args(kind) for each in _list_kinds(part))
+    return (kind,)
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    origin = typing.get_origin(kind) or kind
+    if origin is typing.Literal:
+        return any(type(value) is type(each) and value == each for each in typing.get_args(kind))
+    if not isinstance(origin, type) or origin in (object, Any):
+        return True  # also names that only a type checker resolves
+    if isinstance(value, bool):
+        return origin is bool
+    if origin in (int, float):
+        return isinstance(value, Integral if origin is int else Real) and value == value
+    if isinstance(value, (str, bytes)):  # no list of things
+        return isinstance(value, str) and origin is str
+    if isinstance(value, (list, tuple)) and typing.get_args(kind):
+        parts = _list_kinds(typing.get_args(kind)[0])
+        if not all(any(_is_of(each, part) for part in parts) for each in value):
+            return False
+    return isinstance(value, origin)
+
+
+def _word_kind(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return f"one of {', '.join(map(str, typing.get_args(kind)))}"
+    return "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))

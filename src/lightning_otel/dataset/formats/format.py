@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Trajectory, Transition
+from lightning_otel.types.values import check_types
 
 T = TypeVar("T")
 Row: TypeAlias = dict[str, Any]
@@ -74,8 +75,9 @@ class Format:
         found = inspect.signature(self.make).parameters.values()
         return {each.name: each.default for each in found if each.kind is each.KEYWORD_ONLY}
 
-    def check(self, given: Iterable[str]) -> None:
-        """Check that the format has the options given."""
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Check that the format has the options given, and their types."""
+        check_types(given, self.make.__annotations__)
         known = self.options()
         for name in given:
             if name not in known:
