@@ -35,8 +35,8 @@ BIG = f"{0xB16:032x}"
 PAGES = (
     "/", "/home/curve", "/home/funnel", "/traces", "/traces?text=needle", "/traces/{small}",
     "/traces/{small}?tab=chat", "/traces/{big}", "/traces/{big}?tab=waterfall",
-    "/traces/{big}?tab=chat", "/traces/{big}/rows?first=15000", "/conversations",
-    "/conversations/{small}", "/transitions", "/transitions/export", "/rollouts",
+    "/traces/{big}?tab=chat", "/traces/{big}/rows?first=15000", "/transitions",
+    "/transitions/export", "/rollouts",
     "/rollouts/{small}", "/resources", "/runs", "/sql/columns",
     "/sql?q=SELECT+name,+count(*)+FROM+spans+GROUP+BY+1+LIMIT+5", "/settings",
 )  # fmt: skip

@@ -51,7 +51,7 @@ def test_data_is_text_on_every_page(visit: Visits, store: Store) -> None:
                 waiting.append(link)
 
     assert {path: each for path, each in wrong.items() if each} == {}
-    assert {"/settings", "/sql", "/traces/*", "/transitions", "/conversations/*"} <= kinds
+    assert {"/settings", "/sql", "/traces/*", "/transitions"} <= kinds
 
 
 def test_no_page_holds_what_is_not_seen(ask: Ask, store: Store) -> None:
@@ -77,7 +77,7 @@ def test_no_page_holds_what_is_not_seen(ask: Ask, store: Store) -> None:
                 waiting.append(unescape(link))
 
     assert {path: characters for path, characters in raw.items() if characters} == {}
-    assert {"/rollouts/*", "/traces/*", "/conversations/*", "/transitions"} <= shapes
+    assert {"/rollouts/*", "/traces/*", "/transitions"} <= shapes
     assert "‹U+202E›" in ask(store, f"/rollouts/{quote(own[c.ROLLOUT_ID], '')}").text
     assert 'value="&#27;[31m&#7;' in ask(store, f"/traces?q={quote(evil)}").text
 

@@ -9,7 +9,7 @@ import pytest
 from tests.viewer.client import Ask
 
 from lightning_otel import Store
-from lightning_otel.views.nouns import ATTEMPTS, CONVERSATIONS
+from lightning_otel.views.nouns import ATTEMPTS
 from lightning_otel.views.summary import store_stats
 from lightning_otel.views.table import View
 from lightning_otel.views.traces import TRACES
@@ -56,15 +56,13 @@ def growing(store: Store) -> Iterator[Store]:
 @pytest.mark.timeout(180)
 def test_every_page_stands_while_a_segment_grows(ask: Ask, growing: Store) -> None:
     """Two looks at it in one answer would see different spans."""
-    paths = ["/", "/traces", "/rollouts", "/transitions", "/conversations", "/rollouts/r41"]
+    paths = ["/", "/traces", "/rollouts", "/transitions", "/rollouts/r41"]
     paths += [f"/traces/{41:032x}", "/home/funnel", "/home/tiles", "/traces?q=xxx"]
     for path in paths:
         assert ask(growing, path).status == 200, path
 
 
-@pytest.mark.parametrize(
-    "view", [TRACES, ATTEMPTS, CONVERSATIONS], ids=lambda view: view.columns[0]
-)
+@pytest.mark.parametrize("view", [TRACES, ATTEMPTS], ids=lambda view: view.columns[0])
 def test_a_list_has_as_many_rows_as_it_says(growing: Store, view: View) -> None:
     """And each with its details, whatever came since it was begun."""
     for _ in range(2):

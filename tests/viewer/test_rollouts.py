@@ -10,6 +10,7 @@ from tests.viewer.client import AskingOf
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
 from lightning_otel.resources import Resources
+from lightning_otel.serve.viewer import size_limit
 from lightning_otel.state import State
 from lightning_otel.state.queue import Queue
 from lightning_otel.state.runs import Runs, TrainingRun
@@ -27,6 +28,25 @@ def record(store: Store, rollout_id: str, agent: str = "solver", **stamps: Any) 
 def ids(words: str, pattern: str = r"\br\d+\b") -> list[str]:
     """The rollouts that a page names, in its order."""
     return list(dict.fromkeys(re.findall(pattern, words)))
+
+
+def test_huge_rollouts_are_told_of_without_their_messages(
+    store: Store, asking: AskingOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is bounded: what is too large for a page is linked to, on every page alike."""
+    monkeypatch.setattr(size_limit, "MOST_BYTES", 4000)
+    for rollout_id, text in (("huge", "x" * 5000), ("small", "small")):
+        with auto_trace(store=store, rollout_id=rollout_id):
+            emit_observation(text)
+            emit_action("done")
+            emit_reward(1.0)
+    asked = asking(store)
+
+    one, listed = (asked.get(path).words for path in ("/rollouts/huge", "/transitions"))
+
+    assert f"#0 {size_limit.TOO_LARGE} 1 – done" in one
+    assert re.search(rf"#0 small .* #0 {size_limit.TOO_LARGE} 1 ", listed)
+    assert "xxxxx" not in one + listed
 
 
 def test_recorded_rollouts_are_listed_by_page(store: Store, asking: AskingOf) -> None:

@@ -564,6 +564,22 @@ def test_a_form_gives_a_reward_once(asked: Asking, store: Store) -> None:
     assert values == [pytest.approx(0.8), 1.0]
 
 
+def test_a_form_is_told_apart_by_its_whole_id(
+    asked: Asking, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id may have 200 characters; where nothing is recorded, that is said."""
+    at = f"/traces/{TRACE}/spans/{2:016x}/reward"
+
+    kept = [asked.post(at, rating="5", text=end, feedback_id="f" * 199 + end) for end in "ab"]
+    monkeypatch.setenv("LIGHTNING_OTEL", "false")
+    refused = asked.post(at, rating="5")
+
+    assert [answer.status for answer in kept] == [303, 303]
+    assert refused.status == 400
+    assert "Recording is switched off" in refused.words
+    assert len(list(store.sql("FROM rewards"))) == 2
+
+
 def test_a_form_retracts_a_reward_once(asked: Asking, store: Store) -> None:
     """By its span; forms of other sites, and what is no reward, retract nothing."""
     asked.post(f"/traces/{TRACE}/spans/{2:016x}/reward", reward="1")

@@ -191,7 +191,6 @@ def test_a_large_trace_is_read_in_parts(visit: Visits, store: Store) -> None:
     [
         ("/traces?min_reward=high&agent=solo", "min_reward", "Not a number; use one such as 0.5."),
         ("/rollouts?since=soonish&agent=solo", "since", "Not a time; write 10m"),
-        ("/conversations?since=soonish&agent=solo", "since", "Not a time; write 10m"),
         ("/transitions?gamma=much&agents=solo", "gamma", "Not a number; use one such as 0.5."),
         (
             "/transitions/export?format=sft&gamma=much&agents=solo",
@@ -222,6 +221,22 @@ def test_addresses_hold_no_empty_fields(ask: Ask, store: Store) -> None:
 
     assert answer.status == 303
     assert answer.headers["location"].endswith("/traces?q=Norway")
+
+
+def test_a_conversation_is_the_traces_that_name_it(ask: Ask, store: Store) -> None:
+    """Its id is searched for, and its former address leads there."""
+    for letter, name in (("a", 'ada "1"'), ("b", "bob"), ("c", 'ada "1"')):
+        named = {c.ROLLOUT_ID: f"rollout-{letter}", c.CONVERSATION_ID: name}
+        store.add([span(1, trace_id=letter * 32, attributes=named)])
+
+    moved, whole = ask(store, "/conversations/ada%20%221%22"), ask(store, "/conversations")
+    traces = ask(store, moved.headers["location"])
+    rollout = ask(store, "/traces?q=rollout-b")
+
+    assert (moved.status, moved.headers["location"]) == (308, "/traces?q=ada+%221%22")
+    assert (whole.status, whole.headers["location"]) == (308, "/traces")
+    assert set(re.findall(r'href="/traces/(\w)', traces.text)) == {"a", "c"}
+    assert set(re.findall(r'href="/traces/(\w)', rollout.text)) == {"b"}
 
 
 def test_a_match_is_marked_and_the_answer_is_shown(ask: Ask, store: Store) -> None:

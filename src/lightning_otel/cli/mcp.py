@@ -100,7 +100,7 @@ def _make_server(place: str) -> Any:
     from lightning_otel.cli.show import diff_document, show_rows
     from lightning_otel.dataset import Store
     from lightning_otel.views.analysis import analyze_episode
-    from lightning_otel.views.nouns import ATTEMPTS, CONVERSATIONS
+    from lightning_otel.views.nouns import ATTEMPTS
     from lightning_otel.views.sandbox import Limits
     from lightning_otel.views.summary import store_stats
     from lightning_otel.views.traces import TRACES
@@ -138,19 +138,19 @@ def _make_server(place: str) -> Any:
         return _Found(rows, {"columns": columns}, cut=cut)
 
     def list_(
-        noun: Literal["rollouts", "traces", "conversations"] = "rollouts", limit: int = 20,
+        noun: Literal["rollouts", "traces"] = "rollouts", limit: int = 20,
         status: Literal["running", "succeeded", "failed", "incomplete"] | None = None,
         agent: str | None = None, rewarded: bool | None = None, since: str | None = None,
         until: str | None = None, offset: int = 0, max_bytes: int = _DEFAULT,
     ) -> _Found:  # fmt: skip
-        """List rollouts, traces or conversations, the newest first.
+        """List rollouts or traces, the newest first.
 
-        Filters: status and rewarded (rollouts), agent (rollouts, conversations), since and until
-        (a time such as 2h, today or 2026-11-01; conversations have no until).
+        Filters: status, rewarded and agent (rollouts), since and until (a time such as 2h, today
+        or 2026-11-01).
         """
         from lightning_otel.types.instants import instant_ns
 
-        view = {"rollouts": ATTEMPTS, "traces": TRACES, "conversations": CONVERSATIONS}[noun]
+        view = {"rollouts": ATTEMPTS, "traces": TRACES}[noun]
         given: dict[str, Any] = {"status": status, "agent": agent, "rewarded": rewarded}
         given |= {"since": since and instant_ns(since), "until": until and instant_ns(until)}
         wanted = {name: value for name, value in given.items() if value is not None}

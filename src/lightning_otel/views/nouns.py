@@ -1,10 +1,9 @@
-"""Views: rollouts, their attempts and conversations, the newest first."""
+"""Views: rollouts and their attempts, the newest first."""
 
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.store.attempt_rewards import LAST_REWARD
-from lightning_otel.store.sql import GENERATIVE_OPERATIONS, ROLLOUT, attribute_sql
-from lightning_otel.store.views import IS_ANNOTATION
+from lightning_otel.store.sql import ROLLOUT, attribute_sql
 from lightning_otel.types import conventions as c
 from lightning_otel.views.previews import read_texts, task_words
 from lightning_otel.views.table import SINCE, WHEN, Filter, View
@@ -34,27 +33,9 @@ def _add_contents(store: "Store", rows: list[dict[str, Any]], _: object) -> None
         row["input"] = task_words(row["task"]) or asked
 
 
-def _add_texts(store: "Store", rows: list[dict[str, Any]], _: object) -> None:
-    ends = [(row["rollout_ids"][0], row["rollout_ids"][-1]) for row in rows]
-    for row, texts in zip(rows, read_texts(store.sql, rows, "rollout_id", ends), strict=True):
-        row["asked"], row["answered"] = texts
-
-
 _MODES: Final = f"""
 SELECT {ROLLOUT} AS rollout_id, any_value({attribute_sql(c.MODE)}) AS mode FROM spans
 WHERE {ROLLOUT} IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1"""
-# A look for the text costs a third of parsing the JSON, and most spans have no such attribute.
-_NAME: Final = f"""CASE WHEN contains(attributes::VARCHAR, '"{c.CONVERSATION_ID}"')
-  THEN nullif({attribute_sql(c.CONVERSATION_ID)}, '') END"""
-_REWARDS: Final = f"SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY rollout_id"
-TALKS: Final = f"""
-SELECT {ROLLOUT} AS rollout_id, any_value({_NAME}) AS named, min(start_ns) AS start_ns,
-  max(coalesce(end_ns, start_ns)) FILTER (NOT {IS_ANNOTATION}) AS end_ns,
-  string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
-  count(*) FILTER (operation IN ({GENERATIVE_OPERATIONS})) AS calls,
-  any_value(trace_id ORDER BY start_ns) AS trace_id
-FROM spans GROUP BY 1"""
-"""Rollouts with the conversation that each names."""
 
 ATTEMPTS: Final = View(
     (
@@ -97,32 +78,6 @@ ROLLOUTS: Final = View(
     _add_contents,
 )  # fmt: skip
 """Rollouts, each with its attempts as one."""
-
-CONVERSATIONS: Final = View(
-    (
-        "id", "is_named", "start_ns", "end_ns", "agents", "asked", "answered", "calls",
-        "rollout_ids", "reward",
-    ),
-    f"""SELECT coalesce(named, rollout_id) AS id, bool_or(named IS NOT NULL) AS is_named,
-    list(rollout_id ORDER BY start_ns) AS rollout_ids, min(start_ns) AS start_ns,
-    max(end_ns) AS end_ns, string_agg(DISTINCT agents, ', ') AS agents,
-    sum(calls)::BIGINT AS calls,
-    last(reward ORDER BY start_ns) FILTER (has_reward) AS reward
-  FROM ({TALKS}) LEFT JOIN (SELECT *, true AS has_reward FROM ({_REWARDS})) USING (rollout_id)
-  GROUP BY 1 HAVING sum(calls) > 0""",
-    {
-        "id": Filter("starts_with(id, ?)", "Only ids with this prefix.", hint=_PREFIX, label="ID"),
-        "agent": Filter(_AGENTS, "Only those whose agents' names contain it."),
-        "since": Filter("end_ns >= ?", "Only those with a message since.", int, hint="2h"),
-    },
-    ("end_ns DESC", "id"),
-    ("calls", "reward", "end_ns", "duration"),
-    _add_texts,
-)  # fmt: skip
-"""Conversations, the latest active first.
-
-Rollouts that name the same one (``gen_ai.conversation.id``) are one; any other is one by itself.
-"""
 
 
 def parse_version(text: str) -> int | str:

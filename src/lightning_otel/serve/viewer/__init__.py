@@ -11,7 +11,6 @@ from typing import Final
 from starlette.routing import Route
 
 from lightning_otel.serve.viewer import (
-    conversations,
     export,
     home,
     resources,
@@ -26,7 +25,6 @@ from lightning_otel.serve.viewer import (
 )
 
 _PAGES: Final = (
-    conversations, export, home, resources, rollouts, runs, spans, sql, templating, trace, traces,
-    transitions,
+    export, home, resources, rollouts, runs, spans, sql, templating, trace, traces, transitions,
 )  # fmt: skip
 ROUTES: Final[list[Route]] = [route for page in _PAGES for route in page.ROUTES]

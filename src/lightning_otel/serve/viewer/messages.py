@@ -129,7 +129,6 @@ def show_thread(
     path: Trajectory,
     labels: Mapping[str, str],
     before: Transition | None = None,
-    seen: set[tuple[str, str]] | None = None,
     limits: Limits = ALL,
 ) -> Thread:
     """The messages of a trajectory that were not shown before.
@@ -138,24 +137,20 @@ def show_thread(
         path: The trajectory.
         labels: The name of each step, by its span id.
         before: An earlier step, which the first of these may go on from.
-        seen: Trace and span ids of steps that were shown; these are added.
         limits: How much is shown of each step.
     """
     shown: list[ShownMessage] = []
-    seen = set() if seen is None else seen
     for step in path.transitions:
-        if (step.trace_id, step.span_id) not in seen:
-            shown += _input_messages(step, before, limits)
-            for answer in show_messages(step.action, step.span_id, "output", 0, limits.characters):
-                is_first, note = answer.place == 0, f"choice {answer.place + 1} of "
-                shown.append(
-                    answer._replace(
-                        label=labels[step.span_id],
-                        reward=step.reward if is_first else None,
-                        note="" if is_first else f"{note}{len(step.action)}",
-                    )
+        shown += _input_messages(step, before, limits)
+        for answer in show_messages(step.action, step.span_id, "output", 0, limits.characters):
+            is_first, note = answer.place == 0, f"choice {answer.place + 1} of "
+            shown.append(
+                answer._replace(
+                    label=labels[step.span_id],
+                    reward=step.reward if is_first else None,
+                    note="" if is_first else f"{note}{len(step.action)}",
                 )
-        seen.add((step.trace_id, step.span_id))
+            )
         before = step
     return Thread(path.agent, path.branch, path.cause, shown)
 

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from lightning_otel import rewards
+from lightning_otel import config, rewards
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
-from lightning_otel.rewards.feedback import Conflict, Noun, give, make_feedback
+from lightning_otel.rewards.feedback import Conflict, give, make_feedback
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.streaming import join_lines
@@ -111,7 +111,7 @@ async def reward(request: Request) -> Response:
     """Give a reward to a span, and show it."""
     trace_id, span_id = request.path_params["trace_id"], request.path_params["span_id"]
     given = await form(request)
-    value, reward_id = await keep_feedback(request, "span", span_id, given)
+    value, reward_id = await _keep_feedback(request, span_id, given)
     back = {"span": span_id, "given": f"{value:g}", "reward": reward_id}
     tab = given.get("tab", "")
     if tab in ("waterfall", "attributes"):
@@ -128,14 +128,16 @@ async def retract_reward(request: Request) -> Response:
     return page.see(f"{page_path('traces', trace_id)}?{back}")
 
 
-async def keep_feedback(
-    request: Request, noun: Noun, target: str, given: Mapping[str, str]
+async def _keep_feedback(
+    request: Request, span_id: str, given: Mapping[str, str]
 ) -> tuple[float, str]:
-    """Keep what a form says of a span or rollout, once however often it is sent.
+    """Keep what a form says of a span, once however often it is sent.
 
     Returns:
         The reward, and its span's id.
     """
+    if not config.is_enabled():
+        raise RefusalError(400, "recording is switched off; nothing was kept")
     key = given.get("reward", "")
     told: dict[str, Any] = {
         name: _parse_answer(given, name) for name in ("satisfied", "used_result")
@@ -144,8 +146,8 @@ async def keep_feedback(
         text = given.get(name, "").strip()
         told[name] = page.parse_number(name, text) if text else None
     feedback = make_feedback(
-        noun,
-        target,
+        "span",
+        span_id,
         # Of the page, and of what was pressed on it: to press twice gives once.
         feedback_id=f"{given.get('feedback_id', '')[:200] or secrets.token_hex(8)}{key}",
         text=given.get("text", "").strip()[:_LONGEST] or None,
@@ -155,7 +157,7 @@ async def keep_feedback(
     keep = request.app.state.ingester.keep
     (found,) = await page.run(request, lambda store: give(store, [feedback], keep))
     if found is None:
-        raise RefusalError(404, f"there is no {noun} {target!r} in the store; see the list")
+        raise RefusalError(404, f"there is no span {span_id!r} in the store; see the list")
     if isinstance(found, Conflict):
         raise RefusalError(409, f"{found.reason}; go back and reload the page")
     return feedback.value, found.span_id

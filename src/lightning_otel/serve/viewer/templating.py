@@ -38,7 +38,6 @@ PLACES: Final = [
     for path, name, key in (
         ("/", "Home", "h"),
         ("/traces", "Traces", "t"),
-        ("/conversations", "Conversations", "c"),
         ("/transitions", "Transitions", "s"),
         ("/rollouts", "Rollouts", "r"),
         ("/resources", "Resources", "p"),

@@ -2,9 +2,10 @@
 
 import re
 from typing import Final
+from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from lightning_otel.dataset import Store
@@ -43,4 +44,15 @@ def _find_address(store: Store, prefix: str) -> str | None:
     return Links.to(found["trace_id"])(span=span_id)
 
 
-ROUTES: Final[list[Route]] = [Route("/traces", show, methods=["GET"])]
+async def redirect_conversation(request: Request) -> Response:
+    """Redirect an address of the former list of conversations to the search for the id."""
+    conversation_id = request.path_params.get("conversation_id", "")
+    query = f"?{urlencode({'q': conversation_id})}" if conversation_id else ""
+    return RedirectResponse(f"/traces{query}", 308)
+
+
+ROUTES: Final[list[Route]] = [
+    Route("/traces", show, methods=["GET"]),
+    Route("/conversations", redirect_conversation, methods=["GET"]),
+    Route("/conversations/{conversation_id:path}", redirect_conversation, methods=["GET"]),
+]
