@@ -113,11 +113,11 @@ ROLLOUT: Final = _text("LIGHTNING_OTEL_ROLLOUT_ID")
 ATTEMPT: Final = _text("LIGHTNING_OTEL_ATTEMPT_ID", "1")
 
 ENABLED: Final = _flag(
-    "LIGHTNING_OTEL", True, "record model calls, tools and agents", others=(SDK_DISABLED.name,),
+    "LIGHTNING_OTEL", True, "record model calls, tools and agents",
+    others=(SDK_DISABLED.name, "LIGHTNING_OTEL_COLLECT"),
     show=lambda: is_enabled())
 DEBUG: Final = _flag(
     "LIGHTNING_OTEL_DEBUG", False, "log what is recorded and what is left out")
-COLLECT: Final = _flag("LIGHTNING_OTEL_COLLECT", True, "write recorded spans to the store")
 CONTENT: Final = Setting[Content | None](
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", None, _parse_content,
     "store message content", "NO_CONTENT, SPAN_ONLY, EVENT_ONLY or SPAN_AND_EVENT",
@@ -140,7 +140,6 @@ MAX_SIZE: Final = Setting[int | None](
     "size limit of a store", "a size such as 10GB")
 TOKEN: Final = _text(
     "LIGHTNING_OTEL_TOKEN", "", "access token of a served store", is_secret=True)
-TRAIN: Final = _flag("LIGHTNING_OTEL_TRAIN", True, "allow training runs to start")
 APPLY: Final = _flag(
     "LIGHTNING_OTEL_APPLY", False, "apply live resources to requests")
 ENDPOINT_KEY: Final = _text(
@@ -148,8 +147,8 @@ ENDPOINT_KEY: Final = _text(
 PRICES: Final = _text(
     "LIGHTNING_OTEL_PRICES", "", "CSV file of model prices (model,input,output per million tokens)")
 SETTINGS: Final[tuple[Setting[Any], ...]] = (
-    ENABLED, DEBUG, COLLECT, CONTENT, EXPORT_CONTENT, TRANSFORMS, RETOKENIZATION_FIX,
-    STORE, STATE, MAX_SIZE, TOKEN, TRAIN, APPLY, ENDPOINT_KEY, PRICES,
+    ENABLED, DEBUG, CONTENT, EXPORT_CONTENT, TRANSFORMS, RETOKENIZATION_FIX,
+    STORE, STATE, MAX_SIZE, TOKEN, APPLY, ENDPOINT_KEY, PRICES,
     _text("OTEL_EXPORTER_OTLP_ENDPOINT", "", "also send spans to this OTLP endpoint",
           others=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"),
           show=lambda: found.url if (found := otlp_endpoint()) else "not set"),
@@ -166,6 +165,11 @@ OURS: Final = frozenset(
     if each.name.startswith(PREFIX)
 )
 """Every variable of our own that is read."""
+FORMER: Final = {
+    "LIGHTNING_OTEL_COLLECT": "0 counts as LIGHTNING_OTEL=0; set that instead",
+    "LIGHTNING_OTEL_TRAIN": "nothing trains unasked; LIGHTNING_OTEL=0 switches recording off",
+}
+"""Switches that are gone, and what takes their place."""
 
 
 def list_settings() -> list[dict[str, str]]:
@@ -218,8 +222,14 @@ def invalid_values() -> Iterator[tuple[str, str]]:
 
 
 def is_enabled() -> bool:
-    """Return whether capture may run: neither our switch nor OpenTelemetry's is off."""
-    return ENABLED.read() and not SDK_DISABLED.read()
+    """Return whether capture may run: neither our switch nor OpenTelemetry's is off.
+
+    Who forbade by a former switch that anything is stored is obeyed.
+    """
+    off = [name for name in FORMER if _parse_flag(os.environ.get(name, "").strip()) is False]
+    for name in off:
+        warn_once(f"{name} is gone: {FORMER[name]}")
+    return ENABLED.read() and not SDK_DISABLED.read() and "LIGHTNING_OTEL_COLLECT" not in off
 
 
 def set_retokenization_fix() -> None:

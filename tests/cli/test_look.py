@@ -404,20 +404,21 @@ def test_config_says_value_and_source_and_what_is_wrong(
 ) -> None:
     """From the environment, an option or nowhere; a secret is said to be set."""
     good = cli("config", "check")
-    for name, value in (("TRAIN", "0"), ("TOKEN", "very-secret"), ("SOTRE", "secret-place"),
-                        ("MAX_SIZE", "much")):  # fmt: skip
+    for name, value in (("APPLY", "1"), ("TRAIN", "0"), ("TOKEN", "very-secret"),
+                        ("SOTRE", "secret-place"), ("MAX_SIZE", "much")):  # fmt: skip
         monkeypatch.setenv(f"LIGHTNING_OTEL_{name}", value)
 
     done = cli("config", "--json", "--store", "/somewhere/t.duckdb")
     bad = cli("config", "check", "--csv")
 
     rows = {row["name"].removeprefix("LIGHTNING_OTEL_"): row for row in json.loads(done.stdout)}
-    assert (rows["TRAIN"]["value"], rows["TRAIN"]["source"]) == ("no", "LIGHTNING_OTEL_TRAIN")
-    assert (rows["STORE"]["source"], rows["COLLECT"]["source"]) == ("--store", "default")
+    assert (rows["APPLY"]["value"], rows["APPLY"]["source"]) == ("yes", "LIGHTNING_OTEL_APPLY")
+    assert (rows["STORE"]["source"], rows["DEBUG"]["source"]) == ("--store", "default")
     assert all(row["meaning"] for row in rows.values())
     assert (good.returncode, good.stdout[-14:], bad.returncode) == (0, "nothing wrong\n", 1)
     faults = [row for row in csv.DictReader(bad.stdout.splitlines()) if row["code"] == "setting"]
-    unknown, invalid = faults
+    unknown, former, invalid = faults
+    assert former["text"].startswith("LIGHTNING_OTEL_TRAIN is gone: nothing trains unasked")
     assert unknown["remedy"] == "did you mean LIGHTNING_OTEL_STORE?"
     assert "LIGHTNING_OTEL_MAX_SIZE" in invalid["text"]
     assert "10GB" in invalid["text"]

@@ -203,22 +203,3 @@ def test_running_agent_follows_without_a_restart(
     sent = [(exchange.request or {})["messages"][0]["content"] for exchange in server.log]
     versions = {"one": "system_prompt@1", "two": "system_prompt@2"}
     assert found == [versions[prompt] for prompt in sent]
-
-
-def test_run_applies_where_nothing_is_kept(
-    cli: Any, at: list[str], server: DemoServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`run --apply` with collecting off: the requests are changed, and no span is written."""
-    cli("resources", "publish", "system_prompt", "better", *at)
-    monkeypatch.setenv("LIGHTNING_OTEL_COLLECT", "0")
-    command = ["run", "--apply", *at, "--", sys.executable, "-c", AGENT, server.base_url]
-
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_otel", *command],
-        input="hello\n", capture_output=True, text=True, timeout=50,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
-    assert (server.log[-1].request or {})["messages"][0]["content"] == "better"
-    assert "nothing is kept, as LIGHTNING_OTEL_COLLECT asks" in done.stderr
-    assert not Store(at[1]).spans().rows()

@@ -145,12 +145,12 @@ def test_captured_tools_have_what_went_in_and_came_out() -> None:
     assert bad.error == "ZeroDivisionError"
 
 
-@pytest.mark.parametrize("setting", ["LIGHTNING_OTEL", "LIGHTNING_OTEL_COLLECT"])
+@pytest.mark.parametrize("setting", ["LIGHTNING_OTEL", "OTEL_SDK_DISABLED"])
 def test_captured_refuses_where_recording_is_off(
     monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     """Switched off, a test is told so, and what to do, instead of finding nothing."""
-    monkeypatch.setenv(setting, "0")
+    monkeypatch.setenv(setting, "0" if setting == "LIGHTNING_OTEL" else "true")
 
     with pytest.raises(ConfigError, match=f"unset .*{setting}"):
         captured()

@@ -99,6 +99,9 @@ def _check_variables() -> "Iterator[Finding]":
     from lightning_otel.views.doctor import problem
 
     for name in config.unknown_variables():
+        if name in config.FORMER:
+            yield problem("setting", f"{name} is gone: {config.FORMER[name]}", f"unset {name}")
+            continue
         near = get_close_matches(name, config.OURS, n=1)
         guess = f"did you mean {near[0]}?" if near else "see: lightning-otel doctor --settings"
         yield problem("setting", f"{name}: nothing reads a variable of this name", guess)

@@ -164,19 +164,7 @@ class _Run:
             return self._record_program(program)
         if not isinstance(self._problem, ConfigError):
             _tell_bare(self._problem)
-        return run_child(program, self._bare_environment())
-
-    def _bare_environment(self) -> dict[str, str] | None:
-        """Return the environment of a program with resources and no recording; None if unasked."""
-        from lightning_otel import config
-        from lightning_otel.tracing import Recording
-
-        is_applied = self._options.get("apply") or config.APPLY.read()
-        if not is_applied or not config.is_enabled() or config.COLLECT.read():
-            return None
-        rollout_id = self._options.get("rollout_id") or f"rollout-{os.urandom(8).hex()}"
-        unrecorded = Recording(rollout_id=rollout_id)
-        return _make_environment(self._opened, unrecorded, self._options, self._transforms)
+        return run_child(program, None)
 
     def _record_program(self, program: Sequence[str]) -> int:
         from lightning_otel import config, provider, tracing
@@ -328,8 +316,6 @@ def _find_problem(opened: "Store") -> LightningOtelError | None:
             "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED; "
             f"unset {config.ENABLED.name} OTEL_SDK_DISABLED"
         )
-    if not config.COLLECT.read():
-        return ConfigError(f"nothing is kept, as {config.COLLECT.name} asks; unset it")
     try:
         opened.layout.create()
     except StoreError as exc:

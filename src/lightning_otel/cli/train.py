@@ -108,14 +108,10 @@ def _work_until_signal(
     val: Sequence[Any], store: str | None,
 ) -> None:  # fmt: skip
     """Do what is asked for until a signal comes; the request under way then waits again."""
-    from lightning_otel import config
     from lightning_otel.dataset import Store
     from lightning_otel.state import State
     from lightning_otel.state.requests import Requests
     from lightning_otel.trainer.worker import TrainingWorker
-
-    if not config.TRAIN.read():
-        raise ConfigError("training is switched off by LIGHTNING_OTEL_TRAIN; unset it to train")
 
     def ended(request: "TrainingRequest", fit: "Fit | None", reason: str) -> None:
         print_note(f"{request.request_id}: {reason or 'done'}")

@@ -107,7 +107,7 @@ class LightningSpanProcessor(FrameSpanProcessor):
             store: ``X.duckdb`` or a folder; by default the store the settings name.
         """
         self._frame: capture.Frame | None = None
-        if config.is_enabled() and config.COLLECT.read():
+        if config.is_enabled():
             capture.guard_call(self._begin_writer, Layout(store or config.STORE.read()))
 
     def _begin_writer(self, layout: Layout) -> None:
@@ -150,7 +150,7 @@ class DuckDBSpanExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append the batch; FAILURE, with one warning, where the store cannot be made."""
-        if not config.COLLECT.read():
+        if not config.is_enabled():
             return SpanExportResult.SUCCESS
         try:
             writer = writer_for(self._layout)

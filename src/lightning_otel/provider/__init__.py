@@ -311,13 +311,9 @@ def start_process() -> None:
     debugging.take_setting()
     store = SpanStore()
     assigner = capture.guard_call(assigner_of, store) if config.APPLY.read() else None
-    is_kept = config.COLLECT.read()
-    if not is_kept and assigner is None:
-        return
-    writer = store.writer() if is_kept else None
+    writer = store.writer()
     if debugging.is_on:
-        where = store.name if is_kept else "nowhere, as LIGHTNING_OTEL_COLLECT asks"
-        debugging.log(f"on      process {os.getpid()} keeps its spans in {where}")
+        debugging.log(f"on      process {os.getpid()} keeps its spans in {store.name}")
     ensure_provider()
     inherited = config.inherited_rollout()
     named = dict(zip((c.ROLLOUT_ID, c.ATTEMPT_ID), inherited or (), strict=False))

@@ -202,10 +202,10 @@ class captured:  # noqa: N801  # used as a function
         Raises:
             ConfigError: Recording is switched off, so a test could only pass by accident.
         """
-        if not (config.is_enabled() and config.COLLECT.read()):
+        if not config.is_enabled():
             raise ConfigError(
                 f"nothing can be captured, as recording is switched off; unset "
-                f"{config.ENABLED.name} OTEL_SDK_DISABLED {config.COLLECT.name}"
+                f"{config.ENABLED.name} OTEL_SDK_DISABLED"
             )
         given = options.get("store")
         self._store = given if isinstance(given, Store) else Store(given or ":memory:")

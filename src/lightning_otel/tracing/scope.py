@@ -98,15 +98,13 @@ class Scope(Lifetime[Recording]):
             stamps, is_part = _make_stamps(options, outer.stamps)
             assigner = _find_assigner(store, around, named=options.get("apply"), is_part=is_part)
             sink = self._make_sink(store, is_part=is_part)
-            if sink is None and assigner is None:
-                return
             provider.ensure_provider()
         except LightningOtelError as exc:
             warn_once(f"nothing is recorded: {exc}")
             return
         capture.guard_call(provider.switch_on)
         recording = Recording(
-            store if sink is not None else None,
+            store,
             str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID]), options.get("task"),
         )  # fmt: skip
         asks = options.get("enable_retokenization_fix")
@@ -127,9 +125,7 @@ class Scope(Lifetime[Recording]):
         self.context = inside
         self.opened = recording
 
-    def _make_sink(self, store: Store, *, is_part: bool) -> capture.SpanSink | None:
-        if not config.COLLECT.read():
-            return None
+    def _make_sink(self, store: Store, *, is_part: bool) -> capture.SpanSink:
         writer = store.writer()
         if not is_part:
             self._lost_before = writer.lost

@@ -24,7 +24,6 @@ from lightning_otel.algorithms import (
 from lightning_otel.algorithms.promotion import Evaluation, Fit, Verdict
 from lightning_otel.algorithms.reporters import reporter_names
 from lightning_otel.algorithms.tasks import RunConfig, require_agent, run_tasks
-from lightning_otel.config import TRAIN
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import ConfigError, TrainingError
@@ -326,10 +325,6 @@ class Trainer:
         )  # fmt: skip
 
     def _run_fit(self, config: RunConfig) -> Fit:
-        if not TRAIN.read():
-            raise ConfigError(
-                "training is switched off by LIGHTNING_OTEL_TRAIN; unset it to train here"
-            )
         if config.train:
             require_agent(config)
         settle_pending(self.store)  # feedback that came before what it judges

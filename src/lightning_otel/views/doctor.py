@@ -29,7 +29,7 @@ from lightning_otel.views.waiting import find_waits
 
 Code = Literal[
     "setting", "versions", "no-openai", "httpx-pre-release", "instrumentors", "no-entry-points",
-    "foreign-broken", "foreign", "recording-off", "collect-off", "content-off",
+    "foreign-broken", "foreign", "recording-off", "content-off",
     "content-exported", "otlp", "few-files", "no-store", "network-disk", "no-place",
     "open-to-others", "open-parent", "other-owner", "not-writable", "manifest-damaged",
     "store-damaged", "store-refused", "unreadable", "catalogue-damaged", "file-damaged",
@@ -165,9 +165,6 @@ def _check_settings() -> Iterator[Finding]:
     if not config.is_enabled():
         text = "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED"
         yield problem("recording-off", text, f"unset {config.ENABLED.name} OTEL_SDK_DISABLED")
-    if not config.COLLECT.read():
-        text = "no span is kept, as the environment asks"
-        yield problem("collect-off", text, f"unset {config.COLLECT.name}")
     content = config.content()
     if not content.is_kept:
         text = f"{config.CONTENT.name} keeps messages out of the store: transitions will be empty"

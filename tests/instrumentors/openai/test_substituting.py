@@ -24,7 +24,7 @@ from tests.instrumentors.openai.test_surfaces import (
     sent,
 )
 
-from lightning_otel import Store, auto_trace, capture, carried, context, emit_reward
+from lightning_otel import Store, auto_trace, capture, carried, context
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.errors import StoreError
 from lightning_otel.instrumentors import substitution
@@ -369,25 +369,6 @@ def test_inner_blocks_and_judges_decide_for_themselves(scene: Scene) -> None:
         carried(scene.ask)()
 
     assert scene.prompts == ["Be brief.", BETTER, BETTER, "Judge."]
-
-
-def test_resources_are_applied_where_nothing_is_collected(
-    monkeypatch: pytest.MonkeyPatch, scene: Scene
-) -> None:
-    """The two switches know nothing of each other."""
-    scene.publish("system_prompt", BETTER)
-    monkeypatch.setenv("LIGHTNING_OTEL_COLLECT", "0")
-
-    with scene.applied() as recording:
-        scene.ask()
-        emit_reward(1.0)
-    with auto_trace(store=scene.store) as neither:
-        scene.ask()
-        emit_reward(1.0)
-
-    assert scene.prompts == [BETTER, "Be brief."]
-    assert (recording.spans(), neither.spans(), neither.rollout_id) == ([], [], "")
-    assert scene.store.spans().rows() == []
 
 
 def test_rollout_ends_with_what_its_first_request_was_given(scene: Scene) -> None:

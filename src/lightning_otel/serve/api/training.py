@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, StringConstraints
 from starlette.requests import Request
 
-from lightning_otel import algorithms, config
+from lightning_otel import algorithms
 from lightning_otel.adapter.agent_patterns import resources_text
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
@@ -120,7 +120,7 @@ class TrainingResponse(TotalsResponse):
     store_available: bool
     """Whether anything was recorded."""
     trainer_available: bool
-    """Whether training is not switched off here, and a worker is there to do it."""
+    """Whether a worker is there to train."""
     average_reward: float
     """As for a category; 0 where nothing is rewarded."""
 
@@ -230,7 +230,7 @@ def status(request: Request, params: StatusQuery) -> TrainingResponse:
         **{**total, "average_reward": found.total.average_reward or 0.0},
         agent_lightning_available=True,
         store_available=store.layout is None or store.layout.exists(),
-        trainer_available=config.TRAIN.read() and repositories.requests.has_worker(),
+        trainer_available=repositories.requests.has_worker(),
         categories={name: TotalsResponse.of(each) for name, each in found.categories.items()},
         pending_feedback=repositories.pending.waiting().count,
         runs=[RunResponse.of(each) for each in runs[: params.limit]],
