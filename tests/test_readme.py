@@ -13,7 +13,7 @@ from tests.examples import matrix
 from tests.forwarding.collector import Endpoint
 from tests.pages import AGENT, README, ROOT, blocks, environment, part
 
-from lightning_otel import auto_trace, emit_reward
+from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.demo.agent import solve
 from lightning_otel.demo.server import DemoServer
 
@@ -58,8 +58,11 @@ def run(command: list[str], folder: Path, settings: dict[str, str]) -> str:
     return done.stdout
 
 
-def test_readme_python_runs(tmp_path: Path) -> None:
-    """Every Python block of the README runs, one after the other, in a fresh folder."""
+def test_readme_python_runs(tmp_path: Path, shell: dict[str, str], server: DemoServer) -> None:
+    """Every Python block of the README runs, one after the other, in a fresh folder.
+
+    Each reward of "Add a reward" counts; what is published after that is in the next run.
+    """
     program = "\n".join(blocks(PAGE, "python"))
 
     with DemoServer(Writer()) as model:
@@ -69,6 +72,12 @@ def test_readme_python_runs(tmp_path: Path) -> None:
     assert (tmp_path / "transitions.parquet").exists()
     assert "None" not in out
     assert out.splitlines()[-1].startswith("held-out reward 0.000 → 1.000 over 8 tasks, ")
+    store = Store(tmp_path / ".lightning" / "traces.duckdb")
+    (step,) = store.transitions(agents="calc")
+    assert dict(step.rewards).keys() == {"primary", "correct", "short", "politeness", "useful"}
+    run(["bash", "-euc", COMMANDS.resources], tmp_path, shell)
+    prompts = [(exchange.request or {})["messages"][0]["content"] for exchange in server.log]
+    assert prompts == ["Answer with a number and nothing else."] * 2
 
 
 def test_readme_ways_in_record_the_agent(tmp_path: Path, shell: dict[str, str]) -> None:

@@ -107,6 +107,8 @@ def _text(name: str, default: str = "", help: str = "", **more: Any) -> Setting[
 
 # fmt: off
 SDK_DISABLED: Final = _flag("OTEL_SDK_DISABLED", False)
+DISABLED: Final = Setting[tuple[str, ...]](
+    "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", (), _parse_names)
 RUN: Final = _flag("LIGHTNING_OTEL_RUN", False)
 RUN_AGENT: Final = _text("LIGHTNING_OTEL_RUN_AGENT")
 ROLLOUT: Final = _text("LIGHTNING_OTEL_ROLLOUT_ID")
@@ -280,11 +282,6 @@ def _first_of(*names: str) -> str:
 def exporters(signal: str = "TRACES") -> tuple[str, ...]:
     """Return the exporters named in ``OTEL_TRACES_EXPORTER``, or of another signal, in order."""
     return _parse_names(os.environ.get(f"OTEL_{signal}_EXPORTER", ""))
-
-
-def has_propagators() -> bool:
-    """Return whether the user named how ids of spans are handed on to others."""
-    return is_set("OTEL_PROPAGATORS")
 
 
 def otlp_setting(name: str, signal: str = "TRACES") -> str:

@@ -68,8 +68,8 @@ def test_queue_is_paused_resumed_and_cancelled(cli: Cli, place: Path) -> None:
     paused = cli("queue", "--store", place, "pause")
     assert queue.is_paused
     shown = cli("queue", "--store", place)
-    resumed = cli("queue", "--store", place, "resume")
-    done = cli("queue", "--store", place, "cancel", waiting.rollout_id, "--reason", "enough")
+    resumed = cli("queue", "resume", "--store", place)  # as every command takes it
+    done = cli("queue", "cancel", waiting.rollout_id, "--reason", "enough", "--store", place)
     again = cli("queue", "--store", place, "cancel", waiting.rollout_id)
 
     assert "paused: 2 wait, 1 still run" in paused.stderr

@@ -559,3 +559,20 @@ def test_run_of_a_small_program_opens_no_database(tmp_path: Path) -> None:
 
     assert "⚡ 1 span, 0 calls, 1 reward → " in done.stderr
     assert not re.search(r"\| +duckdb$", done.stderr, re.MULTILINE)
+
+
+def test_run_leaves_a_disabled_instrumentor_off(
+    cli: Cli, tmp_path: Path, server: DemoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenTelemetry's own switch counts as under ``opentelemetry-instrument``; others stay on."""
+    code = "import openai; openai.OpenAI().chat.completions.create(model='m', messages=[])"
+    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    counts = []
+    for disabled in ("openai,lightning-openai-agents", "lightning-openai"):
+        monkeypatch.setenv("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", disabled)
+        place = tmp_path / disabled / "traces.duckdb"
+        cli("run", "--store", place, "--", sys.executable, "-c", code)
+        counts.append(len(Store(place).sql("SELECT 1 FROM calls").rows()))
+
+    assert counts == [1, 0]

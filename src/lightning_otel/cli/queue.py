@@ -39,7 +39,6 @@ def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
 
     Or run one of the commands.
     """
-    ctx.obj = store
     if ctx.invoked_subcommand is not None:
         return
     opened = _open_queue(store)
@@ -71,7 +70,7 @@ def queue(ctx: click.Context, form: Form | None, store: str | None) -> None:
 @click.option("--limit", type=COUNT, default=50, show_default=True,
               help="Number of rows.")  # fmt: skip
 @format_option
-@click.pass_obj
+@store_option
 def list_rollouts(
     store: str | None,
     status: RolloutStatus | None,
@@ -88,7 +87,7 @@ def list_rollouts(
 
 
 @queue.command()
-@click.pass_obj
+@store_option
 def pause(store: str | None) -> None:
     """Pause the queue; running rollouts continue."""
     opened = _open_queue(store)
@@ -99,7 +98,7 @@ def pause(store: str | None) -> None:
 
 
 @queue.command()
-@click.pass_obj
+@store_option
 def resume(store: str | None) -> None:
     """Resume the queue."""
     opened = _open_queue(store)
@@ -110,7 +109,7 @@ def resume(store: str | None) -> None:
 @queue.command()
 @click.argument("rollout_ids", metavar="ROLLOUT…", nargs=-1, required=True)
 @click.option("--reason", default="", help="Reason, kept with the rollout.")
-@click.pass_obj
+@store_option
 def cancel(store: str | None, rollout_ids: Sequence[str], reason: str) -> None:
     """Cancel queued or running rollouts.
 

@@ -212,7 +212,11 @@ def switch_on(libraries: str | Iterable[str] | None = None) -> None:
     from lightning_otel.instrumentors.patches import when_imported
 
     named = [libraries] if isinstance(libraries, str) else libraries
-    asked = INSTRUMENTORS.keys() if named is None else set(named)
+    modules = {each: place.partition(":")[0] for each, place in INSTRUMENTORS.items()}
+    entries = {each: modules[each].rpartition(".")[2].replace("_", "-") for each in modules}
+    disabled = config.DISABLED.read()  # by the names of pyproject.toml's entry points
+    enabled = {each for each in entries if f"lightning-{entries[each]}" not in disabled}
+    asked = enabled if named is None else set(named)
     for library in asked - INSTRUMENTORS.keys():
         raise ConfigError(
             f"no instrumentor for {library!r}; there is one for {', '.join(INSTRUMENTORS)}"

@@ -68,7 +68,7 @@ class GlobalProvider(TracerProvider):
 
         trace.get_tracer_provider = get_tracer_provider
         trace.set_tracer_provider = set_tracer_provider
-        if not config.has_propagators():
+        if not config.is_set("OTEL_PROPAGATORS"):
             propagate.set_global_textmap(_Propagator(propagate.get_global_textmap(), self))
         return self
 
