@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.errors import ConfigError, NotFoundError, TrainingError, disk_remedy
-from lightning_otel.store.layout import write_private
+from lightning_otel.store.files import write_private
 
 if TYPE_CHECKING:
     from lightning_otel.state.runs import Runs, TrainingRun

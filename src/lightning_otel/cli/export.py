@@ -271,7 +271,7 @@ def _open_left_out(path: str | None) -> "Iterator[Callable[[LeftOut], None] | No
     if path is None:
         yield None
         return
-    from lightning_otel.store.layout import private_file
+    from lightning_otel.store.files import private_file
 
     with private_file(path) as made, made.open("w", encoding="utf-8") as file:
 

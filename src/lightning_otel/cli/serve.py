@@ -130,7 +130,7 @@ def _open_browser(link: str, opener: Path) -> None:
 
     Everybody on a machine sees with which arguments a program was started, and must not see a key.
     """
-    from lightning_otel.store.layout import write_private
+    from lightning_otel.store.files import write_private
 
     opener.unlink(missing_ok=True)
     write_private(opener, render_link_page(link).encode())

@@ -213,7 +213,7 @@ def _token_text(step: "Transition") -> str:
 
 def _write_picture(found: "Outline", path: str) -> None:
     from lightning_otel.adapter.picture import picture
-    from lightning_otel.store.layout import private_file
+    from lightning_otel.store.files import private_file
 
     drawn = picture(found)
     if path == "-":

@@ -19,7 +19,7 @@ from lightning_otel.dataset import formats
 from lightning_otel.dataset.formats.format import LeftOut, Row
 from lightning_otel.dataset.tables import write_rows
 from lightning_otel.errors import ConfigError
-from lightning_otel.store.layout import private_file, write_private
+from lightning_otel.store.files import private_file, write_private
 from lightning_otel.store.sql import new_connection
 from lightning_otel.store.table import Query, json_line
 from lightning_otel.types import Report, Trajectory

@@ -33,7 +33,7 @@ from lightning_otel.serve.guard import Access
 from lightning_otel.serve.heap import limit_arenas
 from lightning_otel.serve.ingest import Counts, Ingester
 from lightning_otel.serve.maintenance import run_maintenance
-from lightning_otel.store.layout import write_private
+from lightning_otel.store.files import write_private
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel import config
 from lightning_otel.errors import ConfigError, NotInstalledError, StateError, disk_remedy
-from lightning_otel.store.layout import STATE_VERSION, Layout, check_state, write_private
+from lightning_otel.store.files import write_private
+from lightning_otel.store.layout import STATE_VERSION, Layout, check_state
 
 try:
     import sqlalchemy as sa

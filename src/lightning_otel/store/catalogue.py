@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreError
-from lightning_otel.store.layout import EMPTY_DATA, EMPTY_LIVE, Layout, put_file, write_private
+from lightning_otel.store.files import put_file, write_private
+from lightning_otel.store.layout import EMPTY_DATA, EMPTY_LIVE, Layout
 from lightning_otel.store.manifest import FURTHEST_AHEAD_US
 from lightning_otel.store.schema import COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.snapshot import (

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store import counts as n
-from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock, total_bytes
+from lightning_otel.store.files import total_bytes
+from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.parquet import (
     SPILL,

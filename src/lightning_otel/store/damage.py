@@ -22,13 +22,8 @@ from lightning_otel.errors import (
     disk_remedy,
 )
 from lightning_otel.store import quarantine
-from lightning_otel.store.layout import (
-    SEGMENT_SUFFIX,
-    Layout,
-    elect_settler,
-    is_own_file,
-    list_names,
-)
+from lightning_otel.store.files import is_own_file, list_names
+from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout, elect_settler
 from lightning_otel.store.manifest import DataFile, Manifest
 from lightning_otel.store.parquet import (
     list_live_files,

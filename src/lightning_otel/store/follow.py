@@ -16,7 +16,8 @@ from typing import Final
 
 from lightning_otel.errors import ConfigError, StoreError, disk_remedy
 from lightning_otel.store.arrivals import Arrivals, Ended, Key, make_key
-from lightning_otel.store.layout import Layout, file_lock, make_private, write_private
+from lightning_otel.store.files import file_lock, make_private, write_private
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.types import Span

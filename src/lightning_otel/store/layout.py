@@ -7,14 +7,11 @@ Nothing in here imports DuckDB: the traced process uses it.
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
-from operator import and_
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +22,15 @@ from lightning_otel.errors import (
     StoreError,
     StoreMissingError,
     StoreVersionError,
+)
+from lightning_otel.store.files import (
+    add_private,
+    file_lock,
+    list_names,
+    make_private,
+    put_file,
+    total_bytes,
+    write_private,
 )
 from lightning_otel.store.lake import EXAMPLE, is_lake, lake_address
 from lightning_otel.store.manifest import (
@@ -182,11 +188,11 @@ class Layout:
         self.refuse_links()
         if not self.catalogue.parent.exists():
             make_private(self.catalogue.parent)
-            _add_private(self.catalogue.parent / ".gitignore", b"*\n")
+            add_private(self.catalogue.parent / ".gitignore", b"*\n")
         for folder in (self.root, self.new, self.live, self.data):
             make_private(folder)
-        _add_private(self.root / ".gitignore", b"*\n")
-        _add_private(self.live / EMPTY_LIVE, b"")
+        add_private(self.root / ".gitignore", b"*\n")
+        add_private(self.live / EMPTY_LIVE, b"")
         if not self.exists():
             made = self._make_file(format_manifest(Manifest()))
             # Linked, not renamed: a settler may have replaced another process's first manifest.
@@ -283,44 +289,6 @@ class Layout:
         return sorted(map(self.data.joinpath, filter(DATA_NAME.fullmatch, list_names(self.data))))
 
 
-def is_own_file(path: Path) -> bool:
-    """Return whether a file stands there, and no link to one, no pipe and no folder."""
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
-
-
-def list_names(folder: Path, *, are_files: bool = True) -> set[str]:
-    """Return the names of the files in a folder, or of what else stands there, such as links."""
-    with os.scandir(folder) as entries:
-        return {
-            entry.name for entry in entries if entry.is_file(follow_symlinks=False) is are_files
-        }
-
-
-@contextlib.contextmanager
-def file_lock(path: Path, *, wait_s: float = 0.0) -> Iterator[int | None]:
-    """Lock a file for a block, until its process dies; give its descriptor, None if it is taken."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
-    give_to_owner(descriptor, path)
-    deadline = time.monotonic() + wait_s
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    yield None
-                    return
-                time.sleep(0.02)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
 def elect_settler(layout: Layout, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Elect this process the one that changes the manifest; give False if another one is."""
@@ -374,93 +342,8 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def give_to_owner(target: int | Path, path: Path) -> None:
-    """Give a descriptor or path that root made in somebody else's store to that store's owner."""
-    if os.geteuid() == 0:
-        root = next((folder for folder in path.parents if folder.name.endswith(".duckdb.d")), path)
-        owner = root.stat()
-        with contextlib.suppress(OSError):  # where root may not, as in some containers
-            is_open = isinstance(target, int)
-            os.chown(target, owner.st_uid, owner.st_gid, follow_symlinks=is_open)
-
-
-def put_file(made: Path, final: Path, replaced: Iterable[Path] = ()) -> None:
-    """Rename a file to its place, with the rights that all files had which it replaces."""
-    modes = [path.lstat().st_mode & 0o666 for path in replaced or [final] if is_own_file(path)]
-    made.chmod(0o600 | reduce(and_, modes) if modes else 0o600)
-    give_to_owner(made, made)
-    os.replace(made, final)
-
-
-def write_private(path: Path, content: bytes, *, is_synced: bool = False) -> None:
-    """Make a file that only its owner can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        give_to_owner(descriptor, path)
-        left = memoryview(content)
-        while left:
-            left = left[os.write(descriptor, left) :]
-        if is_synced:
-            os.fsync(descriptor)
-    except OSError:
-        path.unlink()
-        raise
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def private_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Write a file atomically: give a temporary path, renamed to the path if the block succeeds.
-
-    Until then nobody else can read it; after that only those who could read what stood there.
-    """
-    final = Path(os.path.realpath(path))
-    made = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        rights = stat.S_IMODE(final.stat().st_mode) if final.exists() else 0o600
-        write_private(made, b"")
-    except OSError as exc:
-        raise ConfigError(
-            f"cannot write {path}: {exc.strerror or exc}; name a writable place"
-        ) from exc
-    try:
-        yield made
-        made.chmod(rights)
-        if os.geteuid() == 0 and final.exists():
-            os.chown(made, final.stat().st_uid, final.stat().st_gid)
-        made.replace(final)
-    except OSError as exc:
-        exc.filename = exc.filename or str(path)  # a write that fails does not say of what
-        raise
-    finally:
-        made.unlink(missing_ok=True)
-
-
-def _add_private(path: Path, content: bytes) -> None:
-    with contextlib.suppress(FileExistsError):
-        write_private(path, content)
-
-
-def make_private(folder: Path) -> None:
-    """Make a folder and those above it, all private: ``parents=True`` would leave these open."""
-    for path in (*reversed(folder.parents), folder):
-        if not path.exists():
-            path.mkdir(mode=0o700, exist_ok=True)
-            give_to_owner(path, path)
-
-
 _parsed: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
 """By path: inode, size and time of change of the manifest parsed last; each is a new file."""
-
-
-def total_bytes(paths: Iterable[Path]) -> int:
-    """Size of the files that are still there."""
-    size = 0
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            size += path.stat().st_size
-    return size
 
 
 def is_settling_due(waiting: Sequence[Path]) -> bool:

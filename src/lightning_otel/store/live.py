@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from lightning_otel.errors import StoreDamagedError
 from lightning_otel.store.counts import ENDED
-from lightning_otel.store.layout import Layout, total_bytes
+from lightning_otel.store.files import total_bytes
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import read_records
 from lightning_otel.store.schema import Record
 

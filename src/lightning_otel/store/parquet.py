@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from lightning_otel.store.digest import DIGEST
-from lightning_otel.store.layout import Layout, check_schema, is_own_file
+from lightning_otel.store.files import is_own_file
+from lightning_otel.store.layout import Layout, check_schema
 from lightning_otel.store.manifest import (
     SCHEMA_VERSION,
     Counts,

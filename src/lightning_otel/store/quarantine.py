@@ -16,13 +16,8 @@ from typing import BinaryIO, Final, Literal
 
 import orjson
 
-from lightning_otel.store.layout import (
-    Layout,
-    is_own_file,
-    make_private,
-    now_us,
-    write_private,
-)
+from lightning_otel.store.files import is_own_file, make_private, write_private
+from lightning_otel.store.layout import Layout, now_us
 from lightning_otel.store.lines import (
     MAX_RECORD_BYTES,
     format_control_line,

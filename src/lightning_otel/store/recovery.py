@@ -17,14 +17,8 @@ from lightning_otel.errors import StoreDamagedError, warn_once
 from lightning_otel.store import quarantine
 from lightning_otel.store.counts import ENDED, STORED
 from lightning_otel.store.damage import list_readable_files
-from lightning_otel.store.layout import (
-    Layout,
-    elect_settler,
-    list_names,
-    now_us,
-    put_file,
-    total_bytes,
-)
+from lightning_otel.store.files import list_names, put_file, total_bytes
+from lightning_otel.store.layout import Layout, elect_settler, now_us
 from lightning_otel.store.manifest import DATA_NAME, DataFile, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
     SPILL,

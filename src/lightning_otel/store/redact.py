@@ -24,13 +24,8 @@ from lightning_otel.redact import IN_ID, Redactor, Rules
 from lightning_otel.store import settle
 from lightning_otel.store.compact import Progress
 from lightning_otel.store.damage import translate_errors
-from lightning_otel.store.layout import (
-    Layout,
-    elect_settler,
-    give_to_owner,
-    hold_settler_lock,
-    now_us,
-)
+from lightning_otel.store.files import give_to_owner
+from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock, now_us
 from lightning_otel.store.lines import read_records
 from lightning_otel.store.lookup import ID_COLUMNS
 from lightning_otel.store.parquet import SPILL, bounded_connection, list_live_files

@@ -10,7 +10,8 @@ from lightning_otel.store.damage import (
     quarantine_damage,
     translate_errors,
 )
-from lightning_otel.store.layout import Layout, hold_settler_lock, is_own_file, now_us
+from lightning_otel.store.files import is_own_file
+from lightning_otel.store.layout import Layout, hold_settler_lock, now_us
 from lightning_otel.store.manifest import DATA_NAME, DataFile
 from lightning_otel.store.parquet import EVER, SPILL, bounded_connection
 from lightning_otel.store.quarantine import (

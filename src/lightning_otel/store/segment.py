@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout, give_to_owner
+from lightning_otel.store.files import give_to_owner
+from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout
 from lightning_otel.store.lines import format_reserved_line
 from lightning_otel.store.pace import DiskPace
 

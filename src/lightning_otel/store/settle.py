@@ -24,14 +24,8 @@ from lightning_otel.store.damage import (
     quarantine_damage,
     release_missing_files,
 )
-from lightning_otel.store.layout import (
-    Layout,
-    elect_settler,
-    list_names,
-    now_us,
-    put_file,
-    total_bytes,
-)
+from lightning_otel.store.files import list_names, put_file, total_bytes
+from lightning_otel.store.layout import Layout, elect_settler, now_us
 from lightning_otel.store.manifest import (
     DATA_NAME,
     FURTHEST_AHEAD_US,

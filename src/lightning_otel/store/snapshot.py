@@ -15,13 +15,8 @@ from typing import Final, Self
 
 from lightning_otel.errors import StoreError
 from lightning_otel.store.damage import list_excluded
-from lightning_otel.store.layout import (
-    SEGMENT_SUFFIX,
-    Layout,
-    list_names,
-    now_us,
-    total_bytes,
-)
+from lightning_otel.store.files import list_names, total_bytes
+from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout, now_us
 from lightning_otel.store.lines import MAX_RECORD_BYTES
 from lightning_otel.store.live import count_lines, is_written
 from lightning_otel.store.manifest import DataFile, is_in_effect

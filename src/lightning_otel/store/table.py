@@ -18,7 +18,7 @@ import orjson
 
 from lightning_otel.errors import NotInstalledError, QueryError, StoreDamagedError
 from lightning_otel.messages.media import to_json
-from lightning_otel.store.layout import private_file
+from lightning_otel.store.files import private_file
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.sql import quote_text

@@ -10,7 +10,7 @@ from lightning_otel.dataset.batches import list_unfinished
 from lightning_otel.rewards.prices import Price, cost_of, find_price, read_prices
 from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.damage import count_missing_spans
-from lightning_otel.store.layout import total_bytes
+from lightning_otel.store.files import total_bytes
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.source import at_moment, read_overview
 

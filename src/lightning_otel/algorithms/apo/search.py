@@ -24,7 +24,7 @@ from lightning_otel.algorithms.apo.texts import (
 from lightning_otel.algorithms.base import StepResult
 from lightning_otel.algorithms.tasks import STOPPED
 from lightning_otel.errors import ConfigError, TrainingError
-from lightning_otel.store.layout import write_private
+from lightning_otel.store.files import write_private
 from lightning_otel.types import Mode, Resource
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from lightning_otel.serve import otlp, responses
 from lightning_otel.serve.api import operations
 from lightning_otel.serve.api.events import EVENTS
 from lightning_otel.serve.api.operation import RequestModel, ResponseModel, document, operation
-from lightning_otel.store.layout import total_bytes
+from lightning_otel.store.files import total_bytes
 from lightning_otel.store.settle import list_sealed
 from lightning_otel.store.source import read_overview
 from lightning_otel.views.summary import Summary, read_summaries

@@ -31,8 +31,9 @@ from lightning_otel.store.engines.ducklake import (
     read_data_path,
     translate_errors,
 )
+from lightning_otel.store.files import file_lock
 from lightning_otel.store.lake import LakeAddress
-from lightning_otel.store.layout import Layout, file_lock, hold_settler_lock
+from lightning_otel.store.layout import Layout, hold_settler_lock
 from lightning_otel.store.manifest import SCHEMA_VERSION
 from lightning_otel.store.parquet import sync
 from lightning_otel.store.schema import COLUMNS

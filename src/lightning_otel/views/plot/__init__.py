@@ -60,7 +60,7 @@ class Curves(tuple[Chart, ...]):
             ConfigError: The name ends otherwise, or no file can be made there.
             NotInstalledError: A PNG needs the extra ``png``.
         """
-        from lightning_otel.store.layout import private_file
+        from lightning_otel.store.files import private_file
 
         picture = check_picture(path)(self)
         with private_file(path) as made:
