@@ -12,14 +12,13 @@ from typing import Any, Final, Generic, TypeVar
 from urllib.parse import unquote
 
 from lightning_otel.errors import warn_once
+from lightning_otel.types.text import parse_size
 
 T = TypeVar("T")
 
 PREFIX: Final = "LIGHTNING_OTEL"
 DEFAULT_STORE: Final = ".lightning/traces.duckdb"
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
-_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
 _CONTENT_ON_SPANS: Final = frozenset({"span_only", "span_and_event"}) | _YES
@@ -85,15 +84,6 @@ def _parse_names(text: str) -> tuple[str, ...]:
 def _parse_content(text: str) -> Content | None:
     is_on = text.lower() in _CONTENT_ON_SPANS
     return Content(is_on, is_on) if is_on or text.lower() in _CONTENT_OFF else None
-
-
-def parse_size(text: str) -> int | None:
-    """Return the bytes that ``10GB``, ``500 MB`` or ``1.5GiB`` names; None if it names none."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        return None
-    number, unit, is_binary = found.groups()
-    return int(float(number) * (1024 if is_binary else 1000) ** _POWERS[unit.lower()])
 
 
 def _flag(name: str, default: bool, help: str = "", **more: Any) -> Setting[bool]:  # noqa: FBT001

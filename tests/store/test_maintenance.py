@@ -11,6 +11,7 @@ from lightning_otel.store import maintenance
 from lightning_otel.store import settle as settle_module
 from lightning_otel.store.layout import WORTHWHILE_SEGMENTS, Layout, elect_settler
 from lightning_otel.store.maintenance import Maintainer, maintain_store
+from lightning_otel.types.text import parse_size
 
 pytestmark = pytest.mark.usefixtures("at_once")
 
@@ -90,7 +91,7 @@ def test_store_is_kept_in_order_beside_others(
 )
 def test_size_of_reads_what_people_write(text: str, size: int) -> None:
     """Decimal units and binary ones, with or without the B."""
-    assert config.parse_size(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "ten", "-1GB", "1 GBs", "1e9", "0"])

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lightning_otel import config
 from lightning_otel.cli.options import ID, Form, find_rollout_id, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
@@ -23,6 +22,7 @@ from lightning_otel.cli.output import (
 )  # fmt: skip
 from lightning_otel.errors import ConfigError, StateError, StoreDamagedError
 from lightning_otel.types.instants import age_s
+from lightning_otel.types.text import parse_size
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -81,7 +81,7 @@ def compact(
     from lightning_otel.dataset import Store
 
     older_than_s = _parse(older_than, age_s, "is no age; write it as 30d, 12h, 90min, 45s or 2w")
-    max_bytes = _parse(max_size, config.parse_size, "is no size; write it as 10GB, 500MB or 1.5GiB")
+    max_bytes = _parse(max_size, parse_size, "is no size; write it as 10GB, 500MB or 1.5GiB")
     opened = Store(store)
     if opened.layout is None:
         raise ConfigError("compact needs a store on disk; name one with --store")

@@ -22,6 +22,8 @@ HIDDEN: Final = re.compile(
 )
 _FORMULA: Final = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 """How a formula begins, in full width, too. Source: OWASP, "CSV Injection"."""
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 NESTED: Final = "(nested too deeply)"
 """Stands for what no serializer follows."""
 
@@ -137,3 +139,12 @@ def _part_line(part: object) -> str:
         return content if isinstance(content, str) else json.dumps(content)
     except (TypeError, ValueError, RecursionError):
         return NESTED
+
+
+def parse_size(text: str) -> int | None:
+    """Return the bytes that ``10GB``, ``500 MB`` or ``1.5GiB`` names; None if it names none."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        return None
+    number, unit, is_binary = match.groups()
+    return int(float(number) * (1024 if is_binary else 1000) ** _POWERS[unit.lower()])

@@ -123,7 +123,6 @@ class TrainingResponse(TotalsResponse):
     """Whether a worker is there to train."""
     average_reward: float
     """As for a category; 0 where nothing is rewarded."""
-
     categories: dict[str, TotalsResponse]
     """The same of each kind of task; what has none counts above alone."""
     pending_feedback: int
