@@ -350,11 +350,12 @@ def _is_of(value: Any, kind: Any) -> bool:
         return isinstance(value, Integral if origin is int else Real) and value == value
     if isinstance(value, (str, bytes)):  # no list of things
         return isinstance(value, str) and origin is str
+    if not isinstance(value, origin):
+        return False
     if isinstance(value, (list, tuple)) and typing.get_args(kind):
         parts = _list_kinds(typing.get_args(kind)[0])
-        if not all(any(_is_of(each, part) for part in parts) for each in value):
-            return False
-    return isinstance(value, origin)
+        return all(any(_is_of(each, part) for part in parts) for each in value)
+    return True
 
 
 def _word_kind(kind: Any) -> str:
