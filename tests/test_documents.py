@@ -14,7 +14,7 @@ from lightning_otel.adapter.selection import SelectionKeywords
 from lightning_otel.cli import doctor as cli_doctor
 from lightning_otel.dataset import formats
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.views import doctor
+from lightning_otel.views import doctor, waiting
 
 
 def test_every_code_of_doctor_is_explained() -> None:
@@ -27,8 +27,8 @@ def test_every_code_of_doctor_is_explained() -> None:
 
 def test_every_code_of_doctor_is_used() -> None:
     """No code is left over from a finding that is gone."""
-    text = Path(doctor.__file__).read_text() + Path(cli_doctor.__file__).read_text()
-    used = re.findall(r'\b(?:Finding|ok|note|problem)\(\s*"([\w-]+)",', text)
+    text = "".join(Path(str(each.__file__)).read_text() for each in (doctor, cli_doctor, waiting))
+    used = re.findall(r'\b(?:Finding|Wait|ok|note|problem)\(\s*"([\w-]+)",', text)
 
     assert sorted(set(used)) == sorted(get_args(doctor.Code))
 
