@@ -6,6 +6,7 @@ file's footer tells what its commit would have written, so the commit is done ag
 fit is compared, span by span, with all else that the store holds.
 """
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -98,7 +99,10 @@ def _look(layout: Layout) -> tuple[bool, list[Path]]:
         path, manifest = layout.find_manifest()
     except StoreDamagedError:
         return False, []
-    return path == layout.manifest_path, _list_strays(layout, manifest)
+    strays: list[Path] = []
+    with contextlib.suppress(FileNotFoundError):  # a folder is gone, as whoever reads it is told
+        strays = _list_strays(layout, manifest)
+    return path == layout.manifest_path, strays
 
 
 def _list_strays(layout: Layout, manifest: Manifest) -> list[Path]:
