@@ -144,7 +144,7 @@ class Comparison:
             ("difference", f"{self.difference:+.3f}", f"[{self.low:+.3f}, {self.high:+.3f}]"),
         ]
         rows += [("left out", f"{count:,}", reason) for reason, count in self.left_out.items()]
-        note = f"{how}: {self.name}@{self.b} is {self.verdict} (95 %{self.assumption})"
+        note = f"{how}: {self.name}@{self.b} is {self.verdict} (95 %){self.assumption}"
         return html.render_table(("", "mean reward", "rollouts"), rows, note)
 
     def __str__(self) -> str:
