@@ -1,9 +1,14 @@
 """``import``: files into the store, once, with every line that is none named."""
 
 import gzip
+import os
+import resource
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 
+import duckdb
 import orjson
 import pytest
 from tests.cli.conftest import _invoke
@@ -14,6 +19,8 @@ from tests.serve.serving import request_of
 from lightning_otel import Store, auto_trace, emit_message, emit_reward
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
+
+Spawn = Callable[..., CompletedProcess[str]]
 
 
 def run_import(store: Path, *files: Path) -> tuple[int, str]:
@@ -144,3 +151,69 @@ def test_import_of_nothing_says_so(tmp_path: Path) -> None:
 
     assert (code, missing) == (0, 2)
     assert "0 spans read, 0 new" in said
+
+
+def test_s14_no_file_is_read_without_a_bound(tmp_path: Path, lines: bytes, spawn: Spawn) -> None:
+    """Lines without end and Parquet of dictionaries: what stands before is kept, in 1.5 GB."""
+    (tmp_path / "gzip").write_bytes(gzip.compress(lines + b"\n" * 10_000_000))
+    (tmp_path / "blank").write_bytes(gzip.compress(b"\n" * 10_000_000))
+    (tmp_path / "yes").write_bytes(lines + b"y\n" * 10_000)
+    for name, query in {
+        "rows": "SELECT 1 AS a FROM range(10_000_000)",
+        "words": "SELECT repeat('x', 1_000_000) AS a FROM range(9_000)",
+    }.items():
+        duckdb.sql(f"COPY ({query}) TO '{tmp_path / name}' (FORMAT parquet)")
+    store = tmp_path / "s.duckdb"
+
+    found = {
+        name: spawn("import", tmp_path / name, "--limit", "5MB", "--store", store)
+        for name in ("gzip", "blank", "yes", "rows", "words")
+    }
+
+    assert {done.returncode for done in found.values()} == {1}
+    assert len(Store(store).spans().rows()) == 6
+    assert "takes over 1GB of memory; write it with" in found.pop("words").stderr
+    assert all("more than 5.0 MB" in done.stderr for done in found.values())
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1_500_000
+
+
+def test_s14_a_pipe_is_refused(tmp_path: Path) -> None:
+    """It might never end."""
+    os.mkfifo(tmp_path / "pipe")
+
+    code, said = run_import(tmp_path / "s.duckdb", tmp_path / "pipe")
+
+    assert code == 2
+    assert "pipe is a pipe or device" in said
+    assert "save what it gives to a file" in said
+
+
+@pytest.mark.parametrize("name", ["a[b]?", "[!a]*", "a'b \"c"])
+def test_names_are_no_patterns(tmp_path: Path, lines: bytes, name: str) -> None:
+    """A store, its database for others, what is imported and what is exported."""
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / f"{name}.json").write_bytes(lines)
+    store = folder / f"{name}.duckdb"
+
+    code, _ = run_import(store, folder / f"{name}.json")
+    places = [folder / f"{name}.{kind}" for kind in ("jsonl", "parquet", "packed")]
+    done = [
+        _invoke("export", kind, place, "--store", store).returncode
+        for kind, place in zip(("spans", "spans", "duckdb"), places, strict=True)
+    ]
+
+    assert (code, done) == (0, [0, 0, 0])
+    for path in (store, places[2]):
+        with duckdb.connect(path, read_only=True) as con:
+            assert con.sql("SELECT count(*) FROM spans").fetchall() == [(6,)]
+
+
+def test_a_backslash_in_a_store_is_refused(tmp_path: Path, lines: bytes) -> None:
+    """DuckDB takes it for a slash."""
+    (tmp_path / "a").write_bytes(lines)
+
+    code, said = run_import(tmp_path / "a\\b.duckdb", tmp_path / "a")
+
+    assert code == 2
+    assert "DuckDB opens no path with a backslash" in said

@@ -3,7 +3,7 @@
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from lightning_otel.cli.options import store_option
-from lightning_otel.cli.output import count_noun, print_note, progress_bar, suggest
-from lightning_otel.errors import ConfigError, ReceiveError, StoreError
+from lightning_otel.cli.output import count_noun, format_size, print_note, progress_bar, suggest
+from lightning_otel.config import parse_size
+from lightning_otel.errors import ConfigError, ReceiveError, StoreError, TooLargeError
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 _MOST_NAMED: Final = 5
 _BATCH: Final = 1000
 _BATCH_CHARACTERS: Final = 32 << 20
+_LIMIT: Final = "2GB"
+_SHORTEST: Final = 1000
+"""Bytes that a line or row counts at least: a span is about as long, and takes its time."""
 Refuse = Callable[[int, str], None]
 """Counts a line, by its number, or a span in it that could not be read."""
 
@@ -32,22 +36,30 @@ Refuse = Callable[[int, str], None]
     "files", nargs=-1, required=True,
     type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
 )  # fmt: skip
+@click.option("--limit", default=_LIMIT, show_default=True, metavar="SIZE",
+              help="Read no more than SIZE of a file, decompressed.")  # fmt: skip
 @store_option
-def import_files(files: tuple[Path, ...], store: str | None) -> int:
+def import_files(files: tuple[Path, ...], limit: str, store: str | None) -> int:
     """Read spans from FILES into the store: what is there already is not stored again.
 
     A file holds OTLP JSON lines, as a Collector's file exporter writes them, what export spans
     wrote, spans of Agent Lightning 0.3 (mongoexport, GET /v1/agl/spans, model_dump_json), ATIF
     documents, or an export of LangSmith, Langfuse, MLflow or Phoenix, whose scores become rewards;
     it may be a gzip. LangSmith's bulk exports and Phoenix's data frames are also read from Parquet.
-    An attempt that the store recorded itself is not read again from its ATIF document. Exits with 1
-    if anything could not be read.
+    An attempt that the store recorded itself is not read again from its ATIF document. No more than
+    --limit is read of a file; what stands before is kept. Exits with 1 if anything could not be
+    read.
     """
     from lightning_otel.dataset import Store
 
     opened = Store(store)
     if opened.layout is None:
         raise ConfigError("import needs a store on disk; name one with --store")
+    limit_bytes = parse_size(limit)
+    if not limit_bytes:
+        raise ConfigError(f"--limit {limit} is no size; write it as 10GB, 500MB or 1.5GiB")
+    if unread := [str(path) for path in files if not path.is_file()]:
+        raise ConfigError(f"{unread[0]} is a pipe or device; save what it gives to a file first")
     rejected: Counter[str] = Counter()
     named: list[str] = []
 
@@ -57,7 +69,7 @@ def import_files(files: tuple[Path, ...], store: str | None) -> int:
             named.append(f"  {path}, line {number}: {reason}")
 
     before = _count_spans(opened)
-    reader = _Reader(opened)
+    reader = _Reader(opened, limit_bytes)
     spans = sum(reader.keep_spans(path, partial(refuse, path)) for path in files)
     opened.writer().seal()
     new = _count_spans(opened) - before
@@ -88,8 +100,9 @@ class _Reader:
         known: Attempts that were not read, as the store recorded them itself.
     """
 
-    def __init__(self, opened: "Store") -> None:
+    def __init__(self, opened: "Store", limit_bytes: int) -> None:
         self._opened = opened
+        self._limit_bytes = limit_bytes
         self._traces: dict[tuple[str, str], set[str]] | None = None
         self.known = 0
 
@@ -98,7 +111,7 @@ class _Reader:
         batch: list[Span] = []
         size = path.stat().st_size
         with progress_bar(path.name.replace("[", r"\[")) as progress:
-            for text, number, end in _read_documents(path, refuse):
+            for text, number, end in _read_documents(path, refuse, self._limit_bytes):
                 for span in self._read_spans(text, partial(refuse, number)):
                     batch.append(span)
                     values = span.attributes.values()
@@ -147,7 +160,9 @@ class _Reader:
         return bool(traces - {span.trace_id})
 
 
-def _read_documents(path: Path, refuse: Refuse) -> Iterator[tuple[bytes, int, int]]:
+def _read_documents(
+    path: Path, refuse: Refuse, limit_bytes: int
+) -> Iterator[tuple[bytes, int, int]]:
     """Yield the lines that say something, with their number and how far into the file they end.
 
     Of a file whose first line is no JSON by itself, that is all of it.
@@ -157,25 +172,46 @@ def _read_documents(path: Path, refuse: Refuse) -> Iterator[tuple[bytes, int, in
 
     most = FILE_LIMITS.body_bytes
     number = 0
-    if is_parquet(path):
-        for number, row in enumerate(read_parquet(path), 1):
-            yield row.encode(), number, 0
-        return
-    with path.open("rb") as raw, _open_inflated(raw) as file:
-        try:
-            if _is_one_document(file, most):
+    try:
+        if is_parquet(path):
+            rows = (row.encode() for row in read_parquet(path))
+            for number, row in enumerate(_limit_lines(rows, limit_bytes), 1):
+                yield row, number, 0
+            return
+        with path.open("rb") as raw, _open_inflated(raw) as file:
+            if _is_one_document(file, most, limit_bytes):
                 yield file.read(most + 1), 1, path.stat().st_size
                 return
-            while line := file.readline(most + 1):
+            lines = _limit_lines(iter(lambda: file.readline(most + 1), b""), limit_bytes)
+            for line in lines:
                 number += 1
                 if len(line) > most:
                     refuse(number, f"line is longer than {most} bytes")
                     while line and not line.endswith(b"\n"):
-                        line = file.readline(most)
+                        line = next(lines, b"")
                 elif not line.isspace():
                     yield line, number, raw.tell()
-        except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
-            refuse(number + 1, f"the gzip is damaged from here on: {exc}")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
+        refuse(number + 1, f"the gzip is damaged from here on: {exc}")
+    except TooLargeError as exc:
+        refuse(number + 1, str(exc))
+
+
+def _limit_lines(lines: Iterable[bytes], limit_bytes: int) -> Iterator[bytes]:
+    """Yield lines until they are more than a limit.
+
+    Raises:
+        TooLargeError: There are more.
+    """
+    size = 0
+    for line in lines:
+        size += max(len(line), _SHORTEST)
+        if size > limit_bytes:
+            raise TooLargeError(
+                f"the file holds more than {format_size(limit_bytes)}, and a line counts "
+                f"{_SHORTEST} bytes at least; split it, or raise --limit"
+            )
+        yield line
 
 
 def _open_inflated(raw: "BufferedReader") -> "BufferedReader | gzip.GzipFile":
@@ -185,11 +221,10 @@ def _open_inflated(raw: "BufferedReader") -> "BufferedReader | gzip.GzipFile":
     return gzip.GzipFile(fileobj=raw) if is_gzip else raw
 
 
-def _is_one_document(file: "BufferedReader | gzip.GzipFile", most: int) -> bool:
+def _is_one_document(file: "BufferedReader | gzip.GzipFile", most: int, limit_bytes: int) -> bool:
     """Return True for a file that is one JSON document over several lines."""
-    line = file.readline(most).strip()
-    while not line and file.peek(1):
-        line = file.readline(most).strip()
+    lines = map(bytes.strip, _limit_lines(iter(lambda: file.readline(most), b""), limit_bytes))
+    line = next(filter(None, lines), b"")
     file.seek(0)
     # A damaged line ends anyhow; the first line of a printed document opens something.
     return line.endswith((b"{", b"[", b","))

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
-from lightning_otel.errors import ConfigError
+from lightning_otel.errors import ConfigError, TooLargeError
 from lightning_otel.store.sql import new_connection, quote_text, struct_sql
 from lightning_otel.store.table import Query, json_line
 from lightning_otel.types import Conversation
 
 _LINE_BYTES: Final = 1 << 20
+_PARQUET_MEMORY: Final = "1GB"
 
 
 def query_rows(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Query:
@@ -51,16 +52,22 @@ def read_parquet(path: Path) -> Iterator[str]:
 
     Raises:
         ConfigError: It cannot be read.
+        TooLargeError: It takes more memory than a file gets: 9 MB of Parquet may hold 9 GB.
     """
     import duckdb
 
     try:
         with new_connection() as con:
-            con.execute("SET TimeZone = 'UTC'")
+            con.execute("SET TimeZone = 'UTC'; SET threads = 1")
+            con.execute(f"SET memory_limit = '{_PARQUET_MEMORY}'; SET temp_directory = ''")
             query = f"SELECT to_json(t)::VARCHAR FROM read_parquet({quote_text(str(path))}) t"
             found = con.execute(query)
             while row := found.fetchone():
                 yield row[0]
+    except duckdb.OutOfMemoryException as exc:
+        raise TooLargeError(
+            f"the file takes over {_PARQUET_MEMORY} of memory; write it with smaller row groups"
+        ) from exc
     except duckdb.Error as exc:
         raise ConfigError(f"{path} is no readable Parquet file: {exc}; write it again") from exc
 

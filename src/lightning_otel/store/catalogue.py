@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -28,7 +29,7 @@ from lightning_otel.store.snapshot import (
     ndjson_sql,
     union_sql,
 )
-from lightning_otel.store.sql import new_connection, quote_text
+from lightning_otel.store.sql import new_connection, quote_glob, quote_text
 from lightning_otel.store.views import DERIVED, NAMES, alive_macro_sql, create_views
 
 if TYPE_CHECKING:
@@ -111,9 +112,9 @@ def _spans_sql(layout: Layout, excluded: Collection[str]) -> str:
     column of every file for a mere count.
     """
     manifest = ndjson_sql(quote_text(str(layout.find_manifest()[0])), MANIFEST_COLUMNS)
-    files = f"read_parquet({quote_text(str(layout.data / '*.parquet'))}, filename=true)"
+    files = f"read_parquet({quote_glob(layout.data, '*.parquet')}, filename=true)"
     damaged = [name for name in excluded if name.endswith(".parquet")]
-    segments = ndjson_sql(quote_text(str(layout.live / "*.ndjson")), SEGMENT_COLUMNS)
+    segments = ndjson_sql(quote_glob(layout.live, "*.ndjson"), SEGMENT_COLUMNS)
     columns = ", ".join(COLUMNS)
     return f"""
 WITH manifest AS NOT MATERIALIZED (
@@ -150,7 +151,7 @@ def _unsettled_sql(layout: Layout) -> str:
     manifest = ndjson_sql(quote_text(str(layout.find_manifest()[0])), MANIFEST_COLUMNS)
     return rf"""CREATE OR REPLACE MACRO is_alive(process) AS process IN (
   SELECT regexp_extract(parse_filename(file), '^(.+)-[0-9]+\.ndjson$', 1)
-  FROM glob({quote_text(str(layout.live / "*.ndjson"))})
+  FROM glob({quote_glob(layout.live, "*.ndjson")})
   WHERE parse_filename(file) NOT IN (SELECT name FROM {manifest} WHERE kind = 'segment'))"""
 
 
@@ -176,14 +177,23 @@ def _write_catalogue(
 ) -> None:
     """Put ``X.duckdb`` there by rename: a reader of the old one is not disturbed."""
     made = _new_path(layout, "catalogue.duckdb")
-    # In a format that older DuckDB shells read too.
-    con.execute(f"ATTACH {quote_text(str(made))} AS catalogue (STORAGE_VERSION 'v1.4.0')")
-    con.execute("USE catalogue")
-    for statement in statements:
-        con.execute(statement)
-    con.execute("USE memory")
-    con.execute("DETACH catalogue")
+    with _database_folder(made) as folder:
+        path = Path(folder) / made.name
+        # In a format that older DuckDB shells read too.
+        con.execute(f"ATTACH {quote_text(str(path))} AS catalogue (STORAGE_VERSION 'v1.4.0')")
+        con.execute("USE catalogue")
+        for statement in statements:
+            con.execute(statement)
+        con.execute("USE memory")
+        con.execute("DETACH catalogue")
+        shutil.move(path, made)
     put_file(made, layout.catalogue)
+
+
+def _database_folder(path: Path) -> contextlib.AbstractContextManager[str | Path]:
+    """Return where to make a database: DuckDB writes none to a path with a question mark."""
+    is_writable = "?" not in str(path)
+    return contextlib.nullcontext(path.parent) if is_writable else tempfile.TemporaryDirectory()
 
 
 def _new_path(layout: Layout, name: str) -> Path:
@@ -200,9 +210,13 @@ def pack(con: "Reader", path: str | os.PathLike[str]) -> int:
         raise StoreError(f"{final} exists already; name another file or remove it")
     try:
         # In a folder of one's own: nobody else can read what is half made, and all of it goes.
-        with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as folder:
-            made = Path(folder) / "packed.duckdb"
-            count = _write_pack(con, made)
+        with (
+            tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as own,
+            _database_folder(Path(own) / "packed.duckdb") as folder,
+        ):
+            made = Path(own) / "packed.duckdb"
+            count = _write_pack(con, Path(folder) / made.name)
+            shutil.move(Path(folder) / made.name, made)
             made.chmod(0o600)
             os.replace(made, final)
     except (duckdb.Error, OSError) as exc:

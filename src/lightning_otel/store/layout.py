@@ -96,6 +96,10 @@ class Layout:
             shown = re.sub("//[^/]*@", "//…@", text.partition("?")[0])  # without a password
             hint = next((each for name, each in _INSTEAD.items() if name in shown), "")
             raise ConfigError(f"no engine for {shown!r}; name a local path{hint}")
+        if "\\" in text:
+            raise ConfigError(
+                f"DuckDB opens no path with a backslash, as in {text!r}; name another"
+            )
         if text == MEMORY:
             raise ConfigError(f"{MEMORY!r} is no place on a disk, as is needed here; name a path")
         given = Path(path).expanduser()
