@@ -218,10 +218,16 @@ def is_enabled() -> bool:
 
     Who forbade by a former switch that anything is stored is obeyed.
     """
-    off = [name for name in FORMER if _parse_flag(os.environ.get(name, "").strip()) is False]
-    for name in off:
+    is_on = ENABLED.read() and not SDK_DISABLED.read()
+    return is_on and not warn_of_former("LIGHTNING_OTEL_COLLECT")
+
+
+def warn_of_former(name: str) -> bool:
+    """Warn once where one of ``FORMER`` is off, naming what takes its place; return if it is."""
+    is_off = _parse_flag(os.environ.get(name, "").strip()) is False
+    if is_off:
         warn_once(f"{name} is gone: {FORMER[name]}")
-    return ENABLED.read() and not SDK_DISABLED.read() and "LIGHTNING_OTEL_COLLECT" not in off
+    return is_off
 
 
 def set_retokenization_fix() -> None:

@@ -933,7 +933,7 @@ def test_evaluate_says_what_the_agent_earns(store: Store) -> None:
 
 
 def test_recorded_rollouts_are_trained_on_where_recording_is_off(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Training reads what is kept; a former switch of its own is named and refuses nothing."""
     record(store, {"t": [1.0]})
@@ -941,6 +941,7 @@ def test_recorded_rollouts_are_trained_on_where_recording_is_off(
     monkeypatch.setenv("LIGHTNING_OTEL_TRAIN", "0")
 
     assert Trainer(store=store, algorithm=Ledger()).fit().run.step == 1
+    assert "LIGHTNING_OTEL_TRAIN is gone: nothing trains unasked" in caplog.text
 
 
 def test_rollouts_are_taken_by_a_runner_elsewhere(store: Store) -> None:

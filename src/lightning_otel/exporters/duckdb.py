@@ -40,8 +40,7 @@ class FrameSpanProcessor(SpanProcessor):
             frame, context = capture.current_frame(parent_context), span.context
             if frame is None or frame.sink is None or not context[3] & 1:
                 if debugging.is_on and frame is not None:
-                    why = "nothing is to be kept" if frame.sink is None else "it is not sampled"
-                    debugging.log(f"missed  {span.name}: {why}")
+                    debugging.log(f"missed  {span.name}: it is not sampled")
                 return
             kept = capture.state_of(context)
             if kept.sink is None:

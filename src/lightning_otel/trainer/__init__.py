@@ -24,6 +24,7 @@ from lightning_otel.algorithms import (
 from lightning_otel.algorithms.promotion import Evaluation, Fit, Verdict
 from lightning_otel.algorithms.reporters import reporter_names
 from lightning_otel.algorithms.tasks import RunConfig, require_agent, run_tasks
+from lightning_otel.config import warn_of_former
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import ConfigError, TrainingError
@@ -325,6 +326,7 @@ class Trainer:
         )  # fmt: skip
 
     def _run_fit(self, config: RunConfig) -> Fit:
+        warn_of_former("LIGHTNING_OTEL_TRAIN")
         if config.train:
             require_agent(config)
         settle_pending(self.store)  # feedback that came before what it judges
