@@ -214,10 +214,7 @@ def invalid_values() -> Iterator[tuple[str, str]]:
 
 
 def is_enabled() -> bool:
-    """Return whether capture may run: neither our switch nor OpenTelemetry's is off.
-
-    Who forbade by a former switch that anything is stored is obeyed.
-    """
+    """Return whether capture may run: no switch is off, ours, a former one or OpenTelemetry's."""
     is_on = ENABLED.read() and not SDK_DISABLED.read()
     return is_on and not warn_of_former("LIGHTNING_OTEL_COLLECT")
 

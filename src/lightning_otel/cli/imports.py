@@ -12,8 +12,8 @@ import click
 
 from lightning_otel.cli.options import store_option
 from lightning_otel.cli.output import count_noun, format_size, print_note, progress_bar, suggest
-from lightning_otel.config import parse_size
 from lightning_otel.errors import ConfigError, ReceiveError, StoreError, TooLargeError
+from lightning_otel.types.text import parse_size
 
 if TYPE_CHECKING:
     from io import BufferedReader
