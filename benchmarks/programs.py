@@ -1,4 +1,5 @@
-"""How long programs take to start and to end (``--only starts|ends``), and how much is installed.
+"""How long programs take to start and to end, and how much is installed; how soon many short ones
+are listed (``--only starts|ends|short``).
 
 A program that ends prints the time before it does, while its collector refuses connections, or
 takes them and never answers.
@@ -7,6 +8,7 @@ takes them and never answers.
 import argparse
 import itertools
 import os
+import resource
 import shlex
 import socket
 import subprocess
@@ -49,6 +51,20 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
 """
+_FORKS = """
+import os, sys
+from lightning_otel import Store, auto_trace, emit_action, emit_reward
+with auto_trace(store=":memory:"):  # what is imported here is there in every child
+    emit_reward(0.0)
+for number in range(int(sys.argv[2])):
+    if not os.fork():
+        with auto_trace(store=Store(sys.argv[1]), rollout_id=f"r{number}"):
+            emit_action("done")
+            emit_reward(1.0)
+        os._exit(0)
+    os.wait()
+"""
+LOOKS = ("ls", "ls again", "stats", "stats again")
 _GET = "from opentelemetry import trace\ntracer = trace.get_tracer('program')\n"
 _AROUND = "import lightning_otel\nwith lightning_otel.auto_trace():"
 RUN, BLOCK, BATCH = "lightning-otel run", "auto_trace, no collector", "BatchSpanProcessor, OTLP"
@@ -113,11 +129,28 @@ def ends(python: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
     return times
 
 
+def short(python: Path, count: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        place = str(Path(folder, "traces.duckdb"))
+        subprocess.run([python, "-c", _FORKS, place, str(count)], check=True)
+        figures: dict[str, float] = {}
+        for look in LOOKS:
+            command = [python.with_name("lightning-otel"), look.split()[0], "--store", place]
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(command, check=True, capture_output=True, env=harness.settings_of())
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            user_s, system_s = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+            figures[look] = user_s + system_s
+    rows = [(look, f"{taken:.2f}") for look, taken in figures.items()]
+    harness.table(f"CPU seconds after {count:,} short processes", ["command", "CPU s"], rows)
+    return figures
+
+
 def main(options: argparse.Namespace) -> None:
     python = harness.environment(options.env, "core", [*harness.SDK, str(harness.ROOT)])
     ours = ["-q", "--force-reinstall", "--no-deps", str(harness.ROOT)]  # else an earlier commit's
     subprocess.run([python, "-m", "pip", "install", *ours], check=True)
-    parts = {"starts": (starts, 5, 30), "ends": (ends, 3, 9)}
+    parts = {"starts": (starts, 5, 30), "ends": (ends, 3, 9), "short": (short, 1_000, 10_000)}
     chosen = {name: parts[name] for name in options.only or parts}
     figures = {name: do(python, n[not options.quick]) for name, (do, *n) in chosen.items()}
     harness.finish(options, figures, "lightning-otel", "opentelemetry-sdk", "duckdb", python=python)

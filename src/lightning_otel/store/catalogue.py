@@ -24,6 +24,7 @@ from lightning_otel.store.schema import COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.snapshot import (
     FIRST_LINE_ONLY,
     IS_SPAN,
+    NO_COLUMNS,
     SEGMENT_COLUMNS,
     empty_file_sql,
     ndjson_sql,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STAMP: Final = "catalogue.stamp"
+_NO_SPANS: Final = f"CREATE OR REPLACE VIEW spans AS SELECT {NO_COLUMNS}"
 MANIFEST_COLUMNS: Final = {
     "kind": "VARCHAR",
     "name": "VARCHAR",
@@ -102,7 +104,8 @@ def catalogue_statements(
     """
     macro = _unsettled_sql(layout) if alive is None else alive_macro_sql(alive)
     spans = f"CREATE OR REPLACE VIEW spans AS {_spans_sql(layout, excluded)}"
-    return [spans, macro, *DERIVED.values()]
+    # Each of the others looks up ``spans`` many times, and this one every segment.
+    return [_NO_SPANS, macro, *DERIVED.values(), spans]
 
 
 def _spans_sql(layout: Layout, excluded: Collection[str]) -> str:

@@ -4,11 +4,9 @@ Spans that are left out are counted as they are left out; stored spans are count
 """
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +21,6 @@ from lightning_otel.store.damage import (
 )
 from lightning_otel.store.digest import digest_sql
 from lightning_otel.store.layout import Layout
-from lightning_otel.store.lines import is_sound
 from lightning_otel.store.manifest import DataFile, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
     SPILL,
@@ -33,9 +30,9 @@ from lightning_otel.store.parquet import (
     fetch_row,
     write_file,
 )
-from lightning_otel.store.quarantine import LONGEST_LINE
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.sieve import segment_lines_sql
 from lightning_otel.store.snapshot import (
     ALL_LINES,
     IS_SPAN,
@@ -53,15 +50,9 @@ if TYPE_CHECKING:
 
 _COUNTABLE: Final = range(1 << 53)
 """What a process may have counted: a manifest holds no more, and nothing below zero."""
-_MOST_SIFTED: Final = 256 << 20
-_CHUNK: Final = 1 << 18
-_START: Final = b'{"record":"start","trace_id":"'
-_END: Final = b'{"record":"span","trace_id":"'
-_IDS: Final = len('","span_id":"') + 48
-"""Length of a trace id and what follows it, to the end of the span id."""
 _COUNTED_COLUMNS: Final = (
     "record", "trace_id", "span_id", "name", "start_ns", "end_ns", "status", "status_message",
-    "attributes", "rotated", "lost", "counts", "process", "sequence", "end_sequence",
+    "attributes", "rotated", "lost", "counts", "process", "sequence", "end_sequence", "segment",
 )  # fmt: skip
 ORDER: Final = f"{ROLLOUT}, agent, start_ns, sequence"
 """Within a rollout's time: a conversation's calls stand one after the other, and each holds what
@@ -78,10 +69,17 @@ _BEGUN: Final = f"""raw JOIN (
 
 
 def make_parquet(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, manifest: Manifest, paths: Sequence[Path]
+    con: "duckdb.DuckDBPyConnection",
+    layout: Layout,
+    manifest: Manifest,
+    paths: Sequence[Path],
+    lines: str,
 ) -> tuple[DataFile | None, list[SettledSegment]]:
-    """Write the segments' spans into one file under ``new/``; None if they hold no new one."""
-    _choose_lines(con, layout, manifest, paths)
+    """Write the segments' spans into one file under ``new/``; None if they hold no new one.
+
+    ``lines`` is the query for their lines, each with its segment.
+    """
+    _choose_lines(con, layout, manifest, lines)
     segments = _count_segments(con, paths)
     spans = digest_sql(_BEGUN, (*COLUMNS, "began"))
     query = f"SELECT {STORED} FROM ({spans}) ORDER BY began, {ORDER}"
@@ -93,44 +91,15 @@ def make_parquet(
     return file, [replace(each, file=name if each.rows else "") for each in segments]
 
 
-def copy_without_starts(path: Path, copy: Path) -> bool:
-    """Copy a closed segment without the starts of spans that end in it, half of what it takes.
-
-    Returns:
-        Whether all lines are as written; else the copy is of no use.
-    """
-    if path.stat().st_size > _MOST_SIFTED:
-        return False
-    starts: dict[bytes, bytes] = {}
-    with path.open("rb") as file, open(copy, "wb", opener=partial(os.open, mode=0o600)) as made:
-        while lines := file.readlines(_CHUNK):
-            kept = []
-            for line in lines:
-                if not is_sound(line) or len(line) > LONGEST_LINE:
-                    return False
-                if line.startswith(_START):
-                    starts[line[len(_START) : len(_START) + _IDS]] = line
-                else:
-                    starts.pop(line[len(_END) : len(_END) + _IDS], None)
-                    kept.append(line)
-            made.writelines(kept)
-        made.writelines(starts.values())
-    return True
-
-
 def _choose_lines(
     con: "duckdb.DuckDBPyConnection",
     layout: Layout,
     manifest: Manifest,
-    paths: Sequence[Path],
+    lines: str,
     columns: str = "*",
-    lines: Mapping[str, int] = ALL_LINES,
 ) -> None:
-    """Read segments into ``raw``; ``chosen`` has the lines that count, ``held`` their rivals."""
-    con.execute(
-        f"CREATE OR REPLACE TABLE raw AS SELECT {columns}, parse_filename(filename) AS segment "
-        f"FROM {lines_sql(paths, lines)}"
-    )
+    """Read lines into ``raw``; ``chosen`` has those that count, ``held`` their rivals."""
+    con.execute(f"CREATE OR REPLACE TABLE raw AS SELECT {columns} FROM ({lines})")
     # Which line of each span counts. The start of a span is written anew when a segment rotates,
     # so in a rotated segment it means nothing.
     con.execute(
@@ -320,7 +289,8 @@ def _read_counts(
             paths, lines = [path for path in paths if path in snapshot.segments], snapshot.lines
         segments: list[SettledSegment] = []
         if paths:
-            _choose_lines(con, layout, manifest, paths, ", ".join(_COUNTED_COLUMNS), lines)
+            columns, rows = ", ".join(_COUNTED_COLUMNS), segment_lines_sql(lines_sql(paths, lines))
+            _choose_lines(con, layout, manifest, rows, columns)
             segments = _count_segments(con, paths)
         # Of a file that was taken out the spans are missing, which is what is to be found.
         files = [layout.data / file.name for file in list_readable_files(layout, manifest)]

@@ -44,10 +44,6 @@ class Moment:
             self._snapshot = Snapshot.take(self.layout).fix()
         return self._snapshot
 
-    def has_changed(self) -> bool:
-        """Return whether something else counts by now."""
-        return self._snapshot != Snapshot.take(self.layout)
-
     def renew(self) -> None:
         """Let what counts be looked at once more."""
         self._snapshot = None
@@ -111,7 +107,9 @@ class Reader(_Connection):
 
     def refresh(self) -> None:
         """Redefine the views if the store has changed, unless others look at the same moment."""
-        if self._moment is not None and not self._is_shared and self._moment.has_changed():
+        if self._layout is None or self._is_shared:
+            return
+        if self._snapshot != Snapshot.take(self._layout):
             self._forget_snapshot()
 
     def error(self, exc: "duckdb.Error") -> StoreError:

@@ -33,11 +33,12 @@ from lightning_otel.store.manifest import (
     Manifest,
     SettledSegment,
 )
-from lightning_otel.store.packing import copy_without_starts, make_parquet
+from lightning_otel.store.packing import make_parquet
 from lightning_otel.store.parquet import SPILL, bounded_connection, sync
 from lightning_otel.store.quarantine import quarantine_lines
 from lightning_otel.store.recovery import restore_manifest
 from lightning_otel.store.segment import read_boot_id
+from lightning_otel.store.sieve import sift_segments, sifted_sql
 
 if TYPE_CHECKING:
     import duckdb
@@ -62,14 +63,15 @@ class SettleResult:
     files: int = 0
 
 
-def settle_for_reader(layout: Layout) -> None:
+def settle_for_reader(layout: Layout, limit: int | None = None) -> SettleResult:
     """Settle; log what cannot be settled, as on a full disk: it can be read unsettled."""
     import duckdb
 
     try:
-        settle(layout)
+        return settle(layout, limit)
     except (OSError, duckdb.Error) as exc:
         log.warning("%s could not be settled: %s", layout.catalogue, exc)
+        return SettleResult()
 
 
 def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> SettleResult:
@@ -163,23 +165,17 @@ def _list_batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def _settle_batch(con: "duckdb.DuckDBPyConnection", layout: Layout, batch: Sequence[Path]) -> int:
-    paths = [_read_lines(layout, path) for path in batch]
-    file, segments = make_parquet(con, layout, layout.read_manifest(), paths)
+    copy = layout.new / SPILL / f"{os.urandom(8).hex()}.ndjson"
+    names = sift_segments(batch, copy)
+    sifted = frozenset(names)
+    rest = [path for path in batch if path.name not in sifted]
+    for path in rest:
+        quarantine_lines(layout, path, is_closed=True)
+    lines = sifted_sql(copy, names, rest)
+    file, segments = make_parquet(con, layout, layout.read_manifest(), batch, lines)
+    copy.unlink()
     replace_files(layout, (), file, settled=segments)
-    for path in {*paths} - {*batch}:
-        path.unlink()
     return file.rows if file else 0
-
-
-def _read_lines(layout: Layout, path: Path) -> Path:
-    """Return the file to read a segment's lines from, once all of them are as written."""
-    copy = layout.new / SPILL / path.name
-    with contextlib.suppress(OSError):  # such as no room: the segment itself will do
-        if copy_without_starts(path, copy):
-            return copy
-    copy.unlink(missing_ok=True)
-    quarantine_lines(layout, path, is_closed=True)
-    return path
 
 
 def replace_files(

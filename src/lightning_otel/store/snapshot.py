@@ -29,7 +29,7 @@ _MANY: Final = 64
 _SMALL_SEGMENT_BYTES: Final = 128 << 10
 ALL_LINES: Final[Mapping[str, int]] = MappingProxyType({})
 """Lines that count by segment that grows, where none does."""
-_NO_COLUMNS: Final = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
+NO_COLUMNS: Final = ", ".join(f"NULL::{kind} AS {name}" for name, kind in COLUMNS.items())
 SAME_SPAN_NS: Final = 86_400_000_000_000
 """Of two spans with one id that start within a day the first wins; older files are not asked."""
 SEGMENT_COLUMNS: Final = {
@@ -197,7 +197,7 @@ def segments_sql(
 
 
 def lines_sql(
-    segments: Sequence[Path], lines: Mapping[str, int], *, are_small: bool = False
+    segments: Sequence[Path], lines: Mapping[str, int] = ALL_LINES, *, are_small: bool = False
 ) -> str:
     """Return a subquery over the lines of segments, of those that grow over the first ones."""
     read = small_ndjson_sql if are_small else ndjson_sql
@@ -233,7 +233,7 @@ def rows_sql(layout: Layout, files: Sequence[DataFile], folder: Path | None = No
         folder: Where they lie, if not where they belong.
     """
     if not files:
-        return f"(SELECT {_NO_COLUMNS}, ''::VARCHAR AS filename, 0 AS file_row_number LIMIT 0)"
+        return f"(SELECT {NO_COLUMNS}, ''::VARCHAR AS filename, 0 AS file_row_number LIMIT 0)"
     paths = quote_paths((folder or layout.data) / file.name for file in files)
     return (
         f"(SELECT {', '.join(COLUMNS)}, filename, file_row_number "
@@ -243,4 +243,4 @@ def rows_sql(layout: Layout, files: Sequence[DataFile], folder: Path | None = No
 
 def empty_file_sql(path: Path) -> str:
     """Return the statement that writes a data file without rows, for globs to match."""
-    return f"COPY (SELECT {_NO_COLUMNS} LIMIT 0) TO {quote_text(str(path))} (FORMAT parquet)"
+    return f"COPY (SELECT {NO_COLUMNS} LIMIT 0) TO {quote_text(str(path))} (FORMAT parquet)"

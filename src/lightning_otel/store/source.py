@@ -12,11 +12,12 @@ from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
 from lightning_otel.store.damage import exclude_damage
 from lightning_otel.store.digest import DIGEST, digest_sql
-from lightning_otel.store.layout import MEMORY, Layout, now_us
+from lightning_otel.store.layout import MEMORY, WORTHWHILE_SEGMENTS, Layout, now_us
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.reader import Moment, Reader
 from lightning_otel.store.recovery import ensure_manifest
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
+from lightning_otel.store.settle import settle_for_reader, wait_until_visible
 from lightning_otel.store.snapshot import (
     Snapshot,
     list_nearby_files,
@@ -221,14 +222,21 @@ class LocalSource(SpanSource):
 
 
 def prepare(layout: Layout) -> None:
-    """Prepare a store for reading: restore its manifest, exclude damage, update its catalogue."""
+    """Prepare a store for reading: restore its manifest, update its catalogue, exclude damage.
+
+    Of many segments those that are closed are settled first, as many as a batch holds.
+    """
     layout.require()
     writer = writers_by_catalogue.get(layout.catalogue)
     if writer is not None:
         writer.flush()  # what this process recorded is found, however slow the disk
     ensure_manifest(layout)
-    exclude_damage(layout)
     ensure_catalogue(layout)
+    waiting = layout.list_unsettled(layout.read_manifest())
+    # To open thousands of segments takes longer than to read them, each time.
+    if len(waiting) >= WORTHWHILE_SEGMENTS and settle_for_reader(layout, 1).segments:
+        wait_until_visible(layout)
+    exclude_damage(layout)
 
 
 def open_live_connection(layout: Layout) -> "duckdb.DuckDBPyConnection":
