@@ -229,10 +229,11 @@ def tokens(response: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def read(content: dict[str, str]) -> dict[str, Any]:
+def read(content: dict[str, Any]) -> dict[str, Any]:
     """Content with its JSON parsed: a tool call's arguments keep the spaces the model wrote."""
     return {
-        key: json.loads(text) if text.startswith("[") else text for key, text in content.items()
+        key: json.loads(text) if isinstance(text, str) and text.startswith("[") else text
+        for key, text in content.items()
     }
 
 

@@ -17,6 +17,7 @@ from subprocess import CompletedProcess
 
 import pytest
 from tests.cli.conftest import Cli, lines_of_error
+from tests.manifests import seal_manifest
 
 from lightning_otel import Store, config
 from lightning_otel.demo.server import DemoServer
@@ -387,7 +388,7 @@ def test_run_runs_where_nothing_can_be_kept(spawn: Cli, tmp_path: Path, case: st
     elif case == "newer":
         folder = tmp_path / "s.duckdb.d"
         folder.mkdir()
-        (folder / "manifest.ndjson").write_text('{"kind":"store","schema":99}\n')
+        (folder / "manifest.ndjson").write_bytes(seal_manifest([], schema=99))
     else:
         environment = {**environment, "LIGHTNING_OTEL": "0"}
 

@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import shlex
+import shutil
 import time
 from html import unescape
 from pathlib import Path
@@ -242,9 +243,7 @@ def test_a_download_that_cannot_begin_is_refused_as_its_page_is(
     """A store that cannot be read is said to be so before any row, and may be asked again."""
     asked, layout = asking(fill(store)), store.layout
     assert layout is not None
-    for path in layout.live.iterdir():
-        path.unlink()
-        path.mkdir()
+    shutil.rmtree(layout.data)
 
     for kind in ("jsonl", "parquet"):
         refused = asked.get(f"/transitions/download?format=triplets&as={kind}")
