@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any, Final, Literal, NamedTuple
 
-from lightning_otel.adapter.attributes import get_integer, to_number
+from lightning_otel.adapter.attributes import get_integer, get_text, to_number
 from lightning_otel.adapter.outline import Outline
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.messages import parse_messages, plain_text
@@ -115,7 +115,7 @@ def _read_figures(found: Outline) -> dict[str, Any]:
     ends = [span.end_ns for span in acted if span.end_ns is not None]
     took_ns = max(ends) - min(span.start_ns for span in acted) if ends else None
     agents = {node.agent for node in found.nodes if node.agent}
-    models = {each.get(c.RESPONSE_MODEL) or each.get(c.REQUEST_MODEL) for each in calls}
+    models = {get_text(each, c.RESPONSE_MODEL) or get_text(each, c.REQUEST_MODEL) for each in calls}
     rewards = [read_reward(node.span) for node in found.nodes]
     return {
         "spans": len(found.nodes),
@@ -128,7 +128,7 @@ def _read_figures(found: Outline) -> dict[str, Any]:
         "tokens out": tokens[1],
         "seconds": None if took_ns is None else round(took_ns / 1e9, 6),
         "agents": ", ".join(sorted(agents)) or None,
-        "models": ", ".join(sorted(name for name in models if isinstance(name, str))) or None,
+        "models": ", ".join(sorted(filter(None, models))) or None,
         **{
             f"reward {name}": value
             for each in rewards

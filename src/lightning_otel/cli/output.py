@@ -48,10 +48,11 @@ def to_json_value(value: Any) -> Any:
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
         return base64.b64encode(value).decode("ascii")
+    # A comprehension is a frame of its own: half the depth would be too much.
     if isinstance(value, Mapping):
-        return {str(key): to_json_value(item) for key, item in value.items()}
+        return dict(zip(map(str, value), map(to_json_value, value.values()), strict=True))
     if isinstance(value, Iterable):
-        return [to_json_value(item) for item in value]
+        return [*map(to_json_value, value)]
     return str(value)
 
 
