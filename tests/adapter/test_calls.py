@@ -207,8 +207,8 @@ def test_a_transition_is_wanted_if_all_says_so(wanted: Any, is_wanted: bool) -> 
         ({"agent": "x"}, "cannot be selected by agent; by agents, rollout_id"),
         ({"agents": "re:("}, "agents names 're:\\('"),
         ({"agents": ["!"]}, "an empty pattern means nobody"),
-        ({"agents": [1]}, "agents names 1"),
-        ({"until": True}, "until: True is no time"),
+        ({"agents": [1]}, "agents is .1.; it must be str, or Iterable.str."),
+        ({"until": True}, "until is True; it must be"),
         ({"capture": "best"}, "capture is 'best'; it must be one of exact"),
     ],
 )

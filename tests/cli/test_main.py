@@ -51,7 +51,7 @@ def test_reading_makes_no_store(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["s.duckdb", "a[1]?*\\.duckdb", "sp ace/s.duckdb"])
+@pytest.mark.parametrize("name", ["s.duckdb", "a[1]?*.duckdb", "sp ace/s.duckdb"])
 def test_the_store_that_is_meant_is_named(cli: Cli, tmp_path: Path, name: str) -> None:
     """A store's folder names it; never is the one that is not there offered in its own place."""
     path = tmp_path / name

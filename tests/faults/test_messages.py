@@ -147,7 +147,7 @@ def test_s10_every_export_command_and_page_goes_on(
         assert rows == done.rows, name
         assert done.left_out.keys() <= done.span_ids.keys()
     ask = Asking(served(store, "", key=KEY))
-    paths = ["/", "/transitions", "/traces", "/rollouts", "/conversations", "/transitions/export"]
+    paths = ["/", "/transitions", "/traces", "/rollouts", "/transitions/export"]
     for span in spans:
         trace = f"/traces/{span.trace_id}"
         paths += [f"{trace}?span={span.span_id}&tab={tab}" for tab in TABS]

@@ -159,7 +159,7 @@ def test_live_traffic_decides(store: Store, better: int, is_shared: bool) -> Non
                         lo.emit_action("say", "so")
                         lo.emit_reward(float(version == better))
 
-    with pytest.raises(ConfigError, match="reward_range is 5; name the lowest"):
+    with pytest.raises(ConfigError, match="reward_range is 5; it must be tuple"):
         Trainer(polite, reward_range=5)
     trainer = Trainer(
         polite, Watched(), store=store, resources={"prompt": "good"}, reward_range=(0, 1)

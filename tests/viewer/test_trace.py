@@ -436,7 +436,7 @@ def test_a_span_shows_all_that_is_on_it(store: Store, asking: AskingOf) -> None:
     for told in (
         "reasoning, 2 characters hm", 'calls search {"q": 1}', 'tool answered ["found"]',
         "image https://example.com/x.png", "image, image/png 4 characters of base64, not shown",
-        'new kind {"type": "new kind", "x": 1}', "bare 7",
+        'new kind {"type": "new kind", "x": 1}', "bare", 'number {"type": "number", "content": 7}',
     ):  # fmt: skip
         assert told in words(3)
     pictures = re.findall('<img loading[^>]* src="([^"]*)"', asked.get(f"{path}/{3:016x}").text)

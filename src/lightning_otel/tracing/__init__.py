@@ -36,8 +36,9 @@ _KINDS: Final = {
     **Options.__annotations__,
     **dict.fromkeys(STAMPS, str | int | UUID | None),
     "track_only": str | Iterable | None,
+    "transforms": Iterable | None,
 }
-"""The types of options: ids may be of several, and patterns are checked one by one."""
+"""The types of options: ids may be of several; patterns and transforms are checked one by one."""
 
 
 class Traced(Block[Recording]):

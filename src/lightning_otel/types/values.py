@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import json
 import math
+import re
 import sys
 import types
 import typing
@@ -361,4 +362,6 @@ def _is_of(value: Any, kind: Any) -> bool:
 def _word_kind(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return f"one of {', '.join(map(str, typing.get_args(kind)))}"
+    if typing.get_args(kind):
+        return re.sub(r"\b(?:\w+\.)+", "", str(kind))
     return "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
