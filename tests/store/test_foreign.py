@@ -208,6 +208,7 @@ FIELDS = [
 CHANGES = st.dictionaries(st.sampled_from(FIELDS), NESTED, min_size=1, max_size=4)
 
 
+@pytest.mark.timeout(300)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.dictionaries(st.integers(0, 1), CHANGES),
