@@ -2,7 +2,8 @@
 
 import os
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,15 +54,20 @@ with lo.auto_trace(store=sys.argv[1]):
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root works on other people's stores")
-def test_root_leaves_a_store_to_its_owner(tmp_path: Path, run_python: Callable[..., str]) -> None:
-    """S12: the owner reads and records after root recorded, redacted, compacted and repaired."""
-    folder = tmp_path / "theirs"
-    folder.mkdir(mode=0o700)
-    os.chown(folder, OWNER, OWNER)
-    for parent in (tmp_path, *tmp_path.parents[:3]):  # pytest's own, closed to others
-        parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that others can reach, as they cannot what lies in pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root works on other people's stores")
+def test_root_leaves_a_store_to_its_owner(
+    tmp_path: Path, open_folder: Path, run_python: Callable[..., str]
+) -> None:
+    """S12: the owner reads and records after root recorded, redacted, compacted and repaired."""
+    folder = open_folder
+    os.chown(folder, OWNER, OWNER)
     place = folder / "traces.duckdb"
     for count, script in (("2 0 2", RECORD), ("4", ROOT), ("8 0 8", RECORD)):
         scratch = tmp_path / "scratch" / count / "traces.duckdb"
