@@ -361,4 +361,7 @@ def token_counts(counts: object, *, is_zero_known: bool = True) -> dict[str, Any
 
 
 def _first(held: Any, names: tuple[str, ...]) -> Any:
-    return next((held[name] for name in names if name in held), None)
+    for name in names:
+        if name in held:
+            return held[name]
+    return None

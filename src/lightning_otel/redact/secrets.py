@@ -138,8 +138,10 @@ def scrub_attributes(
     for key, value in attributes.items():
         kind = type(value)
         if kind is str:
-            if len(value) >= _SHORTEST and known.get(key) is not value and not is_kept(key):
-                texts.append(_with_key(key, value))
+            if len(value) >= _SHORTEST and known.get(key) is not value:
+                prefix = _prefix_of(key)
+                if prefix is not None:
+                    texts.append(prefix + value if prefix else value)
         elif kind is tuple or kind is list:
             texts += [item for item in value if type(item) is str and len(item) >= _SHORTEST]
         elif kind not in _NUMBERS and issubclass(kind, str):
@@ -152,15 +154,18 @@ def scrub_attributes(
 def _scrub_value(key: str, value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)([_scrub_value("", item) for item in value])
-    if is_kept(key) or not issubclass(type(value), str):
+    prefix = _prefix_of(key)
+    if prefix is None or not issubclass(type(value), str):
         return value
-    prefix = _with_key(key, "")
     return scrub(prefix + str.__str__(value)).removeprefix(prefix)
 
 
-def _with_key(key: str, text: str) -> str:
-    """Return a value, after its key where that may tell a secret."""
-    return f"{key}={text}" if type(key) is str and key[-3:].lower() in _NAME_ENDS else text
+@functools.lru_cache(1024)
+def _prefix_of(key: str) -> str | None:
+    """Return what a value is read after: its key, where that may tell a secret; None if kept."""
+    if is_kept(key):
+        return None
+    return f"{key}=" if key[-3:].lower() in _NAME_ENDS else ""
 
 
 def _mask_tokens(text: str, marks: bytes) -> str:

@@ -173,9 +173,8 @@ def format_line(record: Record) -> bytes:
         return _long_line_of(record)
     for value in attributes.values():
         kind = type(value)
-        if not (
-            kind in _SIMPLE
-            or (kind is tuple and _SIMPLE.issuperset(map(type, value)))
+        if kind not in _SIMPLE and not (
+            (kind is tuple and _SIMPLE.issuperset(map(type, value)))
             or (kind is float and isfinite(value))
         ):
             return _long_line_of(record)
