@@ -18,7 +18,7 @@ from lightning_otel.store import counts as n
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import format_control_line
 from lightning_otel.store.pace import DiskPace
-from lightning_otel.store.segment import Segment, read_boot_id
+from lightning_otel.store.segment import NO_ROOM, Segment, read_boot_id
 
 log = logging.getLogger(__name__)
 
@@ -345,7 +345,7 @@ class Journal:
         try:
             fresh = self._new_segment(text)
         except OSError as exc:
-            if self._pace.is_hanging:
+            if self._pace.is_hanging or exc.errno not in NO_ROOM:
                 raise
             fresh, refusal = self._new_segment(), exc  # there may be room for counts
         if gone is not None and gone.is_removed():

@@ -18,6 +18,8 @@ from lightning_otel.store.pace import DiskPace
 
 log = logging.getLogger(__name__)
 
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Refusals that a shorter text may not meet."""
 _CLOSE: Final = stat.S_IXUSR
 _FAR: Final = 700
 _OPEN_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
