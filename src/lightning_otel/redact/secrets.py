@@ -50,7 +50,6 @@ _NEAR: Final = 96
 _NAME_LENGTH: Final = 32
 _NAMES: Final = tuple(_SHAPES["named"])
 _NAME_ENDS: Final = frozenset(name[-3:] for name in _NAMES)
-_HOOKS: Final = tuple(_SHAPES["hooks"])
 _PHRASES: Final = tuple(
     (literal, phrase) for phrase in _SHAPES["phrases"] for literal in phrase["holds"]
 )
@@ -205,11 +204,13 @@ def _find_token(text: str, start: int, end: int) -> tuple[int, int, str] | None:
                 return place, match.end(), mask
     if text.endswith(_BEFORE_VALUE, 0, start) and (value := _find_value(text, start)):
         return value
-    if before == "/":
-        lowest = max(0, start - _NEAR)
-        is_hook = any(text.rfind(hook, lowest, start) >= 0 for hook in _HOOKS)
-        return (start, end, "[redacted:hook]") if is_hook else None
-    key = _AWS_KEY.match(text, head) if before != "+" else None
+    around = text[max(0, start - _NEAR) : start].lower()
+    for shape in _SHAPES["near"]:
+        if any(word in around for word in shape["words"]):
+            match = _compiled(shape["pattern"]).match(text, head)
+            if match and (before == "/" or _is_random(match[0])):
+                return head, match.end(), f"[redacted:{shape['kind']}]"
+    key = _AWS_KEY.match(text, head) if before not in ("+", "/") else None
     if key is None or len(_TURNS.findall(key[0])) < _AWS_TURNS or b64decode(key[0]).isascii():
         return None
     return head, key.end(), "[redacted:aws_key]"
