@@ -133,17 +133,21 @@ def scrub_attributes(
         attributes: Of whatever kinds; none is asked for its text.
         known: Attributes that were looked at before.
     """
+    if attributes == known:
+        return attributes
     texts: list[str] = []
     for key, value in attributes.items():
         kind = type(value)
         if kind is str:
-            if len(value) >= _SHORTEST and known.get(key) is not value:
+            if len(value) >= _SHORTEST and not (known and known.get(key) is value):
                 prefix = _prefix_of(key)
                 if prefix is not None:
                     texts.append(prefix + value if prefix else value)
+        elif kind in _NUMBERS:
+            continue
         elif kind is tuple or kind is list:
             texts += [item for item in value if type(item) is str and len(item) >= _SHORTEST]
-        elif kind not in _NUMBERS and issubclass(kind, str):
+        elif issubclass(kind, str):
             texts.append(str.__str__(value))
     if not texts or scrub(whole := "\n".join(texts)) is whole:
         return attributes
