@@ -7,25 +7,28 @@ Source: the input, output and tool JSON schemas of the GenAI semantic convention
 references for chat completions and responses.
 """
 
-import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import orjson
 
-from lightning_otel.messages.media import named_part as named_part
-from lightning_otel.messages.media import part_of as part_of
 from lightning_otel.messages.media import text_part as text_part
 from lightning_otel.messages.media import to_text
+from lightning_otel.messages.parts import READERS, Part, media_beside, unwrap_response
+from lightning_otel.messages.parts import named_part as named_part
+from lightning_otel.messages.parts import part_of as part_of
+from lightning_otel.messages.parts import reasoning_part as reasoning_part
+from lightning_otel.messages.parts import tool_call_part as tool_call_part
+from lightning_otel.messages.parts import tool_response_part as tool_response_part
 from lightning_otel.types import Message
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import plain_text as plain_text
 from lightning_otel.types.values import is_object
 
-Part: TypeAlias = dict[str, Any]
-
 _CALLS: Final = frozenset({"function_call", "custom_tool_call"})
+_MODEL_ITEMS: Final = frozenset({"mcp_list_tools", "compaction", "item_reference"})
+"""Items of the model whose names do not tell; others end in ``_call`` or ``_request``."""
 _NO_FIELDS: Final[Mapping[str, Any]] = {}
 _GIVEN: Final = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
 _MADE: Final = ("completion_tokens_details", "output_tokens_details", "output_token_details")
@@ -54,32 +57,6 @@ _COUNTS: Final = (
     (c.REASONING_TOKENS, ("reasoning_tokens", "reasoning"), _MADE),
 )
 """By attribute the names a count has, and those of the object it stands in."""
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
-
-
-_STRICT: Final = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
-def reasoning_part(content: str) -> dict[str, Any]:
-    """A part that holds a model's visible reasoning."""
-    return {"type": "reasoning", "content": content}
-
-
-def tool_call_part(call_id: str | None, name: str | None, arguments: object) -> dict[str, Any]:
-    """A part that asks for a tool; argument text that is JSON is stored as what it says."""
-    if isinstance(arguments, str):
-        # A cut, malformed or bottomless text is kept as the model wrote it.
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = _STRICT.decode(arguments)
-    return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
-
-
-def tool_response_part(call_id: str | None, response: object) -> dict[str, Any]:
-    """A part that holds a tool's answer."""
-    return {"type": "tool_call_response", "id": call_id, "response": response}
 
 
 def raw_call_part(call_id: Any, name: Any, arguments: object) -> Part:
@@ -123,15 +100,20 @@ def parse_parts(text: object) -> tuple[Mapping[str, Any], ...] | None:
     return None if items is None else tuple(map(named_part, items))
 
 
+_FIELDS: Final = {
+    "text": "content", "reasoning": "content", "refusal": "content", "tool_call": "name",
+    "tool_call_response": "response", "uri": "uri", "blob": "content", "file": "modality",
+}  # fmt: skip
+"""By kind of a part the field that it has as the conventions write it."""
+
+
 def _is_whole(item: Message) -> bool:
     """Return whether a message is as any reader takes it, as nearly every one is."""
     try:
-        role, parts = item["role"], item["parts"]
-        return (
-            {type(part["type"]) for part in parts} <= _TEXT
-            and type(parts) is list
-            and type(role) is str
-        )
+        parts = item["parts"]
+        for part in parts:
+            part[_FIELDS[part["type"]]]
+        return type(parts) is list and type(item["role"]) is str
     except (KeyError, TypeError):
         return False
 
@@ -141,7 +123,7 @@ def _normalize_message(item: Message) -> Message:
     if (role := item.get("role")) is not None:
         changes["role"] = to_text(role)
     if (parts := item.get("parts")) is not None:
-        changes["parts"] = [*map(named_part, parts if isinstance(parts, list) else [parts])]
+        changes["parts"] = [*map(part_of, parts if isinstance(parts, list) else [parts])]
     return {**item, **changes}
 
 
@@ -189,7 +171,6 @@ _DICT: Final = frozenset({dict})
 _CONTAINERS: Final = frozenset({dict, list})
 _DEEPEST: Final = 500
 """Levels of a stored list: Python writes a few hundred more, whatever called it."""
-_TEXT: Final = frozenset({str})
 
 ToolCall: TypeAlias = Callable[[Any, Any, object], Part]
 """Makes the part of a tool call, as :func:`tool_call_part` and :func:`raw_call_part` do."""
@@ -223,29 +204,52 @@ def read_message(
     item: Mapping[str, Any], role: str = "", call: ToolCall = tool_call_part, **extra: Any
 ) -> Part:
     """Return a chat API message in the conventions' form; ``role`` counts where it names none."""
-    role, content = to_text(item.get("role") or role), item.get("content")
-    if role in ("tool", "function") or "tool_call_id" in item:
-        call_id = item.get("tool_call_id", item.get("id")) or None
-        return message("tool", [tool_response_part(call_id, _unwrap_response(content))], **extra)
-    parts = []
+    if "role" not in item or "additional_kwargs" in item:
+        item = _unwrap_message(item)
+    role = to_text(item.get("role") or role)
+    role, content, parts = _ROLES.get(role, role), item.get("content"), item.get("parts")
+    if role == "tool" or (not role and item.get("tool_call_id") is not None):
+        results = content_parts(parts or content) if not isinstance(content, str) else []
+        if not any(part.get("type") == "tool_call_response" for part in results):
+            call_id = item.get("tool_call_id", item.get("id")) or None
+            results = [tool_response_part(call_id, unwrap_response(content))]
+        return message("tool", results, **extra)
+    spoken = [*map(part_of, parts)] if isinstance(parts, (list, tuple)) else []
     reasoning = item.get("reasoning_content") or item.get("reasoning")
     if isinstance(reasoning, str):
-        parts.append(reasoning_part(reasoning))
-    parts += content_parts(content)
+        spoken.append(reasoning_part(reasoning))
+    else:
+        spoken += content_parts(item.get("thinking_blocks"))
+    spoken += [*content_parts(content), *media_beside(item)]
     if isinstance(item.get("refusal"), str) and item["refusal"]:
-        parts.append({"type": "refusal", "content": item["refusal"]})
+        spoken.append({"type": "refusal", "content": item["refusal"]})
+    known = {part.get("id") for part in spoken if part.get("type") == "tool_call"} - {None}
     calls = objects(item.get("tool_calls") or [item.get("function_call")])
-    parts += [read_call(each, call) for each in calls]
+    made = [read_call(each, call) for each in calls]
+    spoken += [part for part in made if part["id"] not in known]  # said in the content, too
     role = role or ("assistant" if calls else "user")
-    return message(role, parts, name=item.get("name"), **extra)
+    return message(role, spoken, name=item.get("name"), **extra)
 
 
-def _unwrap_response(content: object) -> object:
-    """Return a tool's answer: a list that holds one text is that text."""
-    if isinstance(content, (list, tuple)) and len(content) == 1:
-        (only,) = content_parts(content)
-        return only["content"] if only.get("type") == "text" else content
-    return content
+_ROLES: Final = {
+    "human": "user", "ai": "assistant", "model": "assistant", "function": "tool",
+}  # fmt: skip
+"""Roles as others spell them."""
+_SERIALISED: Final = frozenset({"human", "ai", "system", "tool", "function"})
+"""LangChain's types of messages, without ``Message`` and ``Chunk``."""
+
+
+def _unwrap_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message that LangChain serialised with its role; any other as it is."""
+    held, names = object_of(item.get("kwargs") or item.get("data")) or item, item.get("id")
+    kind = held.get("type") or (names[-1] if isinstance(names, list) and names else "")
+    spelt = str(kind).removesuffix("Chunk").removesuffix("Message").lower()
+    role = held.get("role") or (spelt if spelt in _SERIALISED else None)
+    if role is None:
+        return item
+    more, calls = object_of(held.get("additional_kwargs")), objects(held.get("tool_calls"))
+    made = [{**call, "arguments": call["args"]} if "args" in call else call for call in calls]
+    return {**more, **held, "role": role, "tool_calls": made or more.get("tool_calls")}
 
 
 def read_call(item: Mapping[str, Any], call: ToolCall = tool_call_part) -> Part:
@@ -275,32 +279,53 @@ def read_items(
 
 
 def _read_item(item: Mapping[str, Any], role: str, call: ToolCall) -> Part:
+    if "role" not in item or "additional_kwargs" in item:
+        item = _unwrap_message(item)
     kind = str(item.get("type") or "message")
-    if kind == "message":
+    if kind == "message" or ("role" in item and ("content" in item or "parts" in item)):
         return read_message(item, role, call)
+    call_id = item.get("call_id") or item.get("id")
     if kind in _CALLS:
-        call_id = item.get("call_id") or item.get("id")
         arguments = item.get("arguments", item.get("input"))
         return message("assistant", [call(call_id, item.get("name"), arguments)])
-    if kind.endswith("_output") and "call_id" in item:
-        return message("tool", [tool_response_part(item["call_id"], item.get("output"))])
+    if kind.endswith("_output") and ("output" in item or "call_id" in item):
+        return message("tool", [tool_response_part(call_id, item.get("output"))])
     if kind == "reasoning":
         pieces = objects(item.get("summary")) + objects(item.get("content"))
         text = "\n".join(str(piece.get("text", "")) for piece in pieces)
         return message("assistant", [reasoning_part(text)] if text else [])
-    return message("assistant", [{**item, "type": f"openai.{kind}"}])
+    if kind in READERS:
+        return message(role, [part_of(item)])
+    is_of_model = kind.endswith(("_call", "_request")) or kind in _MODEL_ITEMS
+    stated = to_text(item.get("role")) or ("assistant" if is_of_model else role)
+    return message(stated, [{**item, "type": f"openai.{kind}"}])
 
 
 def flatten_tools(tools: object) -> list[Part]:
-    """Return tool definitions of the chat API in the conventions' flat form."""
-    flat = []
+    """Return tool definitions, as any of the wires and libraries write them, in the flat form."""
+    flat: list[Part] = []
     for tool in objects(tools):
-        function = tool.get("function")
-        if isinstance(function, Mapping):
-            flat.append({"type": "function", **function})
+        inner = tool.get("function")
+        declared = tool.get("function_declarations") or tool.get("functionDeclarations")
+        if isinstance(inner, Mapping):
+            flat.append({"type": "function", **_spell_schema(inner)})
+        elif declared:  # Google's
+            flat += flatten_tools(declared)
         else:
-            flat.append(dict(tool) if "type" in tool else {"type": "function", **tool})
+            flat.append({"type": "function", **_spell_schema(tool)})
     return flat
+
+
+_SCHEMAS: Final = ("input_schema", "inputSchema", "parametersJsonSchema", "parameters_json_schema")
+
+
+def _spell_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool whose schema of arguments is named as in the conventions."""
+    name = next((name for name in _SCHEMAS if is_object(tool.get(name))), None)
+    if name is None or "parameters" in tool:
+        return tool
+    rest = {key: each for key, each in tool.items() if key != name}
+    return {**rest, "type": "function", "parameters": tool[name]}
 
 
 # --- objects of any library, past their own methods -----------------------------------------------

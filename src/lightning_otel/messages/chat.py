@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning_otel.messages import read_message
-from lightning_otel.messages.media import content_of, part_of, to_json, to_text
+from lightning_otel.messages.media import content_of, to_json, to_text
+from lightning_otel.messages.parts import part_of
 from lightning_otel.types import Message
 from lightning_otel.types.values import parse_json
 

@@ -1,4 +1,4 @@
-"""Parts of a message's content, texts and media, as the chat API writes them and back.
+"""Parts of a message's content, texts and media, as the chat API writes them.
 
 Source: OpenAI's API reference for chat completions and responses; ``audio_url`` and ``video_url``
 as vLLM reads them; the message schemas of the GenAI semantic conventions.
@@ -12,17 +12,8 @@ from typing import Any, Final
 
 from lightning_otel.types.values import is_object, make_plain
 
-_TEXTS: Final = frozenset(
-    {"text", "input_text", "output_text", "summary_text", "reasoning_text", "plaintext"}
-)
 _URLS: Final = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
-_IMAGES: Final = frozenset({"image_url", "input_image"})
-_FILES: Final = frozenset({"file", "input_file"})
 _BASE64: Final = ";base64,"
-_KINDS: Final[Mapping[type, str]] = {
-    NoneType: "null", bool: "boolean", int: "number", float: "number", list: "array",
-}  # fmt: skip
-"""JSON's names of values that are no part of a message."""
 
 
 def text_part(content: str) -> dict[str, Any]:
@@ -60,59 +51,6 @@ def _make_uri(modality: str, url: str, part: Mapping[str, Any]) -> dict[str, Any
 
 def _make_named(file: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
     return {**file, **({"filename": part["filename"]} if "filename" in part else {})}
-
-
-def named_part(part: object) -> Mapping[str, Any]:
-    """An item of a message as a part with a name: what is no part is named by its kind."""
-    if is_object(part):
-        kind = part.get("type")
-        return part if kind is None or isinstance(kind, str) else {**part, "type": to_text(kind)}
-    if type(part) in _KINDS:
-        return {"type": _KINDS[type(part)], "content": part}
-    return text_part(to_text(part))
-
-
-def part_of(part: object) -> dict[str, Any]:
-    """A part of the chat API as one of the conventions; one of these as it is."""
-    part = named_part(part)
-    kind = to_text(part.get("type"))
-    found = part.get(kind)
-    held = found if isinstance(found, Mapping) else {}
-    if kind in _TEXTS and isinstance(part.get("text"), str):
-        return text_part(part["text"])
-    if kind == "refusal" and isinstance(part.get("refusal"), str):
-        return {"type": "refusal", "content": part["refusal"]}
-    if kind in _URLS or kind in _IMAGES:
-        url = held.get("url") or part.get("image_url")
-        extra = {"detail": held["detail"]} if "detail" in held else {}
-        if isinstance(url, str):
-            return _make_media(_URLS.get(kind, "image"), url) | extra
-    file_id = held.get("file_id") if kind == "image_file" else part.get("file_id")
-    if kind in ("image_file", "input_image") and isinstance(file_id, str):
-        return {"type": "file", "modality": "image", "file_id": file_id}
-    if kind == "input_audio" and isinstance(held.get("data"), str):
-        mime_type = f"audio/{held.get('format', 'wav')}"
-        blob = {"type": "blob", "modality": "audio", "mime_type": mime_type}
-        return {**blob, "content": held["data"]}
-    if kind in _FILES and "modality" not in part:
-        return _make_file(held or part)
-    return dict(part)
-
-
-def _make_file(held: Mapping[str, Any]) -> dict[str, Any]:
-    extra = {"filename": held["filename"]} if "filename" in held else {}
-    if isinstance(held.get("file_id"), str):
-        return {"type": "file", "modality": "document", "file_id": held["file_id"], **extra}
-    url = held.get("file_data") or held.get("file_url")
-    return _make_media("document", url) | extra if isinstance(url, str) else dict(held)
-
-
-def _make_media(modality: str, url: str) -> dict[str, Any]:
-    head, mark, data = url.partition(_BASE64)
-    if not (mark and head.startswith("data:")):
-        return {"type": "uri", "modality": modality, "uri": url}
-    found = {"type": "blob", "modality": modality, "mime_type": head[len("data:") :]}
-    return {**{key: value for key, value in found.items() if value}, "content": data}
 
 
 def name_media(message: Mapping[str, Any]) -> Mapping[str, Any]:

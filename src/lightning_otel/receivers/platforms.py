@@ -13,14 +13,17 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.messages import (
+    content_parts,
     flatten_tools,
     message,
     object_of,
     objects,
     read_items,
     text_part,
+    tool_response_part,
 )
 from lightning_otel.messages.media import to_text
+from lightning_otel.messages.parts import unwrap_response
 from lightning_otel.receivers.builder import MOST_BYTES, Builder, read_time
 from lightning_otel.receivers.otlp import InvalidSpanError, Object, read_integer
 from lightning_otel.types import Span
@@ -113,9 +116,18 @@ _KINDS: Final = {
     "agent": c.INVOKE_AGENT, "embedding": c.EMBEDDINGS, "retriever": c.RETRIEVAL,
 }  # fmt: skip
 """Operations by a tool's kind of span, in lower case."""
-_ROLES: Final = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
-"""Roles by LangChain's type of a message."""
-_WRAPPERS: Final = ("messages", "choices", "generations", "message", "input", "output")
+_ROLES: Final = frozenset({"user", "assistant", "system", "developer", "tool"})
+_MESSAGE_KEYS: Final = frozenset({"role", "content", "parts", "kwargs", "data"})
+_CANDIDATE_KEYS: Final = frozenset({"finishReason", "finish_reason", "index"})
+_WRAPPERS: Final = (
+    "messages", "choices", "generations", "candidates", "contents", "message", "input", "output",
+)  # fmt: skip
+_SYSTEMS: Final = ("system", "systemInstruction", "system_instruction")
+_OFFERS: Final = (
+    "tools extra/invocation_params/tools attributes/mlflow.chat.tools config/tools"
+    " metadata/attributes/gen_ai.tool.definitions"
+)
+"""Where a record holds the tools of a call, but for its input."""
 _OPENINFERENCE: Final = "openinference.span.kind"
 _COUNTS: Final = (c.INPUT_TOKENS, c.OUTPUT_TOKENS, c.CACHED_TOKENS)
 
@@ -206,7 +218,7 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
         attributes |= {c.OPERATION: None, _OPENINFERENCE: kind.upper()}
         attributes |= _flatten(found[table.attributes])
     else:
-        attributes |= _read_content(operation, name, given, made)
+        attributes |= _read_content(operation, name, found, given, made)
     if operation in c.CALL_OPERATIONS and not table.attributes:
         attributes[c.REQUEST_MODEL] = text_or_none(parse_json(_find(found, table.model)))
         counts = (read_integer(_find(found, at), "a count of tokens") for at in table.tokens)
@@ -232,8 +244,8 @@ def read_messages(content: Any, role: str) -> list[dict[str, Any]]:
     if isinstance(content, Mapping):
         inner = next((content[key] for key in _WRAPPERS if content.get(key) is not None), None)
         if inner is not None and "role" not in content:
-            return read_messages(inner, role)
-        if content.keys() & {"role", "content", "kwargs", "data"}:
+            return [*_read_system(content), *read_messages(inner, role)]
+        if content.keys() & _MESSAGE_KEYS:
             content = [content]
     if not isinstance(content, list) or len(objects(content)) < len(content):
         is_batch = isinstance(content, list) and content and isinstance(content[0], list)
@@ -243,36 +255,64 @@ def read_messages(content: Any, role: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for item in content:
         answer = item.get("message") or item.get("text")  # a choice, or a generation
-        is_answer = answer and not item.keys() & {"role", "content", "kwargs", "data"}
-        found += read_messages(answer, role) if is_answer else read_items([_read_item(item)], role)
+        if isinstance(item.get("content"), Mapping) and item.keys() & _CANDIDATE_KEYS:
+            answer = item["content"]
+        is_answer = answer and not item.keys() & {"role", "kwargs", "data"}
+        found += read_messages(answer, role) if is_answer else read_items([item], role)
     return found
 
 
-def _read_item(item: Object) -> Object:
-    """Return a message of LangChain as one of the chat API; any other as it is."""
-    held, ids = object_of(item.get("kwargs") or item.get("data")) or item, item.get("id")
-    kind = held.get("type") or (ids[-1] if isinstance(ids, list) and ids else "")
-    role = _ROLES.get(str(kind).removesuffix("Chunk").removesuffix("Message").lower())
-    if role is None:
-        return item
-    calls = [
-        {"id": call.get("id"), "name": call.get("name"), "arguments": call.get("args")}
-        for call in objects(held.get("tool_calls"))
+def _read_system(content: Object) -> list[dict[str, Any]]:
+    """Return the system prompt that stands beside a request's messages, as Anthropic's does."""
+    given = next((content[key] for key in _SYSTEMS if content.get(key)), None)
+    if isinstance(given, Mapping):  # Google's
+        given = given.get("parts")
+    return [message("system", parts)] if (parts := content_parts(given)) else []
+
+
+def _name_tools(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in which a tool's answer whose role is the tool's name is the tool's."""
+    calls: dict[str, Any] = {}
+    for item in messages:
+        role = item["role"]
+        calls |= {
+            part["name"]: part["id"] for part in item["parts"] if part.get("type") == "tool_call"
+        }
+        if role in calls and role not in _ROLES:
+            item["role"] = "tool"
+            response = unwrap_response(item["parts"])
+            item["parts"] = [tool_response_part(calls.pop(role), response)]
+    return messages
+
+
+def _split_tools(messages: Any) -> tuple[Any, list[Any]]:
+    """Return messages, and the tool definitions that Langfuse's callback puts among them."""
+    if not isinstance(messages, list):
+        return messages, []
+    tools = [
+        item["content"]
+        for item in objects(messages)
+        if item.get("role") == "tool" and object_of(item.get("content")).get("type") == "function"
     ]
-    given = {name: value for name, value in held.items() if name != "type"}
-    return {**given, "role": role, "tool_calls": calls}
+    return [item for item in messages if object_of(item).get("content") not in tools], tools
 
 
-def _read_content(operation: str | None, name: str, given: Any, made: Any) -> dict[str, Any]:
+def _read_content(
+    operation: str | None, name: str, found: Object, given: Any, made: Any
+) -> dict[str, Any]:
     """Return the attributes of what a span was given and what it made."""
     texts = [None if each is None else to_text(parse_json(each)) for each in (given, made)]
     if operation == c.CHAT:
-        tools = flatten_tools(object_of(parse_json(given)).get("tools"))
+        asked, tools = _split_tools(parse_json(given))
+        offers = tools or object_of(asked).get("tools") or parse_json(_find(found, _OFFERS))
+        system = parse_json(_find(found, "metadata/attributes/gen_ai.system_instructions"))
+        flat = flatten_tools(offers)
+        messages = _name_tools([*_read_system({"system": system}), *read_messages(asked, "user")])
         answered = read_messages(made, "assistant")
         return {
-            c.INPUT_MESSAGES: json_text(read_messages(given, "user")),
+            c.INPUT_MESSAGES: json_text(messages),
             c.OUTPUT_MESSAGES: json_text(answered) if answered else None,
-            c.TOOL_DEFINITIONS: json_text(tools) if tools else None,
+            c.TOOL_DEFINITIONS: json_text(flat) if flat else None,
         }
     if operation == c.EXECUTE_TOOL:
         return {c.TOOL_NAME: name, c.TOOL_ARGUMENTS: texts[0], c.TOOL_RESULT: texts[1]}

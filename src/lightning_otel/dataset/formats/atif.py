@@ -25,7 +25,8 @@ from lightning_otel.dataset.formats.format import (
 )
 from lightning_otel.messages import read_message
 from lightning_otel.messages.chat import tools_of
-from lightning_otel.messages.media import part_of, to_text
+from lightning_otel.messages.media import to_text
+from lightning_otel.messages.parts import part_of
 from lightning_otel.types import Message, Trajectory, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.instants import utc_text

@@ -6,10 +6,9 @@ stream on its first chunk) or, as SGLang has them, on each choice; sampled ids o
 
 import itertools
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
-from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 import orjson
@@ -17,6 +16,7 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import messages
 from lightning_otel.adapter.tokens import add_encoded, encode_ids, sampled_ids, token_content
+from lightning_otel.instrumentors.openai.pieces import join_calls, join_pieces
 from lightning_otel.messages import (
     flatten_tools,
     message,
@@ -49,7 +49,6 @@ _FIRST: Final = frozenset({"id", "model", "system_fingerprint", "service_tier", 
 """Fields of a stream's events of which the first value counts."""
 _LAST: Final = frozenset({"usage", "error"})
 _GROWING: Final = frozenset({"text", "logprobs", "token_ids"})
-_CALLED: Final = frozenset({"function", "custom"})
 
 
 def _as_sent(value: Any) -> Any:
@@ -195,12 +194,12 @@ class Chat:
         """Return the choice that its chunks add up to."""
         deltas = [object_of(chunk.get("delta")) for chunk in chunks]
         said = frozenset(itertools.chain.from_iterable(deltas))
-        spoken = _grow(deltas, said - {"role", "tool_calls"})
+        spoken = join_pieces(deltas, said - {"role", "tool_calls"})
         calls: list[Any] = []
         if "tool_calls" in said:
             calls = [call for delta in deltas for call in objects(delta.get("tool_calls"))]
-        whole = _grow(chunks, _GROWING)
-        return {**whole, "message": {**spoken, "tool_calls": _tool_calls(calls)}}
+        whole = join_pieces(chunks, _GROWING)
+        return {**whole, "message": {**spoken, "tool_calls": join_calls(calls)}}
 
 
 def _has_tokens(held: Json) -> bool:
@@ -253,48 +252,6 @@ def _remembered(sent: bytes) -> str:
 
 def _write_message(item: Json) -> str:
     return scrub(dump(messages.read_message(item, "", raw_call_part)))
-
-
-def _tool_calls(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tool calls of their pieces: each belongs to the call of its index, else id, else the last."""
-    calls: list[tuple[int, list[dict[str, Any]]]] = []
-    for piece in pieces:
-        index, call_id = piece.get("index"), piece.get("id")
-        if isinstance(index, int):
-            known = [held for place, held in calls if place == index]
-        elif call_id:
-            known = [held for _, held in calls if held[0].get("id") == call_id]
-        else:
-            known = [held for _, held in calls[-1:]]
-        if known:
-            known[0].append(piece)
-        else:
-            calls.append((index if isinstance(index, int) else len(calls), [piece]))
-    return [_grow(held, _CALLED) for _, held in sorted(calls, key=itemgetter(0))]
-
-
-def _grow(pieces: Sequence[Json], growing: Container[str]) -> dict[str, Any]:
-    """One object of its streamed pieces: named fields grow, of the others the last value counts."""
-    whole = {}
-    for name in dict.fromkeys(itertools.chain.from_iterable(pieces)):
-        found = [value for piece in pieces if (value := piece.get(name)) is not None]
-        if found:
-            whole[name] = _join(found) if name in growing else found[-1]
-    return whole
-
-
-def _join(found: list[Any]) -> Any:
-    """Join the pieces of one streamed value."""
-    if len(found) == 1:
-        return found[0]
-    kinds = set(map(type, found))
-    if kinds == {str}:
-        return "".join(found)
-    if kinds == {list}:
-        return list(itertools.chain.from_iterable(found))
-    if kinds == {dict}:
-        return _grow(found, frozenset(itertools.chain.from_iterable(found)))
-    return found[-1]
 
 
 def _asked_texts(given: object) -> list[str]:

@@ -1,0 +1,101 @@
+"""Streamed pieces of an answer joined: tool calls by their places and ids, values as they are.
+
+Source: OpenAI's API reference for streamed chat completions; how Gemini's, Ollama's and older
+vLLM's servers number the calls of one answer.
+"""
+
+import itertools
+from collections.abc import Container, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final, TypeAlias
+
+import orjson
+
+from lightning_otel.messages import object_of
+
+Json: TypeAlias = Mapping[str, Any]
+_CALLED: Final = frozenset({"function", "custom"})
+
+
+def join_calls(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tool calls of their pieces: each belongs to the call of its index, else id, else the last.
+
+    Servers number parallel calls alike, give them one id, or none: a new id or name begins a call.
+    """
+    calls: list[tuple[int, list[dict[str, Any]]]] = []
+    for piece in pieces:
+        index, call_id = piece.get("index"), piece.get("id")
+        if isinstance(index, int):
+            known = [held for place, held in calls if place == index]
+        elif call_id:
+            known = [held for _, held in calls if held[0].get("id") == call_id]
+        else:
+            known = [held for _, held in calls[-1:]]
+        if not known or _begins_call(known[-1], piece):
+            calls.append((index if isinstance(index, int) else len(calls), [piece]))
+        else:
+            known[-1].append(_without_repeats(known[-1], piece))
+    return [join_pieces(held, _CALLED) for _, held in sorted(calls, key=itemgetter(0))]
+
+
+def _begins_call(pieces: list[dict[str, Any]], piece: dict[str, Any]) -> bool:
+    """Return whether a piece contradicts those of the call at its place."""
+    call_id, known_id = piece.get("id"), _first_of(pieces, "id")
+    if call_id and known_id and call_id != known_id:
+        return True
+    functions = [object_of(each.get("function")) for each in pieces]
+    function, known_name = object_of(piece.get("function")), _first_of(functions, "name")
+    name = function.get("name")
+    if not name or not known_name:
+        return False
+    arguments = [each["arguments"] for each in functions if each.get("arguments")]
+    if name != known_name:  # a name that comes in pieces does so before all else
+        return bool(arguments or call_id)
+    # Said again with each piece, or of the same tool once more.
+    is_whole = bool(arguments) and str(arguments[-1]).rstrip().endswith("}")
+    return is_whole and bool(function.get("arguments")) and _is_json("".join(map(str, arguments)))
+
+
+def _without_repeats(pieces: list[dict[str, Any]], piece: dict[str, Any]) -> dict[str, Any]:
+    """Return a piece without the name of its tool, where that is said again."""
+    function = object_of(piece.get("function"))
+    name = function.get("name")
+    if not name or name != _first_of([object_of(each.get("function")) for each in pieces], "name"):
+        return piece
+    return {**piece, "function": {key: function[key] for key in function if key != "name"}}
+
+
+def _first_of(objects: Iterable[Json], name: str) -> Any:
+    return next((value for each in objects if (value := each.get(name))), None)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def join_pieces(pieces: Sequence[Json], growing: Container[str]) -> dict[str, Any]:
+    """One object of its streamed pieces: named fields grow, of the others the last value counts."""
+    whole = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(pieces)):
+        found = [value for piece in pieces if (value := piece.get(name)) is not None]
+        if found:
+            whole[name] = _join(found) if name in growing else found[-1]
+    return whole
+
+
+def _join(found: list[Any]) -> Any:
+    """Join the pieces of one streamed value."""
+    if len(found) == 1:
+        return found[0]
+    kinds = set(map(type, found))
+    if kinds == {str}:
+        return "".join(found)
+    if kinds == {list}:
+        return list(itertools.chain.from_iterable(found))
+    if kinds == {dict}:
+        return join_pieces(found, frozenset(itertools.chain.from_iterable(found)))
+    return found[-1]

@@ -1,0 +1,250 @@
+"""Parts of a message, under any spelling that is known, as the GenAI conventions write them.
+
+Each kind has one reader. What none of them can read is kept as it came, named after its kind.
+
+Source: the message schemas of the GenAI semantic conventions; OpenAI's API references for chat
+completions and responses; content blocks of Anthropic's Messages API, of Amazon Bedrock's Converse
+and of LangChain 1; Google's ``Part`` of ``generateContent``; message parts of the Vercel AI SDK 5;
+``audio_url`` and ``video_url`` as vLLM reads them; Pydantic AI's spans.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Any, Final, NoReturn, TypeAlias
+
+from lightning_otel.messages.media import text_part, to_text
+from lightning_otel.types.values import is_object
+
+Part: TypeAlias = dict[str, Any]
+_Read: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, Any]], Part | None]
+"""Reads a part, by its kind, and the object in it of that name; None where it cannot."""
+
+_JSON_KINDS: Final[Mapping[type, str]] = {
+    NoneType: "null", bool: "boolean", int: "number", float: "number", list: "array",
+}  # fmt: skip
+"""JSON's names of values that are no part of a message."""
+_BASE64: Final = ";base64,"
+_MODALITIES: Final = ("image", "audio", "video")
+_CALL_IDS: Final = ("id", "toolCallId", "tool_call_id", "toolUseId", "call_id")
+_RESULT_IDS: Final = ("tool_use_id", *_CALL_IDS)
+_CALL_NAMES: Final = ("name", "toolName", "tool_name")
+_ARGUMENTS: Final = ("arguments", "args", "input")
+_RESULTS: Final = ("response", "result", "output", "content")
+_WORDS: Final = ("content", "text", "thinking", "reasoning")
+_MIME_TYPES: Final = ("mime_type", "media_type", "mimeType", "mediaType")
+_BYTES: Final = ("data", "base64", "bytes")
+_PLACES: Final = (
+    "url", "uri", "fileUri", "file_uri", "image_url", "audio_url", "video_url", "file_data",
+    "file_url", "image",
+)  # fmt: skip
+_SCHEMES: Final = ("data:", "http:", "https:", "gs:", "s3:", "file:")
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_STRICT: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def reasoning_part(content: str) -> Part:
+    """A part that holds a model's visible reasoning."""
+    return {"type": "reasoning", "content": content}
+
+
+def tool_call_part(call_id: str | None, name: str | None, arguments: object) -> Part:
+    """A part that asks for a tool; argument text that is JSON is stored as what it says."""
+    if isinstance(arguments, str):
+        # A cut, malformed or bottomless text is kept as the model wrote it.
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = _STRICT.decode(arguments)
+    return {"type": "tool_call", "id": call_id, "name": name, "arguments": arguments}
+
+
+def tool_response_part(call_id: str | None, response: object) -> Part:
+    """A part that holds a tool's answer."""
+    return {"type": "tool_call_response", "id": call_id, "response": response}
+
+
+def named_part(part: object) -> Mapping[str, Any]:
+    """An item of a message as a part with a name: what is no part is named by its kind."""
+    if not is_object(part):
+        if type(part) in _JSON_KINDS:
+            return {"type": _JSON_KINDS[type(part)], "content": part}
+        return text_part(to_text(part))
+    kind = part.get("type")
+    if isinstance(kind, str):
+        return part
+    if kind is not None:
+        return {**part, "type": to_text(kind)}
+    # Where there is no type, the key that a reader is for names the part, or the only one.
+    named = next((key for key in part if key in READERS), None)
+    if named is None and len(part) == 1:
+        named = to_text(next(iter(part)))
+    return part if named is None else {**part, "type": named}
+
+
+def part_of(part: object) -> Part:
+    """A part in any spelling as one of the conventions; these, and unknown ones, as they are."""
+    part = named_part(part)
+    kind = to_text(part.get("type"))
+    read = READERS.get(kind)
+    if read is not None:
+        inner = part.get(kind)
+        made = read(kind, part, inner if isinstance(inner, Mapping) else {})
+        if made is not None:
+            return made
+    return dict(part)
+
+
+def _first(held: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """Return the first value under one of some names that is not null."""
+    for name in names:
+        value = held.get(name)
+        if value is not None:
+            return value
+    return None
+
+
+def _rest_of(part: Mapping[str, Any], names: tuple[str, ...]) -> Part:
+    """Return what a part says besides: signatures, identities."""
+    return {key: each for key, each in part.items() if key not in names and each is not None}
+
+
+def _read_text(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
+    text = part.get("text")
+    if not isinstance(text, str):
+        return None
+    if part.get("thought") is True:  # Google's
+        return {**reasoning_part(text), **_rest_of(part, ("type", "text", "thought"))}
+    return text_part(text)
+
+
+def _read_refusal(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
+    text = part.get("refusal")
+    return {"type": "refusal", "content": text} if isinstance(text, str) else None
+
+
+def _read_reasoning(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
+    held = inner.get("reasoningText") if inner else part
+    text = _first(held, _WORDS) if isinstance(held, Mapping) else None
+    if not isinstance(text, str):
+        return None
+    rest = _rest_of(held, ("type", *_WORDS)) if isinstance(held, Mapping) else {}
+    return {**reasoning_part(text), **rest}
+
+
+def _read_call(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
+    if kind == "tool_call" and "arguments" in part:
+        return None
+    held = inner or part
+    name = _first(held, _CALL_NAMES)
+    if not isinstance(name, str):
+        return None
+    arguments = _first(held, _ARGUMENTS)
+    made = tool_call_part(_first(held, _CALL_IDS), name, {} if arguments is None else arguments)
+    signature = _first(part, ("thoughtSignature", "thought_signature"))
+    return made if signature is None else {**made, "thought_signature": signature}
+
+
+def _read_result(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
+    if kind == "tool_call_response" and "response" in part:
+        return None
+    held = inner or part
+    result = _first(held, _RESULTS)
+    if is_object(result) and result.keys() == {"type", "value"}:  # the Vercel AI SDK's
+        result = result["value"]
+    made = tool_response_part(_first(held, _RESULT_IDS), unwrap_response(result))
+    is_failed = held.get("is_error") or held.get("isError") or held.get("status") == "error"
+    return {**made, "is_error": True} if is_failed else made
+
+
+def unwrap_response(content: object) -> object:
+    """Return a tool's answer: a list that holds one text is that text."""
+    if isinstance(content, (list, tuple)) and len(content) == 1:
+        only = part_of(content[0]) if is_object(content[0]) or type(content[0]) is str else {}
+        return only.get("content", content) if only.get("type") == "text" else content
+    return content
+
+
+def _read_medium(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
+    """Read an image, sound, video or file, by its bytes, its address or its identity."""
+    if "modality" in part:
+        return None
+    around = inner or part
+    source = around.get("source")
+    held = source if isinstance(source, Mapping) else around
+    mime_type, form = _first({**around, **held}, _MIME_TYPES) or "", around.get("format")
+    modality = _modality_of(kind, str(mime_type))
+    if not mime_type and (form or kind == "input_audio"):
+        mime_type = f"{modality}/{form or 'wav'}"
+    extra = {key: held[key] for key in ("detail", "filename") if key in held}
+    if isinstance(held.get("file_id"), str):
+        return {"type": "file", "modality": modality, "file_id": held["file_id"], **extra}
+    data = _first(held, ("content",) if kind == "binary" else _BYTES)
+    place = _first(held, _PLACES) if data is None else data
+    if not isinstance(place, str) or held.get("type") == "text":  # a document's own words
+        return None
+    if place.startswith(_SCHEMES) or (data is None and kind != "image"):
+        return _read_address(modality, place) | extra
+    return _make_blob(modality, str(mime_type), place) | extra
+
+
+def _modality_of(kind: str, mime_type: str) -> str:
+    for modality in _MODALITIES:
+        if modality in kind or mime_type.startswith(f"{modality}/"):
+            return modality
+    return "document"
+
+
+def _read_address(modality: str, url: str) -> Part:
+    head, mark, data = url.partition(_BASE64)
+    if not (mark and head.startswith("data:")):
+        return {"type": "uri", "modality": modality, "uri": url}
+    return _make_blob(modality, head.removeprefix("data:"), data)
+
+
+def _make_blob(modality: str, mime_type: str, data: str) -> Part:
+    known = {"mime_type": mime_type} if mime_type else {}
+    return {"type": "blob", "modality": modality, **known, "content": data}
+
+
+def media_beside(item: Mapping[str, Any]) -> list[Part]:
+    """Return the sound and images that stand beside an answer's text, or what refers to them."""
+    found, sound, images = [], item.get("audio"), item.get("images")
+    if is_object(sound):
+        data, place = sound.get("data"), sound.get("id")
+        rest = _rest_of(sound, ("data", "expires_at"))
+        if isinstance(data, str):
+            found.append({**_make_blob("audio", "", data), **rest})
+        elif isinstance(place, str):
+            found.append({"type": "file", "modality": "audio", "file_id": place})
+    if isinstance(images, (list, tuple)):
+        found += [part_of(image) for image in images if is_object(image)]
+    return found
+
+
+def _readers() -> Mapping[str, _Read]:
+    """Return the reader of each kind; of kinds that name an object, that is looked into."""
+    kinds = {
+        _read_text: "text input_text output_text summary_text reasoning_text plaintext",
+        _read_refusal: "refusal",
+        _read_reasoning: "reasoning thinking reasoningContent reasoning_content",
+        _read_call: "tool_call tool-call tool_use toolUse functionCall function_call",
+        _read_result: (
+            "tool_call_response tool_result tool-result toolResult functionResponse"
+            " function_response"
+        ),
+        _read_medium: (
+            "image image_url image-url input_image image_file audio audio_url audio-url input_audio"
+            " video video_url video-url document document-url file input_file media binary"
+            " inlineData inline_data fileData file_data"
+        ),
+    }
+    return {kind: read for read, names in kinds.items() for kind in names.split()}
+
+
+READERS: Final = _readers()
+"""By kind of a part what reads it."""
