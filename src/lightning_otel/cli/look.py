@@ -19,6 +19,7 @@ from lightning_otel.cli.options import (
 from lightning_otel.cli.output import (
     count_noun,
     format_age_since,
+    format_leftover,
     format_ns,
     format_size,
     print_data,
@@ -158,6 +159,8 @@ def _kept_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
     files = count_noun(found["files"], "file"), count_noun(found["segments"], "segment")
     yield "on disk", ", ".join((*files, format_size(found["bytes"])))
+    if removed := found.get("removed"):
+        yield "removed", format_leftover(**removed)
     counts = {name: value for name, value in found["accounting"].items() if name != "missing"}
     account = Accounting(**counts)
     yield "accounted", account.sentence()

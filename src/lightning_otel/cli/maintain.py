@@ -11,6 +11,7 @@ import click
 from lightning_otel.cli.options import ID, Form, find_rollout_id, format_option, store_option
 from lightning_otel.cli.output import (
     count_noun,
+    format_leftover,
     format_size,
     print_data,
     print_json,
@@ -40,6 +41,7 @@ _REASONS: Final = {
 _COLUMNS: Final = (
     "redaction_id", "began_ns", "user", "reason", "rules", "spans", "rollouts", "state",
 )  # fmt: skip
+_GONE: Final = "gone       no file of the store holds it any more"
 _TIMES: Final = ("began_ns", "ended_ns")
 
 
@@ -71,13 +73,20 @@ def settle_pending_feedback(opened: "Store") -> None:
 @click.option(
     "--dry-run", "is_dry_run", is_flag=True, help="Print what would be done, and do nothing."
 )
+@click.option("--no-wait", is_flag=True,
+              help="Do not wait for the text of dropped rollouts to leave the disk.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @store_option
 def compact(
     older_than: str | None, max_size: str | None, rollouts: Sequence[str], is_dry_run: bool,
-    as_json: bool, store: str | None,
-) -> None:  # fmt: skip
-    """Merge the store's files and drop old rollouts; by default nothing is dropped."""
+    no_wait: bool, as_json: bool, store: str | None,
+) -> int:  # fmt: skip
+    """Merge the store's files and drop old rollouts; by default nothing is dropped.
+
+    What --rollout and --older-than drop has left the disk when this returns; it waits a minute for
+    readers of the old files, and as long for a process that writes. The exit code is 1 if text of
+    it is left. Exports, lakes and backups are not changed.
+    """
     from lightning_otel.dataset import Store
 
     older_than_s = _parse(older_than, age_s, "is no age; write it as 30d, 12h, 90min, 45s or 2w")
@@ -87,22 +96,53 @@ def compact(
         raise ConfigError("compact needs a store on disk; name one with --store")
     if not is_dry_run:
         settle_pending_feedback(opened)
-    with progress_bar("merging", is_quiet=is_dry_run) as progress:
+    with (
+        progress_bar("merging", is_quiet=is_dry_run) as progress,
+        _tell_wait(is_quiet=no_wait or is_dry_run) as waiting,
+    ):
         done = opened.compact(
             older_than_s=older_than_s,
             max_bytes=max_bytes,
             rollout_ids=[find_rollout_id(opened, each) for each in rollouts],
             is_dry_run=is_dry_run,
+            wait_s=0 if no_wait else _WAIT_S,
             progress=progress,
+            waiting=waiting,
         )
+    queued = 0 if is_dry_run else _delete_tasks(opened, done.deleted)
+    is_gone = bool(done.deleted) and not (is_dry_run or done.is_text_left or queued)
+    code = int(bool(done.deleted) and not (is_gone or is_dry_run))
     if as_json:
-        print_json(_describe_compaction(done, is_dry_run=is_dry_run))
-        return
+        row = _describe_compaction(done, is_dry_run=is_dry_run)
+        print_json({**row, "queued": queued, "is_gone": is_gone})
+        return code
     for line in _word_compaction(done, is_dry_run=is_dry_run):
         print_line(line)
+    if queued:
+        print_line(
+            f"queued     {count_noun(queued, 'task')} waits or runs in the queue, and stays; to "
+            "have it gone: lightning-otel queue cancel ID, and compact again"
+        )
+    if is_gone:
+        print_line(_GONE)
     if is_dry_run and max_size is not None and done.segments:
         print_note("segments shrink when they are settled: less may go to make room than this says")
     suggest("stats", store)
+    return code
+
+
+def _delete_tasks(opened: "Store", rollout_ids: Sequence[str]) -> int:
+    """Delete the tasks of rollouts from the queue beside a store; return how many stay."""
+    try:
+        # Without SQLAlchemy there is no queue.
+        from lightning_otel.state import State
+        from lightning_otel.state.rollouts import delete_rollouts
+    except ConfigError:
+        return 0
+    state = State.beside(opened)
+    if not rollout_ids or state.is_shared or not state.is_made:
+        return 0
+    return delete_rollouts(state, rollout_ids)
 
 
 def _parse(text: str | None, read: Callable[[str], Any], fault: str) -> Any:
@@ -131,12 +171,43 @@ def _word_compaction(done: "CompactResult", *, is_dry_run: bool) -> Iterator[str
         yield f"merged     {count_noun(done.merged, 'file')} {would}merged into {done.made}"
     if done.left:
         yield f"left       {count_noun(done.left, 'file')}: too wide for the memory allowed"
-    if not any((done.segments, done.dropped, done.unlinked, done.merged, done.left)):
+    if done.segments_open:
+        numbers = ", ".join(map(str, done.writers))
+        yield (
+            f"open       {count_noun(done.segments_open, 'segment')} {would}closed by process "
+            f"{numbers} with its next span"
+        )
+    if not any((done.segments, done.dropped, done.unlinked, done.merged, done.left,
+                done.segments_open)):  # fmt: skip
         yield "nothing to do: the files are packed, and everything is kept"
-    after = (
-        "; nothing was changed" if is_dry_run else f" before, {format_size(done.bytes_after)} after"
+    if done.deleted:
+        yield from _word_rest(done.undeleted, done.aside)
+    if is_dry_run:
+        yield f"on disk    {format_size(done.bytes_before)}; nothing was changed"
+        return
+    if done.bytes_waiting:
+        yield _word_waiting(done)
+    yield (
+        f"on disk    {format_size(done.bytes_before)} before, {format_size(done.bytes_after)} after"
     )
-    yield f"on disk    {format_size(done.bytes_before)}{after}"
+
+
+def _word_rest(spans: int, parts: int) -> Iterator[str]:
+    """Word what could not be reached, why, and until when."""
+    if spans:
+        yield (
+            f"not yet    {count_noun(spans, 'span')} that a living process holds open, or in the "
+            "file it writes; do it again when it has written on, or ended"
+        )
+    if parts:
+        yield (
+            f"unknown    {count_noun(parts, 'damaged part')} in quarantine cannot be looked "
+            "into; remove them if they may hold it"
+        )
+
+
+def _word_waiting(done: "CompactResult | RedactResult") -> str:
+    return f"waiting    {format_leftover(done.bytes_waiting, done.waiting_s)}"
 
 
 def _describe_compaction(done: "CompactResult", *, is_dry_run: bool) -> Mapping[str, Any]:
@@ -156,6 +227,12 @@ def _describe_compaction(done: "CompactResult", *, is_dry_run: bool) -> Mapping[
         },
         "bytes_before": done.bytes_before,
         "bytes_after": None if is_dry_run else done.bytes_after,
+        "segments_open": done.segments_open,
+        "writers": done.writers,
+        "open_spans": done.undeleted,
+        "aside": done.aside,
+        "bytes_waiting": done.bytes_waiting,
+        "waiting_s": done.waiting_s,
     }
 
 
@@ -171,7 +248,7 @@ def _describe_compaction(done: "CompactResult", *, is_dry_run: bool) -> Mapping[
 @click.option("--dry-run", "is_dry_run", is_flag=True, help="Count matches; change nothing.")
 @click.option("--yes", "is_sure", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--no-wait", is_flag=True,
-              help="Do not wait a minute for the old files to be deleted.")  # fmt: skip
+              help="Do not wait for the old files to be deleted.")  # fmt: skip
 @click.option("--list", "is_list", is_flag=True, help="List past redactions.")
 @format_option
 @store_option
@@ -217,8 +294,7 @@ def redact(
     if is_dry_run:
         return 0
     suggest("redact --list", store)
-    is_undone = done.open_spans or done.left or done.aside
-    return 1 if is_undone or not (done.is_gone or no_wait) else 0
+    return int(bool(done.open_spans or done.left or done.aside or not done.is_gone))
 
 
 def _word_redaction(done: "RedactResult", *, is_dry_run: bool) -> Iterator[str]:
@@ -236,26 +312,17 @@ def _word_redaction(done: "RedactResult", *, is_dry_run: bool) -> Iterator[str]:
             f"in ids     {done.in_ids} × an id holds it, and stays: it tells what belongs "
             "together; to have the rollout gone: compact --rollout ID"
         )
-    if done.open_spans:
-        yield (
-            f"not yet    {count_noun(done.open_spans, 'span')} that a living process holds open; "
-            "do it again when it has written on, or ended"
-        )
+    yield from _word_rest(done.open_spans, done.aside)
     if done.left:
         yield f"left       {count_noun(done.left, 'file')}: too wide for the memory allowed"
-    if done.aside:
-        yield (
-            f"unknown    {count_noun(done.aside, 'damaged part')} in quarantine cannot be looked "
-            "into; remove them if they may hold it"
-        )
     if done.published:
         yield f"elsewhere  {count_noun(done.published, 'span')} may stand in a lake as they were"
     if is_dry_run:
         yield "nothing was changed"
-    elif done.is_gone:
-        yield "gone       no file of the store holds it any more"
-    else:
-        yield "waiting    the old files go with the next redact (in a minute) or compact (in two)"
+    elif not done.is_gone:
+        yield _word_waiting(done)
+    elif not (done.open_spans or done.left or done.aside):
+        yield _GONE
 
 
 def _list_redactions(opened: "Store", form: Form | None) -> None:
@@ -289,8 +356,8 @@ def _tell_wait(*, is_quiet: bool) -> Iterator[Callable[[float], None] | None]:
         if not is_said:
             is_said = True
             print_note(
-                f"masked; the old files are unlinked in {left_s:.0f} s, when nobody reads them any "
-                "more (Ctrl-C leaves that to the next redact or compact)"
+                f"waiting up to {left_s:.0f} s, for processes that write and for readers of old "
+                "files (Ctrl-C leaves the rest to the next redact or compact)"
             )
 
     yield tell

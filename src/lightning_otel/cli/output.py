@@ -262,6 +262,14 @@ def progress_bar(
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def format_leftover(size_bytes: int, wait_s: float, **_: object) -> str:
+    """Word the size of replaced files that are on the disk yet, and until when."""
+    size = f"{format_size(size_bytes)} of old files on disk"
+    if wait_s:
+        return f"{size}, for {math.ceil(wait_s)} s more, as readers may have them open"
+    return f"{size}; compact unlinks them"
+
+
 def suggest(command: str, store: str | None) -> None:
     """Name the command a person may want next, in the same store."""
     from lightning_otel import config

@@ -203,6 +203,7 @@ def _make_engine(given: str, layout: Layout | None) -> "Engine":
         opened.isolation_level = None  # else Python begins transactions of its own
         opened.execute("PRAGMA journal_mode = WAL")
         opened.execute("PRAGMA synchronous = NORMAL")
+        opened.execute("PRAGMA secure_delete = ON")  # what is deleted leaves no text in the file
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: "Connection") -> None:

@@ -10,8 +10,10 @@ import sqlalchemy as sa
 
 from lightning_otel.capture import operations
 from lightning_otel.errors import ConfigError, NotFoundError
+from lightning_otel.state.leases import id_batches
 from lightning_otel.state.tables import ATTEMPTS, PAUSES, ROLLOUTS
 from lightning_otel.types import Mode, Rollout, RolloutStatus
+from lightning_otel.types.rollouts import FINAL
 from lightning_otel.types.values import TEXT_LIMIT, check_finite, check_seconds, check_whole
 
 if TYPE_CHECKING:
@@ -182,6 +184,29 @@ def update_rollout(connection: "Connection", row: "sa.Row[Any]", **values: Any) 
     """Set columns of a rollout."""
     mine = ROLLOUTS.c.rollout_id == row.rollout_id
     connection.execute(sa.update(ROLLOUTS).where(mine).values(**values))
+
+
+def delete_rollouts(state: "State", rollout_ids: Sequence[str]) -> int:
+    """Delete rollouts that are over from a file, with their tasks; no byte of them is left.
+
+    SQLite's log, which has them still, goes with the last connection, and none lasts.
+
+    Returns:
+        How many of them wait or run, and stay.
+    """
+    with state.read() as connection:
+        if not sa.inspect(connection).has_table(ROLLOUTS.name):
+            return 0
+    stay = 0
+    for ids in id_batches(rollout_ids):
+        with state.change() as connection:
+            rows = (ROLLOUTS.c.rollout_id.in_(ids), ROLLOUTS.c.status.in_(FINAL))
+            over = connection.scalars(sa.select(ROLLOUTS.c.rollout_id).where(*rows)).all()
+            for table in (ATTEMPTS, ROLLOUTS):
+                connection.execute(sa.delete(table).where(table.c.rollout_id.in_(over)))
+            waits = sa.select(sa.func.count()).where(ROLLOUTS.c.rollout_id.in_(ids))
+            stay += connection.scalar(waits) or 0
+    return stay
 
 
 def worker_conditions(

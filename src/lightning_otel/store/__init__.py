@@ -223,27 +223,35 @@ class SpanStore:
         max_bytes: int | None = None,
         rollout_ids: Iterable[str] = (),
         is_dry_run: bool = False,
+        wait_s: float = 0.0,
         progress: "Callable[[int, int], None] | None" = None,
+        waiting: "Callable[[float], None] | None" = None,
     ) -> "CompactResult":
         """Pack the files as tightly as they can be, and drop what is not to be kept any more.
 
         Readers are not disturbed, and whatever cuts it off, no span is lost by it. By default
-        everything is kept.
+        everything is kept. ``is_text_left`` of the result says whether text of rollouts dropped by
+        age or id is still on the disk.
 
         Args:
             older_than_s: Drop rollouts whose last span ended longer ago than this, seconds.
             max_bytes: Drop the oldest rollouts until the store takes no more than this.
             rollout_ids: Drop these rollouts.
             is_dry_run: Only say what would happen.
+            wait_s: How long to wait until the files that held rollouts dropped by age or id are
+                unlinked, which is a minute after that, for those who read them; and as long before
+                for processes that write on into a file that holds some.
             progress: Told how many of how many rows are done.
+            waiting: Told how many seconds are left until then.
 
         Raises:
             StoreMissingError: There is no store.
             NotFoundError: A rollout to drop is not there; nothing was dropped.
             StoreError: Another process is at it, there is no room, or a file is damaged.
         """
-        from lightning_otel.store.compact import CompactResult, Retention, compact
+        from lightning_otel.store.compact import CompactResult, compact
         from lightning_otel.store.damage import translate_errors
+        from lightning_otel.store.retention import Retention
         from lightning_otel.store.source import prepare
 
         if self.layout is None:
@@ -255,7 +263,10 @@ class SpanStore:
             without=tuple(rollout_ids),
         )
         with translate_errors(self.layout, "compact"):
-            return compact(self.layout, retention, is_dry_run=is_dry_run, progress=progress)
+            return compact(
+                self.layout, retention, is_dry_run=is_dry_run, wait_s=wait_s, progress=progress,
+                callback=waiting,
+            )  # fmt: skip
 
     def redact(
         self,
@@ -283,7 +294,7 @@ class SpanStore:
             wait_s: How long to wait until the files that held it are unlinked, which is a minute
                 after they were written anew, for those who read them.
             progress: Told how many of how many rows were looked at.
-            waiting: Told how many seconds are left until then.
+            waiting: Told how many seconds are left until then, or for a process to write on.
 
         Raises:
             ConfigError: Nothing is named, a pattern is none, or the store is not on this disk.

@@ -2,7 +2,6 @@
 
 Each file is one commit of the manifest: a compact that is killed leaves the store whole, and the
 next one continues. Merged files stay for a grace period, for readers that have opened them.
-Retention drops whole rollouts, never parts of a tree; a span without a rollout goes with its trace.
 """
 
 import logging
@@ -11,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.errors import NotFoundError
 from lightning_otel.store import counts as n
-from lightning_otel.store.files import total_bytes
+from lightning_otel.store import removal
 from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.parquet import (
@@ -21,12 +19,19 @@ from lightning_otel.store.parquet import (
     bounded_connection,
     fetch_row,
     list_live_files,
-    row_groups_sql,
+)
+from lightning_otel.store.retention import (
+    Expired,
+    Retention,
+    find_expired,
+    list_deleted,
+    list_holders,
+    measure_store,
 )
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
 from lightning_otel.store.settle import list_sealed, settle_elected
-from lightning_otel.store.snapshot import Snapshot, rows_sql
-from lightning_otel.store.sql import ROLLOUT, quote_text
+from lightning_otel.store.snapshot import rows_sql
+from lightning_otel.store.sql import ROLLOUT
 
 if TYPE_CHECKING:
     import duckdb
@@ -44,29 +49,6 @@ Group = tuple[DataFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
-    """Limits of age, size and failures; by default everything is kept.
-
-    Attributes:
-        since_ns: Rollouts whose last span ended before this go, Unix nanoseconds.
-        max_bytes: The oldest rollouts go until files and segments take no more than this.
-        without: Ids of rollouts that go.
-    """
-
-    since_ns: int | None = None
-    max_bytes: int | None = None
-    without: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Expired:
-    """Rollouts and spans that go for one reason."""
-
-    rollouts: int
-    spans: int
-
-
-@dataclass(frozen=True, slots=True)
 class CompactResult:
     """Work that ``compact`` did, or would do.
 
@@ -78,8 +60,17 @@ class CompactResult:
         dropped: Rollouts and spans that went, by reason.
         rejected: Spans left out because two files held their id, by reason.
         left: Files with rows too wide to be merged in the memory allowed.
-        bytes_before: Size of files and segments before.
+        bytes_before: Size of everything on the disk before.
         bytes_after: And after; as before in a dry run.
+        segments_open: Segments that processes were asked to close and write to yet.
+        writers: The numbers of these processes.
+        deleted: Ids of rollouts that went for their age or as they were named.
+        undeleted: Spans of these that are as they were: open in a process or its segment, or too
+            wide.
+        aside: If anything was deleted, damaged parts in quarantine, which cannot be looked into.
+        is_gone: Whether every file is unlinked that was replaced; true where nothing was deleted.
+        bytes_waiting: Size of what was replaced and is on the disk yet.
+        waiting_s: How long readers may still need that, seconds.
     """
 
     segments: int = 0
@@ -91,34 +82,70 @@ class CompactResult:
     left: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
+    segments_open: int = 0
+    writers: tuple[int, ...] = ()
+    deleted: tuple[str, ...] = ()
+    undeleted: int = 0
+    aside: int = 0
+    is_gone: bool = True
+    bytes_waiting: int = 0
+    waiting_s: float = 0.0
+
+    @property
+    def is_text_left(self) -> bool:
+        """True if text that was to be deleted is on the disk yet, or may be."""
+        return bool(self.undeleted or self.aside or not self.is_gone)
 
 
 def compact(
     layout: Layout,
-    retention: Retention = Retention(),
+    retention: Retention,
     *,
     is_dry_run: bool = False,
+    wait_s: float = 0.0,
     progress: Progress | None = None,
+    callback: removal.Callback | None = None,
 ) -> CompactResult:
-    """Settle what can be, drop what is not to be kept, and merge the files that are left."""
+    """Settle what can be, drop what is not to be kept, and merge the files that are left.
+
+    Processes that record are asked to close their segments. Where text is deleted, they and the
+    readers of replaced files are waited for.
+    """
+    before, asked = removal.measure_disk(layout), removal.list_open_segments(layout)
+    if not is_dry_run:
+        removal.close_own_segment(layout)
+        if removal.close_segments(layout, asked) and retention.is_deletion and wait_s > 0:
+            removal.close_segments(layout, list_holders(layout, retention), wait_s, callback)
     with hold_settler_lock(layout):
-        before = measure_store(layout)
         segments = len(list_sealed(layout)) if is_dry_run else settle_elected(layout).segments
         with bounded_connection(layout.new / SPILL) as con:
-            dropped = _find_expired(con, layout, retention)
+            dropped = find_expired(con, layout, retention, is_dry_run=is_dry_run)
             gone, groups = _make_plan(con, layout)
             if is_dry_run:
                 done = CompactResult(merged=sum(map(len, groups)), made=len(groups))
             else:
                 done = _carry_out(con, layout, gone + groups, progress)
-        return replace(
-            done,
-            segments=segments,
-            unlinked=len(gone),
-            dropped=dropped,
-            bytes_before=before,
-            bytes_after=measure_store(layout),
-        )
+            deleted, undeleted = list_deleted(con, layout, is_dry_run=is_dry_run)
+        still_open = removal.list_open_segments(layout)
+    is_gone = is_dry_run or removal.wait_for_unlink(layout, wait_s if deleted else 0.0, callback)
+    _, bytes_waiting, waiting_s = removal.measure_leftover(layout)
+    names = [path.name for path in asked if path in still_open]
+    return replace(
+        done,
+        segments=segments,
+        unlinked=len(gone),
+        dropped=dropped,
+        bytes_before=before,
+        bytes_after=removal.measure_disk(layout),
+        segments_open=len(names),
+        writers=tuple(sorted({int(name.split("-")[2]) for name in names})),
+        deleted=deleted,
+        undeleted=undeleted,
+        aside=removal.count_unknown_parts(layout) if deleted else 0,
+        is_gone=is_gone or not deleted,
+        bytes_waiting=bytes_waiting,
+        waiting_s=waiting_s,
+    )
 
 
 def compact_if_needed(
@@ -143,75 +170,10 @@ def compact_if_needed(
             return 0
         before = sum(layout.read_manifest().counts.values())
         with bounded_connection(layout.new / SPILL) as con:
-            _find_expired(con, layout, Retention(max_bytes=limit))
+            find_expired(con, layout, Retention(max_bytes=limit))
             gone, groups = _make_plan(con, layout, most_untouched=int(has_many))
             _carry_out(con, layout, gone + groups)
         return sum(layout.read_manifest().counts.values()) - before
-
-
-def measure_store(layout: Layout) -> int:
-    """Return the size of all files and segments that count."""
-    manifest = layout.read_manifest()
-    files = [layout.data / file.name for file in manifest.live_files]
-    return total_bytes([*files, *layout.list_unsettled(manifest)])
-
-
-def _find_expired(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, retention: Retention
-) -> Mapping[str, Expired]:
-    """Fill the table ``expired`` with rollouts and the reason for each; count them by reason.
-
-    Spans in segments that a process still writes to stay, but keep their rollout young.
-    """
-    con.execute("CREATE TABLE expired (rollout VARCHAR, reason VARCHAR)")
-    if retention == Retention():
-        return {}
-    snapshot = Snapshot.take(layout)
-    con.execute(
-        f"CREATE TABLE held AS SELECT {ROLLOUT} AS rollout, max(coalesce(end_ns, start_ns)) "
-        f"AS newest, 0 AS size FROM ({snapshot.spans_sql()}) GROUP BY 1"
-    )
-    expire = "INSERT INTO expired SELECT rollout, '{}' FROM held ANTI JOIN expired USING (rollout)"
-    for rollout_id in set(retention.without):
-        where = f"WHERE rollout = {quote_text(rollout_id)}"
-        if fetch_row(con, f"SELECT count(*) FROM held {where}") == (0,):
-            raise NotFoundError(f"no rollout {rollout_id!r}, so nothing was dropped")
-        con.execute(f"{expire.format(n.ROLLOUT)} {where}")
-    if retention.since_ns is not None:
-        con.execute(f"{expire.format(n.AGE)} WHERE newest < {retention.since_ns}")
-    files = list_live_files(layout, layout.read_manifest())
-    if files and retention.max_bytes is not None:
-        excess = measure_store(layout) - retention.max_bytes
-        # What a rollout takes is told by the row groups its rows stand in: they hold few each.
-        groups = row_groups_sql([layout.data / file.name for file in files])
-        con.execute(
-            f"""
-            CREATE OR REPLACE TABLE held AS SELECT rollout, newest, coalesce(sum(packed), 0) AS size
-            FROM held LEFT JOIN (
-              SELECT {ROLLOUT} AS rollout, packed FROM {rows_sql(layout, files)}
-              ASOF JOIN ({groups}) ON filename = path AND file_row_number >= begins
-            ) USING (rollout) GROUP BY ALL
-            """
-        )
-        con.execute(
-            f"""
-            {expire.format(n.SIZE)} WHERE rollout IN (SELECT rollout FROM (
-              SELECT rollout, size, sum(size) OVER (ORDER BY newest, rollout) AS freed
-              FROM held ANTI JOIN expired USING (rollout) WHERE size > 0
-            ) WHERE freed - size < {excess} - (
-              SELECT coalesce(sum(size), 0) FROM held SEMI JOIN expired USING (rollout)))
-            """
-        )
-    closed = list_sealed(layout)
-    still_open = [path.name for path in snapshot.segments if path not in closed]
-    rows = con.execute(
-        f"""
-        SELECT reason, count(DISTINCT rollout), count(rollout) FROM (
-          SELECT {ROLLOUT} AS rollout FROM ({snapshot.without(still_open).spans_sql()})
-        ) JOIN expired USING (rollout) GROUP BY 1 ORDER BY 1
-        """
-    ).fetchall()
-    return {reason: Expired(int(rollouts), int(spans)) for reason, rollouts, spans in rows}
 
 
 def _make_plan(

@@ -1,4 +1,4 @@
-"""Keep a store in order while others use it: settle, merge small files, hold a size limit.
+"""Keep a store in order while others use it: settle, merge, hold a size limit, unlink old files.
 
 Each piece is small and takes bounded memory, whatever waits. None of it runs in a traced process.
 """
@@ -47,6 +47,7 @@ class Maintainer:
         from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.compact import compact_if_needed
         from lightning_otel.store.damage import translate_errors
+        from lightning_otel.store.removal import answer_request, sweep_if_due
         from lightning_otel.store.settle import SettleResult, list_sealed, settle
 
         done, layout = SettleResult(), self._layout
@@ -54,6 +55,8 @@ class Maintainer:
             if not layout.exists():
                 return done
             ensure_catalogue(layout)
+            answer_request(layout)
+            sweep_if_due(layout)
             now_s, waiting = time.monotonic(), list_sealed(layout)
             if len(waiting) != self._waited:
                 self._waited, self._since_s = len(waiting), now_s

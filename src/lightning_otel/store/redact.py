@@ -21,31 +21,23 @@ import orjson
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.redact import IN_ID, Redactor, Rules
-from lightning_otel.store import settle
+from lightning_otel.store import removal
 from lightning_otel.store.compact import Progress
 from lightning_otel.store.damage import translate_errors
 from lightning_otel.store.files import give_to_owner
-from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock, now_us
+from lightning_otel.store.layout import Layout, hold_settler_lock
 from lightning_otel.store.lines import read_records
 from lightning_otel.store.lookup import ID_COLUMNS
 from lightning_otel.store.parquet import SPILL, bounded_connection, list_live_files
-from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.schema import COLUMNS, build_span
-from lightning_otel.store.segment import request_rotation
-from lightning_otel.store.settle import list_sealed, settle_elected, wait_until_visible
+from lightning_otel.store.settle import settle_elected, wait_until_visible
 from lightning_otel.store.snapshot import IS_SPAN, SEGMENT_COLUMNS, Snapshot, ndjson_sql
 from lightning_otel.store.source import prepare
 from lightning_otel.store.sql import new_connection, quote_paths, quote_text
-from lightning_otel.store.writer import writers_by_catalogue
 from lightning_otel.types import Span
 
 RECORDS: Final = "redactions.ndjson"
-_CLOSING_S: Final = 1.0
-"""How long processes that write are waited for until their segments are closed."""
-_CLOSING_STEP_S: Final = 0.02
-_FINISH_STEP_S: Final = 0.5
-_LEAST_STEP_S: Final = 0.1
 _BATCH: Final = 256
 
 Scope = Sequence[tuple[str, str]]
@@ -69,7 +61,9 @@ class RedactResult:
         published: Spans changed that may stand in a lake, as they were.
         left: Files that are as they were: their rows are too wide for the memory allowed.
         aside: Damaged parts in quarantine, which cannot be looked into.
-        is_gone: Whether no file of the store holds any more what was masked.
+        is_gone: Whether every file is unlinked that was replaced.
+        bytes_waiting: Size of what was replaced and is on the disk yet.
+        waiting_s: How long readers may still need that, seconds.
     """
 
     redaction_id: str = ""
@@ -84,6 +78,8 @@ class RedactResult:
     left: int = 0
     aside: int = 0
     is_gone: bool = False
+    bytes_waiting: int = 0
+    waiting_s: float = 0.0
 
 
 def redact(
@@ -110,13 +106,16 @@ def redact(
     prepare(layout)
     work = _Work(layout, rules, scope, progress)
     with translate_errors(layout, "redact"):
+        if not is_dry_run:
+            work.close_segments(wait_s, waiting)
         with hold_settler_lock(layout):
             if is_dry_run:
                 work.count()
             else:
                 work.carry_out(reason)
         if not is_dry_run:
-            work.done.is_gone = _wait_for_unlink(layout, wait_s, waiting)
+            work.done.is_gone = removal.wait_for_unlink(layout, wait_s, waiting)
+            _, work.done.bytes_waiting, work.done.waiting_s = removal.measure_leftover(layout)
     return work.done
 
 
@@ -148,6 +147,14 @@ class _Work:
         self._rollouts: set[str] = set()
         self._rows = self._total = 0
 
+    def close_segments(self, wait_s: float, callback: removal.Callback | None) -> None:
+        """Have segments closed that processes write to and that hold what is to be masked."""
+        layout = self._layout
+        if self._count_open(removal.list_own_segments(layout)):
+            removal.close_own_segment(layout)
+        paths = [path for path in removal.list_open_segments(layout) if self._count_open([path])]
+        removal.close_segments(layout, paths, wait_s, callback)
+
     def carry_out(self, reason: str) -> None:
         """Write anew every file that holds what the rules name."""
         layout = self._layout
@@ -164,7 +171,6 @@ class _Work:
             "only": only,
         }
         _write_record(layout, {**begun, "reason": reason, "user": _find_user()})
-        self._close_segments()
         settle_elected(layout)
         files = list_live_files(layout, layout.read_manifest())
         self.done.looked_at = sum(file.rows for file in files)
@@ -183,12 +189,13 @@ class _Work:
         self._end(layout.list_unsettled(layout.read_manifest()))
         wait_until_visible(layout)
         found = asdict(self.done)
-        del found["is_gone"]
+        for name in ("is_gone", "bytes_waiting", "waiting_s"):  # they are not known yet
+            del found[name]
         _write_record(layout, {**found, "ended_ns": time.time_ns()})
 
     def count(self) -> None:
         """Count what would be changed; nothing is."""
-        still_open = _open_segments(self._layout)
+        still_open = removal.list_open_segments(self._layout)
         snapshot = Snapshot.take(self._layout).without(path.name for path in still_open)
         self._total = self.done.looked_at = sum(file.rows for file in snapshot.files)
         self._mask_spans(snapshot.spans_sql())
@@ -197,8 +204,7 @@ class _Work:
 
     def _end(self, still_open: Sequence[Path]) -> None:
         self.done.open_spans = self._count_open(still_open)
-        aside = (self._layout.quarantine / note.name for note in read_notes(self._layout))
-        self.done.aside = sum(path.exists() for path in aside)
+        self.done.aside = removal.count_unknown_parts(self._layout)
 
     def _mask_spans(self, query: str) -> None:
         """Mask the spans of a query, to count what is found."""
@@ -243,67 +249,6 @@ class _Work:
         self._rows += rows
         if self._progress is not None:
             self._progress(min(self._rows, self._total), self._total)
-
-    def _close_segments(self) -> None:
-        """Have segments closed that processes write to and that hold what is to be masked.
-
-        Nobody but its process may seal a segment. It is asked by a bit of the file's mode, which a
-        writer sees with its next line at no cost, and then goes on in a new segment. What is asked
-        stays asked: it is closed with the next line, whenever that comes.
-        """
-        writer = writers_by_catalogue.get(self._layout.catalogue)
-        if writer is not None and self._count_open(_own_segments(self._layout)):
-            writer.rotate()
-        waiting = {path for path in _open_segments(self._layout) if self._count_open([path])}
-        for path in waiting:
-            request_rotation(path)
-        until = time.monotonic() + _CLOSING_S
-        while waiting.intersection(_open_segments(self._layout)) and time.monotonic() < until:
-            time.sleep(_CLOSING_STEP_S)
-
-
-def _open_segments(layout: Layout) -> list[Path]:
-    """Return segments that other processes still write to; this one's can be closed at any time."""
-    done = {*list_sealed(layout), *_own_segments(layout)}
-    return [path for path in layout.list_unsettled(layout.read_manifest()) if path not in done]
-
-
-def _own_segments(layout: Layout) -> list[Path]:
-    writer = writers_by_catalogue.get(layout.catalogue)
-    segment = writer.segment if writer is not None else None
-    return [segment.path] if segment is not None else []
-
-
-def _wait_for_unlink(layout: Layout, wait_s: float, told: Callable[[float], None] | None) -> bool:
-    """Unlink the files that hold what was masked, after the readers' grace period."""
-    old, deadline = _list_old_parts(layout), time.monotonic() + wait_s
-    while True:
-        with elect_settler(layout) as is_elected:
-            if is_elected:
-                settle.sweep(layout, is_asked=True)
-        if not old.intersection(_list_old_parts(layout)):
-            return True
-        if time.monotonic() >= deadline:
-            return False
-        manifest = layout.read_manifest()
-        times = [each.settled_us for each in manifest.segments]
-        times += [file.dropped_us or 0 for file in manifest.files]
-        left_s = (max(times, default=0) + settle.GRACE_US - now_us()) / 1e6
-        if told is not None and left_s > 0:
-            told(left_s)
-        time.sleep(min(_FINISH_STEP_S, max(_LEAST_STEP_S, left_s)))
-
-
-def _list_old_parts(layout: Layout) -> set[Path]:
-    """Return replaced files and segments that are not unlinked yet."""
-    manifest = layout.read_manifest()
-    kept = {file.name for file in manifest.live_files}
-    kept.update(note.name for note in read_notes(layout))
-    segments = (layout.live / each.name for each in manifest.segments)
-    return {
-        *(path for path in layout.data_files() if path.name not in kept),
-        *(path for path in segments if path.exists()),
-    }
 
 
 def _write_record(layout: Layout, record: Mapping[str, Any]) -> None:

@@ -43,6 +43,11 @@ def request_rotation(path: Path) -> None:
         path.chmod(0o600 | _CLOSE)
 
 
+def is_rotation_requested(path: Path) -> bool:
+    """Return whether a segment's process was asked to close it, and has not done so yet."""
+    return path.exists() and bool(path.stat().st_mode & _CLOSE)
+
+
 class Segment:
     """An append-only file of one process, locked while it is open.
 

@@ -245,8 +245,9 @@ def sweep(layout: Layout, *, is_asked: bool = False) -> None:
     times = [segment.settled_us for segment in manifest.segments if segment.settled_us]
     times += [file.dropped_us for file in manifest.files if file.dropped_us is not None]
     if times and min(times) < now - (1 if is_asked else 2) * GRACE_US:
-        manifest = _settle_for_everyone(layout, manifest, now - GRACE_US)
-        layout.write_manifest(manifest)
+        changed = _settle_for_everyone(layout, manifest, now - GRACE_US)
+        if changed != manifest:
+            layout.write_manifest(manifest := changed)
     gone = {segment.name for segment in manifest.segments if segment.settled_us == 0}
     for path in layout.segments():
         if path.name in gone:

@@ -10,8 +10,8 @@ from lightning_otel.dataset.batches import list_unfinished
 from lightning_otel.rewards.prices import Price, cost_of, find_price, read_prices
 from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.damage import count_missing_spans
-from lightning_otel.store.files import total_bytes
 from lightning_otel.store.quarantine import read_notes
+from lightning_otel.store.removal import measure_disk, measure_leftover
 from lightning_otel.store.source import at_moment, read_overview
 
 if TYPE_CHECKING:
@@ -142,13 +142,12 @@ def store_stats(store: "Store") -> dict[str, Any]:
     if store.layout is None:
         return {**found, **dict.fromkeys(("files", "segments", "bytes", "missing", "gone"), 0)}
     manifest = store.layout.read_manifest()
-    segments = store.layout.list_unsettled(manifest)
-    files = [store.layout.data / file.name for file in manifest.live_files]
-    return {
-        **found,
-        "files": len(files),
-        "segments": len(segments),
-        "bytes": total_bytes([*files, *segments]),
+    found |= {
+        "files": len(manifest.live_files),
+        "segments": len(store.layout.list_unsettled(manifest)),
+        "bytes": measure_disk(store.layout),
         "missing": sum(count_missing_spans(store.layout).values()),
         "gone": sum(note.gone for note in read_notes(store.layout)),
     }
+    leftover = measure_leftover(store.layout, is_removed=True)
+    return {**found, "removed": leftover._asdict()} if leftover.files else found

@@ -17,7 +17,7 @@ from lightning_otel.serve import otlp, responses
 from lightning_otel.serve.api import operations
 from lightning_otel.serve.api.events import EVENTS
 from lightning_otel.serve.api.operation import RequestModel, ResponseModel, document, operation
-from lightning_otel.store.files import total_bytes
+from lightning_otel.store.removal import measure_disk
 from lightning_otel.store.settle import list_sealed
 from lightning_otel.store.source import read_overview
 from lightning_otel.views.summary import Summary, read_summaries
@@ -182,11 +182,9 @@ def _read_status(request: Request) -> dict[str, Any]:
         "settle_lag_s": 0.0,
     }
     if layout is not None:
-        manifest = layout.read_manifest()
-        segments = layout.list_unsettled(manifest)
-        files = [layout.data / file.name for file in manifest.live_files]
         since_s = [path.stat().st_mtime for path in list_sealed(layout) if path.exists()]
-        found["size_bytes"], found["segments"] = total_bytes([*files, *segments]), len(segments)
+        found["size_bytes"] = measure_disk(layout)
+        found["segments"] = len(layout.list_unsettled(layout.read_manifest()))
         found["settle_lag_s"] = max([0.0, *(time.time() - each for each in since_s)])
     return found
 

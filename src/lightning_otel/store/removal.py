@@ -1,0 +1,157 @@
+"""Text that is to leave the disk: in segments that processes write, and in replaced files.
+
+Nobody but its process may close a segment. It is asked by a bit of the file's mode, which a writer
+sees with its next line at no cost, and then goes on in a new segment; what is asked stays asked.
+Replaced files and settled segments are unlinked after a grace period, for readers that opened them.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lightning_otel.store import settle
+from lightning_otel.store.files import is_own_file, list_names, total_bytes
+from lightning_otel.store.layout import Layout, elect_settler, now_us
+from lightning_otel.store.manifest import DATA_NAME
+from lightning_otel.store.quarantine import read_notes
+from lightning_otel.store.segment import is_rotation_requested, request_rotation
+from lightning_otel.store.writer import writers_by_catalogue
+
+CLOSING_S: Final = 1.0
+"""How long processes that write are waited for, at least, until their segments are closed."""
+_CLOSING_STEP_S: Final = 0.02
+_FINISH_STEP_S: Final = 0.5
+_LEAST_STEP_S: Final = 0.1
+
+Callback = Callable[[float], None]
+"""Called with the seconds that are left to wait, at most."""
+
+
+class Leftover(NamedTuple):
+    """Replaced files and segments on the disk, and how long readers may still need them."""
+
+    files: int
+    size_bytes: int
+    wait_s: float
+
+
+def measure_disk(layout: Layout) -> int:
+    """Return the size of everything that the store has on the disk."""
+    return total_bytes([layout.catalogue, *filter(is_own_file, layout.root.rglob("*"))])
+
+
+def measure_leftover(layout: Layout, *, is_removed: bool = False) -> Leftover:
+    """Measure what was replaced and is not unlinked yet, or those of it that hold removed text."""
+    paths = _list_replaced(layout)
+    if is_removed:
+        manifest = layout.read_manifest()
+        whole = {file.name for file in manifest.files if file.successor}
+        whole |= {segment.name for segment in manifest.segments if segment.file}
+        paths = {path for path in paths if path.name not in whole}
+    return Leftover(len(paths), total_bytes(paths), _wait_of(layout) if paths else 0.0)
+
+
+def sweep_if_due(layout: Layout) -> None:
+    """Unlink what was replaced and no reader needs any more; nothing if another process settles."""
+    leftover = measure_leftover(layout)
+    if leftover.files and not leftover.wait_s:
+        with elect_settler(layout) as is_elected:
+            if is_elected:
+                settle.sweep(layout, is_asked=True)
+
+
+def count_unknown_parts(layout: Layout) -> int:
+    """Count the damaged parts in quarantine, which may hold any text of the store."""
+    notes = read_notes(layout) if layout.quarantine.exists() else []
+    paths = (layout.quarantine / note.name for note in notes if note.noun != "manifest")
+    return sum(path.exists() for path in paths)
+
+
+def list_open_segments(layout: Layout) -> list[Path]:
+    """List segments that other processes still write to; this one's can be closed at any time."""
+    closed = {*settle.list_sealed(layout), *list_own_segments(layout)}
+    return [path for path in layout.list_unsettled(layout.read_manifest()) if path not in closed]
+
+
+def list_own_segments(layout: Layout) -> list[Path]:
+    """List the segment that this process writes to, if there is one."""
+    writer = writers_by_catalogue.get(layout.catalogue)
+    segment = writer.segment if writer is not None else None
+    return [segment.path] if segment is not None else []
+
+
+def close_own_segment(layout: Layout) -> None:
+    """Have this process go on in a new segment."""
+    writer = writers_by_catalogue.get(layout.catalogue)
+    if writer is not None:
+        writer.rotate()
+
+
+def answer_request(layout: Layout) -> None:
+    """Close this process's segment if somebody asked for it, where no line may come for long."""
+    if any(map(is_rotation_requested, list_own_segments(layout))):
+        close_own_segment(layout)
+
+
+def close_segments(
+    layout: Layout, paths: Iterable[Path], wait_s: float = 0.0, callback: Callback | None = None
+) -> list[Path]:
+    """Ask other processes to close segments, and wait a little; return those that stay open.
+
+    A model call may take a minute in which its process writes nothing: whoever needs the text gone
+    waits for the readers' grace period anyway, and as long for a next line.
+    """
+    waiting = set(paths)
+    for path in waiting:
+        request_rotation(path)
+    began_s, limit_s = time.monotonic(), max(CLOSING_S, min(wait_s, settle.GRACE_US / 1e6))
+    while waiting := waiting.intersection(list_open_segments(layout)):
+        past_s = time.monotonic() - began_s
+        if past_s >= limit_s:
+            break
+        if callback is not None and past_s > CLOSING_S:
+            callback(limit_s - past_s)
+        time.sleep(_CLOSING_STEP_S if past_s < CLOSING_S else _FINISH_STEP_S)
+    return sorted(waiting)
+
+
+def wait_for_unlink(layout: Layout, wait_s: float, callback: Callback | None) -> bool:
+    """Unlink what was replaced so far, after the readers' grace period; False if it took longer."""
+    deadline = time.monotonic() + wait_s
+    # With what dead processes began: it is unlinked when it is as old.
+    begun = (layout.new / name for name in list_names(layout.new) if not DATA_NAME.fullmatch(name))
+    old = {*_list_replaced(layout), *begun}
+    while True:
+        with elect_settler(layout) as is_elected:
+            if is_elected:
+                settle.sweep(layout, is_asked=True)
+        old = {path for path in old if path.exists()}
+        if not old:
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        rest_s = _wait_of(layout)
+        if callback is not None and rest_s > 0:
+            callback(rest_s)
+        time.sleep(min(_FINISH_STEP_S, max(_LEAST_STEP_S, rest_s)))
+
+
+def _list_replaced(layout: Layout) -> set[Path]:
+    """List replaced files and settled segments that are not unlinked yet."""
+    manifest = layout.read_manifest()
+    kept = {file.name for file in manifest.live_files}
+    kept.update(note.name for note in read_notes(layout))
+    segments = (layout.live / segment.name for segment in manifest.segments)
+    return {
+        *(path for path in layout.data_files() if path.name not in kept),
+        *(path for path in segments if path.exists()),
+    }
+
+
+def _wait_of(layout: Layout) -> float:
+    """Return how long readers may still need what was replaced last, seconds."""
+    manifest = layout.read_manifest()
+    times = [segment.settled_us for segment in manifest.segments]
+    times += [file.dropped_us or 0 for file in manifest.files]
+    return max(0.0, (max(times, default=0) + settle.GRACE_US - now_us()) / 1e6)

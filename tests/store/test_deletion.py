@@ -1,0 +1,270 @@
+"""Deleted is deleted: no byte of it is on the disk when the command returns, or that is said.
+
+A rollout's text is looked for in every file of the store's folder, whatever holds it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import duckdb
+import pytest
+from tests.cli.conftest import Cli
+from tests.cli.conftest import cli as cli
+from tests.store.conftest import MakeSpan, Settled, Write
+
+from lightning_otel import Queue, State, Store, auto_trace, emit_message
+from lightning_otel.rewards.feedback import emit_feedback, make_feedback
+from lightning_otel.rewards.pending import Pending
+from lightning_otel.store import settle as settle_module
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.maintenance import maintain_store
+from lightning_otel.types import Span
+from lightning_otel.types import conventions as c
+
+TEXT = "hunter2-of-alice"
+Start = Callable[[str], "subprocess.Popen[str]"]
+CODE = """
+import sys, time
+from lightning_otel import auto_trace, emit_message
+with auto_trace(store=sys.argv[1], rollout_id="over"):
+    emit_message("hunter2-of-alice")
+with auto_trace(store=sys.argv[1], rollout_id="other"):
+    emit_message("hello")
+    print("ready", flush=True)
+    while sys.argv[2] == "busy":
+        emit_message("and so on")
+        time.sleep(0.01)
+    for line in sys.stdin:
+        emit_message("once more")
+        print("more", flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle_module, "GRACE_US", 300_000)
+
+
+@pytest.fixture
+def start(layout: Layout) -> Iterator[Start]:
+    """``start("busy")``: a process that has recorded ``over``, and goes on; ``idle`` waits."""
+    children: list[subprocess.Popen[str]] = []
+
+    def run(kind: str) -> "subprocess.Popen[str]":
+        child = subprocess.Popen(
+            [sys.executable, "-c", CODE, str(layout.catalogue), kind],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    yield run
+    for child in children:
+        child.kill()
+        child.communicate(timeout=20)
+
+
+def _find_text(layout: Layout, text: str = TEXT) -> list[str]:
+    """Return the names of files that hold a text, Parquet as it reads."""
+    names = []
+    for path in sorted([layout.catalogue, *layout.root.rglob("*")]):
+        content = path.read_bytes() if path.is_file() else b""
+        if path.suffix == ".parquet":
+            content = str(duckdb.sql(f"FROM read_parquet('{path}')").fetchall()).encode()
+        if text.encode() in content:
+            names.append(path.name)
+    return names
+
+
+def _disk_bytes(layout: Layout) -> int:
+    paths = [layout.catalogue, *layout.root.rglob("*")]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _span(make_span: MakeSpan, rollout_id: str, text: str, hours: float = 1.0) -> Span:
+    end_ns = time.time_ns() - int(hours * 3.6e12)
+    attributes = {c.ROLLOUT_ID: rollout_id, c.MESSAGE_BODY: text, "pad": os.urandom(2_000).hex()}
+    return make_span(start_ns=end_ns - 1, end_ns=end_ns, attributes=attributes)
+
+
+def _compact(cli: Cli, layout: Layout, *words: str) -> tuple[int, dict[str, Any]]:
+    done = cli("compact", "--store", str(layout.catalogue), "--json", *words)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("words", [("--rollout", "over"), ("--older-than", "2d")])
+@pytest.mark.parametrize("kind", ["settled", "packed", "killed", "mixed", "copied"])
+def test_no_byte_is_left_when_the_command_returns(
+    layout: Layout, settled: Settled, write: Write, make_span: MakeSpan, cli: Cli, kind: str,
+    words: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Settled, packed just before, of a dead process, half made by a dead settler, or in a copy."""
+    settled([_span(make_span, "over", TEXT, 60), _span(make_span, "other", "hello")])
+    if kind == "packed":
+        Store(layout.catalogue).compact()
+    if kind == "killed":
+        path = write([_span(make_span, "over", TEXT, 61), _span(make_span, "other", "hi")])
+        path.write_bytes(path.read_bytes().rpartition(b'{"record":"seal"')[0])
+    if kind == "mixed":
+        (layout.new / "spill").mkdir(exist_ok=True)
+        (layout.new / "spill" / "slice-0.parquet").write_text(TEXT)
+        (layout.new / "boot-1-2-000001.ndjson").write_text(TEXT)
+        (file,) = layout.read_manifest().live_files
+        shutil.copy(layout.data / file.name, layout.new / f"{file.name[:-8]}x.parquet")
+    if kind == "copied":
+        shutil.copytree(layout.root, layout.root.with_name("other.duckdb.d"))
+        layout = Layout(layout.root.with_name("other.duckdb"))
+    foretold = _compact(cli, layout, *words, "--dry-run")[1]
+    rows = Store(layout.catalogue).sql("SELECT span_id FROM spans").dicts()
+    next(iter(rows))
+
+    code, done = _compact(cli, layout, *words)
+
+    assert _find_text(layout) == []
+    assert (code, done["is_gone"], done["bytes_waiting"]) == (0, True, 0)
+    assert done["bytes_after"] == _disk_bytes(layout)
+    assert foretold["dropped"] == done["dropped"]
+    assert {span.rollout_id for span in Store(layout.catalogue).spans()} == {"other"}
+    assert Store(layout.catalogue).accounting().is_balanced
+
+
+def test_what_is_left_for_readers_is_said_by_the_command_and_by_stats(
+    layout: Layout, settled: Settled, make_span: MakeSpan, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``--no-wait``, how much and how long; a process that keeps the store takes it away."""
+    monkeypatch.setattr(settle_module, "GRACE_US", 60_000_000)
+    old = settled([_span(make_span, "over", TEXT)])
+    settled([_span(make_span, "other", "hello")])
+    size, store = old.stat().st_size, str(layout.catalogue)
+
+    done = cli("compact", "--store", store, "--rollout", "over", "--no-wait")
+    redacted = cli("redact", "--store", store, "--pattern", "x", "--yes", "--no-wait", "--json")
+    stats, words = (cli("stats", "--store", store, *form).stdout for form in (["--json"], []))
+    kept = _disk_bytes(layout)
+    monkeypatch.setattr(settle_module, "GRACE_US", 20_000)
+    with maintain_store(layout, period_s=0.05):
+        until = time.monotonic() + 20
+        while _find_text(layout) and time.monotonic() < until:
+            time.sleep(0.05)
+
+    assert (done.returncode, redacted.returncode) == (1, 1)
+    assert "waiting    " in done.stdout
+    assert " s more, as readers may have them open" in done.stdout
+    assert "gone  " not in done.stdout
+    removed = json.loads(stats)["removed"]
+    assert size <= removed["size_bytes"] < json.loads(redacted.stdout)["bytes_waiting"]
+    assert (json.loads(stats)["bytes"], "removed  " in words) == (kept, True)
+    assert _find_text(layout) == []
+    assert "removed" not in json.loads(cli("stats", "--store", store, "--json").stdout)
+
+
+def test_process_that_writes_closes_its_segment_for_it(
+    layout: Layout, start: Start, cli: Cli
+) -> None:
+    """It goes on undisturbed, and loses nothing; a plain compact packs what it wrote, too."""
+    child = start("busy")
+
+    foretold = _compact(cli, layout, "--rollout", "over", "--dry-run")[1]
+    code, done = _compact(cli, layout, "--rollout", "over")
+    plain = _compact(cli, layout)[1]
+
+    assert _find_text(layout) == []
+    assert (code, done["open_spans"], done["segments_open"]) == (0, 0, 0)
+    assert foretold["dropped"] == done["dropped"]
+    assert (plain["segments"], plain["segments_open"]) == (1, 0)
+    assert child.poll() is None
+    store = Store(layout.catalogue)
+    assert {span.rollout_id for span in store.spans()} == {"other"}
+    assert store.accounting().is_balanced
+
+
+def test_idle_process_is_named_and_closes_it_with_its_next_line(
+    layout: Layout, start: Start, cli: Cli
+) -> None:
+    """What is left, why and until when; and with the exit code, as long as it is there."""
+    child = start("idle")
+    assert child.stdin is not None
+    assert child.stdout is not None
+
+    code, done = _compact(cli, layout, "--rollout", "over")
+    said = cli("compact", "--store", str(layout.catalogue), "--rollout", "over").stdout
+    plain = cli("compact", "--store", str(layout.catalogue))
+    child.stdin.write("go on\n")
+    child.stdin.flush()
+    child.stdout.readline()
+    after = _compact(cli, layout, "--rollout", "over")
+
+    assert (code, done["open_spans"], done["is_gone"]) == (1, 2, False)
+    assert "not yet    2 spans that a living process holds open" in said
+    assert f"closed by process {child.pid} with its next span" in said
+    assert plain.returncode == 0
+    assert "nothing to do" not in plain.stdout
+    assert (after[0], after[1]["is_gone"], _find_text(layout)) == (0, True, [])
+
+
+def test_rollout_that_goes_on_is_told_of(store: Store, layout: Layout, cli: Cli) -> None:
+    """Its open span is begun anew in the next segment; a process that serves closes its own."""
+    with auto_trace(store=store, rollout_id="over", task={"question": TEXT}):
+        emit_message(TEXT)
+        code, done = _compact(cli, layout, "--rollout", "over")
+
+    assert (code, done["open_spans"], done["dropped"]["rollout"]["spans"]) == (1, 1, 1)
+    assert _compact(cli, layout, "--rollout", "over")[0] == 0
+    assert _find_text(layout) == []
+
+
+def test_feedback_and_tasks_go_with_their_rollout(
+    store: Store, layout: Layout, settled: Settled, make_span: MakeSpan, cli: Cli
+) -> None:
+    """Words given before or later, and the queue's task; those of another rollout stay."""
+    store.writer()
+    state = State.beside(store)
+    (queued, waits) = Queue(state).put([TEXT, "hello"])
+    judged = make_feedback("rollout", queued.rollout_id, feedback_id="f1", rating=1, text=TEXT)
+    assert Pending(state).give(store, judged) is None
+    call = _span(make_span, queued.rollout_id, TEXT)
+    settled([call, _span(make_span, waits.rollout_id, "hello")])
+    lone = make_span(name=c.SPAN_ANNOTATION, attributes={
+        c.REWARD_NAME: "primary", c.REWARD_VALUE: 1.0, c.FEEDBACK_TEXT: TEXT,
+        f"{c.LINK_PREFIX}.0.key_match": c.LINK_SPAN_ID,
+        f"{c.LINK_PREFIX}.0.value_match": call.span_id,
+    })  # fmt: skip
+    settled([lone])
+    emit_feedback(rollout_id=waits.rollout_id, rating=5, text="good", store=store)
+    first = _compact(cli, layout, "--rollout", queued.rollout_id)
+    Queue(state).cancel(waits.rollout_id)
+
+    assert (first[0], first[1]["queued"]) == (1, 1)
+    settled([_span(make_span, queued.rollout_id, TEXT)])
+    Queue(state).cancel(queued.rollout_id)
+    assert _compact(cli, layout, "--rollout", queued.rollout_id)[0] == 0
+    assert _find_text(layout) == []
+    assert [row.rollout_id for row in Queue(state).rollouts()] == [waits.rollout_id]
+    assert len(store.sql("FROM rewards").rows()) == 1
+    state.close()
+
+
+def test_size_limit_never_waits(
+    layout: Layout, settled: Settled, make_span: MakeSpan, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes room, and says what of it comes when readers are done."""
+    monkeypatch.setattr(settle_module, "GRACE_US", 60_000_000)
+    settled([_span(make_span, "over", TEXT, 60)])
+    size = settled([_span(make_span, "other", "hello")]).stat().st_size
+    began_s = time.monotonic()
+
+    code, done = _compact(cli, layout, "--max-size", f"{size}B")
+
+    assert time.monotonic() - began_s < 30
+    assert (code, done["bytes_after"]) == (0, _disk_bytes(layout))
+    assert done["dropped"]["size"]["spans"] >= 1
+    assert 0 < done["bytes_waiting"] < done["bytes_after"]
