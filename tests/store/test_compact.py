@@ -17,9 +17,9 @@ from lightning_otel import Store
 from lightning_otel.errors import NotFoundError, StoreError
 from lightning_otel.store import rewrite as rewrite_module
 from lightning_otel.store import settle as settle_module
+from lightning_otel.store.compact import Expired
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.manifest import DataFile
-from lightning_otel.store.retention import Expired
 from lightning_otel.store.settle import elect_settler, settle, wait_until_visible
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c

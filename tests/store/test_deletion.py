@@ -205,7 +205,7 @@ def test_idle_process_is_named_and_closes_it_with_its_next_line(
 
     assert (code, done["open_spans"], done["is_gone"]) == (1, 2, False)
     assert "not yet    2 spans that a living process holds open" in said
-    assert f"closed by process {child.pid} with its next span" in said
+    assert "1 segment closed by the process that writes, with its next span" in said
     assert plain.returncode == 0
     assert "nothing to do" not in plain.stdout
     assert (after[0], after[1]["is_gone"], _find_text(layout)) == (0, True, [])

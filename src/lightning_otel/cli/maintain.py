@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -109,22 +109,14 @@ def compact(
             progress=progress,
             waiting=waiting,
         )
-    queued = 0 if is_dry_run else _delete_tasks(opened, done.deleted)
-    is_gone = bool(done.deleted) and not (is_dry_run or done.is_text_left or queued)
-    code = int(bool(done.deleted) and not (is_gone or is_dry_run))
+    if done.deleted and not is_dry_run:
+        done = replace(done, queued=_delete_tasks(opened, done.deleted))
+    code = int(done.is_text_left and not is_dry_run)
     if as_json:
-        row = _describe_compaction(done, is_dry_run=is_dry_run)
-        print_json({**row, "queued": queued, "is_gone": is_gone})
+        print_json(_describe_compaction(done, is_dry_run=is_dry_run))
         return code
     for line in _word_compaction(done, is_dry_run=is_dry_run):
         print_line(line)
-    if queued:
-        print_line(
-            f"queued     {count_noun(queued, 'task')} waits or runs in the queue, and stays; to "
-            "have it gone: lightning-otel queue cancel ID, and compact again"
-        )
-    if is_gone:
-        print_line(_GONE)
     if is_dry_run and max_size is not None and done.segments:
         print_note("segments shrink when they are settled: less may go to make room than this says")
     suggest("stats", store)
@@ -140,9 +132,8 @@ def _delete_tasks(opened: "Store", rollout_ids: Sequence[str]) -> int:
     except ConfigError:
         return 0
     state = State.beside(opened)
-    if not rollout_ids or state.is_shared or not state.is_made:
-        return 0
-    return delete_rollouts(state, rollout_ids)
+    is_file = state.is_made and not state.is_shared
+    return delete_rollouts(state, rollout_ids) if is_file else 0
 
 
 def _parse(text: str | None, read: Callable[[str], Any], fault: str) -> Any:
@@ -172,24 +163,27 @@ def _word_compaction(done: "CompactResult", *, is_dry_run: bool) -> Iterator[str
     if done.left:
         yield f"left       {count_noun(done.left, 'file')}: too wide for the memory allowed"
     if done.segments_open:
-        numbers = ", ".join(map(str, done.writers))
-        yield (
-            f"open       {count_noun(done.segments_open, 'segment')} {would}closed by process "
-            f"{numbers} with its next span"
-        )
+        segments = count_noun(done.segments_open, "segment")
+        yield f"open       {segments} {would}closed by the process that writes, with its next span"
     if not any((done.segments, done.dropped, done.unlinked, done.merged, done.left,
                 done.segments_open)):  # fmt: skip
         yield "nothing to do: the files are packed, and everything is kept"
-    if done.deleted:
-        yield from _word_rest(done.undeleted, done.aside)
+    after = (
+        "; nothing was changed" if is_dry_run else f" before, {format_size(done.bytes_after)} after"
+    )
+    yield f"on disk    {format_size(done.bytes_before)}{after}"
     if is_dry_run:
-        yield f"on disk    {format_size(done.bytes_before)}; nothing was changed"
         return
+    if done.queued:
+        yield (
+            f"queued     {count_noun(done.queued, 'task')} waits or runs in the queue, and stays; "
+            "to have it gone: lightning-otel queue cancel ID, and compact again"
+        )
+    yield from _word_rest(done.open_spans, done.aside)
     if done.bytes_waiting:
         yield _word_waiting(done)
-    yield (
-        f"on disk    {format_size(done.bytes_before)} before, {format_size(done.bytes_after)} after"
-    )
+    if done.deleted and not done.is_text_left:
+        yield _GONE
 
 
 def _word_rest(spans: int, parts: int) -> Iterator[str]:
@@ -228,9 +222,10 @@ def _describe_compaction(done: "CompactResult", *, is_dry_run: bool) -> Mapping[
         "bytes_before": done.bytes_before,
         "bytes_after": None if is_dry_run else done.bytes_after,
         "segments_open": done.segments_open,
-        "writers": done.writers,
-        "open_spans": done.undeleted,
+        "open_spans": done.open_spans,
         "aside": done.aside,
+        "queued": done.queued,
+        "is_gone": bool(done.deleted) and not (is_dry_run or done.is_text_left),
         "bytes_waiting": done.bytes_waiting,
         "waiting_s": done.waiting_s,
     }

@@ -264,10 +264,9 @@ def progress_bar(
 
 def format_leftover(size_bytes: int, wait_s: float, **_: object) -> str:
     """Word the size of replaced files that are on the disk yet, and until when."""
-    size = f"{format_size(size_bytes)} of old files on disk"
-    if wait_s:
-        return f"{size}, for {math.ceil(wait_s)} s more, as readers may have them open"
-    return f"{size}; compact unlinks them"
+    rest = f"for {math.ceil(wait_s)} s more, as readers may have them open"
+    until = rest if wait_s else "until the next compact"
+    return f"{format_size(size_bytes)} of old files on disk, {until}"
 
 
 def suggest(command: str, store: str | None) -> None:

@@ -187,25 +187,19 @@ def update_rollout(connection: "Connection", row: "sa.Row[Any]", **values: Any) 
 
 
 def delete_rollouts(state: "State", rollout_ids: Sequence[str]) -> int:
-    """Delete rollouts that are over from a file, with their tasks; no byte of them is left.
+    """Delete rollouts that are over, with their tasks; return how many wait or run, and stay.
 
     SQLite's log, which has them still, goes with the last connection, and none lasts.
-
-    Returns:
-        How many of them wait or run, and stay.
     """
-    with state.read() as connection:
-        if not sa.inspect(connection).has_table(ROLLOUTS.name):
-            return 0
+    state.ensure(ROLLOUTS, ATTEMPTS)
     stay = 0
     for ids in id_batches(rollout_ids):
+        mine, is_over = ROLLOUTS.c.rollout_id.in_(ids), ROLLOUTS.c.status.in_(FINAL)
         with state.change() as connection:
-            rows = (ROLLOUTS.c.rollout_id.in_(ids), ROLLOUTS.c.status.in_(FINAL))
-            over = connection.scalars(sa.select(ROLLOUTS.c.rollout_id).where(*rows)).all()
+            over = connection.scalars(sa.select(ROLLOUTS.c.rollout_id).where(mine, is_over)).all()
             for table in (ATTEMPTS, ROLLOUTS):
                 connection.execute(sa.delete(table).where(table.c.rollout_id.in_(over)))
-            waits = sa.select(sa.func.count()).where(ROLLOUTS.c.rollout_id.in_(ids))
-            stay += connection.scalar(waits) or 0
+            stay += connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
     return stay
 
 

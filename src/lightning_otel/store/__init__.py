@@ -249,9 +249,8 @@ class SpanStore:
             NotFoundError: A rollout to drop is not there; nothing was dropped.
             StoreError: Another process is at it, there is no room, or a file is damaged.
         """
-        from lightning_otel.store.compact import CompactResult, compact
+        from lightning_otel.store.compact import CompactResult, Retention, compact
         from lightning_otel.store.damage import translate_errors
-        from lightning_otel.store.retention import Retention
         from lightning_otel.store.source import prepare
 
         if self.layout is None:

@@ -2,16 +2,20 @@
 
 Each file is one commit of the manifest: a compact that is killed leaves the store whole, and the
 next one continues. Merged files stay for a grace period, for readers that have opened them.
+Retention drops whole rollouts, never parts of a tree; a span without a rollout goes with its trace.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lightning_otel.errors import NotFoundError
 from lightning_otel.store import counts as n
 from lightning_otel.store import removal
+from lightning_otel.store.files import total_bytes
 from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.parquet import (
@@ -19,19 +23,19 @@ from lightning_otel.store.parquet import (
     bounded_connection,
     fetch_row,
     list_live_files,
-)
-from lightning_otel.store.retention import (
-    Expired,
-    Retention,
-    find_expired,
-    list_deleted,
-    list_holders,
-    measure_store,
+    row_groups_sql,
 )
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
 from lightning_otel.store.settle import list_sealed, settle_elected
-from lightning_otel.store.snapshot import rows_sql
-from lightning_otel.store.sql import ROLLOUT
+from lightning_otel.store.snapshot import (
+    IS_SPAN,
+    SEGMENT_COLUMNS,
+    Snapshot,
+    ndjson_sql,
+    rows_sql,
+)
+from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths, quote_text
+from lightning_otel.store.views import IS_ANNOTATION, REWARD_TARGETS
 
 if TYPE_CHECKING:
     import duckdb
@@ -41,11 +45,35 @@ log = logging.getLogger(__name__)
 TARGET_ROWS: Final = 1_000_000
 TARGET_BYTES: Final = 256 << 20
 """A file grows no further, so that retention need not write too much anew."""
+_IS_DELETED: Final = f"reason <> {quote_text(n.SIZE)}"
 
 Progress = Callable[[int, int], None]
 """Called with the rows done so far and all rows."""
 Group = tuple[DataFile, ...]
 """Files that become one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Limits of age, size and failures; by default everything is kept.
+
+    Attributes:
+        since_ns: Rollouts whose last span ended before this go, Unix nanoseconds.
+        max_bytes: The oldest rollouts go until files and segments take no more than this.
+        without: Ids of rollouts that go.
+    """
+
+    since_ns: int | None = None
+    max_bytes: int | None = None
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Rollouts and spans that go for one reason."""
+
+    rollouts: int
+    spans: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +90,12 @@ class CompactResult:
         left: Files with rows too wide to be merged in the memory allowed.
         bytes_before: Size of everything on the disk before.
         bytes_after: And after; as before in a dry run.
-        segments_open: Segments that processes were asked to close and write to yet.
-        writers: The numbers of these processes.
-        deleted: Ids of rollouts that went for their age or as they were named.
-        undeleted: Spans of these that are as they were: open in a process or its segment, or too
-            wide.
-        aside: If anything was deleted, damaged parts in quarantine, which cannot be looked into.
-        is_gone: Whether every file is unlinked that was replaced; true where nothing was deleted.
+        segments_open: Segments that other processes were asked to close, and write to yet.
+        deleted: Rollouts that went for their age or as they were named.
+        open_spans: Spans of these that a process holds open, or that stand in its segment.
+        aside: If any went, damaged parts in quarantine, which cannot be looked into.
+        queued: Tasks of these that wait or run in the queue, as far as somebody looked.
+        is_gone: Whether every file is unlinked that held these; true where there are none.
         bytes_waiting: Size of what was replaced and is on the disk yet.
         waiting_s: How long readers may still need that, seconds.
     """
@@ -83,10 +110,10 @@ class CompactResult:
     bytes_before: int = 0
     bytes_after: int = 0
     segments_open: int = 0
-    writers: tuple[int, ...] = ()
     deleted: tuple[str, ...] = ()
-    undeleted: int = 0
+    open_spans: int = 0
     aside: int = 0
+    queued: int = 0
     is_gone: bool = True
     bytes_waiting: int = 0
     waiting_s: float = 0.0
@@ -94,7 +121,8 @@ class CompactResult:
     @property
     def is_text_left(self) -> bool:
         """True if text that was to be deleted is on the disk yet, or may be."""
-        return bool(self.undeleted or self.aside or not self.is_gone)
+        is_kept = self.open_spans or self.aside or self.queued or (self.left and self.deleted)
+        return bool(is_kept or not self.is_gone)
 
 
 def compact(
@@ -108,28 +136,30 @@ def compact(
 ) -> CompactResult:
     """Settle what can be, drop what is not to be kept, and merge the files that are left.
 
-    Processes that record are asked to close their segments. Where text is deleted, they and the
-    readers of replaced files are waited for.
+    Processes that record are asked to close their segments. Where rollouts are deleted, they and
+    the readers of replaced files are waited for; a size limit only makes room.
     """
     before, asked = removal.measure_disk(layout), removal.list_open_segments(layout)
     if not is_dry_run:
         removal.close_own_segment(layout)
-        if removal.close_segments(layout, asked) and retention.is_deletion and wait_s > 0:
-            removal.close_segments(layout, list_holders(layout, retention), wait_s, callback)
+        if removal.close_segments(layout, asked) and wait_s:
+            with new_connection() as con:
+                _find_expired(con, layout, retention)
+                held = _count_open(con, layout)
+            removal.close_segments(layout, held, wait_s, callback)
     with hold_settler_lock(layout):
         segments = len(list_sealed(layout)) if is_dry_run else settle_elected(layout).segments
         with bounded_connection(layout.new / SPILL) as con:
-            dropped = find_expired(con, layout, retention, is_dry_run=is_dry_run)
+            dropped = _find_expired(con, layout, retention, is_dry_run=is_dry_run)
             gone, groups = _make_plan(con, layout)
             if is_dry_run:
                 done = CompactResult(merged=sum(map(len, groups)), made=len(groups))
             else:
                 done = _carry_out(con, layout, gone + groups, progress)
-            deleted, undeleted = list_deleted(con, layout, is_dry_run=is_dry_run)
-        still_open = removal.list_open_segments(layout)
-    is_gone = is_dry_run or removal.wait_for_unlink(layout, wait_s if deleted else 0.0, callback)
-    _, bytes_waiting, waiting_s = removal.measure_leftover(layout)
-    names = [path.name for path in asked if path in still_open]
+            open_spans = 0 if is_dry_run else sum(_count_open(con, layout).values())
+            rows = con.execute(f"SELECT rollout FROM expired WHERE {_IS_DELETED}").fetchall()
+    is_gone = is_dry_run or removal.wait_for_unlink(layout, wait_s if rows else 0.0, callback)
+    leftover = removal.measure_leftover(layout)
     return replace(
         done,
         segments=segments,
@@ -137,14 +167,13 @@ def compact(
         dropped=dropped,
         bytes_before=before,
         bytes_after=removal.measure_disk(layout),
-        segments_open=len(names),
-        writers=tuple(sorted({int(name.split("-")[2]) for name in names})),
-        deleted=deleted,
-        undeleted=undeleted,
-        aside=removal.count_unknown_parts(layout) if deleted else 0,
-        is_gone=is_gone or not deleted,
-        bytes_waiting=bytes_waiting,
-        waiting_s=waiting_s,
+        segments_open=len({*asked}.intersection(removal.list_open_segments(layout))),
+        deleted=tuple(rollout for (rollout,) in rows),
+        open_spans=open_spans,
+        aside=removal.count_unknown_parts(layout) if rows else 0,
+        is_gone=is_gone or not rows,
+        bytes_waiting=leftover.size_bytes,
+        waiting_s=leftover.wait_s,
     )
 
 
@@ -170,10 +199,112 @@ def compact_if_needed(
             return 0
         before = sum(layout.read_manifest().counts.values())
         with bounded_connection(layout.new / SPILL) as con:
-            find_expired(con, layout, Retention(max_bytes=limit))
+            _find_expired(con, layout, Retention(max_bytes=limit))
             gone, groups = _make_plan(con, layout, most_untouched=int(has_many))
             _carry_out(con, layout, gone + groups)
         return sum(layout.read_manifest().counts.values()) - before
+
+
+def measure_store(layout: Layout) -> int:
+    """Return the size of all files and segments that count."""
+    manifest = layout.read_manifest()
+    files = [layout.data / file.name for file in manifest.live_files]
+    return total_bytes([*files, *layout.list_unsettled(manifest)])
+
+
+def _find_expired(
+    con: "duckdb.DuckDBPyConnection",
+    layout: Layout,
+    retention: Retention,
+    *,
+    is_dry_run: bool = False,
+) -> Mapping[str, Expired]:
+    """Fill the table ``expired`` with rollouts and the reason for each; count them by reason.
+
+    Spans in segments that a process still writes to stay, but keep their rollout young. Foretold
+    is what goes once they are closed.
+    """
+    con.execute("CREATE TABLE expired (rollout VARCHAR, reason VARCHAR)")
+    if retention == Retention():
+        return {}
+    snapshot = Snapshot.take(layout)
+    con.execute(
+        f"CREATE TABLE held AS SELECT {ROLLOUT} AS rollout, max(coalesce(end_ns, start_ns)) "
+        f"AS newest, 0 AS size FROM ({snapshot.spans_sql()}) GROUP BY 1"
+    )
+    expire = "INSERT INTO expired SELECT rollout, '{}' FROM held ANTI JOIN expired USING (rollout)"
+    for rollout_id in set(retention.without):
+        where = f"WHERE rollout = {quote_text(rollout_id)}"
+        if fetch_row(con, f"SELECT count(*) FROM held {where}") == (0,):
+            raise NotFoundError(f"no rollout {rollout_id!r}, so nothing was dropped")
+        con.execute(f"{expire.format(n.ROLLOUT)} {where}")
+    if retention.since_ns is not None:
+        con.execute(f"{expire.format(n.AGE)} WHERE newest < {retention.since_ns}")
+    files = list_live_files(layout, layout.read_manifest())
+    if files and retention.max_bytes is not None:
+        excess = measure_store(layout) - retention.max_bytes
+        # What a rollout takes is told by the row groups its rows stand in: they hold few each.
+        groups = row_groups_sql([layout.data / file.name for file in files])
+        con.execute(
+            f"""
+            CREATE OR REPLACE TABLE held AS SELECT rollout, newest, coalesce(sum(packed), 0) AS size
+            FROM held LEFT JOIN (
+              SELECT {ROLLOUT} AS rollout, packed FROM {rows_sql(layout, files)}
+              ASOF JOIN ({groups}) ON filename = path AND file_row_number >= begins
+            ) USING (rollout) GROUP BY ALL
+            """
+        )
+        con.execute(
+            f"""
+            {expire.format(n.SIZE)} WHERE rollout IN (SELECT rollout FROM (
+              SELECT rollout, size, sum(size) OVER (ORDER BY newest, rollout) AS freed
+              FROM held ANTI JOIN expired USING (rollout) WHERE size > 0
+            ) WHERE freed - size < {excess} - (
+              SELECT coalesce(sum(size), 0) FROM held SEMI JOIN expired USING (rollout)))
+            """
+        )
+    # A reward that was given alone goes with the rollout it judges; one within another is its part.
+    con.execute(f"CREATE TEMP VIEW spans AS {snapshot.spans_sql()}")
+    if fetch_row(con, "SELECT count(*) FROM expired") != (0,):
+        con.execute(
+            f"""
+            INSERT INTO expired WITH {REWARD_TARGETS}
+            SELECT own_rollout, any_value(reason) FROM placements
+            JOIN expired ON target_rollout = rollout
+            WHERE own_rollout NOT IN (SELECT rollout FROM expired) AND own_rollout NOT IN
+              (SELECT {ROLLOUT} FROM spans WHERE NOT {IS_ANNOTATION}) GROUP BY 1
+            """
+        )
+    # Not those of the snapshot: what was settled just now counts a moment later for readers.
+    closed, waiting = list_sealed(layout), layout.list_unsettled(layout.read_manifest())
+    still_open = [path.name for path in waiting if path not in closed]
+    counted = snapshot if is_dry_run else snapshot.without(still_open)
+    alive = [quote_text(name.rpartition("-")[0]) for name in still_open] or ["''"]
+    rows = con.execute(
+        f"""
+        SELECT reason, count(DISTINCT rollout), count(rollout) FROM (
+          SELECT {ROLLOUT} AS rollout FROM ({counted.spans_sql()})
+          WHERE end_ns IS NOT NULL OR process NOT IN ({", ".join(alive)})
+        ) JOIN expired USING (rollout) GROUP BY 1 ORDER BY 1
+        """
+    ).fetchall()
+    return {reason: Expired(int(rollouts), int(spans)) for reason, rollouts, spans in rows}
+
+
+def _count_open(con: "duckdb.DuckDBPyConnection", layout: Layout) -> dict[Path, int]:
+    """Count the spans of deleted rollouts, begun or ended, in segments that are not settled."""
+    paths = layout.list_unsettled(layout.read_manifest())
+    if not paths:
+        return {}
+    lines = ndjson_sql(quote_paths(paths), SEGMENT_COLUMNS)
+    rows = con.execute(
+        f"""
+        SELECT filename, count(DISTINCT (trace_id, span_id))
+        FROM (SELECT *, {ROLLOUT} AS rollout FROM {lines} WHERE {IS_SPAN} AND record <> 'drop')
+        SEMI JOIN (FROM expired WHERE {_IS_DELETED}) USING (rollout) GROUP BY 1
+        """
+    ).fetchall()
+    return {Path(path): int(count) for path, count in rows}
 
 
 def _make_plan(

@@ -47,7 +47,7 @@ class Maintainer:
         from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.compact import compact_if_needed
         from lightning_otel.store.damage import translate_errors
-        from lightning_otel.store.removal import answer_request, sweep_if_due
+        from lightning_otel.store.removal import answer_request
         from lightning_otel.store.settle import SettleResult, list_sealed, settle
 
         done, layout = SettleResult(), self._layout
@@ -56,13 +56,12 @@ class Maintainer:
                 return done
             ensure_catalogue(layout)
             answer_request(layout)
-            sweep_if_due(layout)
             now_s, waiting = time.monotonic(), list_sealed(layout)
             if len(waiting) != self._waited:
                 self._waited, self._since_s = len(waiting), now_s
             is_idle = bool(waiting) and now_s - self._since_s >= IDLE_S
-            if is_idle or is_settling_due(waiting):
-                done = settle(layout, 1)
+            # With nothing to settle it unlinks what was replaced.
+            done = settle(layout, int(is_idle or is_settling_due(waiting)))
             self._waited -= done.segments
             with translate_errors(layout, "keep in order"):
                 told = compact_if_needed(layout, config.MAX_SIZE.read())

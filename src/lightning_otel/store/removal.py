@@ -52,15 +52,6 @@ def measure_leftover(layout: Layout, *, is_removed: bool = False) -> Leftover:
     return Leftover(len(paths), total_bytes(paths), _wait_of(layout) if paths else 0.0)
 
 
-def sweep_if_due(layout: Layout) -> None:
-    """Unlink what was replaced and no reader needs any more; nothing if another process settles."""
-    leftover = measure_leftover(layout)
-    if leftover.files and not leftover.wait_s:
-        with elect_settler(layout) as is_elected:
-            if is_elected:
-                settle.sweep(layout, is_asked=True)
-
-
 def count_unknown_parts(layout: Layout) -> int:
     """Count the damaged parts in quarantine, which may hold any text of the store."""
     notes = read_notes(layout) if layout.quarantine.exists() else []
@@ -102,7 +93,7 @@ def close_segments(
     A model call may take a minute in which its process writes nothing: whoever needs the text gone
     waits for the readers' grace period anyway, and as long for a next line.
     """
-    waiting = set(paths)
+    waiting = set(paths).intersection(list_open_segments(layout))
     for path in waiting:
         request_rotation(path)
     began_s, limit_s = time.monotonic(), max(CLOSING_S, min(wait_s, settle.GRACE_US / 1e6))
