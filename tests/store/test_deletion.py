@@ -30,8 +30,11 @@ from lightning_otel.types import conventions as c
 TEXT = "hunter2-of-alice"
 Start = Callable[[str], "subprocess.Popen[str]"]
 CODE = """
-import sys, time
+import contextlib, sys, time
 from lightning_otel import auto_trace, emit_message
+from lightning_otel.store.layout import Layout
+from lightning_otel.store.maintenance import maintain_store
+served = maintain_store(Layout(sys.argv[1]), period_s=0.05)
 with auto_trace(store=sys.argv[1], rollout_id="over"):
     emit_message("hunter2-of-alice")
 with auto_trace(store=sys.argv[1], rollout_id="other"):
@@ -40,9 +43,10 @@ with auto_trace(store=sys.argv[1], rollout_id="other"):
     while sys.argv[2] == "busy":
         emit_message("and so on")
         time.sleep(0.01)
-    for line in sys.stdin:
-        emit_message("once more")
-        print("more", flush=True)
+    with served if sys.argv[2] == "served" else contextlib.nullcontext():
+        for line in sys.stdin:
+            emit_message("once more")
+            print("more", flush=True)
 """
 
 
@@ -53,7 +57,7 @@ def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def start(layout: Layout) -> Iterator[Start]:
-    """``start("busy")``: a process that has recorded ``over``, and goes on; ``idle`` waits."""
+    """``start("busy")``: a process that has recorded ``over``, and writes on; others wait."""
     children: list[subprocess.Popen[str]] = []
 
     def run(kind: str) -> "subprocess.Popen[str]":
@@ -150,13 +154,15 @@ def test_what_is_left_for_readers_is_said_by_the_command_and_by_stats(
     redacted = cli("redact", "--store", store, "--pattern", "x", "--yes", "--no-wait", "--json")
     stats, words = (cli("stats", "--store", store, *form).stdout for form in (["--json"], []))
     kept = _disk_bytes(layout)
+    limited = _compact(cli, layout, "--max-size", "1B")  # this one never waits
     monkeypatch.setattr(settle_module, "GRACE_US", 20_000)
     with maintain_store(layout, period_s=0.05):
         until = time.monotonic() + 20
-        while _find_text(layout) and time.monotonic() < until:
+        while old.exists() and time.monotonic() < until:
             time.sleep(0.05)
 
-    assert (done.returncode, redacted.returncode) == (1, 1)
+    assert (done.returncode, redacted.returncode, limited[0]) == (1, 1, 0)
+    assert 0 < limited[1]["bytes_waiting"] < limited[1]["bytes_after"]
     assert "waiting    " in done.stdout
     assert " s more, as readers may have them open" in done.stdout
     assert "gone  " not in done.stdout
@@ -167,11 +173,15 @@ def test_what_is_left_for_readers_is_said_by_the_command_and_by_stats(
     assert "removed" not in json.loads(cli("stats", "--store", store, "--json").stdout)
 
 
+@pytest.mark.parametrize("kind", ["busy", "served"])
 def test_process_that_writes_closes_its_segment_for_it(
-    layout: Layout, start: Start, cli: Cli
+    layout: Layout, start: Start, cli: Cli, kind: str
 ) -> None:
-    """It goes on undisturbed, and loses nothing; a plain compact packs what it wrote, too."""
-    child = start("busy")
+    """It goes on undisturbed, and loses nothing; a plain compact packs what it wrote, too.
+
+    A server, which may be idle, looks by itself whether it is asked.
+    """
+    child = start(kind)
 
     foretold = _compact(cli, layout, "--rollout", "over", "--dry-run")[1]
     code, done = _compact(cli, layout, "--rollout", "over")
@@ -251,20 +261,3 @@ def test_feedback_and_tasks_go_with_their_rollout(
     assert [row.rollout_id for row in Queue(state).rollouts()] == [waits.rollout_id]
     assert len(store.sql("FROM rewards").rows()) == 1
     state.close()
-
-
-def test_size_limit_never_waits(
-    layout: Layout, settled: Settled, make_span: MakeSpan, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It makes room, and says what of it comes when readers are done."""
-    monkeypatch.setattr(settle_module, "GRACE_US", 60_000_000)
-    settled([_span(make_span, "over", TEXT, 60)])
-    size = settled([_span(make_span, "other", "hello")]).stat().st_size
-    began_s = time.monotonic()
-
-    code, done = _compact(cli, layout, "--max-size", f"{size}B")
-
-    assert time.monotonic() - began_s < 30
-    assert (code, done["bytes_after"]) == (0, _disk_bytes(layout))
-    assert done["dropped"]["size"]["spans"] >= 1
-    assert 0 < done["bytes_waiting"] < done["bytes_after"]

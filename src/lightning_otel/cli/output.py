@@ -262,7 +262,7 @@ def progress_bar(
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def format_leftover(size_bytes: int, wait_s: float, **_: object) -> str:
+def format_leftover(size_bytes: int, wait_s: float) -> str:
     """Word the size of replaced files that are on the disk yet, and until when."""
     rest = f"for {math.ceil(wait_s)} s more, as readers may have them open"
     until = rest if wait_s else "until the next compact"

@@ -141,12 +141,12 @@ def compact(
     """
     before, asked = removal.measure_disk(layout), removal.list_open_segments(layout)
     if not is_dry_run:
-        removal.close_own_segment(layout)
+        removal.close_own_segment(layout, Path.exists)
         if removal.close_segments(layout, asked) and wait_s:
             with new_connection() as con:
                 _find_expired(con, layout, retention)
-                held = _count_open(con, layout)
-            removal.close_segments(layout, held, wait_s, callback)
+                holders = _count_open(con, layout)
+            removal.close_segments(layout, holders, wait_s, callback)
     with hold_settler_lock(layout):
         segments = len(list_sealed(layout)) if is_dry_run else settle_elected(layout).segments
         with bounded_connection(layout.new / SPILL) as con:
@@ -159,7 +159,7 @@ def compact(
             open_spans = 0 if is_dry_run else sum(_count_open(con, layout).values())
             rows = con.execute(f"SELECT rollout FROM expired WHERE {_IS_DELETED}").fetchall()
     is_gone = is_dry_run or removal.wait_for_unlink(layout, wait_s if rows else 0.0, callback)
-    leftover = removal.measure_leftover(layout)
+    bytes_waiting, waiting_s = removal.measure_leftover(layout)
     return replace(
         done,
         segments=segments,
@@ -172,8 +172,8 @@ def compact(
         open_spans=open_spans,
         aside=removal.count_unknown_parts(layout) if rows else 0,
         is_gone=is_gone or not rows,
-        bytes_waiting=leftover.size_bytes,
-        waiting_s=leftover.wait_s,
+        bytes_waiting=bytes_waiting,
+        waiting_s=waiting_s,
     )
 
 

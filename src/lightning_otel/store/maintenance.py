@@ -47,7 +47,8 @@ class Maintainer:
         from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.compact import compact_if_needed
         from lightning_otel.store.damage import translate_errors
-        from lightning_otel.store.removal import answer_request
+        from lightning_otel.store.removal import close_own_segment
+        from lightning_otel.store.segment import is_rotation_requested
         from lightning_otel.store.settle import SettleResult, list_sealed, settle
 
         done, layout = SettleResult(), self._layout
@@ -55,7 +56,7 @@ class Maintainer:
             if not layout.exists():
                 return done
             ensure_catalogue(layout)
-            answer_request(layout)
+            close_own_segment(layout, is_rotation_requested)  # where no line may come for long
             now_s, waiting = time.monotonic(), list_sealed(layout)
             if len(waiting) != self._waited:
                 self._waited, self._since_s = len(waiting), now_s

@@ -115,7 +115,7 @@ def redact(
                 work.carry_out(reason)
         if not is_dry_run:
             work.done.is_gone = removal.wait_for_unlink(layout, wait_s, waiting)
-            _, work.done.bytes_waiting, work.done.waiting_s = removal.measure_leftover(layout)
+            work.done.bytes_waiting, work.done.waiting_s = removal.measure_leftover(layout)
     return work.done
 
 
@@ -150,8 +150,7 @@ class _Work:
     def close_segments(self, wait_s: float, callback: removal.Callback | None) -> None:
         """Have segments closed that processes write to and that hold what is to be masked."""
         layout = self._layout
-        if self._count_open(removal.list_own_segments(layout)):
-            removal.close_own_segment(layout)
+        removal.close_own_segment(layout, lambda path: self._count_open([path]))
         paths = [path for path in removal.list_open_segments(layout) if self._count_open([path])]
         removal.close_segments(layout, paths, wait_s, callback)
 

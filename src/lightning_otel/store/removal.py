@@ -15,7 +15,7 @@ from lightning_otel.store.files import is_own_file, list_names, total_bytes
 from lightning_otel.store.layout import Layout, elect_settler, now_us
 from lightning_otel.store.manifest import DATA_NAME
 from lightning_otel.store.quarantine import read_notes
-from lightning_otel.store.segment import is_rotation_requested, request_rotation
+from lightning_otel.store.segment import request_rotation
 from lightning_otel.store.writer import writers_by_catalogue
 
 CLOSING_S: Final = 1.0
@@ -29,9 +29,8 @@ Callback = Callable[[float], None]
 
 
 class Leftover(NamedTuple):
-    """Replaced files and segments on the disk, and how long readers may still need them."""
+    """Size of replaced files and segments on the disk, and how long readers may need them."""
 
-    files: int
     size_bytes: int
     wait_s: float
 
@@ -49,7 +48,7 @@ def measure_leftover(layout: Layout, *, is_removed: bool = False) -> Leftover:
         whole = {file.name for file in manifest.files if file.successor}
         whole |= {segment.name for segment in manifest.segments if segment.file}
         paths = {path for path in paths if path.name not in whole}
-    return Leftover(len(paths), total_bytes(paths), _wait_of(layout) if paths else 0.0)
+    return Leftover(total_bytes(paths), _wait_of(layout) if paths else 0.0)
 
 
 def count_unknown_parts(layout: Layout) -> int:
@@ -72,17 +71,10 @@ def list_own_segments(layout: Layout) -> list[Path]:
     return [segment.path] if segment is not None else []
 
 
-def close_own_segment(layout: Layout) -> None:
-    """Have this process go on in a new segment."""
-    writer = writers_by_catalogue.get(layout.catalogue)
-    if writer is not None:
-        writer.rotate()
-
-
-def answer_request(layout: Layout) -> None:
-    """Close this process's segment if somebody asked for it, where no line may come for long."""
-    if any(map(is_rotation_requested, list_own_segments(layout))):
-        close_own_segment(layout)
+def close_own_segment(layout: Layout, is_wanted: Callable[[Path], object]) -> None:
+    """Have this process go on in a new segment, if its own one is wanted closed."""
+    if any(map(is_wanted, list_own_segments(layout))):
+        writers_by_catalogue[layout.catalogue].rotate()
 
 
 def close_segments(

@@ -150,4 +150,4 @@ def store_stats(store: "Store") -> dict[str, Any]:
         "gone": sum(note.gone for note in read_notes(store.layout)),
     }
     leftover = measure_leftover(store.layout, is_removed=True)
-    return {**found, "removed": leftover._asdict()} if leftover.files else found
+    return {**found, "removed": leftover._asdict()} if leftover.size_bytes else found
