@@ -85,7 +85,7 @@ def fill(store: Store) -> None:
     for rollout, reward in zip(rollouts[-3:], ("1", "0.5", "-1"), strict=True):
         command(store, "reward", rollout["rollout_id"], reward)
     store.settle()
-    command(store, "redact", "--pattern", "Reykjavik|Oslo", "--yes", "--no-wait")
+    command(store, "redact", "--pattern", "Reykjavik|Oslo", "--yes")
     run_programs(store, *(p.name for p in PROGRAMS if p.source in ("AutoGen", "OpenAI Agents SDK")))
     killed = subprocess.run([sys.executable, "-c", _KILLED, store.name])
     assert killed.returncode == -signal.SIGKILL
