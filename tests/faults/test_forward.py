@@ -162,9 +162,6 @@ def test_traced_program_exits_while_the_collector_is_down(
     """Under ``auto_trace``, too: no exit waits, and what waits is sent later, once."""
     hang = threading.Event()
     out = {"OTEL_EXPORTER_OTLP_ENDPOINT": way_of(way, endpoint, hang)}
-    with auto_trace(store=store):
-        pass
-    store.connect().close()  # a catalogue, which the first program in a store makes
     traced = subprocess.run(
         [sys.executable, "-c", TRACED], cwd=tmp_path, capture_output=True, text=True, timeout=50,
         env={**os.environ, **out, "LIGHTNING_OTEL_STORE": store.name},

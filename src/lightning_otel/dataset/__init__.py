@@ -335,8 +335,8 @@ class Store(SpanStore):
         return self.layout
 
     def _settle_if_worthwhile(self) -> None:
-        from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.recovery import ensure_manifest
+        from lightning_otel.store.template import ensure_catalogue
 
         if self.layout is not None and self.layout.exists():
             ensure_manifest(self.layout)

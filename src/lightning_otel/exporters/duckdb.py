@@ -1,10 +1,8 @@
 """Spans into a DuckDB store: a processor that keeps each at once, and an exporter for batches.
 
-Both append to this process's segment, which readers query as it grows, without DuckDB. That is
-imported once for a store, at the end of the first program that recorded into it, for its catalogue.
+Both append to this process's segment, which readers query as it grows, without DuckDB.
 """
 
-import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -68,9 +66,8 @@ class FrameSpanProcessor(SpanProcessor):
             capture.note_fault()
 
     def shutdown(self) -> None:
-        """Write what waits in memory, seal the segments, and make the ``.duckdb`` file."""
-        for layout in capture.guard_call(seal_all) or ():
-            capture.guard_call(_make_catalogue, layout)
+        """Write what waits in memory, and seal the segments."""
+        capture.guard_call(seal_all)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Write what waits in memory, if a disk was full; else, or if it hangs, do nothing."""
@@ -163,15 +160,13 @@ class DuckDBSpanExporter(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """Seal the segment, so that it can be settled at once, and make the ``.duckdb`` file."""
+        """Seal the segment, so that it can be settled at once."""
         if not self._is_over:
             self._is_over = True
             capture.process.exporters -= 1
         writer = writers_by_catalogue.get(self._layout.catalogue)
         if writer is not None:
             capture.guard_call(writer.seal)
-            if not writer.is_hanging:
-                capture.guard_call(_make_catalogue, self._layout)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Write what waits in memory, if a disk was full; else, or if it hangs, do nothing."""
@@ -188,12 +183,3 @@ def _export_span(span: ReadableSpan, writer: SpanWriter) -> None:
 def _own_transforms() -> Sequence[Transform]:
     """Return what every span passes through first, by the settings."""
     return () if capture.process.content.is_kept else (strip_content,)
-
-
-def _make_catalogue(layout: Layout) -> None:
-    """Make ``X.duckdb`` where it is missing, which imports DuckDB: once for a store."""
-    with contextlib.suppress(StoreError, OSError):  # whoever reads it is told
-        if layout.live.is_dir() and not layout.catalogue.exists():
-            from lightning_otel.store.catalogue import ensure_catalogue
-
-            ensure_catalogue(layout)

@@ -134,10 +134,10 @@ class SpanStore:
             StoreError: There is no room, or a file that must be looked into is damaged. Nothing is
                 lost by it: what waited to be settled goes on waiting.
         """
-        from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.damage import translate_errors
         from lightning_otel.store.recovery import ensure_manifest
         from lightning_otel.store.settle import SettleResult, settle
+        from lightning_otel.store.template import ensure_catalogue
 
         if self.layout is None:
             return SettleResult()

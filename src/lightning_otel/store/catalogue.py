@@ -1,24 +1,20 @@
-"""The catalogue ``X.duckdb``: the views, for whoever opens the store with DuckDB alone.
+"""The views of the catalogue ``X.duckdb``, for whoever opens the store with DuckDB alone.
 
 What counts is decided by the manifest at each query, as of the start of the query's transaction; so
-a catalogue, once written, stays right whatever is recorded or settled after. A store is also packed
-into one database with real tables, and nothing beside it.
+a catalogue, once written, stays right whatever is recorded or settled after; :mod:`template` makes
+the file. A store is also packed into one database with real tables, and nothing beside it.
 """
 
 import contextlib
-import hashlib
-import logging
 import os
-import secrets
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreError
-from lightning_otel.store.files import put_file, write_private
-from lightning_otel.store.layout import EMPTY_DATA, EMPTY_LIVE, Layout
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.manifest import FURTHEST_AHEAD_US
 from lightning_otel.store.schema import COLUMNS, WIDE_COLUMNS
 from lightning_otel.store.snapshot import (
@@ -26,21 +22,15 @@ from lightning_otel.store.snapshot import (
     IS_SPAN,
     NO_COLUMNS,
     SEGMENT_COLUMNS,
-    empty_file_sql,
     ndjson_sql,
     union_sql,
 )
-from lightning_otel.store.sql import new_connection, quote_glob, quote_text
+from lightning_otel.store.sql import quote_text
 from lightning_otel.store.views import DERIVED, NAMES, alive_macro_sql, create_views
 
 if TYPE_CHECKING:
-    import duckdb
-
     from lightning_otel.store.reader import Reader
 
-log = logging.getLogger(__name__)
-
-STAMP: Final = "catalogue.stamp"
 _NO_SPANS: Final = f"CREATE OR REPLACE VIEW spans AS SELECT {NO_COLUMNS}"
 MANIFEST_COLUMNS: Final = {
     "kind": "VARCHAR",
@@ -52,34 +42,6 @@ MANIFEST_COLUMNS: Final = {
     "size_bytes": "BIGINT",
     "damaged": "BIGINT",
 }
-
-
-def ensure_catalogue(layout: Layout) -> None:
-    """Make ``X.duckdb`` and the files without rows, unless they stand there and are up to date.
-
-    Where they cannot be made, as on a disk one may only read, what is there is read without them.
-    """
-    import duckdb
-
-    with contextlib.suppress(OSError):
-        if not (layout.live / EMPTY_LIVE).exists():  # somebody emptied the folder, or removed it
-            layout.make_folders()
-    statements = catalogue_statements(layout)
-    text = hashlib.sha256("\n".join(statements).encode()).hexdigest()
-    empty = layout.data / EMPTY_DATA
-    if _read_stamp(layout) == f"{text} {_file_state(layout.catalogue)} {_file_state(empty)}":
-        return
-    try:
-        with new_connection() as con:
-            made = _new_path(layout, EMPTY_DATA)
-            con.execute(empty_file_sql(made))  # anew: it names every column of this schema
-            put_file(made, empty)
-            _write_catalogue(con, layout, statements)
-        made = _new_path(layout, STAMP)
-        write_private(made, f"{text} {_file_state(layout.catalogue)} {_file_state(empty)}".encode())
-        put_file(made, layout.root / STAMP)
-    except (OSError, duckdb.Error):
-        log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
 
 
 def find_catalogue_fault(layout: Layout) -> str:
@@ -95,29 +57,35 @@ def find_catalogue_fault(layout: Layout) -> str:
 
 
 def catalogue_statements(
-    layout: Layout, excluded: Collection[str] = (), alive: Collection[str] | None = None
+    folder: str,
+    manifest_name: str = "manifest.ndjson",
+    excluded: Collection[str] = (),
+    alive: Collection[str] | None = None,
 ) -> list[str]:
     """Return ``CREATE VIEW`` of every view, for connections that stay open.
 
-    Excluded files and segments are not opened; by default each process with a segment that nobody
-    settled is alive.
+    Args:
+        folder: The store's folder as a SQL expression, which DuckDB reads as a pattern.
+        manifest_name: The name of its manifest.
+        excluded: Names of damaged files and segments, which are not opened.
+        alive: The processes that may still end what they began; by default each one with a segment
+            that nobody settled.
     """
-    macro = _unsettled_sql(layout) if alive is None else alive_macro_sql(alive)
-    spans = f"CREATE OR REPLACE VIEW spans AS {_spans_sql(layout, excluded)}"
+    manifest = ndjson_sql(f"{folder} || {quote_text(f'/{manifest_name}')}", MANIFEST_COLUMNS)
+    macro = _unsettled_sql(folder, manifest) if alive is None else alive_macro_sql(alive)
+    spans = f"CREATE OR REPLACE VIEW spans AS {_spans_sql(folder, manifest, excluded)}"
     # Each of the others looks up ``spans`` many times, and this one every segment.
     return [_NO_SPANS, macro, *DERIVED.values(), spans]
 
 
-def _spans_sql(layout: Layout, excluded: Collection[str]) -> str:
+def _spans_sql(folder: str, manifest: str, excluded: Collection[str]) -> str:
     """SELECT every span once, an unended one with an empty ``end_ns``.
 
     The manifest is read where it is needed, not materialized: with that, DuckDB 2.0 reads every
     column of every file for a mere count.
     """
-    manifest = ndjson_sql(quote_text(str(layout.find_manifest()[0])), MANIFEST_COLUMNS)
-    files = f"read_parquet({quote_glob(layout.data, '*.parquet')}, filename=true)"
     damaged = [name for name in excluded if name.endswith(".parquet")]
-    segments = ndjson_sql(quote_glob(layout.live, "*.ndjson"), SEGMENT_COLUMNS)
+    segments = ndjson_sql(f"{folder} || '/live/*.ndjson'", SEGMENT_COLUMNS)
     columns = ", ".join(COLUMNS)
     return f"""
 WITH manifest AS NOT MATERIALIZED (
@@ -126,7 +94,8 @@ WITH manifest AS NOT MATERIALIZED (
     AND (dropped_us IS NULL OR {_is_ahead("dropped_us")})
 ),
 settled AS NOT MATERIALIZED (
-  SELECT {columns} FROM {files} WHERE {_is_in_none_of(damaged)}
+  SELECT {columns} FROM read_parquet({folder} || '/data/*.parquet', filename=true)
+  WHERE {_is_in_none_of(damaged)}
     AND parse_filename(filename) IN (SELECT name FROM manifest WHERE kind = 'file')
 ),
 live AS NOT MATERIALIZED (
@@ -149,59 +118,18 @@ def _is_ahead(time_us: str) -> str:
     return f"({time_us} - epoch_us(now()) BETWEEN 1 AND {FURTHEST_AHEAD_US})"
 
 
-def _unsettled_sql(layout: Layout) -> str:
+def _unsettled_sql(folder: str, manifest: str) -> str:
     """Take a process for alive that has a segment nobody settled: as near as SQL comes to locks."""
-    manifest = ndjson_sql(quote_text(str(layout.find_manifest()[0])), MANIFEST_COLUMNS)
     return rf"""CREATE OR REPLACE MACRO is_alive(process) AS process IN (
   SELECT regexp_extract(parse_filename(file), '^(.+)-[0-9]+\.ndjson$', 1)
-  FROM glob({quote_glob(layout.live, "*.ndjson")})
+  FROM glob({folder} || '/live/*.ndjson')
   WHERE parse_filename(file) NOT IN (SELECT name FROM {manifest} WHERE kind = 'segment'))"""
-
-
-def _file_state(path: Path) -> str:
-    """Size and time of change, which tell whether somebody else wrote into it or damaged it."""
-    try:
-        found = path.stat()
-    except OSError:
-        return "missing"
-    return f"{found.st_size} {found.st_mtime_ns}"
-
-
-def _read_stamp(layout: Layout) -> str:
-    """Return what the catalogue was written for, and how it looked then."""
-    try:
-        return (layout.root / STAMP).read_text()
-    except OSError:
-        return ""
-
-
-def _write_catalogue(
-    con: "duckdb.DuckDBPyConnection", layout: Layout, statements: Iterable[str]
-) -> None:
-    """Put ``X.duckdb`` there by rename: a reader of the old one is not disturbed."""
-    made = _new_path(layout, "catalogue.duckdb")
-    with _database_folder(made) as folder:
-        path = Path(folder) / made.name
-        # In a format that older DuckDB shells read too.
-        con.execute(f"ATTACH {quote_text(str(path))} AS catalogue (STORAGE_VERSION 'v1.4.0')")
-        con.execute("USE catalogue")
-        for statement in statements:
-            con.execute(statement)
-        con.execute("USE memory")
-        con.execute("DETACH catalogue")
-        shutil.move(path, made)
-    put_file(made, layout.catalogue)
 
 
 def _database_folder(path: Path) -> contextlib.AbstractContextManager[str | Path]:
     """Return where to make a database: DuckDB writes none to a path with a question mark."""
     is_writable = "?" not in str(path)
     return contextlib.nullcontext(path.parent) if is_writable else tempfile.TemporaryDirectory()
-
-
-def _new_path(layout: Layout, name: str) -> Path:
-    """Return a path of one's own for a file being made: others may be at it too."""
-    return layout.new / f"{os.getpid()}-{secrets.token_hex(4)}-{name}"
 
 
 def pack(con: "Reader", path: str | os.PathLike[str]) -> int:

@@ -6,6 +6,7 @@ Nothing in here imports DuckDB: the traced process uses it.
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,11 @@ def list_names(folder: Path, *, are_files: bool = True) -> set[str]:
         return {
             entry.name for entry in entries if entry.is_file(follow_symlinks=False) is are_files
         }
+
+
+def escape_glob(path: Path) -> str:
+    """Return the pattern that matches a path and nothing else."""
+    return re.sub(r"[*?\[]", r"[\g<0>]", str(path))
 
 
 @contextlib.contextmanager

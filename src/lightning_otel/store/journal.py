@@ -19,6 +19,7 @@ from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import format_control_line
 from lightning_otel.store.pace import DiskPace
 from lightning_otel.store.segment import NO_ROOM, Segment, read_boot_id
+from lightning_otel.store.template import add_catalogue
 
 log = logging.getLogger(__name__)
 
@@ -367,6 +368,7 @@ class Journal:
             return Segment(self.layout, self.process, self._next_number(), self._pace, lines)
         except FileNotFoundError:
             self.layout.make_folders()  # somebody removed the store
+            add_catalogue(self.layout)
             return Segment(self.layout, self.process, self._next_number(), self._pace, lines)
 
     def _rotate_segment(self) -> None:

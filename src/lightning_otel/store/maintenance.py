@@ -44,12 +44,12 @@ class Maintainer:
         # Not before there is work: a program under ``run`` waits for its parent's imports.
         import duckdb
 
-        from lightning_otel.store.catalogue import ensure_catalogue
         from lightning_otel.store.compact import compact_if_needed
         from lightning_otel.store.damage import translate_errors
         from lightning_otel.store.removal import close_own_segment
         from lightning_otel.store.segment import is_rotation_requested
         from lightning_otel.store.settle import SettleResult, list_sealed, settle
+        from lightning_otel.store.template import ensure_catalogue
 
         done, layout = SettleResult(), self._layout
         try:

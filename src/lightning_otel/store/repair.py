@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Final
 
-from lightning_otel.store.catalogue import STAMP, ensure_catalogue
 from lightning_otel.store.damage import (
     list_missing_files,
     list_readable_files,
@@ -25,6 +24,7 @@ from lightning_otel.store.recovery import restore_manifest
 from lightning_otel.store.rewrite import Rewrite, TooWideError
 from lightning_otel.store.settle import wait_until_visible
 from lightning_otel.store.snapshot import list_nearby_files, rows_sql, same_span_sql
+from lightning_otel.store.template import STAMP, ensure_catalogue
 
 _HAS_IDS: Final = (
     "regexp_full_match(f.trace_id || f.span_id, '[0-9a-f]+') AND f.start_ns IS NOT NULL"

@@ -239,8 +239,3 @@ def rows_sql(layout: Layout, files: Sequence[DataFile], folder: Path | None = No
         f"(SELECT {', '.join(COLUMNS)}, filename, file_row_number "
         f"FROM read_parquet({paths}, filename=true, file_row_number=true))"
     )
-
-
-def empty_file_sql(path: Path) -> str:
-    """Return the statement that writes a data file without rows, for globs to match."""
-    return f"COPY (SELECT {NO_COLUMNS} LIMIT 0) TO {quote_text(str(path))} (FORMAT parquet)"

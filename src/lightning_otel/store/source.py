@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_otel.store.attempt_rewards import LAST_REWARD
-from lightning_otel.store.catalogue import catalogue_statements, ensure_catalogue
+from lightning_otel.store.catalogue import catalogue_statements
 from lightning_otel.store.damage import exclude_damage
 from lightning_otel.store.digest import DIGEST, digest_sql
+from lightning_otel.store.files import escape_glob
 from lightning_otel.store.layout import MEMORY, WORTHWHILE_SEGMENTS, Layout, now_us
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.reader import Moment, Reader
@@ -25,8 +26,9 @@ from lightning_otel.store.snapshot import (
     same_span_sql,
     segments_sql,
 )
-from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths
+from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths, quote_text
 from lightning_otel.store.table import Query
+from lightning_otel.store.template import ensure_catalogue
 from lightning_otel.store.views import IS_ANNOTATION, NAMES, NARROW, create_views, list_views
 from lightning_otel.store.writer import SpanWriter, writer_for, writers_by_catalogue
 from lightning_otel.types import Span
@@ -245,7 +247,8 @@ def open_live_connection(layout: Layout) -> "duckdb.DuckDBPyConnection":
     def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
         settled = layout.read_manifest().settled_by(now_us())
         excluded = settled | snapshot.excluded
-        for statement in catalogue_statements(layout, excluded, snapshot.alive):
+        folder, manifest = quote_text(escape_glob(layout.root)), layout.find_manifest()[0]
+        for statement in catalogue_statements(folder, manifest.name, excluded, snapshot.alive):
             con.execute(statement)
 
     prepare(layout)

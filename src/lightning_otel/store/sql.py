@@ -22,12 +22,6 @@ def quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def quote_glob(folder: Path, pattern: str) -> str:
-    """Return a SQL string literal for the files of a folder, whose own name is no pattern."""
-    name = re.sub(r"[*?\[]", r"[\g<0>]", str(folder))
-    return quote_text(f"{name}/{pattern}")
-
-
 CALL_OPERATIONS: Final = ", ".join(map(quote_text, sorted(c.CALL_OPERATIONS)))
 """Operations of model calls, as a SQL list without its parentheses."""
 GENERATIVE_OPERATIONS: Final = ", ".join(map(quote_text, sorted(c.GENERATIVE_OPERATIONS)))

@@ -33,6 +33,7 @@ from lightning_otel.store.lines import (
     read_records,
 )
 from lightning_otel.store.schema import Record, build_record, build_span
+from lightning_otel.store.template import add_catalogue
 from lightning_otel.store.transforms import (
     Transform,
     add_named_transforms,
@@ -290,6 +291,7 @@ def writer_for(layout: Layout) -> SpanWriter:
         writer = writers_by_catalogue.get(layout.catalogue)
         if writer is None:
             layout.create()
+            add_catalogue(layout)
             add_named_transforms(config.TRANSFORMS.read())
             writer = writers_by_catalogue.setdefault(layout.catalogue, SpanWriter(layout))
         return writer
@@ -306,19 +308,10 @@ def flush_all() -> bool:
     return all(done)
 
 
-def seal_all() -> list[Layout]:
-    """Close every segment of this process, as it is about to end; return the stores written to.
-
-    Those whose disk hangs are not among them.
-    """
-    writers = list(writers_by_catalogue.values())
-    for writer in writers:
+def seal_all() -> None:
+    """Close every segment of this process, as it is about to end."""
+    for writer in list(writers_by_catalogue.values()):
         writer.seal()
-    return [
-        writer.layout
-        for writer in writers
-        if writer.paths and writer.layout is not None and not writer.is_hanging
-    ]
 
 
 def _forget_all() -> None:

@@ -1,0 +1,134 @@
+"""The file ``X.duckdb``: a template that ships, with the place of the store written into it.
+
+So any DuckDB opens a store from its first span on, and the traced process needs no engine to make
+the file. ``.ci/template.py`` makes the template: a database without tables, whose views name their
+files by the macro ``store_folder()``. Its text is the one place that differs between stores.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import secrets
+import struct
+import zlib
+from pathlib import Path
+from typing import Final
+
+from lightning_otel.store.files import escape_glob, put_file, write_private
+from lightning_otel.store.layout import EMPTY_DATA, EMPTY_LIVE, Layout
+
+log = logging.getLogger(__name__)
+
+STAMP: Final = "catalogue.stamp"
+TEMPLATE: Final = Path(__file__).with_name("catalogue.template")
+"""A line with a hash of the statements that made it, and the packed database."""
+EMPTY_FILE: Final = Path(__file__).with_name("empty.parquet")
+"""A data file without rows, which names every column: DuckDB reads no pattern without a match."""
+FOLDER_BYTES: Final = 4096
+"""Room for the store's folder: no longer path can be opened."""
+MARK: Final = b"\x7f"
+"""Fills that room in the template."""
+ROOM: Final = re.compile(MARK + b"{2,}")
+"""The parts of the room, as DuckDB splits texts; nothing else in the template matches."""
+BLOCK_BYTES: Final = 16384
+_HEADER_BYTES: Final = 3 * 4096
+_CHECKSUM: Final = struct.Struct("<Q")
+
+
+def add_catalogue(layout: Layout) -> None:
+    """Make ``X.duckdb`` where none stands, as the traced process does."""
+    if not os.path.exists(layout.catalogue):
+        ensure_catalogue(layout)
+
+
+def ensure_catalogue(layout: Layout) -> None:
+    """Make ``X.duckdb`` and the files without rows, unless they stand there and are up to date.
+
+    Where they cannot be made, as on a disk one may only read, what is there is read without them.
+    """
+    with contextlib.suppress(OSError):
+        if not (layout.live / EMPTY_LIVE).exists():  # somebody emptied the folder, or removed it
+            layout.make_folders()
+    try:
+        if _read_stamp(layout) != _current_stamp(layout):
+            _put_content(layout, layout.data / EMPTY_DATA, EMPTY_FILE.read_bytes())
+            _put_content(layout, layout.catalogue, _build_catalogue(layout.root))
+            _put_content(layout, layout.root / STAMP, _current_stamp(layout))
+    except (OSError, ValueError):
+        log.debug("%s has no catalogue, or an old one", layout.root, exc_info=True)
+
+
+def _current_stamp(layout: Layout) -> bytes:
+    """Return what the catalogue is to be made of, and how the files look now."""
+    version, _ = _read_template()
+    states = f"{_file_state(layout.catalogue)} {_file_state(layout.data / EMPTY_DATA)}"
+    return b"%b %b %b" % (version, states.encode(), os.fsencode(layout.root))
+
+
+def _file_state(path: Path) -> str:
+    """Size and time of change, which tell whether somebody else wrote into it or damaged it."""
+    try:
+        status = path.stat()
+    except OSError:
+        return "missing"
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _read_stamp(layout: Layout) -> bytes:
+    """Return what the catalogue was made of, and how the files looked then."""
+    try:
+        return (layout.root / STAMP).read_bytes()
+    except OSError:
+        return b""
+
+
+def _put_content(layout: Layout, final: Path, content: bytes) -> None:
+    """Put a file there by rename: a reader of the old one is not disturbed."""
+    draft = layout.new / f"{os.getpid()}-{secrets.token_hex(4)}-{final.name}"
+    write_private(draft, content)
+    try:
+        put_file(draft, final)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@functools.cache
+def _read_template() -> tuple[bytes, bytes]:
+    version, _, database = TEMPLATE.read_bytes().partition(b"\n")
+    return version, database
+
+
+def _build_catalogue(folder: Path) -> bytes:
+    """Return the template with a store's folder in it, and the checksums that DuckDB verifies.
+
+    Raises:
+        ValueError: DuckDB cannot open the path.
+    """
+    room = escape_glob(folder).encode().ljust(FOLDER_BYTES)  # ``store_folder()`` trims it
+    if len(room) > FOLDER_BYTES:
+        raise ValueError(f"{folder} is longer than {FOLDER_BYTES:,} bytes")
+    template = zlib.decompress(_read_template()[1])
+    database, offset, blocks = bytearray(template), 0, set()
+    for part in ROOM.finditer(template):
+        start, end = part.span()
+        database[start:end] = room[offset : offset + end - start]
+        offset += end - start
+        blocks.add((start - _HEADER_BYTES) // BLOCK_BYTES)
+    for block in blocks:
+        start = _HEADER_BYTES + block * BLOCK_BYTES
+        content = database[start + _CHECKSUM.size : start + BLOCK_BYTES]
+        _CHECKSUM.pack_into(database, start, _sum_words(content))
+    return bytes(database)
+
+
+def _sum_words(content: bytes | bytearray) -> int:
+    """Return DuckDB's checksum of a block.
+
+    Source: ``src/common/checksum.cpp`` of DuckDB.
+    """
+    total = 5381
+    for (word,) in _CHECKSUM.iter_unpack(content):
+        total ^= word * 0xBF58476D1CE4E5B9
+    return total & 0xFFFFFFFFFFFFFFFF
