@@ -4,6 +4,7 @@ A folder can be named for it to be put elsewhere.
 """
 
 import hashlib
+import re
 import sys
 import tempfile
 import zlib
@@ -42,7 +43,7 @@ def make_template(target: Path) -> None:
         con.execute("USE memory")
         con.execute("DETACH catalogue")
         content = database.read_bytes()
-        if sum(map(len, template.ROOM.findall(content))) != template.FOLDER_BYTES:
+        if sum(map(len, re.findall(template.ROOM, content))) != template.FOLDER_BYTES:
             raise SystemExit(f"{template.MARK!r} stands elsewhere, too: choose another MARK")
         version = hashlib.sha256("\n".join(statements).encode()).hexdigest().encode()
         packed = zlib.compress(content, 9)

@@ -10,7 +10,6 @@ import functools
 import logging
 import os
 import re
-import secrets
 import struct
 import zlib
 from pathlib import Path
@@ -30,8 +29,8 @@ FOLDER_BYTES: Final = 4096
 """Room for the store's folder: no longer path can be opened."""
 MARK: Final = b"\x7f"
 """Fills that room in the template."""
-ROOM: Final = re.compile(MARK + b"{2,}")
-"""The parts of the room, as DuckDB splits texts; nothing else in the template matches."""
+ROOM: Final = MARK + b"{2,}"
+"""Matches the parts of the room, as DuckDB splits texts; nothing else in the template matches."""
 BLOCK_BYTES: Final = 16384
 _HEADER_BYTES: Final = 3 * 4096
 _CHECKSUM: Final = struct.Struct("<Q")
@@ -86,7 +85,7 @@ def _read_stamp(layout: Layout) -> bytes:
 
 def _put_content(layout: Layout, final: Path, content: bytes) -> None:
     """Put a file there by rename: a reader of the old one is not disturbed."""
-    draft = layout.new / f"{os.getpid()}-{secrets.token_hex(4)}-{final.name}"
+    draft = layout.new / f"{os.getpid()}-{os.urandom(4).hex()}-{final.name}"
     write_private(draft, content)
     try:
         put_file(draft, final)
@@ -111,7 +110,7 @@ def _build_catalogue(folder: Path) -> bytes:
         raise ValueError(f"{folder} is longer than {FOLDER_BYTES:,} bytes")
     template = zlib.decompress(_read_template()[1])
     database, offset, blocks = bytearray(template), 0, set()
-    for part in ROOM.finditer(template):
+    for part in re.finditer(ROOM, template):
         start, end = part.span()
         database[start:end] = room[offset : offset + end - start]
         offset += end - start
