@@ -225,7 +225,8 @@ def replace_files(
 
 def wait_until_visible(layout: Layout) -> None:
     """Wait until the last commit counts for every reader that starts now."""
-    newest_us = max((file.added_us for file in layout.read_manifest().live_files), default=0)
+    files = layout.read_manifest().files
+    newest_us = max((max(file.added_us, file.dropped_us or 0) for file in files), default=0)
     while 0 <= (left_us := newest_us - now_us()) <= FURTHEST_AHEAD_US:
         time.sleep(left_us / 1e6 + 0.001)
 
