@@ -6,6 +6,7 @@ Each series ends with its first verdict: python benchmarks/verdicts.py [--quick]
 import argparse
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -150,69 +151,205 @@ def _half(_: float) -> float:
     return 0.5
 
 
-TRAFFIC: Final[Mapping[str, tuple[Traffic, int, tuple[float, float]]]] = {
-    "half": (_by_rollout(_half, lambda rng, _, gain: _coin(0.5)(rng, gain)), 2000, (0, 1)),
-    "ramped share, easier tasks": (_by_rollout(_ramp, _easier), 2000, (0, 1)),
+TRAFFIC: Final[Mapping[str, tuple[Traffic, tuple[float, float]]]] = {
+    "half": (_by_rollout(_half, lambda rng, _, gain: _coin(0.5)(rng, gain)), (0, 1)),
+    "ramped share, easier tasks": (_by_rollout(_ramp, _easier), (0, 1)),
     "ramped, easier at once": (
-        _by_rollout(lambda time: 0.1 if time < 0.5 else 0.5, _easier_at_once), 2000, (0, 1),
+        _by_rollout(lambda time: 0.1 if time < 0.5 else 0.5, _easier_at_once), (0, 1),
     ),
-    "sticky users": (_by_key(lambda rng, _: str(rng.randrange(40)), lambda _: 0.3), 300, (0, 1)),
+    "sticky users": (_by_key(lambda rng, _: str(rng.randrange(40)), lambda _: 0.3), (0, 1)),
     "sticky users, ramped": (
-        _by_key(lambda rng, n: str(rng.randrange(20 + n // 8)), _ramp), 300, (0, 1),
+        _by_key(lambda rng, n: str(rng.randrange(20 + n // 8)), _ramp), (0, 1),
     ),
-    "version per group of 8": (_by_key(lambda _, n: str(n // 8), _half), 400, (0, 1)),
-    "version per group of 4": (_by_key(lambda _, n: str(n // 4), _half), 300, (0, 1)),
-    "rare penalties, stated": (_either(1.0, -50.0, 0.02), 2000, (-50, 1)),
-    "rare jackpots, stated": (_either(0.0, 100.0, 0.01), 2000, (0, 100)),
-    "20 recurring tasks": (_recurring(20, _half, 0.0), 2000, (0, 1)),
-    "20 recurring, ramped, easier": (_recurring(20, _ramp, 0.6), 2000, (0, 1)),
+    "version per group of 8": (_by_key(lambda _, n: str(n // 8), _half), (0, 1)),
+    "version per group of 4": (_by_key(lambda _, n: str(n // 4), _half), (0, 1)),
+    "rare penalties, stated": (_either(1.0, -50.0, 0.02), (-50, 1)),
+    "rare jackpots, stated": (_either(0.0, 100.0, 0.01), (0, 100)),
+    "20 recurring tasks": (_recurring(20, _half, 0.0), (0, 1)),
+    "20 recurring, ramped, easier": (_recurring(20, _ramp, 0.6), (0, 1)),
 }  # fmt: skip
-"""Traffic, the rollouts of a series, and the range of rewards."""
+"""Traffic, and the range of its rewards."""
+ROLLOUTS: Final = 2000
 
 
-def judge(kind: str, gain: float, *, series: int, rollouts: int | None = None) -> Verdicts:
-    draw, count, (low, high) = TRAFFIC[kind]
+def judge(kind: str, gain: float, *, series: int, rollouts: int = ROLLOUTS) -> Verdicts:
+    draw, (low, high) = TRAFFIC[kind]
     ends: list[tuple[int, int]] = []
     for number in range(series):
-        units = list(draw(random.Random(f"{kind}/{gain}/{number}"), rollouts or count, gain))
-        first_b = [unit.is_b for unit in units].index(True) if any(u.is_b for u in units) else 0
-        units = units[first_b:]  # as compare() does, from where both were in use
-        if "recurring" in kind:
-            ends.append(_first_verdict(_judge_tasks(units)))
-        elif len({unit.key for unit in units}) < len(units):
-            ends.append(_first_verdict(_judge_keys(units)))
-        else:  # what was compared once stays so
-            verdict, gains = decide(neighbours.compare_neighbours(units), high - low)
-            ends.append(
-                (verdict, round(gains / len(neighbours.compare_neighbours(units)) * len(units)))
-            )
+        units = list(draw(random.Random(f"{kind}/{gain}/{number}"), rollouts, gain))
+        looks = judge_looks(units, high - low, are_tasks="recurring" in kind)
+        ends.append(_first_verdict(iter(looks)))
     return _sum_up(ends)
 
 
-def _judge_tasks(units: Sequence[Unit]) -> Iterator[int]:
-    tasks: dict[str, list[Unit]] = {}
-    capital: dict[str, np.ndarray] = {}
-    total = np.zeros((2, len(evidence.BETS)))
-    for unit in units:
-        rows = tasks.setdefault(unit.key, [])
+class _Evidence:
+    """Differences that come, and maybe go, as rollouts come in, and the verdict after each."""
+
+    def __init__(self) -> None:
+        self.looks: list[int] = []
+        self.signs: list[int] = []
+        self.gains: list[Difference] = []
+
+    def note(self, look: int, sign: int, gains: Sequence[Difference]) -> None:
+        self.looks.extend([look] * len(gains))
+        self.signs.extend([sign] * len(gains))
+        self.gains.extend(gains)
+
+    def judge(self, looks: int, width: float) -> np.ndarray:
+        if not self.gains:
+            return np.zeros(looks, int)
+        growth = (_log_growth(self.gains, width) * self.signs).cumsum(axis=2)
+        above, below = _is_decided(growth)
+        last = np.searchsorted(self.looks, np.arange(looks), side="right")
+        return np.concatenate([[0], above.astype(int) - below])[last]
+
+
+class _Neighbours(_Evidence):
+    """``compare_neighbours``; where it has no pair, its one difference decides nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairing = neighbours.Neighbours()
+
+    def add(self, look: int, unit: Unit) -> None:
+        if (gain := self.pairing.add(unit)) is not None:
+            self.note(look, 1, [gain])
+
+
+class _Means(_Evidence):
+    """The same of ``join_units``, while each key has one version: means of keys move."""
+
+    def __init__(self, keys: int) -> None:
+        super().__init__()
+        self.pairing = neighbours.Neighbours()
+        self.shares = np.identity(keys)  # of the mean of each key in a difference
+        self.places: dict[str, int] = {}
+        self.totals, self.counts = np.zeros(keys), np.zeros(keys)
+        self.current: list[Difference] = []
+        self.holders: dict[int, tuple[int, float]] = {}  # of a key: its difference, its share
+
+    def add(self, look: int, unit: Unit) -> None:
+        is_new = unit.key not in self.places
+        place = self.places.setdefault(unit.key, len(self.places))
+        before = self.totals[place] / max(1, self.counts[place])
+        self.totals[place] += unit.reward
+        self.counts[place] += 1
+        gain = self.pairing.add(unit._replace(reward=self.shares[place])) if is_new else None
+        if gain is not None:
+            self.holders |= {k: (len(self.current), gain.value[k]) for k in gain.value.nonzero()[0]}
+            value = gain.value @ (self.totals / np.maximum(1, self.counts))
+            self.current.append(Difference(value, gain.weight))
+            self.note(look, 1, self.current[-1:])
+        elif place in self.holders:
+            number, share = self.holders[place]
+            old = self.current[number]
+            mean = self.totals[place] / self.counts[place]
+            self.current[number] = old._replace(value=old.value + share * (mean - before))
+            self.note(look, -1, [old])
+            self.note(look, 1, [self.current[number]])
+
+
+class _Tasks(_Evidence):
+    """``compare_task`` of all tasks done with both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[str, list[Unit]] = {}
+        self.pairs: dict[str, _Neighbours] = {}
+        self.current: dict[str, list[Difference]] = {}
+        self.changes: Counter[str] = Counter()
+        self.counts, self.paired = [0, 0], [0, 0]  # rollouts of each version
+
+    @property
+    def are_most(self) -> bool:
+        rarer = self.counts[0] >= self.counts[1]
+        return 2 * self.paired[rarer] >= self.counts[rarer]
+
+    def add(self, look: int, unit: Unit) -> None:
+        rows = self.rows.setdefault(unit.key, [])
+        was_paired = self.changes[unit.key] > 0
+        self.changes[unit.key] += bool(rows) and rows[-1].is_b != unit.is_b
         rows.append(unit)
-        if len({row.is_b for row in rows}) == 2:
-            logs = _log_growth(neighbours.compare_task(rows)).sum(axis=2)
-            total += logs - capital.get(unit.key, 0.0)
-            capital[unit.key] = logs
-        above, below = _is_decided(total)
-        yield int(above) - int(below)
+        self.counts[unit.is_b] += 1
+        for row in [unit] if was_paired else rows if self.changes[unit.key] else []:
+            self.paired[row.is_b] += 1
+        gains = self.pairs.setdefault(unit.key, _Neighbours())
+        gains.add(look, unit)
+        if not self.changes[unit.key]:
+            return
+        if self.changes[unit.key] == 1 or not gains.gains:
+            self._replace(look, unit.key, neighbours.compare_task(rows))
+        elif self.current[unit.key] is not gains.gains:
+            self._replace(look, unit.key, gains.gains)
+        elif gains.looks[-1] == look:
+            self.note(look, 1, gains.gains[-1:])
+
+    def _replace(self, look: int, key: str, gains: list[Difference]) -> None:
+        self.note(look, -1, self.current.get(key, []))
+        self.note(look, 1, gains)
+        self.current[key] = gains
 
 
-def _judge_keys(units: Sequence[Unit]) -> Iterator[int]:
-    for count in range(1, len(units) + 1):
-        known = units[:count]
-        if len({unit.is_b for unit in known}) < 2:
-            yield 0
-            continue
-        rows = known if not neighbours.is_sticky(known) else neighbours.join_units(known)
-        above, below = _is_decided(_log_growth(neighbours.compare_neighbours(rows)).sum(axis=2))
-        yield int(above) - int(below)
+class _Draws:
+    """``is_sticky`` and ``join_units``: what versions were drawn by."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, bool] = {}
+        self.of_one = ({}, {})  # keys with one version, by it
+        self.changes = [0, 0]
+        self.count = self.of_b = self.repeats = 0
+        self.is_mixed = False
+
+    def add(self, unit: Unit) -> bool:
+        """Return whether it is the first of its key."""
+        key, is_b, _ = unit
+        is_first = key not in self.last
+        self.count += 1
+        self.of_b += is_b
+        if is_first:
+            self.of_one[is_b][key] = True
+        else:
+            self.repeats += 1
+            self.changes[is_b] += self.last[key] != is_b
+            self.is_mixed |= self.of_one[not is_b].pop(key, False)
+        self.last[key] = is_b
+        return is_first
+
+    @property
+    def is_sticky(self) -> bool:
+        share = self.of_b / self.count
+        limit = neighbours.STICKY * share * (1 - share) * self.repeats
+        return self.repeats > 0 and all(self.of_one) and min(self.changes) <= limit
+
+
+def judge_looks(units: Sequence[Unit], width: float, *, are_tasks: bool) -> np.ndarray:
+    """Return what ``compare_versions`` says after each rollout: 1 better, -1 worse, 0 neither.
+
+    Keys are users, whose tasks come once; or tasks. Made look by look, it takes hours.
+    """
+    versions = [unit.is_b for unit in units]
+    if len(set(versions)) < 2:
+        return np.zeros(len(units), int)
+    start = max(versions.index(False), versions.index(True))  # both are in use
+    draws = _Draws()
+    ways = _Neighbours(), _Neighbours(), _Means(len({unit.key for unit in units})), _Tasks()
+    plain, firsts, means, tasks = ways
+    choices = np.zeros(len(units), int)
+    for look, unit in enumerate(units):
+        if are_tasks:
+            tasks.add(look, unit)
+        if look >= start:
+            is_first = draws.add(unit)
+            plain.add(look, unit)
+            means.add(look, unit)
+            if is_first:
+                firsts.add(look, unit)
+            if draws.is_sticky:
+                choices[look] = 1 if draws.is_mixed else 2
+            elif are_tasks and tasks.are_most:
+                choices[look] = 3
+    verdicts = np.stack([way.judge(len(units), width) for way in ways])
+    return verdicts[choices, np.arange(len(units))]
 
 
 def fixed_tasks(gain: float, share: float = 0.5, power: float = 0.8) -> float:
@@ -241,7 +378,7 @@ def main(options: argparse.Namespace) -> None:
     gains = ("half", "20 recurring tasks")
     for kind, gain in [*((kind, 0.0) for kind in TRAFFIC), *((kind, 0.1) for kind in gains)]:
         harness.say(f"{kind} {gain:+.2f}")
-        note(kind, gain, TRAFFIC[kind][1], judge(kind, gain, series=series))
+        note(kind, gain, ROLLOUTS, judge(kind, gain, series=series))
     head = ["rewards", "difference", "series, tasks or rollouts", "better", "worse", "median"]
     harness.table("Verdicts, with a look after every task or rollout", head, rows)
     print(f"\nA fixed test takes {fixed_tasks(0.1):.0f} tasks: {fixed:.2f} ×")

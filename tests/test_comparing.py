@@ -1,6 +1,7 @@
 """Comparisons of versions: paired by task, with an interval, refused where nothing is known."""
 
 import contextlib
+import random
 import runpy
 from pathlib import Path
 
@@ -207,9 +208,34 @@ def test_verdicts_hold_however_often_one_looks(kind: str) -> None:
 @pytest.mark.parametrize("kind", VERDICTS["TRAFFIC"])
 def test_verdicts_hold_in_traffic(kind: str) -> None:
     """Of series of equal versions, few are told apart, with a look after every rollout."""
-    told = VERDICTS["judge"](kind, 0.0, series=20, rollouts=300)
+    verdicts = VERDICTS["judge"](kind, 0.0, series=20)
 
-    assert told.better + told.worse <= 5  # by the guarantee beyond once in three thousand times
+    assert verdicts.better + verdicts.worse <= 5  # by the guarantee beyond once in 3,000 times
+
+
+@pytest.mark.parametrize(
+    "kind", ["half", "sticky users", "version per group of 4", "20 recurring, ramped, easier"]
+)
+def test_benchmark_says_at_each_look_what_the_comparison_says(
+    store: Store, traffic: Traffic, kind: str
+) -> None:
+    """It looks 4 million times at a kind of traffic, which takes sums kept from look to look."""
+    draw, reward_range = VERDICTS["TRAFFIC"][kind]
+    units = list(draw(random.Random(1), 192, 0.9))
+    is_task = "recurring" in kind
+    verdicts = VERDICTS["judge_looks"](units, 1.0, are_tasks=is_task)
+
+    compared = []
+    for count, unit in enumerate(units, 1):
+        task = unit.key if is_task else str(count)
+        session = unit.key if not is_task and kind != "half" else None
+        traffic.run(1 + unit.is_b, unit.reward, task, session=session)
+        if count % 24 == 0 and count > 48:
+            comparison = compare_versions("p", 1, 2, store, reward_range=reward_range)
+            compared.append(comparison.is_better - comparison.is_worse)
+
+    assert compared == list(verdicts[71::24])
+    assert compared[-1] == (kind != "sticky users")  # of 40 users at most 20 pairs
 
 
 def test_real_difference_takes_few_more_tasks_than_a_fixed_test() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-_STICKY: Final = 0.25
+STICKY: Final = 0.25
 """Changes back of a key's version, as a share of those by independent draws, up to which it sticks.
 Where a version sticks to a key, a share that is ramped up changes it once, and never back."""
 
@@ -39,24 +39,32 @@ class Difference(NamedTuple):
     weight: float = 1.0
 
 
-def compare_neighbours(units: Sequence[Unit]) -> list[Difference]:
-    """Return differences of units in order of time; a unit counts once, and each stays for ever.
+class Neighbours:
+    """Pairs units that come in order of time; a unit counts once, and each pair stays for ever.
 
-    Two neighbours of one version are a unit of the next level. No difference: that of the means.
+    Two neighbours of one version are a unit of the next level.
     """
-    differences: list[Difference] = []
-    waiting: dict[int, Unit] = {}
-    for unit in units:
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Unit] = {}
+
+    def add(self, unit: Unit) -> Difference | None:
+        """Return the difference that the unit completes, if it does."""
         level = 0
-        while (before := waiting.pop(level, None)) is not None:
+        while (before := self._waiting.pop(level, None)) is not None:
             if before.is_b != unit.is_b:
                 gain = unit.reward - before.reward
-                differences.append(Difference(gain if unit.is_b else -gain, 2.0**level))
-                break
+                return Difference(gain if unit.is_b else -gain, 2.0**level)
             unit = unit._replace(reward=(before.reward + unit.reward) / 2)
             level += 1
-        else:
-            waiting[level] = unit
+        self._waiting[level] = unit
+        return None
+
+
+def compare_neighbours(units: Sequence[Unit]) -> list[Difference]:
+    """Return the differences of units in order of time; if there is none, that of the means."""
+    neighbours = Neighbours()
+    differences = [gain for unit in units if (gain := neighbours.add(unit)) is not None]
     if differences:
         return differences
     of_a, of_b = ([unit.reward for unit in units if unit.is_b == side] for side in (False, True))
@@ -105,6 +113,6 @@ def is_sticky(units: Sequence[Unit]) -> bool:
         versions.append(unit.is_b)
     share = sum(unit.is_b for unit in units) / max(1, len(units))
     kinds = {frozenset(versions) for versions in members.values()}
-    limit = _STICKY * share * (1 - share) * repeats
+    limit = STICKY * share * (1 - share) * repeats
     # A session that a program uses for all it does has both, and says nothing.
     return repeats > 0 and len(kinds - {frozenset({False, True})}) == 2 and min(changes) <= limit
