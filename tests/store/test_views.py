@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -236,6 +237,31 @@ def test_calls_view_knows_the_calls(store: Store, source: str) -> None:
         ("chat", "toy-policy", f"chatcmpl-{number:024d}", *usage)
         for number, usage in enumerate(((38, 3), (46, 4), *streamed), 1)
     ]
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_calls_of_the_adapter_are_rows_of_the_view(store: Store, provider: str) -> None:
+    """Agent Lightning's proxy leaves the raw bodies of LiteLLM alone."""
+    raw = [span for span in recorded("litellm") if span.name.startswith("raw_")][:2]
+    for span in raw:
+        keys = {key.replace("llm.openai.", f"llm.{provider}."): key for key in span.attributes}
+        bare = {key: span.attributes[name] for key, name in keys.items()}
+        store.add([replace(span, attributes=bare, parent_span_id=None)])
+    steps = [(step.span_id, "chat", step.model, step.input_tokens) for step in store.transitions()]
+
+    calls = store.sql("SELECT span_id, operation, model, input_tokens FROM calls ORDER BY start_ns")
+
+    assert [tuple(row.values()) for row in calls] == steps
+
+
+def test_rollout_with_the_attributes_of_a_call_is_none(store: Store) -> None:
+    """LiteLLM's callback writes those of its calls on the span around them."""
+    with auto_trace(store=store):
+        trace.get_current_span().set_attributes({c.OPERATION: c.CHAT, c.RESPONSE_ID: "r1"})
+
+    assert store.report().calls == 0
+    assert store.sql("SELECT count(*) AS n FROM calls").rows() == [{"n": 0}]
+    assert store.sql("SELECT calls FROM rollouts").rows() == [{"calls": 0}]
 
 
 @pytest.mark.parametrize("source", ["current", "openinference", "openllmetry", "agentops"])

@@ -1,5 +1,7 @@
 """The base of algorithms, and the input and the result of a training step."""
 
+import difflib
+import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +23,22 @@ if TYPE_CHECKING:
 UPDATE: Final = "resource_update"
 TARGET: Final = "system_prompt"
 """The resource that a text is a version of, where a step returns no name for it."""
+
+
+def unknown_option(algorithm: type, name: str, others: Iterable[str], rest: str) -> ConfigError:
+    """Return the error for an option that is none: it names the nearest one, or the algorithm's.
+
+    Args:
+        algorithm: Its class.
+        name: The option.
+        others: Further options, which its constructor does not name.
+        rest: Where these are, in words.
+    """
+    parameters = inspect.signature(algorithm).parameters.values()
+    own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    near = difflib.get_close_matches(name, [*own, *others], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(own)}, and {rest}"
+    return ConfigError(f"{algorithm.__name__} has no option {name!r}; {hint}")
 
 
 class Batch(list[Trajectory]):

@@ -5,7 +5,6 @@ before it; a member says what its rows are and which trainer takes them. No loss
 """
 
 import copy
-import difflib
 import inspect
 import logging
 from abc import abstractmethod
@@ -19,7 +18,7 @@ from lightning_otel.adapter import Advantage
 from lightning_otel.adapter.advantages import Outcome, estimate_advantages, primary, stamp_steps
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.algorithms import models
-from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult
+from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, unknown_option
 from lightning_otel.algorithms.groups import count_reasons
 from lightning_otel.algorithms.run import Run
 from lightning_otel.dataset import formats
@@ -270,9 +269,7 @@ class GradientAlgorithm(BaseAlgorithm):
         known = inspect.signature(kind).parameters
         for name in self._settings:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                guess = f"did you mean {near[0]!r}?" if near else f"see trl.{self.config}"
-                raise ConfigError(f"{type(self).__name__} has no option {name!r}; {guess}")
+                raise unknown_option(type(self), name, known, f"those of trl.{self.config}")
         place = Path(self._context.run_dir) / "trainer" if self._context is not None else "trainer"
         given = {**_DEFAULTS, **models.precision_settings(), **self.defaults()}
         given |= copy.deepcopy(self._settings)

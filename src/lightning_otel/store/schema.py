@@ -88,6 +88,8 @@ def set_hot_columns(
     if not _TEXTS.issuperset(map(type, texts)):
         texts = list(map(text_or_none, texts))
     record["operation"], record["agent"], record["provider"], record["response_id"] = texts[:4]
+    if name == c.SPAN_ROLLOUT and texts[0] in c.CALL_OPERATIONS:
+        record["operation"] = None  # of a call within it, as the adapter's is_call says
     record["model"] = texts[4] or texts[5]
     record["rollout_id"], record["attempt_id"] = texts[6] or None, texts[7] or None
     sent, received, reward = map(known.get, _HOT_NUMBERS)

@@ -51,6 +51,10 @@ repeated AS MATERIALIZED (
       ON kept.trace_id = other.trace_id AND kept.parent_span_id = other.span_id
     WHERE kept.scope <> other.scope AND {_HAS_NO_ID}
     UNION ALL
+    SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN others AS kept
+      ON kept.trace_id = other.trace_id AND kept.span_id = other.parent_span_id
+    WHERE kept.scope = other.scope AND kept.response_id = other.response_id
+    UNION ALL
     SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN requests AS kept
       ON kept.rollout = other.rollout AND kept.scope = {quote_text(c.SCOPE)}
     WHERE {_HAS_NO_ID} AND {_OVERLAP}
@@ -61,9 +65,9 @@ repeated AS MATERIALIZED (
 )"""
 """Common table expressions over ``spans``: ``repeated`` holds the calls of others' instrumentors
 that stand for a request another record tells of, ``kept_id``: by its response id; because the one
-stands in the other; or because it overlaps one of ours that nothing else of that instrumentor
-stands for. The adapter's ``duplicates`` looks at what was asked and answered, which no count should
-have to read."""
+stands in the other, of one make the inner one with the outer one's id; or because it overlaps one
+of ours that nothing else of that instrumentor stands for. The adapter's ``duplicates`` looks at
+what was asked and answered, which no count should have to read."""
 
 # The common table expressions stand within: on top of a view they have a mere count(*) read every
 # column, message bodies and all (DuckDB 2.0).

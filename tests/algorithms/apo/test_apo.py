@@ -526,7 +526,9 @@ def test_apo_refuses_before_the_agent_is_run(
         ({"model": "m", "reflection_lm": never}, "two writers"),
         ({"reflection_lm": never, "num_candidates": 0}, "num_candidates=0"),
         ({"reflection_lm": never, "reflection_prompt_template": "<curr_param>"}, "no <side_info>"),
-        ({"reflection_lm": never, "beam_width": 4}, "no option 'beam_width'"),
+        ({"reflection_lm": never, "beam_width": 4}, "no option 'beam_width'; there are optimizat"),
+        ({"num_candidate": 4}, "no option 'num_candidate'; did you mean 'num_candidates'?"),
+        ({"use_merg": True}, "did you mean 'use_merge'?"),
         ({"reflection_lm": never, "run_dir": "/tmp"}, "no option 'run_dir'"),
     ],
 )

@@ -28,16 +28,28 @@ MARKS = (_CALL_ID, _STREAMING, *(f"{_RAW}{provider}.choices" for provider in _PR
 
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing: the request's own span has today's keys, and the raw one would count it twice."""
-    return {}
+    """Of a raw body who answered, and its usage; the request's own span has today's keys."""
+    prefix = _raw_prefix(attributes)
+    if prefix is None:
+        return {}
+    usage = object_of(_parse_literal(attributes.get(f"{prefix}usage")))
+    return drop_none(
+        {
+            c.OPERATION: c.CHAT,
+            c.RESPONSE_ID: attributes.get(f"{prefix}id"),
+            c.RESPONSE_MODEL: attributes.get(f"{prefix}model"),
+            c.INPUT_TOKENS: usage.get("prompt_tokens"),
+            c.OUTPUT_TOKENS: usage.get("completion_tokens"),
+        }
+    )
 
 
 def content(span: Span) -> dict[str, Any]:
     """The whole of a raw body; of a request the tool calls that its answer lacks."""
     attributes = span.attributes
-    for provider in _PROVIDERS:
-        if f"{_RAW}{provider}.choices" in attributes:
-            return _read_raw(attributes, f"{_RAW}{provider}.")
+    prefix = _raw_prefix(attributes)
+    if prefix is not None:
+        return _read_raw(attributes, prefix)
     held = objects(parse_json(attributes.get(c.OUTPUT_MESSAGES)))
     if not held or held[0].get("parts"):
         return {}
@@ -46,23 +58,22 @@ def content(span: Span) -> dict[str, Any]:
     return {c.OUTPUT_MESSAGES: chat.dump([{**held[0], "parts": parts}, *held[1:]])} if parts else {}
 
 
+def _raw_prefix(attributes: Mapping[str, Any]) -> str | None:
+    prefixes = (f"{_RAW}{provider}." for provider in _PROVIDERS)
+    return next((prefix for prefix in prefixes if f"{prefix}choices" in attributes), None)
+
+
 def _read_raw(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     body = {
         name: _parse_literal(attributes.get(prefix + name))
-        for name in ("choices", "messages", "tools", "usage", "prompt_token_ids")
+        for name in ("choices", "messages", "tools", "prompt_token_ids")
     }
     choices, given = objects(body["choices"]), objects(body["messages"])
-    usage = object_of(body["usage"])
     quoted = attributes.get(f"{prefix}choices")
     # What cannot be read is told as it is: the call is unreadable, and not without an answer.
     unread = quoted if body["choices"] is None and quoted != "None" else None
     return drop_none(
         {
-            c.OPERATION: c.CHAT,
-            c.RESPONSE_ID: attributes.get(prefix + "id"),
-            c.RESPONSE_MODEL: attributes.get(prefix + "model"),
-            c.INPUT_TOKENS: usage.get("prompt_tokens"),
-            c.OUTPUT_TOKENS: usage.get("completion_tokens"),
             c.FINISH_REASONS: chat.read_reasons(choices),
             c.INPUT_MESSAGES: chat.dump([read_message(item) for item in given]) if given else None,
             c.OUTPUT_MESSAGES: chat.dump(chat.read_choices(choices)) if choices else unread,

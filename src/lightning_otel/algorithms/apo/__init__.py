@@ -15,7 +15,7 @@ from lightning_otel import errors
 from lightning_otel.algorithms.apo import episodes
 from lightning_otel.algorithms.apo.search import Search
 from lightning_otel.algorithms.apo.texts import AGENT, Candidate, Model, TaskSet, Texts, chat
-from lightning_otel.algorithms.base import BaseAlgorithm
+from lightning_otel.algorithms.base import BaseAlgorithm, unknown_option
 from lightning_otel.algorithms.run import Run
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError, NotInstalledError, TrainingError
@@ -349,7 +349,7 @@ def _check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     if find_spec("gepa") is None:
         raise NotInstalledError("APO needs gepa; pip install 'lightning-otel[apo]'")
     for name in options.keys() - set(_PASSED):
-        raise ConfigError(f"APO has no option {name!r}; of gepa's it takes {', '.join(_PASSED)}")
+        raise unknown_option(APO, name, _PASSED, f"gepa's {', '.join(_PASSED)}")
     return options
 
 
