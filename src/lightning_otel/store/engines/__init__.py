@@ -1,7 +1,7 @@
 """Engines of stores, chosen by the store's name."""
 
 from datetime import UTC
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from lightning_otel.store.lake import is_lake, lake_address
 from lightning_otel.store.layout import MEMORY, Layout
@@ -39,7 +39,8 @@ def make_source(given: str, *, data: str | None = None) -> SpanSource:
     # UTC where it names no zone: a URL means the same on every machine.
     bounds = {name: instant_ns(value, name, zone=UTC) for name, value in options if name in _BOUNDS}
     rest = urlencode([option for option in options if option[0] not in _BOUNDS])
-    url = urlunsplit(parts._replace(query=rest))
+    # Not urlunsplit, which of the path //x makes the host x.
+    url = given.partition("?")[0] + f"?{rest}"
     source = http.Server(url) if scheme in http.SCHEMES else clickhouse.ClickHouse(url)
     source.window = Selection(since_ns=bounds.get("since"), until_ns=bounds.get("until"))
     return source

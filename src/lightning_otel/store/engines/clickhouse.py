@@ -69,8 +69,8 @@ class ClickHouse(HttpSource):
                 f"it knows {', '.join(sorted(_OPTIONS))}, since and until"
             )
         self._is_local = parts.scheme == _CHDB
-        path = unquote(parts.path)
-        if not (path.strip("/") if self._is_local else parts.hostname):
+        path = "/" + unquote(parts.path).lstrip("/")
+        if not (path != "/" and not parts.netloc if self._is_local else parts.hostname):
             form = f"{_CHDB}:///folder" if self._is_local else "clickhouse://host:8123/database"
             raise ConfigError(f"{parts.scheme}://… names no place; write {form}")
         is_tls = parts.scheme == "clickhouses"
