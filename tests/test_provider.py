@@ -199,7 +199,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, str], str | None, list[str]]] = {
         """
         for environment in (
             {},
-            {"OTEL_TRACES_EXPORTER": "console"},
+            {"OTEL_TRACES_EXPORTER": "none"},
             {"OTEL_TRACES_EXPORTER": "duckdb", "LIGHTNING_OTEL": "0"},
             {"OTEL_TRACES_EXPORTER": "duckdb", "LIGHTNING_OTEL": "1", "OTEL_SDK_DISABLED": "true"},
         ):

@@ -269,3 +269,61 @@ def test_two_ways_at_once_keep_one_span(
     assert len({(span.trace_id, span.span_id) for span in spans}) == len(spans)
     assert endpoint.counts() == {span.span_id: 1 for span in spans}
     assert len({span.rollout_id for span in spans}) == 1
+
+
+AUTOGEN = """\
+import asyncio
+from autogen_agentchat.agents import AssistantAgent
+from autogen_ext.models.replay import ReplayChatCompletionClient
+
+agent = AssistantAgent("ann", ReplayChatCompletionClient(["hello"]))
+print(asyncio.run(agent.run(task="hi")).messages[-1].content)
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_making_of_an_agent_is_recorded_in_each_way(
+    way: str, starter: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """Also where the process has no span of its own around it."""
+    pytest.importorskip("autogen_agentchat")
+    program = tmp_path / "app.py"
+    program.write_text(AUTOGEN)
+    start = starter(way)
+
+    with start(program) as child:
+        out, err = child.communicate(timeout=50)
+
+    assert (child.returncode, out) == (0, "hello\n"), err
+    spans = [span for span in Store(start.store).spans() if span.name != c.SPAN_ROLLOUT]
+    assert sorted(span.name for span in spans) == ["chat", "create_agent ann", "invoke_agent ann"]
+    assert len({span.rollout_id for span in spans}) == 1
+
+
+@pytest.mark.parametrize(
+    ("exporters", "messages"),
+    [
+        ("duckdbb", ["no exporter 'duckdbb' is installed; did you mean 'duckdb'?"]),
+        ("duckdb,xyz", ["no exporter 'xyz' is installed; there are console, duckdb, otlp"]),
+        ("console, duckdb", ["no span is sent to console: "]),
+        ("console,otlp", ["no span is sent to console, otlp: "]),
+        ("duckdb", []),
+        ("none", []),
+    ],
+)
+def test_exporter_that_nothing_serves_is_named(
+    exporters: str, messages: list[str], starter: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """Under ``opentelemetry-instrument`` without a distribution; the program runs as ever."""
+    program = tmp_path / "app.py"
+    program.write_text("print('done')")
+    start = starter("opentelemetry-instrument")
+    start.command = tuple(exporters if word == "duckdb" else word for word in start.command)
+
+    with start(program) as child:
+        out, err = child.communicate(timeout=50)
+
+    assert (child.returncode, out) == (0, "done\n")
+    lines = err.splitlines()
+    assert len(lines) == len(messages), err
+    assert all(message in line for message, line in zip(messages, lines, strict=True)), err

@@ -23,6 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from lightning_otel import capture, config, debugging
 from lightning_otel.capture.metrics import start_metrics
 from lightning_otel.errors import ConfigError, warn_once
+from lightning_otel.provider.exporter_names import warn_of_exporters
 from lightning_otel.types import conventions as c
 
 log = logging.getLogger(__name__)
@@ -46,8 +47,6 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Modules that import a library, which is switched on in their midst: they are patched after."""
-
-NO_SDK: Final = "without duckdb among its exporters it needs a distribution that sets up the SDK"
 
 _RANDOM_IDS: Final = ("opentelemetry.sdk.trace.id_generator", "RandomIdGenerator")
 
@@ -292,15 +291,14 @@ def pre_instrument() -> None:
     The stock configurator puts any exporter behind a ``BatchSpanProcessor``, which loses spans; a
     processor of our own loses none, and our exporter then stands back.
     """
+    if not config.is_enabled():
+        return
     is_asked = "duckdb" in config.exporters() or config.RUN.read()
-    if is_asked and config.is_enabled():
+    if not has_provider():  # else the SDK was set up with what is named
+        served = {"none", "duckdb", *(["otlp"] if is_asked else [])}
+        capture.guard_call(warn_of_exporters, set(config.exporters()) - served)
+    if is_asked:
         capture.guard_call(start_process)
-    elif "otlp" in config.exporters() and config.is_enabled() and not has_provider():
-        log.warning(
-            "no span is sent: %s; write --traces_exporter otlp,duckdb, or "
-            "pip install opentelemetry-distro",
-            NO_SDK,
-        )
 
 
 def start_process() -> None:

@@ -19,7 +19,7 @@ from lightning_otel.errors import (
     StoreDamagedError,
 )  # fmt: skip
 from lightning_otel.exporters.forwarding.senders import Verdict, sender_for
-from lightning_otel.provider import NO_SDK
+from lightning_otel.provider.exporter_names import NO_SDK
 from lightning_otel.store import damage, quarantine
 from lightning_otel.store.catalogue import find_catalogue_fault
 from lightning_otel.store.counts import INTENDED
@@ -185,7 +185,7 @@ def _check_sending() -> Iterator[Finding]:
     if "otlp" in exporters and "duckdb" not in exporters and not has_sdk:
         yield problem(
             "otlp",
-            f"opentelemetry-instrument sends no span: {NO_SDK}",
+            f"opentelemetry-instrument sends no span: without duckdb among its exporters {NO_SDK}",
             "export OTEL_TRACES_EXPORTER=otlp,duckdb",
         )
     endpoint = config.otlp_endpoint()

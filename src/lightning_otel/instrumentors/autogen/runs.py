@@ -138,9 +138,11 @@ def replace_turn(*_: Any, **__: Any) -> AbstractContextManager[Span] | None:
 def replace_creation(agent_name: str, **kwargs: Any) -> AbstractContextManager[Span]:
     """Return the replacement of AutoGen's span of an agent's creation.
 
-    Outside a run that would be a trace of its own, of a span that says nothing.
+    Outside a run and a recorded process that would be a trace of its own, of a span that says
+    nothing.
     """
-    if not trace.get_current_span(operations.parent_context()).get_span_context().is_valid:
+    parent = trace.get_current_span(operations.parent_context()).get_span_context()
+    if not parent.is_valid and capture.current_frame() is None:
         return skip_span()
     described = {c.AGENT_DESCRIPTION: kwargs.get("agent_description")}
     return _end_creation(_start(c.CREATE_AGENT, agent_name, described, {})[0])
