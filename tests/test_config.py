@@ -208,6 +208,13 @@ print(len(warnings))
         ({"OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "-3"}, 1, 0),
         ({"OTEL_PROPAGATORS": "nonsense"}, 1, 0),
         ({"OTEL_TRACES_SAMPLER": "nonsense"}, 0, 1),
+        ({"OTEL_TRACES_SAMPLER": "always_off"}, 1, 0),
+        ({"OTEL_TRACES_SAMPLER": "traceidratio"}, 0, 1),
+        (
+            {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": ".5"},
+            1,
+            0,
+        ),
         ({"OTEL_RESOURCE_ATTRIBUTES": "nonsense"}, 0, 1),
         ({"OTEL_PYTHON_CONTEXT": "nonsense"}, 0, 1),
         ({"OTEL_PYTHON_TRACER_PROVIDER": "nonsense"}, 1, 1),

@@ -576,3 +576,18 @@ def test_run_leaves_a_disabled_instrumentor_off(
         counts.append(len(Store(place).sql("SELECT 1 FROM calls").rows()))
 
     assert counts == [1, 0]
+
+
+def test_run_and_doctor_name_a_sampler_that_leaves_spans_out(
+    spawn: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not a disk, which took what it was given."""
+    store, fault = tmp_path / "traces.duckdb", "OTEL_TRACES_SAMPLER=always_off leaves spans out"
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+
+    done = spawn("run", "--store", store, "--", sys.executable, "-c", "")
+    doctor = spawn("doctor", "--store", store)
+
+    assert (done.returncode, done.stderr.count(fault)) == (0, 1), done.stderr
+    assert "disk" not in done.stderr
+    assert fault in doctor.stdout

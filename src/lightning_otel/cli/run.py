@@ -200,6 +200,7 @@ class _Run:
     def tell(self, store: str | None, *, is_quiet: bool) -> int:
         """Say what was kept and where; gives the number of spans the program itself made."""
         from lightning_otel import config
+        from lightning_otel.provider.sdk_settings import sampler_fault
 
         if self._recording is None:
             if self._problem is not None and not is_quiet:
@@ -216,7 +217,7 @@ class _Run:
             f"{count_noun(counts['rewards'], 'reward')} → {self._opened.name}"
         )
         self._tell_accounting()
-        if not counts["has_root"]:
+        if not counts["has_root"] and not sampler_fault():
             print_note("  the store refused the last spans; is its disk full?")
         if not config.content().is_kept:
             print_note(f"  messages are not kept, as {config.CONTENT.name} asks")

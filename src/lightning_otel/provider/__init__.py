@@ -23,7 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from lightning_otel import capture, config, debugging
 from lightning_otel.capture.metrics import start_metrics
 from lightning_otel.errors import ConfigError, warn_once
-from lightning_otel.provider.exporter_names import warn_of_exporters
+from lightning_otel.provider.sdk_settings import SAMPLER, sampler_fault, warn_of_exporters
 from lightning_otel.types import conventions as c
 
 log = logging.getLogger(__name__)
@@ -128,6 +128,8 @@ def _set_provider() -> Any:
     ids: Any = _Ids()
     own = GlobalProvider(id_generator=ids)
     own.add_span_processor(FrameSpanProcessor())
+    if (fault := sampler_fault()) and not config.RUN.read():  # else run says it
+        log.warning("%s; unset %s", fault, SAMPLER.name)
     found = own.install(_join_provider, is_hidden=lambda: capture.process.frame is not None)
     if found is own:
         if not _setup.is_otlp_elsewhere and config.wants_otlp():

@@ -19,7 +19,7 @@ from lightning_otel.errors import (
     StoreDamagedError,
 )  # fmt: skip
 from lightning_otel.exporters.forwarding.senders import Verdict, sender_for
-from lightning_otel.provider.exporter_names import NO_SDK
+from lightning_otel.provider.sdk_settings import NO_SDK, SAMPLER, sampler_fault
 from lightning_otel.store import damage, quarantine
 from lightning_otel.store.catalogue import find_catalogue_fault
 from lightning_otel.store.counts import INTENDED
@@ -165,6 +165,8 @@ def _check_settings() -> Iterator[Finding]:
     if not config.is_enabled():
         text = "recording is switched off by LIGHTNING_OTEL or OTEL_SDK_DISABLED"
         yield problem("recording-off", text, f"unset {config.ENABLED.name} OTEL_SDK_DISABLED")
+    if fault := sampler_fault():
+        yield problem("recording-off", fault, f"unset {SAMPLER.name}")
     content = config.content()
     if not content.is_kept:
         text = f"{config.CONTENT.name} keeps messages out of the store: transitions will be empty"
