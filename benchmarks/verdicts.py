@@ -50,11 +50,11 @@ def measure(kind: str, gain: float, *, series: int, tasks: int) -> Verdicts:
         pairs = [(of_a(rng, 0.0), of_b(rng, gain)) for _ in range(tasks)]
         gains = [Difference(b - a) for a, b in pairs]
         if kind == "normal":  # its range is as wide as what was seen
-            looks = (evidence.weigh_differences(gains[:n], evidence.find_range(sum(pairs[:n], ())))
-                     for n in range(1, tasks + 1))  # fmt: skip
-            ends.append(_first_verdict((look.is_above - look.is_below) for look in looks))
+            looks = [evidence.weigh_differences(gains[:n], evidence.find_range(sum(pairs[:n], ())))
+                     for n in range(1, tasks + 1)]  # fmt: skip
+            ends.append(_first_verdict(np.array([x.is_above - x.is_below for x in looks])))
         else:
-            ends.append(decide(gains))
+            ends.append(_first_verdict(_judge_growth(_log_growth(gains))))
     return _sum_up(ends)
 
 
@@ -65,24 +65,17 @@ def _log_growth(gains: Sequence[Difference], width: float = 1.0) -> np.ndarray:
     return np.log1p(np.stack([stakes, -stakes]))
 
 
-def _is_decided(growth: np.ndarray) -> np.ndarray:
-    return np.logaddexp.reduce(growth, axis=1) - np.log(len(evidence.BETS)) >= evidence.ENOUGH
+def _judge_growth(growth: np.ndarray) -> np.ndarray:
+    """Return the verdict after each difference."""
+    capital = np.logaddexp.reduce(growth.cumsum(axis=2), axis=1) - np.log(len(evidence.BETS))
+    above, below = (capital >= evidence.ENOUGH).astype(int)
+    return above - below
 
 
-def decide(gains: Sequence[Difference], width: float = 1.0) -> tuple[int, int]:
-    """Return the first verdict on differences that came one by one, and how many it took."""
-    above, below = _is_decided(_log_growth(gains, width).cumsum(axis=2))
-    count = int(np.argmax(above | below))
-    verdict = int(above[count]) - int(below[count])
-    return verdict, count + 1 if verdict else len(gains)
-
-
-def _first_verdict(verdicts: Iterator[int]) -> tuple[int, int]:
-    count = 0
-    for count, verdict in enumerate(verdicts, 1):
-        if verdict:
-            return verdict, count
-    return 0, count
+def _first_verdict(verdicts: np.ndarray) -> tuple[int, int]:
+    count = int(np.argmax(verdicts != 0))
+    verdict = int(verdicts[count])
+    return verdict, count + 1 if verdict else len(verdicts)
 
 
 def _sum_up(ends: Sequence[tuple[int, int]]) -> Verdicts:
@@ -177,43 +170,31 @@ def judge(kind: str, gain: float, *, series: int, rollouts: int = ROLLOUTS) -> V
     ends: list[tuple[int, int]] = []
     for number in range(series):
         units = list(draw(random.Random(f"{kind}/{gain}/{number}"), rollouts, gain))
-        looks = judge_looks(units, high - low, are_tasks="recurring" in kind)
-        ends.append(_first_verdict(iter(looks)))
+        ends.append(_first_verdict(judge_looks(units, high - low, are_tasks="recurring" in kind)))
     return _sum_up(ends)
 
 
 class _Evidence:
-    """Differences that come, and maybe go, as rollouts come in, and the verdict after each."""
+    """Differences that come and go with rollouts; by themselves, ``compare_neighbours``."""
 
     def __init__(self) -> None:
-        self.looks: list[int] = []
-        self.signs: list[int] = []
-        self.gains: list[Difference] = []
-
-    def note(self, look: int, sign: int, gains: Sequence[Difference]) -> None:
-        self.looks.extend([look] * len(gains))
-        self.signs.extend([sign] * len(gains))
-        self.gains.extend(gains)
-
-    def judge(self, looks: int, width: float) -> np.ndarray:
-        if not self.gains:
-            return np.zeros(looks, int)
-        growth = (_log_growth(self.gains, width) * self.signs).cumsum(axis=2)
-        above, below = _is_decided(growth)
-        last = np.searchsorted(self.looks, np.arange(looks), side="right")
-        return np.concatenate([[0], above.astype(int) - below])[last]
-
-
-class _Neighbours(_Evidence):
-    """``compare_neighbours``; where it has no pair, its one difference decides nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
+        self.events: list[tuple[int, int, Difference]] = []
         self.pairing = neighbours.Neighbours()
 
     def add(self, look: int, unit: Unit) -> None:
         if (gain := self.pairing.add(unit)) is not None:
-            self.note(look, 1, [gain])
+            self.note(look, [gain])
+
+    def note(self, look: int, new: Sequence[Difference], old: Sequence[Difference] = ()) -> None:
+        self.events += [(look, -1, gain) for gain in old]
+        self.events += [(look, 1, gain) for gain in new]
+
+    def judge(self, looks: int, width: float) -> np.ndarray:
+        if not self.events:
+            return np.zeros(looks, int)
+        places, signs, gains = zip(*self.events, strict=True)
+        verdicts = _judge_growth(_log_growth(gains, width) * signs)
+        return np.concatenate([[0], verdicts])[np.searchsorted(places, np.arange(looks), "right")]
 
 
 class _Means(_Evidence):
@@ -221,32 +202,28 @@ class _Means(_Evidence):
 
     def __init__(self, keys: int) -> None:
         super().__init__()
-        self.pairing = neighbours.Neighbours()
         self.shares = np.identity(keys)  # of the mean of each key in a difference
         self.places: dict[str, int] = {}
-        self.totals, self.counts = np.zeros(keys), np.zeros(keys)
+        self.means, self.counts = np.zeros(keys), np.zeros(keys)
         self.current: list[Difference] = []
         self.holders: dict[int, tuple[int, float]] = {}  # of a key: its difference, its share
 
     def add(self, look: int, unit: Unit) -> None:
         is_new = unit.key not in self.places
         place = self.places.setdefault(unit.key, len(self.places))
-        before = self.totals[place] / max(1, self.counts[place])
-        self.totals[place] += unit.reward
         self.counts[place] += 1
+        step = (unit.reward - self.means[place]) / self.counts[place]
+        self.means[place] += step
         gain = self.pairing.add(unit._replace(reward=self.shares[place])) if is_new else None
         if gain is not None:
             self.holders |= {k: (len(self.current), gain.value[k]) for k in gain.value.nonzero()[0]}
-            value = gain.value @ (self.totals / np.maximum(1, self.counts))
-            self.current.append(Difference(value, gain.weight))
-            self.note(look, 1, self.current[-1:])
+            self.current.append(gain._replace(value=gain.value @ self.means))
+            self.note(look, self.current[-1:])
         elif place in self.holders:
             number, share = self.holders[place]
             old = self.current[number]
-            mean = self.totals[place] / self.counts[place]
-            self.current[number] = old._replace(value=old.value + share * (mean - before))
-            self.note(look, -1, [old])
-            self.note(look, 1, [self.current[number]])
+            self.current[number] = old._replace(value=old.value + share * step)
+            self.note(look, [self.current[number]], [old])
 
 
 class _Tasks(_Evidence):
@@ -255,7 +232,8 @@ class _Tasks(_Evidence):
     def __init__(self) -> None:
         super().__init__()
         self.rows: dict[str, list[Unit]] = {}
-        self.pairs: dict[str, _Neighbours] = {}
+        self.pairings: dict[str, neighbours.Neighbours] = {}
+        self.pairs: dict[str, list[Difference]] = {}
         self.current: dict[str, list[Difference]] = {}
         self.changes: Counter[str] = Counter()
         self.counts, self.paired = [0, 0], [0, 0]  # rollouts of each version
@@ -273,21 +251,15 @@ class _Tasks(_Evidence):
         self.counts[unit.is_b] += 1
         for row in [unit] if was_paired else rows if self.changes[unit.key] else []:
             self.paired[row.is_b] += 1
-        gains = self.pairs.setdefault(unit.key, _Neighbours())
-        gains.add(look, unit)
-        if not self.changes[unit.key]:
-            return
-        if self.changes[unit.key] == 1 or not gains.gains:
-            self._replace(look, unit.key, neighbours.compare_task(rows))
-        elif self.current[unit.key] is not gains.gains:
-            self._replace(look, unit.key, gains.gains)
-        elif gains.looks[-1] == look:
-            self.note(look, 1, gains.gains[-1:])
-
-    def _replace(self, look: int, key: str, gains: list[Difference]) -> None:
-        self.note(look, -1, self.current.get(key, []))
-        self.note(look, 1, gains)
-        self.current[key] = gains
+        gain = self.pairings.setdefault(unit.key, neighbours.Neighbours()).add(unit)
+        pairs = self.pairs.setdefault(unit.key, [])
+        pairs += [] if gain is None else [gain]
+        if pairs and self.current.get(unit.key) is pairs:
+            self.note(look, [] if gain is None else [gain])
+        elif self.changes[unit.key]:
+            old, is_mixed = self.current.get(unit.key, []), self.changes[unit.key] > 1
+            self.current[unit.key] = (is_mixed and pairs) or neighbours.compare_task(rows)
+            self.note(look, self.current[unit.key], old)
 
 
 class _Draws:
@@ -323,16 +295,13 @@ class _Draws:
 
 
 def judge_looks(units: Sequence[Unit], width: float, *, are_tasks: bool) -> np.ndarray:
-    """Return what ``compare_versions`` says after each rollout: 1 better, -1 worse, 0 neither.
-
-    Keys are users, whose tasks come once; or tasks. Made look by look, it takes hours.
-    """
+    """Return what ``compare_versions`` says after each rollout; keys are of tasks or of users."""
     versions = [unit.is_b for unit in units]
     if len(set(versions)) < 2:
         return np.zeros(len(units), int)
     start = max(versions.index(False), versions.index(True))  # both are in use
     draws = _Draws()
-    ways = _Neighbours(), _Neighbours(), _Means(len({unit.key for unit in units})), _Tasks()
+    ways = _Evidence(), _Evidence(), _Means(len({unit.key for unit in units})), _Tasks()
     plain, firsts, means, tasks = ways
     choices = np.zeros(len(units), int)
     for look, unit in enumerate(units):

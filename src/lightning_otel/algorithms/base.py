@@ -28,11 +28,7 @@ TARGET: Final = "system_prompt"
 def unknown_option(algorithm: type, name: str, others: Iterable[str], rest: str) -> ConfigError:
     """Return the error for an option that is none: it names the nearest one, or the algorithm's.
 
-    Args:
-        algorithm: Its class.
-        name: The option.
-        others: Further options, which its constructor does not name.
-        rest: Where these are, in words.
+    Its constructor passes on the others, which ``rest`` describes.
     """
     parameters = inspect.signature(algorithm).parameters.values()
     own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
