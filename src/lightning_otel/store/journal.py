@@ -66,10 +66,8 @@ class Journal:
         self._earlier_counts: dict[str, int] = {}
         self._segment_counts: dict[str, int] = {}
         self._pace = DiskPace()
-        self._writing_thread = 0
-        self._is_rotation_due = False
-        self._is_refusal_logged = False
-        self._reported_lost = 0
+        self._writing_thread = self._reported_lost = 0
+        self._is_rotation_due = self._is_refusal_logged = False
 
     def _open_lines(self) -> list[bytes]:
         """Return the lines of open spans' starts, which a new segment begins with."""
