@@ -49,7 +49,11 @@ def _cached_clients() -> Iterator[None]:
 
 @pytest.fixture
 def own_client() -> Iterator[None]:
-    """Asked for by tests whose models make a client that is not kept."""
+    """Asked for by tests whose models make a client that is not kept, or that collect garbage.
+
+    What an earlier test left unclosed would be told of the test in which it is freed.
+    """
+    _collect()
     yield
     _collect()
 

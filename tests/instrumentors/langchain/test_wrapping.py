@@ -107,6 +107,7 @@ KINDS: dict[str, Any] = {
 }
 
 
+@pytest.mark.usefixtures("own_client")
 @pytest.mark.parametrize("has_store", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_method_of_a_wrapped_runnable_is_recorded(
@@ -134,6 +135,7 @@ def test_every_method_of_a_wrapped_runnable_is_recorded(
         assert len({span.rollout_id for span in spans}) == rollouts, name
 
 
+@pytest.mark.usefixtures("own_client")
 @pytest.mark.parametrize("name", RUNS)
 def test_wrapped_model_is_traced_and_others_are_not(
     name: str, server: DemoServer, facts: Any, chat: Chat, store: Store, exported: Any
@@ -179,6 +181,7 @@ def test_wrapped_agents_tools_and_chains_are_trees(
     assert [span.name for span in spans_of(exported) if span.parent is None] == roots
 
 
+@pytest.mark.usefixtures("own_client")
 def test_wrapped_model_goes_on_after_uninstrument(
     chat: Chat, exported: InMemorySpanExporter, store: Store
 ) -> None:
