@@ -45,6 +45,15 @@ READ: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**AGENT, "agent.name": "writer"}, {c.AGENT_NAME: "writer"}),
     ({**AGENT, "graph.node.id": "critic"}, {c.AGENT_NAME: "critic"}),
     ({**LLM, "llm.prompts.0.prompt.text": "a"}, {c.OPERATION: c.TEXT_COMPLETION}),
+    # Haystack's agents, and the tools that they run.
+    (
+        {"haystack.component.name": "cook", "haystack.component.type": "Agent"},
+        {c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: "cook"},
+    ),
+    (
+        {"haystack.tool.name": "add", "haystack.agent.step.tool.input": "[1]"},
+        {c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: "add", c.TOOL_ARGUMENTS: "[1]"},
+    ),
 ]
 
 
@@ -54,6 +63,45 @@ def test_a_form_of_another_package_is_todays(told: dict[str, Any], found: dict[s
     attributes = one(told).attributes
 
     assert {key: attributes[key] for key in found} == found
+
+
+def test_a_result_among_the_users_parts_is_the_tools() -> None:
+    """As Pydantic AI's own spans tell it, between what the user says."""
+    result = {"type": "tool_call_response", "id": "c1", "result": "3"}
+    text = {"type": "text", "content": "and?"}
+    given = [{"role": "user", "parts": [result, text]}]
+
+    found = json.loads(one({c.INPUT_MESSAGES: json.dumps(given)}).attributes[c.INPUT_MESSAGES])
+
+    assert [(each["role"], each["parts"]) for each in found] == [
+        ("tool", [result]), ("user", [text]),
+    ]  # fmt: skip
+
+
+def test_blocks_of_bedrock_are_read() -> None:
+    """Strands writes questions and answers as JSON lists of blocks in events."""
+    blocks: list[dict[str, Any]] = [
+        {"text": "Let me look."},
+        {"toolUse": {"toolUseId": "c1", "name": "weather", "input": {"city": "Rome"}}},
+    ]
+    result = [{"toolResult": {"toolUseId": "c1", "content": [{"text": "sunny"}]}}]
+    events = (
+        Event("gen_ai.user.message", 1, {"content": json.dumps([{"text": "Rome?"}])}),
+        Event("gen_ai.tool.message", 2, {"content": json.dumps(result)}),
+        Event("gen_ai.choice", 3, {"message": json.dumps(blocks), "finish_reason": "tool_use"}),
+    )
+    asks = {"gen_ai.system": "strands-agents", c.OPERATION: c.CHAT}
+
+    call = one(asks, events=events).attributes
+    tool = one({**asks, c.OPERATION: c.EXECUTE_TOOL}, events=events[2:]).attributes
+
+    given, answer = (json.loads(call[key]) for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES))
+    assert [(each["role"], each["parts"][0]["type"]) for each in given] == [
+        ("user", "text"), ("tool", "tool_call_response"),
+    ]  # fmt: skip
+    assert [part["type"] for part in answer[0]["parts"]] == ["text", "tool_call"]
+    assert answer[0]["parts"][1]["arguments"] == {"city": "Rome"}
+    assert "Let me look." in tool[c.TOOL_RESULT]
 
 
 _ANSWER = "llm.output_messages.0.message"

@@ -14,6 +14,7 @@ from lightning_otel.adapter.readers import (
     agentlightning,
     agentops,
     genai,
+    haystack,
     legacy,
     litellm,
     openinference,
@@ -43,6 +44,7 @@ _READERS: Final[tuple[Reader, ...]] = (
     openinference,
     agentops,
     agentlightning,
+    haystack,
     litellm,
 )
 _MARKED: Final = tuple((reader, frozenset(reader.MARKS)) for reader in _READERS)

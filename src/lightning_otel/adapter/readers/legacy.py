@@ -3,7 +3,7 @@
 Also how OpenLLMetry, AgentOps and Agent Lightning flatten a call, which they took over from it.
 
 Source: the GenAI semantic conventions up to 1.36; ``opentelemetry-instrumentation-openai-v2`` 2.1;
-OpenLLMetry up to 0.5x; AgentOps 0.4.
+OpenLLMetry up to 0.5x; AgentOps 0.4; Strands Agents 1.62, whose messages are Bedrock's blocks.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any, Final
 from lightning_otel.adapter.attributes import to_text
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.chat import drop_none, read_rows
-from lightning_otel.messages import read_message
+from lightning_otel.messages import object_of, objects, read_message
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
@@ -43,6 +43,7 @@ _EVENTS: Final = {
     "gen_ai.assistant.message": "assistant",
     "gen_ai.tool.message": "tool",
 }
+_BLOCKS: Final = frozenset({"text", "toolUse", "toolResult", "reasoningContent"})
 _CHOICE_EVENT: Final = "gen_ai.choice"
 _EVENT_CONTENT: Final = "gen_ai.event.content"
 
@@ -84,9 +85,13 @@ def content(span: Span) -> dict[str, Any]:
             held = parse_json(event.attributes.get(_EVENT_CONTENT))
             body = held if isinstance(held, Mapping) else event.attributes
             if event.name in _EVENTS:
-                given.append(read_message(body, _EVENTS[event.name]))
+                said = {**body, **_read_blocks(body.get("content"))}
+                given.append(read_message(said, _EVENTS[event.name]))
             elif event.name == _CHOICE_EVENT:
-                answered += chat.read_choices([body])
+                blocks = _read_blocks(body.get("message"))
+                answered += chat.read_choices([{**body, "message": blocks} if blocks else body])
+        if attributes.get(c.OPERATION) == c.EXECUTE_TOOL and span.events:
+            return _read_tool(span)
         if given:
             found[c.INPUT_MESSAGES] = chat.dump(given)
         if answered:
@@ -100,6 +105,47 @@ def content(span: Span) -> dict[str, Any]:
             if (parameters := parse_json(tool.get("parameters"))) is not None:
                 tool["parameters"] = parameters
         found[c.TOOL_DEFINITIONS] = chat.dump_tools(tools)
+    return drop_none(found)
+
+
+def _read_blocks(value: object) -> dict[str, Any]:
+    """Return fields of a chat message, of Bedrock's blocks as Strands writes them; none if not."""
+    blocks = parse_json(value)
+    if not isinstance(blocks, list):
+        return {"content": value} if isinstance(value, str) else {}
+    known = objects(blocks)
+    if not known or any(_BLOCKS.isdisjoint(block) for block in known):
+        return {}
+    results = [result for block in known if (result := object_of(block.get("toolResult")))]
+    if results:
+        answers = objects(results[0].get("content"))
+        told = [each.get("text", each.get("json")) for each in answers]
+        content = told[0] if len(told) == 1 else told
+        return {"content": content, "tool_call_id": results[0].get("toolUseId")}
+    texts = [{"type": "text", "text": block["text"]} for block in known if "text" in block]
+    thoughts = [object_of(object_of(b.get("reasoningContent")).get("reasoningText")) for b in known]
+    thought = "".join(to_text(each.get("text", "")) for each in thoughts)
+    calls = [
+        {"id": use.get("toolUseId"), "name": use.get("name"), "arguments": use.get("input")}
+        for block in known
+        if (use := object_of(block.get("toolUse")))
+    ]
+    return drop_none(
+        {"content": texts, "tool_calls": calls or None, "reasoning_content": thought or None}
+    )
+
+
+def _read_tool(span: Span) -> dict[str, Any]:
+    """Return arguments and result of a tool that events tell of."""
+    found: dict[str, Any] = {}
+    for event in span.events:
+        if event.name == _CHOICE_EVENT and c.TOOL_RESULT not in span.attributes:
+            blocks = objects(parse_json(event.attributes.get("message")))
+            texts = [block["text"] for block in blocks if isinstance(block.get("text"), str)]
+            whole = "\n".join(texts) if texts and len(texts) == len(blocks) else None
+            found[c.TOOL_RESULT] = whole or event.attributes.get("message")
+        elif _EVENTS.get(event.name) == "tool" and c.TOOL_ARGUMENTS not in span.attributes:
+            found[c.TOOL_ARGUMENTS] = event.attributes.get("content")
     return drop_none(found)
 
 
