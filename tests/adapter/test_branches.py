@@ -120,14 +120,38 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "a window over the last messages": (
         f"{CODING} c3<{THREE} c4<s:you|{FOUR.split('|', 4)[4]}",
-        "start c0 c1 c2 c3, compaction c4",
+        "start c0 c1 c2 c3 c4",
     ),
     "results left out": (
         f"c0@tokens=10<{TASK} c1@tokens=500<{ONE} c2@tokens=900<{TWO}"
         f" c3@tokens=300<{THREE.replace('r0', 'cut')}",
-        "start c0 c1 c2, compaction c3",
+        "start c0 c1 c2 c3",
     ),
-    "a new task is none": (f"{CODING} new<s:you|u:test", "start c0 c1 c2 new"),
+    "a new task is none": (f"{CODING} new<s:you|u:test", "start c0 c1 c2, start? new"),
+    "a summary that is asked first": (
+        f"{CODING} sum-up<s:condense|u:all after<{TASK}|u:sum-up",
+        "start c0 c1 c2, start sum-up, compaction after",
+    ),
+    "a summary in place of all": (
+        f"{CODING} so-far-so-good<{THREE}|u:sum-up after<s:you|u:so-far-so-good",
+        "start c0 c1 c2 so-far-so-good, compaction after",
+    ),
+    # --- identity
+    "a title after the agent": (f"{CODING} t<s:titles|u:fix", "start c0 c1 c2, start t"),
+    "a title before the agent": (f"t<s:titles|u:fix {CODING}", "start t, start c0 c1 c2"),
+    "a title without instructions": (
+        "a<fix b<fix|a|go t<title-of-fix",
+        "start a b, start? t",
+    ),
+    "two agents without names": ("a<s:triage|u:look b<s:expert|u:look", "start a, start b"),
+    "instructions with a date": (
+        "a<s:on-2026-11-28|u:one b<s:on-2026-11-29|u:two",
+        "start a b",
+    ),
+    "a side call of a named agent": (
+        f"A[ {CODING} t<s:titles|u:fix ]",
+        "A start c0 c1 c2, A start? t",
+    ),
     # --- asked again
     "after a failed call": ("root( lost@error<hello a<hello )", "retry a"),
     "after an abandoned call": ("root( lost@abandoned<hello a<hello )", "retry a"),

@@ -38,9 +38,9 @@ CASES = {
         ["kind one *a two *b three *d"],
         [(1.0, None, 0.5)],
     ),
-    "a history begun anew": (
-        "a<one b<one|a|two d<summary",
-        ["one *a two *b", "summary *d"],
+    "a history edited in place": (
+        "a<one b<one|a|two d<summary|b|three",
+        ["one *a two *b", "summary b three *d"],
         [(None, None), (None,)],
     ),
     "an answer that branches share": (

@@ -14,7 +14,7 @@ from tests.adapter.forest import Forest, draw, reward_attributes, steps_of, text
 from lightning_otel import Store, TripletAdapter
 from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.advantages import last_rewards
-from lightning_otel.adapter.rewards import with_evaluations
+from lightning_otel.adapter.rewards import NO_STEP_BEFORE, with_evaluations
 from lightning_otel.errors import ConfigError
 from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.types import Call, Credit, CreditRule, Reward
@@ -28,6 +28,7 @@ REASONS = {
     "sibling": "no call of the same agent with the same parent came before it",
     "unknown": "its link matches no span of the attempt it belongs to",
     "target": "its link names a span or response that made no transition",
+    "failed": NO_STEP_BEFORE,
     "parent": "the call it was given in made no transition",
     "waits": "it waits: what it judges is not in the store",
     "retracted": "it was retracted",
@@ -41,6 +42,7 @@ LATER = "#trace=e,process=p8,tick=950"
 SECOND = "#rollout=r2,trace=b,process=p2,tick=100"
 RETRY = "#attempt=2,trace=b,process=p2,tick=100"
 
+AGENT = "a<s:do|u:x b<s:do|u:x|a:a|u:y"
 CASES: dict[str, tuple[str, dict[str, str]]] = {
     # --- by time and place
     "each call has the reward after it": (
@@ -107,6 +109,47 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "a team and no other": (
         "root( team( A[ a ] ) other( B[ b ] !1 ) )",
         {"agents": "a=- b=1"},
+    ),
+    # --- the outcome
+    "a title comes after the agent": (
+        f"root( {AGENT} t<s:titles|u:x !1 )",
+        {
+            "next last agents": "a=- b=1 t=-",
+            "step": "a=1 b=1 t=-",
+            "discounted": "a=0.5 b=1 t=-",
+        },
+    ),
+    "from a shell, days later": (
+        f"root( {AGENT} t<s:titles|u:x ) #attempt=,trace=f,process=p9,tick=900 !1",
+        {"next": "a=- b=1 t=-"},
+    ),
+    "a side call that is linked": (
+        f"root( {AGENT} t@id=r<s:titles|u:x !1@id=r !.5 )",
+        {"next": "a=- b=- t=1 ! already"},
+    ),
+    "in an operation after the agent": (
+        f"root( {AGENT} w( t<s:titles|u:x !1 ) )",
+        {"next": "a=- b=- t=1"},
+    ),
+    "where steps have rewards, the last one is a step's": (
+        "root( a<s:do|u:x !.5 b<s:do|u:x|a:a|u:y !.25 t<s:titles|u:x !1 )",
+        {"next": "a=0.5 b=0.25 t=1"},
+    ),
+    "steps of another name": (
+        "root( a<s:do|u:x !ok=.5 b<s:do|u:x|a:a|u:y t<s:titles|u:x !1 )",
+        {"next": "a=0.5(ok=0.5) b=1 t=-"},
+    ),
+    "of equal conversations the first": (
+        "root( a<s:do|u:x t<s:titles|u:x !1 )",
+        {"next": "a=1 t=-"},
+    ),
+    "of equal agents the one that ended last": (
+        "root( A[ a ] t<s:titles|u:x B[ b ] c<s:commits|u:x !1 )",
+        {"next": "a=- t=- b=1 c=-"},
+    ),
+    "the agent of the rollout": (
+        f"root@.{c.AGENT_NAME}=A( {AGENT} t<s:titles|u:x !1 )",
+        {"next last": "a=- b=1 t=-"},
     ),
     # --- parents
     "inside a call": ("a b a/!1", {ALL: "a=1 b=-"}),
@@ -233,6 +276,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "numbers before any call": ("!:1 a", {"next": "a=- ! before"}),
     # --- calls that came to nothing
     "past a failed call": ("root( a b@error !1 )", {"next": "a=1 ? skipped"}),
+    "after failed calls alone": ("root( a@error !1 )", {"next": "! failed"}),
     "the lost call was asked again": ("root( a b@error d !1 )", {"next": "a=- d=1"}),
     "who names a call means it": ("root( a@id=r1 b@error !1@id=r1 )", {"next": "a=1"}),
     # --- rollouts, attempts and traces

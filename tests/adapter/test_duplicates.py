@@ -18,7 +18,7 @@ from tests.adapter.forest import (
 )
 
 from lightning_otel.adapter import TripletAdapter
-from lightning_otel.types import Transition
+from lightning_otel.types import Span, Transition
 from lightning_otel.types import conventions as c
 
 OURS, THEIRS, OTHERS = f"@scope={c.SCOPE}", "@scope=theirs", "@scope=others"
@@ -190,3 +190,40 @@ def test_instructions_told_apart_are_the_first_message() -> None:
 
     (step,) = steps_of(TripletAdapter().explain(forest.spans))
     assert step.span_id == other
+    assert [item["role"] for item in step.observation] == ["system", "user"]
+
+
+@pytest.mark.parametrize("is_ours_apart", [False, True])
+def test_instructions_of_two_records_stand_once(is_ours_apart: bool) -> None:
+    """Whichever record tells them apart, and where one record tells them twice."""
+    rules = {c.SYSTEM_INSTRUCTIONS: json.dumps([{"type": "text", "content": "be brief"}])}
+    among = [said("system", "be brief"), said("user", "go on")]
+    apart = {**call_attributes("go on", "x", "r"), **rules}
+    whole = call_attributes(among, "x", "r")
+
+    step = merged(whole if is_ours_apart else apart, apart if is_ours_apart else whole)
+    (twice,) = steps_of(TripletAdapter().explain([one_span({**whole, **rules})]))
+
+    for each in (step, twice):
+        assert [item["role"] for item in each.observation] == ["system", "user"]
+
+
+def one_span(attributes: dict[str, Any]) -> Span:
+    """One call of theirs."""
+    forest = Forest()
+    forest.make("chat", attributes, scope="theirs")
+    return forest.spans[0]
+
+
+def test_a_duplicate_names_the_record_that_is_kept() -> None:
+    """The note stands on the record that is left out."""
+    forest = Forest()
+    above = forest.open("theirs", call_attributes("go on", "x", "r"), scope="theirs")
+    kept = forest.make("ours", call_attributes("go on", "x", "r"), parent=above, scope=c.SCOPE)
+    forest.close(above)
+
+    found = TripletAdapter().explain(forest.spans)
+
+    assert [step.span_id for step in steps_of(found)] == [kept]
+    reason = "duplicate: lightning_otel recorded the same request"
+    assert [(each.span_id, each.reason) for each in found.report.dropped] == [(above, reason)]

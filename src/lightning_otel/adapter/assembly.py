@@ -32,7 +32,7 @@ from lightning_otel.adapter.calls import (
 from lightning_otel.adapter.credit import Placement
 from lightning_otel.adapter.histories import History, KnownHistory
 from lightning_otel.adapter.linear import Adaptation, count_steps
-from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.adapter.rewards import NO_CALL_BEFORE, NO_STEP_BEFORE, read_reward
 from lightning_otel.adapter.tree import REPEATED, Tree, rebuild_tree
 from lightning_otel.types import (
     Call,
@@ -100,17 +100,24 @@ class Assembly:
         self._hash_histories()
         self._follow_messages()
         rewards, adapter = self._find_rewards(), self._adapter
+        links = trajectories.link_calls(self._tree, self._steps, self._histories)
+        conversations = {
+            position: (agent, first)
+            for agent, own in links.items()
+            for position, first in zip(own.positions, own.conversations, strict=True)
+        }
         placement = credit.place_rewards(
-            self._tree, self._steps, self._others, rewards, adapter.credit
+            self._tree, self._steps, self._others, rewards, adapter.credit, conversations
         )
         for reward, reason in placement.unplaced:
-            self._drop_span(reward.span, "reward", reason)
+            is_lost = reason == NO_CALL_BEFORE and self._is_after_lost(reward)
+            self._drop_span(reward.span, "reward", NO_STEP_BEFORE if is_lost else reason)
         outcome = self._make_outcome(placement)
         found = trajectories.make_trajectories(
             self._key,
             self._tree,
             self._steps,
-            self._histories,
+            links,
             self._failed,
             rewards=placement.rewards,
             values=self._compose_rewards(placement),
@@ -171,10 +178,10 @@ class Assembly:
                 if isinstance(call, Call):
                     records = order
                     break
+            scope = tree.spans[records[0]].scope
+            reason = duplicates.DUPLICATE_OF.format(scope) if scope else duplicates.DUPLICATE
             for position in records[1:]:
-                span = tree.spans[position]
-                reason = duplicates.DUPLICATE_OF.format(span.scope)
-                self._drop_span(span, "call", reason if span.scope else duplicates.DUPLICATE)
+                self._drop_span(tree.spans[position], "call", reason)
             call = call if isinstance(call, Call) else first
             self._add_call(place, call, tree.spans[records[0]])
             if place in self._steps:
@@ -222,6 +229,16 @@ class Assembly:
             self._others = {moved[i]: moved[kept] for i, kept in self._others.items()}
             self._failed = [moved[i] for i in self._failed]
             self._lost = [moved[i] for i in self._lost]
+
+    def _is_after_lost(self, reward: Reward) -> bool:
+        """Return whether a call of the reward's agent came before it and made no step."""
+        tree = self._tree
+        position = next(i for i, span in enumerate(tree.spans) if span is reward.span)
+        return any(
+            tree.starts[call] < tree.starts[position]
+            and tree.agents[position] in ("", tree.agents[call])
+            for call in self._lost
+        )
 
     def _find_rewards(self) -> dict[int, Reward]:
         found = {}

@@ -1,27 +1,25 @@
 """The order of calls: those of one agent in one attempt as a forest of paths.
 
-A call follows the latest earlier one whose conversation it continues. One that continues none
-follows the latest one that had ended before it began, as long as the parts of the tree that hold
-the two had not run side by side. So concurrent calls, operations and agents are branches. It is a
-branch, too, where that one's conversation goes on elsewhere, and inside a tool of its own agent.
+A call follows the latest earlier one whose conversation it continues: whose messages and answer its
+own begin with or, where a history was edited, whose answer is the last in it. One that asks again
+what an earlier call was asked, whose answer was thrown away, follows what that one followed. One
+that goes on with less of a conversation follows the latest call of it, and begins a path.
 
-One that asks again what an earlier call was asked, whose answer was thrown away, follows what that
-one followed. One that goes on with a shortened conversation follows by time, and begins a path.
+Any other begins a conversation of its own. Of calls that repeat nothing their identity alone tells
+who asked: those of one identity follow one another in time, as long as no conversation stands
+between, and the parts of the tree that hold the two had not run side by side.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from lightning_otel.adapter import histories, ordering
-from lightning_otel.adapter.attributes import get_integer
 from lightning_otel.adapter.histories import History
-from lightning_otel.adapter.ordering import NO_PARENT
+from lightning_otel.adapter.identities import NONE, Identities, Remarks, Tails
+from lightning_otel.adapter.timeline import follow_time, is_after
 from lightning_otel.adapter.tree import Tree
 from lightning_otel.types import Call
-from lightning_otel.types import conventions as c
 
-NONE: Final = -1
 _MOST_ABOVE: Final = 64
 """How far up is looked for who waited for a call."""
 
@@ -32,10 +30,12 @@ class Links:
     Attributes:
         positions: Their positions in the tree.
         calls: The calls.
-        hashes: Their conversations.
+        hashes: Their histories.
         before: The earlier call that each one follows.
+        conversations: The first call of the conversation that each one belongs to.
         is_continued: Whether it continues that one's conversation, and not only its time.
         is_beside: Whether it began beside another branch of its agent.
+        is_doubtful: Whether it may belong elsewhere, by all that is known of who asked.
         repeats: The earlier call that each one asks again.
         is_compacted: Whether it goes on with a shortened conversation.
     """
@@ -47,39 +47,30 @@ class Links:
         calls: Sequence[Call],
         hashes: Sequence[History],
         tool_of: Sequence[int],
+        *,
+        are_marks: bool = False,
     ) -> None:
         """Link the calls; ``tool_of`` has the innermost tool of its agent around each, or -1."""
         count = len(calls)
         self.positions, self.calls, self.hashes = positions, calls, hashes
         self.before, self.repeats = [NONE] * count, [NONE] * count
         self.is_continued, self.is_compacted = bytearray(count), bytearray(count)
-        latest, self.is_beside = _follow_time(tree, positions, tool_of)
-        self._root = list(range(count))  # where the conversation of each call began
-        self._left: dict[int, int] = {}  # what calls left behind, and what they were given
-        self._given: dict[int, int] = {}
-        left = {each for hashed in hashes for each in hashed.left}
-        self._may_continue = [not left.isdisjoint(hashed.prefixes) for hashed in hashes]
-        continued = {
-            hashed.prefixes[histories.longest_prefix(hashed.prefixes, left) - 1]
-            for hashed, may_continue in zip(hashes, self._may_continue, strict=True)
-            if may_continue
+        self.is_doubtful = bytearray(count)
+        self.conversations = [0] * count
+        self._tree, self._tool_of, self._are_marks = tree, tool_of, are_marks
+        self._latest, self.is_beside = follow_time(tree, positions, tool_of)
+        self._root = list(range(count))  # where the history of each call began
+        self._shared = [0] * count  # messages of it that the call it continues left behind
+        self._identities = Identities(calls)
+        self._continue_histories()
+        self._gone_on = {
+            (previous, tool_of[call])
+            for call, previous in enumerate(self.before)
+            if self.is_continued[call]
         }
-        self._gone_on_with = {
-            hashed.given for hashed in hashes if continued and not continued.isdisjoint(hashed.left)
-        }
-        by_end = sorted(range(count), key=lambda call: (tree.ends[positions[call]], call))
-        finished = 0
-        for call, position in enumerate(positions):
-            while by_end[finished] < call and (
-                tree.ends[positions[by_end[finished]]] <= tree.starts[position]
-            ):
-                ended = by_end[finished]
-                self._left.update(dict.fromkeys(hashes[ended].left, ended))
-                if hashes[ended].prefixes:
-                    self._given[hashes[ended].given] = ended
-                finished += 1
-            self._link_call(tree, call, latest[call])
-        self._set_apart(tool_of)
+        if not all(map(self._is_plain, range(1, count))):
+            self._place_others()
+            self._set_apart()
 
     def paths(self) -> list[list[int]]:
         """Return every root-to-leaf path, in order of their last step.
@@ -99,94 +90,165 @@ class Links:
             found.append(path[::-1])
         return found
 
-    def _link_call(self, tree: Tree, call: int, latest: int) -> None:
-        """Find what a call follows, given the latest by time, once all before it are linked."""
-        previous, is_continued = self._find_continued(call, latest)
-        is_plain = is_continued and previous == latest
-        if latest != NONE and not self.is_beside[call] and not is_plain:
-            again = NONE if is_continued else self._find_repeated(call)
-            if again != NONE and is_after(tree, self.positions[again], self.positions[call]):
+    def _is_plain(self, call: int) -> bool:
+        return self.is_continued[call] != 0 and self.before[call] == self._latest[call]
+
+    def _is_over(self, earlier: int, later: int) -> bool:
+        tree, positions = self._tree, self.positions
+        return tree.ends[positions[earlier]] <= tree.starts[positions[later]]
+
+    def _sweep(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """Yield each call with those that ended since the one before began."""
+        ends, positions = self._tree.ends, self.positions
+        by_end = sorted(range(len(positions)), key=lambda call: (ends[positions[call]], call))
+        finished = 0
+        for call in range(len(positions)):
+            begun = finished
+            while by_end[finished] < call and self._is_over(by_end[finished], call):
+                finished += 1
+            yield call, by_end[begun:finished]
+
+    def _continue_histories(self) -> None:
+        """Find what each call continues by what was said; between equals the latest decides."""
+        hashes = self.hashes
+        every = {left for hashed in hashes for left in hashed.left}
+        lengths = [
+            0
+            if every.isdisjoint(hashed.prefixes)
+            else histories.longest_prefix(hashed.prefixes, every)
+            for hashed in hashes
+        ]
+        ends = {
+            hashed.prefixes[length - 1]
+            for hashed, length in zip(hashes, lengths, strict=True)
+            if length
+        }
+        self._gone_on_with = {
+            hashed.given for hashed in hashes if ends and not ends.isdisjoint(hashed.left)
+        }
+        tails = Tails(self.calls, lengths, self._identities)
+        left: dict[int, int] = {}
+        for call, ended in self._sweep():
+            for other in ended:
+                left.update(dict.fromkeys(hashes[other].left, other))
+                tails.add(other, self.before[other], self._shared[other])
+            prefixes = hashes[call].prefixes
+            length = histories.longest_prefix(prefixes, left) if lengths[call] else 0
+            previous = tails.find(call, length)
+            if previous != NONE:
+                self.is_doubtful[call] = call in tails.doubtful
+            elif length:
+                end, latest = prefixes[length - 1], self._latest[call]
+                is_latest = latest != NONE and end in hashes[latest].left
+                previous = latest if is_latest else left[end]
+                self._shared[call] = length
+            if previous != NONE:
+                self.before[call], self.is_continued[call] = previous, 1
+                self._root[call] = self._root[previous]
+
+    def _place_others(self) -> None:
+        """Find what those calls follow that continue nothing, or not the latest call."""
+        final = {root: call for call, root in enumerate(self._root)}
+        grown = {root for call, root in enumerate(self._root) if call != root}
+        is_mixed = _are_mixed(root for root in self._root if root in grown)
+        remarks = Remarks(self.calls, self.hashes, self._identities)
+        given: dict[int, int] = {}
+        earlier: set[object] = set()
+        over: set[object] = set()
+        around = NONE  # the latest call of a conversation that goes on
+        for call, ended in self._sweep():
+            for other in ended:
+                if self.hashes[other].prefixes:
+                    given[self.hashes[other].given] = other
+                remarks.add_answer(other)
+                if final[self._root[other]] == other and self._root[other] in grown:
+                    over.add(self._identities.group(other))
+                if self._root[other] in grown or self.is_compacted[other]:
+                    remarks.add(other, self.conversations[other], self._shared[other])
+            previous = self.before[call]
+            again = shortened = NONE
+            if previous == NONE:
+                again = self._find_repeated(call, given)
+            if again == NONE and not self._are_marks:
+                own = NONE if previous == NONE else self.conversations[previous]
+                if own == NONE or remarks.latest_of(own) != previous:
+
+                    def is_over(latest: int, call: int = call, own: int = own) -> bool:
+                        if own != NONE:
+                            return self.conversations[latest] == own
+                        return self._is_over(final[self._root[latest]], call)
+
+                    shortened = remarks.find(call, self._shared[call], is_over)
+            if again != NONE:
                 self.repeats[call] = again
                 self.is_compacted[call] = self.is_compacted[again]
-                previous = self.before[again]
-            elif self._is_shortened(call, latest, previous):
-                self.is_compacted[call] = True
-                previous, is_continued = latest, False
-        self.before[call] = previous
-        self.is_continued[call] = is_continued
-        if is_continued:
-            self._root[call] = self._root[previous]
+                self.before[call] = self.before[again]
+                self.conversations[call] = self.conversations[again]
+            elif shortened != NONE:
+                self.is_compacted[call], self.is_continued[call] = 1, 0
+                self.is_doubtful[call] |= call in remarks.doubtful
+                self.before[call] = shortened
+            elif previous == NONE:
+                is_lone = grown.isdisjoint((call, self._root[self._latest[call]]))
+                if grown:  # what repeats nothing beside them may be a tool's, within one of them
+                    is_inside = around != NONE and final[self._root[around]] > call
+                    is_lone = (
+                        is_lone and is_inside and self._identities[around] == self._identities[call]
+                    )
+                self._begin(call, earlier, over, is_lone=is_lone and not is_mixed)
+            if again == NONE:
+                before = self.before[call]
+                self.conversations[call] = call if before == NONE else self.conversations[before]
+            if not self.is_continued[call]:
+                earlier.add(self._identities.group(call))
+            if self._root[call] in grown:
+                around = call
 
-    def _find_continued(self, call: int, latest: int) -> tuple[int, bool]:
-        """Return the call whose conversation this one's messages begin with, else the one by time.
+    def _begin(
+        self, call: int, earlier: Container[object], over: Container[object], *, is_lone: bool
+    ) -> None:
+        """Begin a conversation, or follow the latest call where both repeat nothing.
 
-        Where several left the same conversation behind, it is the one by time if that is among
-        them, else the latest. And whether it is by conversation.
+        ``earlier`` are the identities of those before, ``over`` of those that do not go on.
         """
-        prefixes = self.hashes[call].prefixes
-        length = histories.longest_prefix(prefixes, self._left) if self._may_continue[call] else 0
-        if not length:
-            return latest, False
-        is_latest = latest != NONE and prefixes[length - 1] in self.hashes[latest].left
-        return latest if is_latest else self._left[prefixes[length - 1]], True
+        latest, group = self._latest[call], self._identities.group(call)
+        if latest == NONE:
+            return
+        if self._are_marks or (is_lone and group == self._identities.group(latest)):
+            self.before[call] = latest
+            return
+        goes_on = (latest, self._tool_of[latest]) in self._gone_on
+        self.is_beside[call] |= goes_on
+        self.is_doubtful[call] = group in earlier and (group in over or not goes_on)
 
-    def _find_repeated(self, call: int) -> int:
+    def _find_repeated(self, call: int, given: Mapping[int, int]) -> int:
         """Return the latest call that was asked the same and whose answer was thrown away, or -1.
 
         It was so if the call failed, or if what was asked was ever gone on with by repeating it and
         its answer: such an agent repeats what was said, and here it did not repeat that answer.
         """
-        given = self.hashes[call].given
-        earlier = self._given.get(given, NONE)
+        if self._latest[call] == NONE or self.is_beside[call]:
+            return NONE
+        asked = self.hashes[call].given
+        earlier = given.get(asked, NONE)
         has_failed = earlier != NONE and self.calls[earlier].span.status == "ERROR"
-        return earlier if has_failed or given in self._gone_on_with else NONE
+        if earlier == NONE or not (has_failed or asked in self._gone_on_with):
+            return NONE
+        is_past = is_after(self._tree, self.positions[earlier], self.positions[call])
+        return earlier if is_past else NONE
 
-    def _is_shortened(self, call: int, latest: int, continued: int) -> bool:
-        """Return whether a call goes on with less of the history than the latest one held.
+    def _set_apart(self) -> None:
+        """Begin a path with each call in a tool whose conversation goes on outside of it.
 
-        It has fewer messages or tokens than that, and some of what was said in that conversation:
-        an answer or tool's result of later than its beginning, or its whole beginning and more.
-        The one that it would follow else, `continued`, may be one that it begins with.
+        And with what asks such a call again.
         """
-        root, hashes = self._root[latest], self.hashes
-        if root == latest or not self._is_smaller(call, latest):
-            return False
-        hashed, beginning = hashes[call], hashes[root]
-        size, heard = len(beginning.prefixes), 0
-        if continued != latest:
-            size = heard = len(hashes[continued].prefixes) + 1
-        elif len(hashed.prefixes) > size and hashed.prefixes[size - 1] == beginning.given:
-            return True
-        held = self.calls[latest]
-        words = histories.agent_messages((*held.observation[size:], *held.action))
-        said = histories.agent_messages(self.calls[call].observation[heard:])
-        return not words.isdisjoint(said)
-
-    def _is_smaller(self, call: int, previous: int) -> bool:
-        if 0 < len(self.hashes[call].prefixes) < len(self.hashes[previous].prefixes):
-            return True
-        size, other = (
-            get_integer(self.calls[i].span.attributes, c.INPUT_TOKENS) for i in (call, previous)
-        )
-        return size is not None and other is not None and size < other
-
-    def _set_apart(self, tool_of: Sequence[int]) -> None:
-        """Begin a path with each call that follows one whose conversation goes on elsewhere.
-
-        It follows by time alone, or asks with that conversation from inside a tool.
-        """
-        before, is_continued = self.before, self.is_continued
-        gone_on = {
-            (before[call], tool_of[call])
-            for call, by_history in enumerate(is_continued)
-            if by_history
-        }
+        before, tool_of = self.before, self._tool_of
         apart: set[int] = set()
-        for call, previous in enumerate(before) if gone_on else ():
+        for call, previous in enumerate(before) if self._gone_on else ():
             if previous == NONE or self.is_compacted[call]:
                 continue
-            is_elsewhere = (previous, tool_of[previous]) in gone_on
-            if is_continued[call]:
+            is_elsewhere = (previous, tool_of[previous]) in self._gone_on
+            if self.is_continued[call]:
                 is_elsewhere &= tool_of[call] != tool_of[previous]
             elif self.repeats[call] != NONE:
                 is_elsewhere &= self.repeats[call] in apart
@@ -194,119 +256,21 @@ class Links:
                 apart.add(call)
         for call in apart:
             before[call] = NONE
-            is_continued[call] = 0
+            self.is_continued[call] = 0
             self.is_beside[call] = 1
 
 
-def _follow_time(
-    tree: Tree, positions: Sequence[int], tool_of: Sequence[int]
-) -> tuple[list[int], bytearray]:
-    """Return the latest call that had ended before each one, on branches that had ended too.
-
-    And whether the branch that it begins ran beside others. The calls inside a tool that their own
-    agent runs follow one another, and none outside of it.
-    """
-    groups: dict[int, list[int]] = {}
-    for call, tool in enumerate(tool_of):
-        groups.setdefault(tool, []).append(call)
-    before, is_beside = [NONE] * len(positions), bytearray(len(positions))
-    for tool, group in groups.items():
-        is_inside = tool != NONE and NONE in groups
-        index = {positions[call]: call for call in group}
-        for position, (latest, beside) in _follow_branches(tree, index).items():
-            call = index[position]
-            before[call] = index.get(latest, NONE)
-            is_beside[call] = beside or (is_inside and before[call] == NONE)
-    return before, is_beside
-
-
-def _follow_branches(tree: Tree, calls: Mapping[int, int]) -> dict[int, tuple[int, bool]]:
-    """Return the call that each one follows, by position, and whether it ran beside others.
-
-    A branch is a part of the tree that holds calls, up to where it meets its siblings. It follows
-    the latest call of those that had ended before it began; the first one that of what holds it.
-    """
-    starts, ends = tree.starts, tree.ends
-
-    def later_of(one: int, other: int) -> int:
-        return max(one, other, key=lambda call: (call != NONE, ends[call], call))
-
-    above = _find_meetings(tree, calls)
-    top = {
-        node: node if tree.parents[node] == upper else tree.below(upper, node)
-        for node, upper in above.items()
-    }
-    end = {NO_PARENT: 0} | {node: max(ends[top[node]], ends[node]) for node in above}
-    newest = {NO_PARENT: NONE} | {node: node if node in calls else NONE for node in above}
-    children: dict[int, list[int]] = {}
-    for node in reversed(above):  # children before parents
-        upper = above[node]
-        children.setdefault(upper, []).append(node)
-        end[upper] = max(end[upper], end[node])
-        newest[upper] = later_of(newest[upper], newest[node])
-    found = {NO_PARENT: (NONE, False)}
-    for upper in [node for node in (NO_PARENT, *above) if node in children]:  # parents first
-        siblings = sorted(children[upper], key=top.__getitem__)
-        by_end = sorted(siblings, key=lambda node: (end[node], top[node]))
-        finished, latest, last_end = 0, NONE, -1
-        for node, following in zip(siblings, [*siblings[1:], None], strict=True):
-            start = starts[top[node]]
-            while top[by_end[finished]] < top[node] and end[by_end[finished]] <= start:
-                latest = later_of(latest, newest[by_end[finished]])
-                finished += 1
-            is_overtaken = following is not None and starts[top[following]] < end[node]
-            is_beside = last_end > start or is_overtaken
-            last_end = max(last_end, end[node])
-            # The first in what holds it may run beside others as that does.
-            before, inherited = found[upper] if latest == NONE else (latest, False)
-            found[node] = before, is_beside or inherited
-    return {position: found[position] for position in calls}
-
-
-def _find_meetings(tree: Tree, calls: Mapping[int, int]) -> dict[int, int]:
-    """Return calls and the spans where they meet, each with the next one above, parents first."""
-    nodes = set(calls)
-    for left, right in pairwise(sorted(calls, key=tree.first.__getitem__)):
-        is_beside = tree.parents[left] == tree.parents[right]
-        nodes.add(tree.parents[left] if is_beside else tree.meet(left, right))
-    nodes.discard(NO_PARENT)
-    found: dict[int, int] = {}
-    above: list[int] = []
-    for node in sorted(nodes, key=tree.first.__getitem__):
-        while above and not tree.contains(above[-1], node):
-            above.pop()
-        found[node] = above[-1] if above else NO_PARENT
-        above.append(node)
-    return found
-
-
-def find_tools(tree: Tree, calls: Mapping[int, Call]) -> dict[int, int]:
-    """Return for each call the innermost tool of its own agent that holds it, or -1."""
-    found = dict.fromkeys(calls, NONE)
-    tools = [
-        at
-        for at, each in enumerate(tree.spans)
-        if each.attributes.get(c.OPERATION) == c.EXECUTE_TOOL
-    ]
-    above: dict[str, list[int]] = {}
-    for node in sorted({*tools, *calls}, key=tree.first.__getitem__) if tools else ():
-        call = calls.get(node)
-        own = above.setdefault(tree.agents[node] if call is None else call.agent, [])
-        while own and not tree.contains(own[-1], node):
-            own.pop()
-        if call is None:
-            own.append(node)
-        elif own:
-            found[node] = own[-1]
-    return found
-
-
-def is_after(tree: Tree, earlier: int, later: int) -> bool:
-    """Return whether the part of the tree around one call ended before another's began."""
-    meeting = tree.meet(earlier, later)
-    if meeting in (earlier, later):
-        return False
-    return tree.ends[tree.below(meeting, earlier)] <= tree.starts[tree.below(meeting, later)]
+def _are_mixed(roots: Iterable[int]) -> bool:
+    """Return whether of two conversations one goes on after a call of the other, and that again."""
+    opened: dict[int, None] = {}
+    closed: set[int] = set()
+    for root in roots:
+        if root in closed:
+            return True
+        while root in opened and next(reversed(opened)) != root:
+            closed.add(opened.popitem()[0])
+        opened[root] = None
+    return False
 
 
 def order_by_messages(

@@ -222,7 +222,8 @@ class Walk:
                 before = rows[earlier[-1]]
                 has_history = len(earlier) == 1 or before[_BEFORE] is not None
                 is_continued = row[_BEFORE] == before[_AFTER] and has_history
-                is_anew = row[_BEFORE] is None and before[_BEFORE] is None
+                # Of an unnamed agent only the messages tell who asks.
+                is_anew = before[_BEFORE] is None and agent != ""
                 if not (is_anew if row[_BEFORE] is None else is_continued):
                     return False
             responses.add(row[_RESPONSE])

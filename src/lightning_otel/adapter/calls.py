@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
 from lightning_otel.adapter.attributes import finish_reason, get_integer, get_text, to_text
+from lightning_otel.adapter.histories import RULES
 from lightning_otel.adapter.tokens import MARKED, NO_IDS, NO_RESPONSE_IDS, read_tokens, sampling_of
-from lightning_otel.messages import message, parse_messages, parse_parts, text_part
+from lightning_otel.messages import message, parse_messages, parse_parts, plain_text, text_part
 from lightning_otel.types import Call, Message, Span, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.transitions import fast_constructor
@@ -121,7 +123,10 @@ def read_call(span: Span, agent: str, history: HistoryParser | None = None) -> C
     if not len(response_ids) and not any(item.get("parts") for item in answered or ()):
         return NO_OUTPUT if inexact in (NO_IDS, NO_RESPONSE_IDS) else inexact
     tools = get(c.TOOL_DEFINITIONS)
-    observation = history.read_instructions(get(c.SYSTEM_INSTRUCTIONS)) + (given or ())
+    rules = history.read_instructions(get(c.SYSTEM_INSTRUCTIONS))
+    if rules and given and _are_told_twice(rules, given):
+        rules = ()
+    observation = rules + (given or ())
     offered = _parse_repeated(tools) if isinstance(tools, str) else ()
     # By position, in the order of the fields, as calls are many.
     made: Call = fast_constructor(Call)(
@@ -190,6 +195,13 @@ def _why_unusable(span: Span, agent: str) -> str | None:
     if c.TRACK_ONLY in span.attributes and not is_tracked(agent, get(c.TRACK_ONLY)):
         return NOT_TRACKED
     return None
+
+
+def _are_told_twice(rules: tuple[Message, ...], given: tuple[Message, ...]) -> bool:
+    """Return whether instructions that stand apart are the first messages, too."""
+    first = takewhile(lambda each: each.get("role") in RULES, given)
+    texts = ["".join(plain_text(list(messages)).split()) for messages in (rules, first)]
+    return texts[0] == texts[1] != ""
 
 
 def _is_escaped(found: str) -> bool:

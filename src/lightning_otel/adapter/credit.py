@@ -13,8 +13,10 @@ from typing import Final, NamedTuple
 
 from lightning_otel.adapter.attributes import matched_text
 from lightning_otel.adapter.calls import is_call
+from lightning_otel.adapter.linear import HOSTS
 from lightning_otel.adapter.ordering import NO_PARENT
-from lightning_otel.adapter.rewards import ALREADY_REWARDED, NO_CALL_BEFORE
+from lightning_otel.adapter.parts import EndedCalls, Ranks
+from lightning_otel.adapter.rewards import ALREADY_REWARDED, NO_CALL_BEFORE, OUTCOME
 from lightning_otel.adapter.tree import Tree
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Call, Credit, CreditRule, Reward, Span
@@ -31,6 +33,8 @@ PASSED_OVER: Final = "reward skipped a failed call"
 
 Rewards = Mapping[int, Reward]
 """Rewards by position, in order."""
+Conversation = tuple[str, int]
+"""A conversation: its agent, and which one of that agent's."""
 
 
 class Placed(NamedTuple):
@@ -51,6 +55,7 @@ class Placement:
         unplaced: Each other reward with the reason.
         totals: The sum of all placed rewards by name; one that went to several calls counts once.
         value: The sum of what the calls have for a primary reward, likewise; None if none has.
+        counted: The calls that have one in this sum.
     """
 
     rewards: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -58,11 +63,22 @@ class Placement:
     unplaced: list[tuple[Reward, str]] = field(default_factory=list)
     totals: dict[str, float] = field(default_factory=dict)
     value: float | None = None
+    counted: set[int] = field(default_factory=set)
 
     def give(
-        self, position: int, reward: Reward, calls: Sequence[int], by: str, otherwise: str
+        self,
+        position: int,
+        reward: Reward,
+        calls: Sequence[int],
+        by: str,
+        otherwise: str,
+        latest: int | None = None,
     ) -> None:
-        """Place a reward at each call that has none of its names, or each number at its call."""
+        """Place a reward at each call that has none of its names, or each number at its call.
+
+        One that judges the rollout counts in the sum as the latest call's, wherever it is placed:
+        what a rollout earned does not depend on whose step was the last.
+        """
         shares: list[tuple[int, Mapping[str, float]]] = [(call, reward.values) for call in calls]
         if calls and reward.steps:
             if len(calls) != len(reward.steps):
@@ -82,9 +98,10 @@ class Placement:
             self.unplaced.append((reward, ALREADY_REWARDED if calls else otherwise))
             return
         for call, values in free if reward.steps else free[-1:]:
-            if call not in self.rewards:
+            if (call if latest is None else latest) not in self.counted:
                 self.value = (self.value or 0.0) + next(iter(values.values()))
             self._add_values(values)
+        self.counted.update([call for call, _ in free] if latest is None else [latest])
         for call, values in free:
             self.rewards.setdefault(call, {}).update(values)
         self.placed.append(Placed(position, tuple([call for call, _ in free]), by))
@@ -112,6 +129,7 @@ def place_rewards(
     duplicates: Mapping[int, int],
     rewards: Rewards,
     rule: Credit | CreditRule,
+    conversations: Mapping[int, Conversation],
 ) -> Placement:
     """Give each reward to what it judges; ``discounted`` places them like ``previous``.
 
@@ -122,7 +140,7 @@ def place_rewards(
         return done
     known = {**{call: call for call in calls}, **duplicates}
     targets = _find_targets(tree, rewards, known)
-    inside = _Finished(tree, calls, list(calls))
+    inside = EndedCalls(tree, calls, list(calls))
     by_rule: dict[int, Reward] = {}
     for position, reward in rewards.items():
         parent = tree.parents[position]
@@ -143,12 +161,12 @@ def place_rewards(
         else:
             by_rule[position] = reward
     if rule != "last":
-        _place_by_rule(done, tree, calls, by_rule, rule)
+        _place_by_rule(done, tree, calls, by_rule, rule, conversations)
     elif by_rule:
         position, final = by_rule.popitem()
         done.unplaced += [(early, NOT_FINAL) for early in by_rule.values()]
-        own = [call for call in calls if tree.agents[position] in ("", tree.agents[call])]
-        done.give(position, final, own[-1:], "last", NO_CALL_BEFORE)
+        main = _Rollout(tree, calls, conversations).main(tree.agents[position] or None)
+        done.give(position, final, main[-1:], "last", NO_CALL_BEFORE)
     if not calls:
         done.judge_whole()
     return done
@@ -189,7 +207,7 @@ def _calls_before(tree: Tree, calls: Iterable[int], position: int) -> list[int]:
     """Return the calls of a reward's agent that had ended, in the smallest part with any."""
     agent, start = tree.agents[position], tree.starts[position]
     own = [call for call in calls if tree.ends[call] <= start and agent in ("", tree.agents[call])]
-    part = _Finished(tree, own, own).part(position)
+    part = EndedCalls(tree, own, own).part(position)
     return own if part == NO_PARENT else [call for call in own if tree.contains(part, call)]
 
 
@@ -199,16 +217,19 @@ def _place_by_rule(
     calls: Mapping[int, Call],
     rewards: Rewards,
     rule: Credit | CreditRule,
+    conversations: Mapping[int, Conversation],
 ) -> None:
     if not rewards:
         return
+    whole = _Rollout(tree, calls, conversations)
+    judged = {name for named in done.rewards.values() for name in named}
     groups: dict[str | None, list[int]] = {None: list(calls)}
     for call in calls:
         groups.setdefault(tree.agents[call], []).append(call)
-    finished = {agent: _Finished(tree, own) for agent, own in groups.items()}
+    finished = {agent: EndedCalls(tree, own) for agent, own in groups.items()}
     newest: dict[tuple[object, ...], int] = {}
     places = {id(call): position for position, call in calls.items()}
-    rewarded: dict[tuple[str, frozenset[str]], _Ranks] = {}
+    rewarded: dict[tuple[str, frozenset[str]], Ranks] = {}
     # At the same instant the call comes first.
     events = [(tree.ends[call], 0, call) for call in calls]
     events += [(tree.starts[position], 1, position) for position in rewards]
@@ -224,6 +245,12 @@ def _place_by_rule(
         reward, ended = rewards[position], finished.get(agent or None)
         by, otherwise = "previous", NO_CALL_BEFORE
         found: Iterable[int | None] = ()
+        latest: int | None = None
+        is_outcome = (
+            len(finished[None].calls) == len(calls) > 0
+            and judged.isdisjoint(reward.values)
+            and whole.is_judged(position)
+        )
         if callable(rule):
             by, before = "custom", [calls[call] for call in ended.calls] if ended else ()
             found, otherwise = _choose_calls(rule, reward, tuple(before), places)
@@ -235,13 +262,76 @@ def _place_by_rule(
             if rule == "agents":
                 names = [agent] if agent else [name for name in finished if name is not None]
                 by, found = rule, [finished[name].last_within(part) for name in names]
+                if is_outcome:
+                    found = [whole.main(name)[-1] for name in names if whole.main(name)]
             elif rule == "step":
                 key = agent, frozenset(reward.values)
-                by, seen = rule, rewarded.setdefault(key, _Ranks(ended.places))
+                by, seen = rule, rewarded.setdefault(key, Ranks(ended.places))
                 found = ended.take(part, seen)
+                if is_outcome:
+                    main = whole.main(agent or None)
+                    own = [call for call in found if tree.agents[call] or call in main]
+                    found = own or main[-1:]
             else:
-                found = [ended.last_within(part)]
-        done.give(position, reward, sorted({at for at in found if at is not None}), by, otherwise)
+                latest = ended.last_within(part)
+                found = [latest]
+                if is_outcome and whole.main(agent or None)[-1] != latest:
+                    by, found = OUTCOME, whole.main(agent or None)[-1:]
+        chosen = sorted({at for at in found if at is not None})
+        done.give(position, reward, chosen, by, otherwise, latest)
+        if not is_outcome:
+            judged.update(reward.values)
+
+
+class _Rollout:
+    """The calls of an attempt as one whole: which reward judges it, and by which call."""
+
+    def __init__(
+        self, tree: Tree, calls: Iterable[int], conversations: Mapping[int, Conversation]
+    ) -> None:
+        """Take the calls, and the conversation that each one belongs to."""
+        self._tree = tree
+        self._calls = sorted(calls)
+        self._conversations = conversations
+        self._mains: dict[str | None, list[int]] = {}
+        places = [tree.first[call] for call in self._calls]
+        self._first, self._last = (min(places), max(places)) if places else (0, 0)
+
+    def is_judged(self, position: int) -> bool:
+        """Return whether a reward was given beside all calls, in no agent, operation or block."""
+        tree, site = self._tree, self._tree.parents[position]
+        if site == NO_PARENT:
+            return not tree.agents[position]
+        span = tree.spans[site]
+        is_block = span.name == c.SPAN_OPERATION or span.attributes.get(c.OPERATION) in HOSTS
+        return (
+            tree.parents[site] == NO_PARENT
+            and tree.agents[site] == tree.agents[position]
+            and not is_block
+            and tree.first[site] <= self._first
+            and self._last <= tree.last[site]
+        )
+
+    def main(self, agent: str | None) -> list[int]:
+        """Return the conversation that most of an agent's calls belong to, in order of their end.
+
+        With None it is that of all agents' calls. Of equal ones it is the named agent's that ended
+        last, else the first.
+        """
+        tree = self._tree
+        if agent not in self._mains:
+            groups: dict[Conversation, list[int]] = {}
+            for call in self._calls:
+                if agent in (None, tree.agents[call]):
+                    groups.setdefault(self._conversations[call], []).append(call)
+            for group in groups.values():
+                group.sort(key=tree.ends.__getitem__)
+
+            def rank(name: Conversation) -> tuple[int, int]:
+                return len(groups[name]), tree.ends[groups[name][-1]] if name[0] else -1
+
+            self._mains[agent] = groups[max(groups, key=rank)] if groups else []
+        return self._mains[agent]
 
 
 def _choose_calls(
@@ -258,97 +348,6 @@ def _choose_calls(
             "the calls it was given, a text that says why none, or None"
         )
     return [places[id(call)] for call in found], NOT_CHOSEN
-
-
-class _Finished:
-    """Calls in the order of their end, and the last of those within a part of the tree."""
-
-    def __init__(self, tree: Tree, calls: Iterable[int], ended: Sequence[int] = ()) -> None:
-        """Take the calls that will end, in any order, and those that have ended."""
-        self._tree = tree
-        self._by_place = sorted(calls, key=tree.first.__getitem__)
-        self.places = [tree.first[call] for call in self._by_place]
-        self.calls: list[int] = []
-        self._ranks: dict[int, int] = {}
-        self._greatest = _Ranks(self.places)
-        self._entered = 0  # how many are in the segment tree; the newest is mostly enough
-        for call in ended:
-            self.add(call)
-
-    def add(self, call: int) -> None:
-        self.calls.append(call)
-        self._ranks[call] = len(self.calls)
-
-    def part(self, position: int) -> int:
-        """The smallest part around a span that has any: its root, or -1 for all there is."""
-        tree = self._tree
-        return tree.climb(tree.parents[position], lambda n: self.last_within(n) is not None)
-
-    def last_within(self, node: int) -> int | None:
-        if not self.calls:
-            return None
-        if node == NO_PARENT or self._tree.contains(node, self.calls[-1]):
-            return self.calls[-1]
-        for call in self.calls[self._entered :]:
-            self._greatest.put(self._tree.first[call], self._ranks[call])
-        self._entered = len(self.calls)
-        rank = self._greatest.best(self._tree, node)
-        return self.calls[rank - 1] if rank else None
-
-    def list_within(self, node: int) -> list[int]:
-        low, high = _find_interval(self._tree, self.places, node)
-        return self._by_place[low:high]
-
-    def take(self, part: int, rewarded: "_Ranks") -> list[int]:
-        """The calls of a part that ended since the last one in it that was taken.
-
-        If there are none, that last one.
-        """
-        tree, latest = self._tree, rewarded.best(self._tree, part)
-        low, high = _find_interval(tree, self.places, part)
-        near = self.calls[latest:]
-        if high - low < len(near):
-            near = [call for call in self.list_within(part) if self._ranks.get(call, 0) > latest]
-        found = [call for call in near if part == NO_PARENT or tree.contains(part, call)]
-        for call in found:
-            rewarded.put(tree.first[call], self._ranks[call])
-        return found or [self.calls[latest - 1]]
-
-
-def _find_interval(tree: Tree, places: Sequence[int], node: int) -> tuple[int, int]:
-    """Return where the places of a subtree begin and end; of -1 all of them."""
-    if node == NO_PARENT:
-        return 0, len(places)
-    return bisect_left(places, tree.first[node]), bisect_right(places, tree.last[node])
-
-
-class _Ranks:
-    """A rank at each of some places of a walk, and the greatest in any subtree."""
-
-    def __init__(self, places: Sequence[int]) -> None:
-        self._places = places
-        self._greatest = [0] * (2 * len(places))
-
-    def put(self, place: int, rank: int) -> None:
-        slot = bisect_left(self._places, place) + len(self._places)
-        while slot:
-            self._greatest[slot] = max(self._greatest[slot], rank)
-            slot //= 2
-
-    def best(self, tree: Tree, node: int) -> int:
-        """The greatest rank in a subtree; 0 if there is none."""
-        size, found, best = len(self._places), self._greatest, 0
-        low, high = (size + place for place in _find_interval(tree, self._places, node))
-        while low < high:
-            if low & 1:
-                best = max(best, found[low])
-                low += 1
-            if high & 1:
-                high -= 1
-                best = max(best, found[high])
-            low //= 2
-            high //= 2
-        return best
 
 
 def count_passed_over(tree: Tree, placed: Iterable[Placed], lost: Sequence[int]) -> int:

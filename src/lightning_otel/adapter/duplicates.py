@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lightning_otel.adapter.attributes import get_text
+from lightning_otel.adapter.histories import has_rules
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.tree import Tree
 from lightning_otel.messages import parse_messages, plain_text
@@ -30,7 +31,7 @@ _SHARED: Final = (
     c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.SYSTEM_INSTRUCTIONS, c.TOOL_DEFINITIONS, c.PROVIDER,
     c.REQUEST_MODEL, c.RESPONSE_MODEL, c.RESPONSE_ID, c.FINISH_REASONS, c.INPUT_TOKENS,
     c.OUTPUT_TOKENS, c.CACHED_TOKENS, c.REASONING_TOKENS, c.CONVERSATION_ID, c.TRACK_ONLY,
-    c.RESOURCE_VERSION, c.RESOURCES,
+    c.RESOURCE_VERSION, c.RESOURCES, c.ERROR_TYPE,
 )  # fmt: skip
 """What one record may take from another where it has nothing itself."""
 
@@ -217,11 +218,19 @@ def merge_records(tree: Tree, records: Sequence[int]) -> Span:
             if c.RESPONSE_TOKEN_IDS in other.attributes:
                 attributes |= {k: other.attributes[k] for k in _TOKENS if k in other.attributes}
                 break
+    message, events = first.status_message, first.events
     for other in others:
         for key in _SHARED:
             if attributes.get(key) is None and other.attributes.get(key) is not None:
                 attributes[key] = other.attributes[key]
-    return replace(first, attributes=attributes)
+        message = message or (other.status_message if first.status == other.status else "")
+        events = events or other.events
+    # One make tells the instructions apart, another one as the first message.
+    if c.SYSTEM_INSTRUCTIONS in attributes and has_rules(
+        parse_messages(attributes.get(c.INPUT_MESSAGES)) or ()
+    ):
+        del attributes[c.SYSTEM_INSTRUCTIONS]
+    return replace(first, attributes=attributes, status_message=message, events=events)
 
 
 def place_of(tree: Tree, records: Sequence[int]) -> int:

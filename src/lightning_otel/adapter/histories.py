@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from lightning_otel.types import Call, Message
 
 _MAX_DEPTH: Final = 20
+RULES: Final = ("system", "developer")
+"""Who says instructions."""
 
 KnownHistory: TypeAlias = tuple[Sequence[Message], "array[int]"]
 """Messages and their running hashes."""
@@ -73,6 +75,11 @@ def agent_messages(messages: Iterable[Message]) -> set[int]:
 def is_from_agent(message: Message) -> bool:
     """Return whether the agent or one of its tools said a message."""
     return message.get("role") in ("assistant", "tool")
+
+
+def has_rules(messages: Iterable[Message]) -> bool:
+    """Return whether some of the messages are instructions."""
+    return any(message.get("role") in RULES for message in messages)
 
 
 def is_same(one: Message, other: Message) -> bool:

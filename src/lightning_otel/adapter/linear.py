@@ -7,7 +7,8 @@ it refuses is put together by :mod:`assembly`, whose answer is the same where bo
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from itertools import groupby, pairwise, zip_longest
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from lightning_otel.adapter.advantages import Advantage, Outcome, group_of
@@ -15,7 +16,13 @@ from lightning_otel.adapter.attempts import AttemptKey, order_by_time
 from lightning_otel.adapter.attributes import has_id
 from lightning_otel.adapter.calls import HistoryParser, make_transition, read_call, seems_call
 from lightning_otel.adapter.histories import find_choice, message_key
-from lightning_otel.adapter.rewards import ALREADY_REWARDED, NO_CALL_BEFORE, read_reward
+from lightning_otel.adapter.identities import identify
+from lightning_otel.adapter.rewards import (
+    ALREADY_REWARDED,
+    NO_CALL_BEFORE,
+    OUTCOME,
+    read_reward,
+)
 from lightning_otel.adapter.tokens import NO_IDS, notes_of
 from lightning_otel.types import (
     Call,
@@ -36,6 +43,7 @@ HOSTS: Final = frozenset({c.INVOKE_AGENT, c.EXECUTE_TOOL, c.EXECUTE_TASK, c.INVO
 _ALL: Final = ""
 """Stands for whichever agent acted last; no agent has an empty name."""
 _MODEL: Final = "assistant"
+_SECOND: Final = itemgetter(1)
 _MARKS: Final = (c.SPAN_ACTION, c.SPAN_OBSERVATION)
 
 Row: TypeAlias = tuple[Any, ...]
@@ -118,6 +126,8 @@ def walk(rows: Sequence[Row], read_call: ReadCall, read_reward: ReadReward) -> L
             return None
         if above >= 0 and (rows[above][_KIND] in (CALL, REWARD) or over[above] < start):
             return None
+        if agent == _ALL and len(own) > 1:  # it may be the outcome of one of them
+            return None
         call = latest.get(agent)
         if call is None:
             dropped.append((position, NO_CALL_BEFORE))
@@ -187,6 +197,7 @@ def adapt_linear(
     if found is None or len({*found.agents, ""}) > 2 or (found.dropped and not calls):
         return None
     trajectories = []
+    moved: dict[int, int] = {}
     for agent, own in found.calls.items():
         said = [calls[position] for position in own]
         is_grown = all(
@@ -195,19 +206,33 @@ def adapt_linear(
         )
         if not is_grown and not _are_anew(said):
             return None
-        steps = []
-        for step, (position, after) in enumerate(zip_longest(own, own[1:])):
-            named, worth = found.rewards.get(position, {}), None
-            if named:
-                worth = next(iter(named.values()))
-            following = None if after is None else calls[after].observation
-            steps.append(
-                make_transition(
-                    key, calls[position], step, worth, following, named, is_last=after is None
+        # Of unnamed calls that repeat nothing each identity begins anew.
+        names = [agent] * len(own) if agent or is_grown else list(map(identify, said))
+        runs = [
+            (name, [at for at, _ in run])
+            for name, run in groupby(zip(own, names, strict=True), _SECOND)
+        ]
+        main = max([run for _, run in runs], key=len)
+        if len(runs) > 1 and not _move_outcome(spans, rows, found, main[-1], moved):
+            return None
+        begun = set[object]()
+        for branch, (name, run) in enumerate(runs):
+            steps = []
+            for step, (position, after) in enumerate(zip_longest(run, run[1:])):
+                named, worth = found.rewards.get(position, {}), None
+                if named:
+                    worth = next(iter(named.values()))
+                following = None if after is None else calls[after].observation
+                steps.append(
+                    make_transition(
+                        key, calls[position], step, worth, following, named, is_last=after is None
+                    )
                 )
+            is_guess = not (is_counted or is_grown or len(run) == 1) or name in begun
+            begun.add(name)
+            trajectories.append(
+                Trajectory(*key, agent, branch, tuple(steps), is_guess, reward=found.value)
             )
-        is_guess = not (is_counted or is_grown)
-        trajectories.append(Trajectory(*key, agent, 0, tuple(steps), is_guess, reward=found.value))
     dropped = [
         Dropped(spans[at].span_id, spans[at].trace_id, "reward", why) for at, why in found.dropped
     ]
@@ -220,7 +245,12 @@ def adapt_linear(
         dropped=tuple(dropped),
     )
     credited = [
-        Credited(spans[at].span_id, spans[at].trace_id, (spans[call].span_id,), "previous")
+        Credited(
+            spans[at].span_id,
+            spans[at].trace_id,
+            (spans[moved.get(at, call)].span_id,),
+            OUTCOME if at in moved else "previous",
+        )
         for at, call in found.placed
     ]
     start_ns = min(span.start_ns for span in spans)
@@ -291,6 +321,34 @@ def _make_rows(
         rows.append((span.span_id, parent_id, start, max(start, end), agent, kind, rewards))
     # Records of several makes may be one request, and a call without a parent within an agent.
     return None if len(makes) > 1 or not (is_rooted or hosts <= makes) else rows
+
+
+def _move_outcome(
+    spans: Sequence[Span], rows: Sequence[Row], found: Linear, call: int, moved: dict[int, int]
+) -> bool:
+    """Give the reward of the whole to a call, if it is the only one; return whether that is all."""
+    last = max(position for own in found.calls.values() for position in own)
+    late = [(at, other) for at, other in found.placed if at > last]
+    early = {name for at, _ in found.placed if at < last for name in rows[at][-1]}
+    if all(not early.isdisjoint(rows[at][-1]) for at, _ in late):
+        return True
+    if len(found.calls) > 1 or len(found.placed) > 1 or found.dropped or len(rows) > last + 2:
+        return False
+    parent_id = rows[last + 1][_PARENT]
+    site = next((at for at in range(last) if rows[at][_ID] == parent_id), None)
+    if parent_id is not None and (
+        site is None
+        or rows[site][_PARENT] is not None
+        or spans[site].name == c.SPAN_OPERATION
+        or spans[site].attributes.get(c.OPERATION) in HOSTS
+        or any(own[0] < site for own in found.calls.values())
+    ):
+        return False
+    ((at, other),) = late
+    if other != call:
+        moved[at] = call
+        found.rewards[call] = found.rewards.pop(other)
+    return True
 
 
 def _are_anew(calls: Sequence[Call]) -> bool:

@@ -15,6 +15,9 @@ from lightning_otel.types.values import parse_json
 
 ALREADY_REWARDED: Final = "its call already has a reward of that name, and the first one counts"
 NO_CALL_BEFORE: Final = "no call of the same agent came before it"
+NO_STEP_BEFORE: Final = "every call of the same agent that came before it failed or broke off"
+OUTCOME: Final = "outcome: the last step of the main conversation"
+"""By what a reward was placed that judges the rollout, where another call came later."""
 NOT_A_NUMBER = "the reward's value is not a number"
 NOT_FINITE = "the reward's value is not finite"
 NO_PRIMARY = "the reward names values, but its first and primary one is missing"

@@ -5,28 +5,49 @@ their order, are those of docs/transitions.md. Two conversations are compared wi
 which are each agent's own.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from lightning_otel.adapter import branches, credit, histories
+from lightning_otel.adapter import branches, credit, histories, timeline
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import get_text
-from lightning_otel.adapter.branches import NONE, Links
+from lightning_otel.adapter.branches import Links
 from lightning_otel.adapter.calls import is_call, make_transition, observation_of
 from lightning_otel.adapter.histories import History
+from lightning_otel.adapter.identities import NONE
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.tree import Tree
-from lightning_otel.types import BranchCause, Call, Trajectory, Transition
+from lightning_otel.types import BranchCause, Call, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import parse_json
+
+
+def link_calls(
+    tree: Tree, calls: Mapping[int, Call], hashes: Mapping[int, History]
+) -> dict[str, Links]:
+    """Return how the calls of each agent hang together."""
+    by_agent: dict[str, list[int]] = {}
+    for position, call in calls.items():
+        by_agent.setdefault(call.agent, []).append(position)
+    tools = timeline.find_tools(tree, calls)
+    links: dict[str, Links] = {}
+    for agent, positions in by_agent.items():
+        own = [calls[position] for position in positions]
+        are_marks = not is_call(own[0].span)  # marks made inside tools are one episode
+        tool_of = [NONE if are_marks else tools[position] for position in positions]
+        hashed = [hashes[position] for position in positions]
+        links[agent] = Links(tree, positions, own, hashed, tool_of, are_marks=are_marks)
+    return links
 
 
 def make_trajectories(
     key: AttemptKey,
     tree: Tree,
     calls: Mapping[int, Call],
-    hashes: Mapping[int, History],
+    links: Mapping[str, Links],
     failed: Sequence[int],
     *,
     rewards: Mapping[int, Mapping[str, float]],
@@ -38,24 +59,16 @@ def make_trajectories(
 
     With a discount each step's reward is its return. ``earned`` is the reward of the attempt.
     """
-    by_agent: dict[str, list[int]] = {}
-    for position, call in calls.items():
-        by_agent.setdefault(call.agent, []).append(position)
-    tools = branches.find_tools(tree, calls)
     causes = Causes(tree, calls, failed)
     found: list[Trajectory] = []
-    for agent, positions in by_agent.items():
-        own = [calls[position] for position in positions]
-        has_calls = is_call(own[0].span)  # marks made inside tools are one episode
-        tool_of = [tools[position] if has_calls else NONE for position in positions]
-        links = Links(tree, positions, own, [hashes[position] for position in positions], tool_of)
-        worth = [values.get(position) for position in positions]
+    for agent, own in links.items():
+        worth = [values.get(position) for position in own.positions]
         if gamma is not None:
-            worth = credit.discount_rewards(worth, links.before, gamma)
-        paths = links.paths()
-        made = _make_transitions(key, links, paths, rewards, worth)
+            worth = credit.discount_rewards(worth, own.before, gamma)
+        paths = own.paths()
+        made = _make_transitions(key, own, paths, rewards, worth)
         for branch, (path, cause) in enumerate(
-            zip(paths, causes.name_each(links, paths), strict=True)
+            zip(paths, causes.name_each(own, paths), strict=True)
         ):
             found.append(
                 Trajectory(
@@ -64,7 +77,7 @@ def make_trajectories(
                     agent,
                     branch,
                     tuple([made[node] for node in path]),
-                    is_guess=_is_guess(tree, links, path),
+                    is_guess=_is_guess(tree, own, path),
                     cause=cause,
                     reward=earned,
                 )
@@ -73,11 +86,14 @@ def make_trajectories(
 
 
 def _is_guess(tree: Tree, own: Links, path: Sequence[int]) -> bool:
-    """Return whether only clocks order some of the steps."""
-    return not tree.is_counted and not all(
-        own.is_continued[step]
-        or branches.is_known(tree, own.positions[earlier], own.positions[step])
-        for earlier, step in pairwise(path)
+    """Return whether only clocks order some of the steps, or one may belong elsewhere."""
+    return any(own.is_doubtful[step] for step in path) or (
+        not tree.is_counted
+        and not all(
+            own.is_continued[step]
+            or branches.is_known(tree, own.positions[earlier], own.positions[step])
+            for earlier, step in pairwise(path)
+        )
     )
 
 
@@ -114,6 +130,28 @@ def _make_transitions(
     return made
 
 
+def _find_target(span: Span, named: Mapping[str, str]) -> str | None:
+    """Return the agent that a tool hands over to; None if that is not what the tool does.
+
+    Source: ADK's ``transfer_to_agent``, the swarms of Strands and Agent Framework.
+    """
+    tool = get_text(span.attributes, c.TOOL_NAME)
+    match = _HANDS_OVER.fullmatch(tool) if tool else None
+    if match is None or span.attributes.get(c.OPERATION) != c.EXECUTE_TOOL:
+        return None
+    if match[1].lower() != "agent":
+        return named.get(_slug_of(match[1]))
+    arguments = parse_json(span.attributes.get(c.TOOL_ARGUMENTS))
+    given = arguments if isinstance(arguments, dict) else {}
+    target = given.get("agent_name", given.get("agent"))
+    return named.get(_slug_of(target)) if isinstance(target, str) else None
+
+
+def _slug_of(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+_HANDS_OVER: Final = re.compile(r"(?:transfer|hand_?off)_(?:back_)?to_(.+)", re.IGNORECASE)
 _MOST_ALIKE: Final = 16
 """How many calls that left the same conversation behind are looked at for one."""
 
@@ -143,8 +181,9 @@ class Causes:
                 self._has_caller[node] = (
                     self._has_caller[parent] if is_inside else tree.agents[parent] != ""
                 )
+        named = {_slug_of(agent): agent for agent in tree.agents}
         for position, span in enumerate(tree.spans):
-            target = get_text(span.attributes, c.HANDOFF_TARGET)
+            target = get_text(span.attributes, c.HANDOFF_TARGET) or _find_target(span, named)
             if target is not None and tree.agents[position] != target:
                 self._handed.setdefault(target, position)
 
@@ -207,7 +246,7 @@ class Causes:
         one, other = self._tree.spans[earlier], self._tree.spans[later]
         if one.end_ns is None:
             return "" != one.process != other.process != ""
-        return branches.is_after(self._tree, earlier, later)
+        return timeline.is_after(self._tree, earlier, later)
 
     def _takes_on(self, position: int) -> bool:
         """Return whether a call begins with another agent's history, answer included."""

@@ -108,12 +108,13 @@ class TripletAdapter:
         credit: How a reward reaches a call, if it has no link and was not given inside a call; it
             never goes to another agent's. ``previous``: to the latest call that ended before it, in
             the smallest part of the tree around it that has one; of two for one call the first
-            counts. ``step``: to every call of that part since its last reward. ``agents``: as
+            counts. One that judges the rollout goes to the last step of its main conversation.
+            ``step``: to every call of that part since its last reward. ``agents``: as
             ``previous``, but one given outside any agent to each agent's latest call. ``last``: the
-            rollout's final reward goes to its last call. ``sibling``: to the latest call that ended
-            before it and has the same parent. ``discounted``: placed like ``previous``, then each
-            step gets its
-            discounted return. Or a function of a reward and the calls it may judge.
+            rollout's final reward goes to that last step. ``sibling``: to the latest call that
+            ended before it and has the same parent. ``discounted``: placed like ``previous``, then
+            each step gets its discounted return. Or a function of a reward and the calls it may
+            judge.
         gamma: Discount per step under ``discounted``, 0 to 1.
         compose: Makes the reward of several named ones, such as a :class:`Composition`; by default
             the primary one is the reward.

@@ -209,7 +209,8 @@ class Trajectory:
     """The ordered transitions of one agent on one branch of one attempt.
 
     Attributes:
-        is_guess: Whether only wall clocks say that some step of it came before the next one.
+        is_guess: Whether only wall clocks say that some step of it came before the next one, or
+            a step may belong to another conversation of the same identity.
         cause: Why it is a trajectory of its own: what is known of its first step that lies on no
             earlier trajectory of its agent.
         reward: What its attempt earned, all agents and branches together; a rollout's reward is

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, Final, TypeAlias, TypeVar
 
 from lightning_otel.errors import ConfigError
@@ -139,6 +139,38 @@ def reward_fault(reward: float | None, threshold: float | None) -> str:
     if threshold is None or (reward is not None and reward >= threshold):
         return ""
     return NO_REWARD if reward is None else BELOW
+
+
+def with_rewards(
+    trajectories: Iterable[Trajectory],
+) -> Iterator[tuple[Trajectory, float | None]]:
+    """Yield each trajectory with the last reward along it: what a row of all its steps earned.
+
+    One that was shortened goes on in the trajectory of what followed. Where no step of an attempt
+    has a reward, that of the trajectory is one that an adapter of the user's own gave.
+    """
+    for _, own in groupby(trajectories, lambda path: (path.rollout_id, path.attempt_id)):
+        is_rewarded = False
+        paths: list[Trajectory] = []  # those from the first on that has no reward itself
+        last: list[float | None] = []
+        for path in own:
+            rewards = (step.reward for step in path.transitions[::-1])
+            reward = next((each for each in rewards if each is not None), None)
+            is_rewarded |= reward is not None
+            if reward is not None and not paths:
+                yield path, reward
+            else:
+                paths.append(path)
+                last.append(reward)
+        if not is_rewarded:
+            last = [path.reward for path in paths]
+        ends = {id(path.transitions[-1].next_observation): i for i, path in enumerate(paths)}
+        for later in range(len(paths) - 1, 0, -1):
+            observation = paths[later].transitions[0].observation
+            earlier = ends.get(id(observation)) if paths[later].cause == "compaction" else None
+            if observation and earlier is not None and last[earlier] is None:
+                last[earlier] = last[later]
+        yield from zip(paths, last, strict=True)
 
 
 def distinct(trajectories: Iterable[Trajectory]) -> Iterator[tuple[Transition, Trajectory]]:

@@ -24,6 +24,7 @@ from lightning_otel.dataset.formats.format import (
     distinct,
     origin,
     reward_fault,
+    with_rewards,
 )
 from lightning_otel.dataset.formats.groups import group_of
 from lightning_otel.types import TrainingRow, Trajectory, Transition
@@ -33,7 +34,7 @@ _IGNORED: Final = -100
 
 
 class Sequence(NamedTuple):
-    """A training row with the reward of its rollout."""
+    """A training row with the last reward along its trajectory."""
 
     row: TrainingRow
     reward: float | None
@@ -49,15 +50,15 @@ def sequences(trajectories: Iterable[Trajectory]) -> Iterator[Sequence | LeftOut
     for _, found in groupby(trajectories, lambda each: (each.rollout_id, each.attempt_id)):
         attempt = list(found)
         worth: dict[tuple[str, str], float | None] = {}
-        for trajectory in attempt:
+        for trajectory, reward in with_rewards(attempt):
             for step in trajectory.transitions:
-                worth.setdefault((step.trace_id, step.span_id), trajectory.reward)
+                worth[step.trace_id, step.span_id] = reward
         for step, _ in distinct(attempt):
             if not is_trainable(step):
                 yield LeftOut(step, _why_no_ids(step))
         for row in rows_of(attempt):
-            first = row.transitions[0]
-            yield Sequence(row, worth[first.trace_id, first.span_id])
+            last = row.transitions[-1]
+            yield Sequence(row, worth[last.trace_id, last.span_id])
 
 
 def compared(

@@ -22,6 +22,7 @@ from lightning_otel.dataset.formats.format import (
     other_choices,
     reward_fault,
     step_rows,
+    with_rewards,
 )
 from lightning_otel.dataset.formats.groups import Pair, pair_rows
 from lightning_otel.messages.chat import tools_of
@@ -38,11 +39,10 @@ class _Conversation(NamedTuple):
 def make_sft(trajectories: Iterable[Trajectory], *, threshold: float | None = None) -> Made:
     """Yield one row a conversation; a prompt that does not go on from it begins a new one.
 
-    With ``assistant_only_loss=True`` every assistant turn of a row is trained. Rollouts whose
-    reward is below the threshold are left out.
+    With ``assistant_only_loss=True`` every assistant turn of a row is trained. Trajectories whose
+    last reward is below the threshold are left out.
     """
-    for trajectory in trajectories:
-        reward = trajectory.reward
+    for trajectory, reward in with_rewards(trajectories):
         if fault := reward_fault(reward, threshold):
             yield from (LeftOut(step, fault) for step in trajectory.transitions)
             continue
