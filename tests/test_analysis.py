@@ -13,7 +13,7 @@ from lightning_otel import Store
 from lightning_otel.adapter.outline import outline
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.messages import message, tool_call_part
-from lightning_otel.types import Span
+from lightning_otel.types import Event, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.views.analysis import Analysis, analyze, analyze_episode
 
@@ -107,6 +107,15 @@ def test_an_error_is_told_where_it_began() -> None:
     found = told(of(forest))
 
     assert found["error"] == ["search: Timeout after 3 s"]
+
+
+def test_an_exception_is_told_with_its_type_and_message() -> None:
+    """A tool's span may tell of it in an event alone."""
+    forest = Forest()
+    raised = {c.EXCEPTION_TYPE: "KeyError", c.EXCEPTION_MESSAGE: "'city'"}
+    forest.make("tool", status="ERROR", events=(Event("exception", 1, raised),))
+
+    assert told(of(forest))["error"] == ["tool: KeyError 'city'"]
 
 
 def test_many_of_a_kind_are_one_finding() -> None:

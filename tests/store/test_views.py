@@ -42,6 +42,21 @@ REQUESTS = (
 )
 
 
+def test_a_call_has_the_agent_around_it_and_a_stream_is_counted_once(store: Store) -> None:
+    """A framework's record may end before the request that it prepares begins."""
+    ours = f"@scope={c.SCOPE}@model=m"
+    drawing = (
+        f"A[ w( a@id=r1@at=1-2{ours} ) ] root( prepare@at=9-9@scope={OTHER}@model=m"
+        f" stream@at=9-10@scope={OTHER}@model=m b@id=r2@at=10-12{ours} )"
+    )
+    store.add(draw(drawing).spans)
+
+    rows = store.sql("SELECT agent, response_id FROM calls ORDER BY response_id").rows()
+
+    assert [tuple(row.values()) for row in rows] == [("A", "r1"), (None, "r2")]
+    assert store.sql("SELECT calls FROM rollouts").rows() == [{"calls": 2}]
+
+
 @pytest.mark.parametrize(("ours", "theirs", "calls"), REQUESTS)
 def test_a_request_that_several_makes_recorded_is_one_call(
     store: Store, ours: str, theirs: str, calls: int

@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 
 _OVERLAP: Final = "kept.start_ns <= other.end_ns AND other.start_ns <= kept.end_ns"
+_SOON_NS: Final = 1_000_000_000
 _HAS_NO_ID: Final = "(kept.response_id IS NULL OR other.response_id IS NULL)"
 
 DUPLICATE_CALLS: Final = f"""
 requests AS MATERIALIZED (
   SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, operation,
     scope, process, response_id, model, start_ns, coalesce(end_ns, start_ns) AS end_ns,
-    end_ns IS NOT NULL AND status IS DISTINCT FROM 'ERROR' AS is_done
+    end_ns IS NOT NULL AND status IS DISTINCT FROM 'ERROR' AS is_done,
+    response_id IS NULL AND input_tokens IS NULL AND output_tokens IS NULL AS is_bare
   FROM spans WHERE operation IN ({CALL_OPERATIONS})
 ),
 others AS MATERIALIZED (SELECT * FROM requests WHERE scope <> {quote_text(c.SCOPE)}),
@@ -61,24 +63,56 @@ repeated AS MATERIALIZED (
       AND coalesce(
         starts_with(kept.model, other.model) OR starts_with(other.model, kept.model), true)
       AND (kept.span_id, other.scope) NOT IN (SELECT kept_id, scope FROM same_answer)
+    UNION ALL
+    -- A record of a stream may end, and one of its preparation does, before the request begins.
+    SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN requests AS kept
+      ON kept.trace_id = other.trace_id
+        AND kept.parent_span_id IS NOT DISTINCT FROM other.parent_span_id
+    WHERE other.is_bare AND kept.scope = {quote_text(c.SCOPE)}
+      AND kept.start_ns BETWEEN other.start_ns AND other.end_ns + {_SOON_NS}
+      AND coalesce(
+        starts_with(kept.model, other.model) OR starts_with(other.model, kept.model), true)
   ) GROUP BY ALL
 )"""
 """Common table expressions over ``spans``: ``repeated`` holds the calls of others' instrumentors
 that stand for a request another record tells of, ``kept_id``: by its response id; because the one
-stands in the other, of one make the inner one with the outer one's id; or because it overlaps one
-of ours that nothing else of that instrumentor stands for. The adapter's ``duplicates`` looks at
-what was asked and answered, which no count should have to read."""
+stands in the other, of one make the inner one with the outer one's id; because it overlaps one of
+ours that nothing else of that instrumentor stands for; or because it has neither id nor usage, and
+one of ours began beside it at once. The adapter's ``duplicates`` looks at what was asked and
+answered, which no count should have to read."""
+
+_FARTHEST: Final = 256
+_CALL_OWNERS: Final = f"""
+WITH RECURSIVE ancestors AS MATERIALIZED (
+  SELECT hash(trace_id, span_id) AS span, agent,
+    CASE WHEN parent_span_id IS NOT NULL THEN hash(trace_id, parent_span_id) END AS above,
+    coalesce(operation IN ({CALL_OPERATIONS}), false) AS is_call
+  FROM spans
+),
+owner_search AS (
+  SELECT span, above, NULL::VARCHAR AS owner, 0 AS level FROM ancestors
+  WHERE is_call AND agent IS NULL AND above IS NOT NULL
+    AND EXISTS (FROM ancestors WHERE agent IS NOT NULL)
+  UNION ALL
+  SELECT below.span, ancestors.above, ancestors.agent, level + 1
+  FROM owner_search AS below JOIN ancestors ON ancestors.span = below.above
+  WHERE owner IS NULL AND level < {_FARTHEST}
+)
+SELECT span, any_value(owner) AS owner FROM owner_search WHERE owner IS NOT NULL GROUP BY ALL"""
+"""The agent of each call that names none: that of the nearest span above which names one."""
 
 # The common table expressions stand within: on top of a view they have a mere count(*) read every
 # column, message bodies and all (DuckDB 2.0).
 CALLS: Final = f"""
-SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id, agent, operation,
+SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id,
+  coalesce(agent, owner) AS agent, operation,
   provider, model, response_id, start_ns, end_ns, (end_ns - start_ns) / 1e6 AS duration_ms, status,
   {attribute_sql(c.ERROR_TYPE)} AS error_type, input_tokens, output_tokens,
   attributes->'$."{c.FINISH_REASONS}"' AS finish_reasons,
   system_instructions, input_messages, output_messages, tool_definitions,
   prompt_token_ids, response_token_ids, response_logprobs, process, sequence
 FROM spans ANTI JOIN (WITH {DUPLICATE_CALLS} FROM repeated) AS repeated USING (trace_id, span_id)
+  LEFT JOIN ({_CALL_OWNERS}) AS owners ON owners.span = hash(trace_id, span_id)
 WHERE operation IN ({CALL_OPERATIONS})"""
 
 _NAME: Final = f"coalesce({attribute_sql(c.REWARD_NAME)}, {attribute_sql(c.EVALUATION_NAME)})"

@@ -172,7 +172,11 @@ def _group(
 def _word_error(node: Node) -> str:
     get = node.span.attributes.get
     who = f"{node.span.name} {get(c.OPERATION_NAME) or ''}".rstrip()
-    words = " ".join(str(word) for word in (get(c.ERROR_TYPE), node.span.status_message) if word)
+    events = [each.attributes for each in node.span.events if c.EXCEPTION_TYPE in each.attributes]
+    raised = events[-1] if events else {}
+    kind = get(c.ERROR_TYPE) or raised.get(c.EXCEPTION_TYPE)
+    message = node.span.status_message or raised.get(c.EXCEPTION_MESSAGE)
+    words = " ".join(str(word) for word in (kind, message) if word)
     return one_line(f"{who}: {words or 'failed'}", _LONGEST)
 
 
