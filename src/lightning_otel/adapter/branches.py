@@ -160,11 +160,11 @@ class Links:
             for other in ended:
                 if self.hashes[other].prefixes:
                     given[self.hashes[other].given] = other
-                remarks.add_answer(other)
                 if final[self._root[other]] == other and self._root[other] in grown:
                     over.add(self._identities.group(other))
-                if self._root[other] in grown or self.is_compacted[other]:
-                    remarks.add(other, self.conversations[other], self._shared[other])
+                is_grown = self._root[other] in grown
+                own = self.conversations[other]
+                remarks.add(other, own, self._shared[other], is_grown=is_grown)
             previous = self.before[call]
             again = shortened = NONE
             if previous == NONE:
@@ -175,7 +175,8 @@ class Links:
 
                     def is_over(latest: int, call: int = call, own: int = own) -> bool:
                         if own != NONE:
-                            return self.conversations[latest] == own
+                            is_own = self.conversations[latest] == own
+                            return is_own and remarks.is_smaller(call, latest)
                         return self._is_over(final[self._root[latest]], call)
 
                     shortened = remarks.find(call, self._shared[call], is_over)
@@ -185,7 +186,8 @@ class Links:
                 self.before[call] = self.before[again]
                 self.conversations[call] = self.conversations[again]
             elif shortened != NONE:
-                self.is_compacted[call], self.is_continued[call] = 1, 0
+                self.is_compacted[call] = remarks.is_smaller(call, shortened)
+                self.is_continued[call] = 0
                 self.is_doubtful[call] |= call in remarks.doubtful
                 self.before[call] = shortened
             elif previous == NONE:

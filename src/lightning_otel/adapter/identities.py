@@ -202,18 +202,18 @@ class Remarks:
         self._said: dict[int, list[int]] = {}
         self._latest: dict[int, int] = {}  # of each conversation, by when these ended
         self._ends: dict[int, deque[int]] = {}
+        self._grown: set[int] = set()
         self._answers: deque[int] = deque(maxlen=_LATEST)
-
-    def add_answer(self, call: int) -> None:
-        """Add what a call answered, which may be a summary."""
-        self._answers.append(call)
 
     def latest_of(self, conversation: int) -> int:
         """Return the call of a conversation that ended last, or -1."""
         return self._latest.get(conversation, NONE)
 
-    def add(self, call: int, conversation: int, length: int) -> None:
+    def add(self, call: int, conversation: int, length: int, *, is_grown: bool) -> None:
         """Add a call that ended, of whose messages so many are known from the one before."""
+        self._answers.append(call)
+        if is_grown:
+            self._grown.add(conversation)
         self._latest.pop(conversation, None)
         self._latest[conversation] = call
         self._ends.setdefault(conversation, deque(maxlen=2)).append(call)
@@ -227,22 +227,23 @@ class Remarks:
                 holders.append(conversation)
 
     def find(self, call: int, length: int, is_over: Callable[[int], bool]) -> int:
-        """Return the latest call of the conversation that a prompt goes on with less of, or -1.
+        """Return the latest call of the conversation that a prompt goes on with, or -1.
 
         It repeats something said there after so many messages that it has in common with a call.
+        With less of it than was said; with more if its answers were edited.
         """
         rest = self._calls[call].observation[length:]
         for each in reversed(rest):
             if each.get("role") in RULES:
                 continue
             for conversation in reversed(self._said.get(message_key(each), ())[-_MOST_ALIKE:]):
-                if self._is_shortened(call, conversation, is_over):
+                if self._goes_on(call, conversation, is_over):
                     return self._latest[conversation]
         if self._has_summary(rest):
             matches = [
                 conversation
                 for conversation in islice(reversed(self._latest), _MOST_ALIKE)
-                if self._is_shortened(call, conversation, is_over)
+                if self._goes_on(call, conversation, is_over)
             ]
             if matches:
                 self.doubtful |= {call} if len(matches) > 1 else set()
@@ -267,15 +268,16 @@ class Remarks:
         answer = plain_text(self._calls[call].action[:1]).strip()
         return len(answer) >= _SHORTEST and answer in text
 
-    def _is_shortened(self, call: int, conversation: int, is_over: Callable[[int], bool]) -> bool:
+    def _goes_on(self, call: int, conversation: int, is_over: Callable[[int], bool]) -> bool:
         latest = self._latest[conversation]
         return (
-            self._is_smaller(call, latest)
+            (conversation in self._grown or not self.is_smaller(call, latest))
             and is_over(latest)
             and self._identities.may_shorten(call, latest)
         )
 
-    def _is_smaller(self, call: int, latest: int) -> bool:
+    def is_smaller(self, call: int, latest: int) -> bool:
+        """Return whether a call was given no more messages than another, or fewer tokens."""
         if len(self._histories[call].prefixes) <= len(self._histories[latest].prefixes):
             return True
         size, other = (
