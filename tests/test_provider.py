@@ -405,17 +405,16 @@ ask("last")
     [
         ("opentelemetry.instrumentation.fastapi", "SERVER", {}, True),
         ("__main__", "CONSUMER", {}, True),
-        ("__main__", "INTERNAL", {}, True),
+        ("__main__", "INTERNAL", {}, False),
         ("openinference.instrumentation.langchain", "INTERNAL", {}, False),
         ("a_framework", "INTERNAL", {"gen_ai.operation.name": "invoke_agent"}, False),
-        ("autogen SingleThreadedAgentRuntime", "CONSUMER", {}, False),
         ("opentelemetry.instrumentation.httpx", "CLIENT", {}, False),
     ],
 )
 def test_process_is_one_rollout_but_for_those_it_opens_itself(
     process: Process, scope: str, kind: str, attributes: dict[str, str], is_own: bool
 ) -> None:
-    """All it does belongs to one, but for a recording, a request it answers, a task it spans."""
+    """All it does belongs to one, but for a recording, and a request or message it answers."""
     done = process.run(OPENS.format(scope=scope, kind=kind, attributes=attributes))
 
     said = {span.attributes.get(c.MESSAGE_BODY): span for span in process.spans()}
@@ -425,6 +424,85 @@ def test_process_is_one_rollout_but_for_those_it_opens_itself(
     assert said["last"].rollout_id == of_process != said["first"].trace_id
     assert {said["inside"].rollout_id, said["deeper"].rollout_id} == {inside}
     assert len({of_process, said["traced"].rollout_id, said["named"].rollout_id}) == 3
+
+
+PIPELINES = {
+    "instrument": "provider.start_process()",
+    "processor": "own_provider(lo.LightningSpanProcessor()); lo.instrument()",
+    "exporter": "own_provider(batch()); lo.instrument()",
+    "late provider": "lo.instrument(); own_provider(batch())",
+}
+DIVIDES = """
+import time
+from opentelemetry import propagate
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+def batch():
+    return BatchSpanProcessor(lo.DuckDBSpanExporter(), schedule_delay_millis=20)
+SETUP
+tracer = trace.get_tracer("a_framework")
+def ask(which):
+    with tracer.start_as_current_span("step"):
+        time.sleep(0.05)  # longer than a batch waits
+        lo.emit_message(which)
+def ids_of(span):
+    span = span.get_span_context()
+    return span.trace_id, span.span_id
+def serve(which, kind, ids=None, links=()):
+    carrier = {"traceparent": "00-%032x-%016x-01" % ids} if ids else {}
+    context = propagate.extract(carrier, Context())
+    with tracer.start_as_current_span("x", context, kind, links=links):
+        ask(which)
+ask("first")
+for name in ("run one", "run two"):
+    span = tracer.start_span(name)
+    span.set_attribute("gen_ai.operation.name", "invoke_agent")
+    with trace.use_span(span, end_on_exit=True):
+        ask(name)
+for kind in (SpanKind.SERVER, SpanKind.CONSUMER):
+    serve(f"root {kind.name}", kind)
+    serve(f"remote {kind.name}", kind, (kind.value, 5))
+with tracer.start_as_current_span("create", kind=SpanKind.PRODUCER) as produced:
+    pass
+serve("sent within", SpanKind.CONSUMER, ids_of(produced))
+serve("linked within", SpanKind.CONSUMER, links=[Link(produced.get_span_context())])
+serve("linked elsewhere", SpanKind.CONSUMER, links=[Link(SpanContext(11, 12, True, TraceFlags(1)))])
+with tracer.start_as_current_span("post", kind=SpanKind.CLIENT) as post:
+    serve("own client", SpanKind.SERVER, ids_of(post))
+    ask("after own client")
+lo.emit_reward(1.0)
+shutdown = getattr(trace.get_tracer_provider(), "shutdown", None)
+shutdown() if shutdown else None
+"""
+SERVED = {
+    "root SERVER", "remote SERVER", "root CONSUMER", "remote CONSUMER", "linked elsewhere",
+    "own client",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_frameworks_spans_never_divide_a_process_and_requests_do(
+    process: Process, pipeline: str
+) -> None:
+    """Whenever they set their attributes; a message divides if its producer is elsewhere."""
+    done = process.run(DIVIDES.replace("SETUP", PIPELINES[pipeline]))
+
+    spans = process.spans()
+    rollouts = {
+        span.attributes[c.MESSAGE_BODY]: span.rollout_id
+        for span in spans
+        if c.MESSAGE_BODY in span.attributes
+    }
+    served = {name: rollouts.pop(name) for name in SERVED}
+    (of_process,) = set(rollouts.values())
+    assert done.stderr == ""
+    assert len({of_process, *served.values()}) == 1 + len(SERVED)
+    assert {span.rollout_id for span in spans if span.name == c.SPAN_ANNOTATION} == {of_process}
+    # Each rollout holds the spans around its messages, and there is none without a message.
+    assert {span.rollout_id for span in spans} == {of_process, *served.values()}
+    found = process.store.sql("SELECT rollout_id FROM rollouts").rows()
+    assert len(found) == 1 + len(SERVED)
 
 
 @pytest.mark.parametrize("first", ["agents import BaseChatAgent", "teams import BaseGroupChat"])

@@ -101,6 +101,7 @@ DISABLED: Final = Setting[tuple[str, ...]](
     "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", (), _parse_names)
 RUN: Final = _flag("LIGHTNING_OTEL_RUN", False)
 RUN_AGENT: Final = _text("LIGHTNING_OTEL_RUN_AGENT")
+RUN_IS_NAMED: Final = _flag("LIGHTNING_OTEL_RUN_IS_NAMED", False)
 ROLLOUT: Final = _text("LIGHTNING_OTEL_ROLLOUT_ID")
 ATTEMPT: Final = _text("LIGHTNING_OTEL_ATTEMPT_ID", "1")
 
@@ -153,7 +154,7 @@ SETTINGS: Final[tuple[Setting[Any], ...]] = (
 # fmt: on
 OURS: Final = frozenset(
     each.name
-    for each in (*SETTINGS, RUN, RUN_AGENT, ROLLOUT, ATTEMPT)
+    for each in (*SETTINGS, RUN, RUN_AGENT, RUN_IS_NAMED, ROLLOUT, ATTEMPT)
     if each.name.startswith(PREFIX)
 )
 """Every variable of our own that is read."""
@@ -368,6 +369,7 @@ def child_environment(
     trace_parent: str,
     startup: Path,
     agent: str | None = None,
+    is_named: bool = False,
     transforms: Sequence[str] = (),
     enable_retokenization_fix: bool = False,
     apply: bool = False,
@@ -377,9 +379,15 @@ def child_environment(
 
     What the environment asks for already stays: a run around this one may have named the agent,
     transforms and switches. The ``sitecustomize`` of the folder ``startup`` switches tracing on.
+    Where the user named the rollout, its task or its judge, blocks in it are parts of it.
     """
     named = ",".join((*TRANSFORMS.read(), *transforms))
-    is_on = {RETOKENIZATION_FIX: enable_retokenization_fix, APPLY: apply, DEBUG: debug}
+    is_on = {
+        RETOKENIZATION_FIX: enable_retokenization_fix,
+        APPLY: apply,
+        DEBUG: debug,
+        RUN_IS_NAMED: is_named,
+    }
     return {
         **os.environ,
         **({RUN_AGENT.name: agent} if agent else {}),

@@ -159,6 +159,68 @@ def test_run_applies_the_reward_evaluator(family: Family) -> None:
     assert span.attributes[f"{c.REWARD_PREFIX}.1.value"] == 1.0
 
 
+TASKS = """\
+import asyncio, multiprocessing, sys
+import lightning_otel as lo
+
+async def solve(task):
+    async with lo.auto_trace(task=task):
+        await asyncio.sleep(0.02)
+        with lo.auto_trace(task="a part"):
+            lo.emit_action("say", task)
+        lo.emit_reward(float(len(task)))
+
+async def solve_all():
+    await asyncio.gather(*map(solve, ("a", "bb", "ccc")))
+
+def work(task):
+    asyncio.run(solve(task))
+
+if __name__ == "__main__":
+    asyncio.run(solve_all())
+    process = multiprocessing.get_context("fork").Process(target=work, args=("dddd",))
+    process.start(); process.join()
+    if "outside" in sys.argv:
+        with lo.auto_trace():  # names no task
+            lo.emit_action("say", "outside")
+        with lo.context(task="five"):
+            lo.emit_reward(5.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "rewards"),
+    [
+        ([], [], [1.0, 2.0, 3.0, 4.0]),
+        ([], ["outside"], [1.0, 2.0, 3.0, 4.0, 5.0]),
+        (["--agent", "a"], [], [1.0, 2.0, 3.0, 4.0]),
+        (["--rollout-id", "r"], [], [10.0]),
+        (["--task", "all"], [], [10.0]),
+        (["--reward-evaluator", "judge:gives_nothing"], [], [10.0]),
+    ],
+)
+def test_run_keeps_tasks_apart_unless_it_is_one(
+    options: list[str], arguments: list[str], rewards: list[float], spawn: Cli, tmp_path: Path
+) -> None:
+    """Each block with a task is a rollout, several at once too; what stands outside is another."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "judge.py").write_text(JUDGE)
+    store = Store(tmp_path / "t" / "t.duckdb")
+
+    done = spawn(
+        "run", "--store", store.name, *options, "--", sys.executable, "tasks.py", *arguments,
+        cwd=tmp_path,
+    )  # fmt: skip
+
+    assert (done.returncode, "4 rewards" in done.stderr) == (0, not arguments)
+    found = store.sql("SELECT reward FROM rollouts ORDER BY reward").rows()
+    assert [row["reward"] for row in found] == rewards
+    steps = store.transitions()
+    assert len({step.rollout_id for step in steps}) == len(rewards)
+    assert sum(step.reward for step in steps) == sum(rewards)
+    assert "stored: " not in done.stderr
+
+
 def test_run_says_what_was_kept(family: Family) -> None:
     """The closing line counts spans, calls and rewards, also of rollouts the program named."""
     done, store = family

@@ -136,7 +136,8 @@ def test_exporter_appends_batches(store: Store) -> None:
     assert not is_made_early
     assert (root.name, child.name) == ("parent", "child")
     assert child.parent_span_id == root.span_id
-    assert child.attributes == {"raw": "eA=="}
+    assert child.rollout_id == root.rollout_id != root.trace_id
+    assert child.attributes == root.attributes | {"raw": "eA=="}
     assert root.events[0].name == "tick"
     assert store.settle().rows == 2
 

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanContext, SpanKind
+from opentelemetry.trace import SpanContext
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import config, debugging
@@ -59,6 +59,9 @@ class SpanSink(Protocol):
     def ended(self, span: Any, body: Mapping[str, str]) -> None:
         """Keep an ended SDK span; ``body`` holds the content that is not on the span."""
 
+    def stamps_of(self, trace_id: int, span_id: int) -> Mapping[str, AttributeValue] | None:
+        """Return the stamps of a span that has not ended, as they were given; None of others."""
+
 
 class ResourceAssigner(Protocol):
     """Gives what a request is to be made with; never raises, and never waits for long."""
@@ -85,8 +88,9 @@ class Frame:
         recording: Whose frame it is; None for the frame of a whole process.
         asks_for_ids: Whether requests ask their server for the token ids it works with.
         assigner: Gives what requests are made with instead of what the agent wrote, if anything.
-        process_stamps: As ``stamps``, in traces alone that no span of the program's own opened.
+        process_stamps: As ``stamps``, for what belongs to no request that the process serves.
         transforms: Functions that spans pass through before they are kept.
+        has_tasks: Whether a block in it that names a task is a rollout of its own.
     """
 
     sink: SpanSink | None
@@ -97,6 +101,7 @@ class Frame:
     assigner: ResourceAssigner | None = None
     process_stamps: Mapping[str, AttributeValue] = field(default_factory=dict)
     transforms: Sequence[Any] = ()
+    has_tasks: bool = False
 
 
 class _Process:
@@ -114,6 +119,7 @@ class _Process:
             such as its own context variable; asked for every operation, in order, so they must be
             quick.
         meter: Records model calls as metrics; None where the program has no meter provider.
+        watch_starts: Joins the program's provider for an exporter of ours, until that is done.
     """
 
     def __init__(self) -> None:
@@ -127,6 +133,7 @@ class _Process:
         self.asks_for_ids = config.RETOKENIZATION_FIX.read()
         self.frameworks: Mapping[Callable[[], Any], None] = {}
         self.meter: CallMeter | None = None
+        self.watch_starts: Callable[[], None] | None = None
 
 
 process: Final = _Process()
@@ -139,6 +146,12 @@ def refresh_settings() -> None:
     process.meter = guard_call(find_meter, process.meter)
     if process.frame is not None:
         process.frame = replace(process.frame, asks_for_ids=process.asks_for_ids)
+
+
+def watch_starts() -> None:
+    """Let exporters of ours know of spans as they start, if there is a provider by now."""
+    if process.watch_starts is not None:
+        guard_call(process.watch_starts)
 
 
 def content_policy() -> config.Content:
@@ -163,15 +176,94 @@ def begin_rollout() -> dict[str, AttributeValue]:
 
 
 def current_frame(context: Context | None = None) -> Frame | None:
-    """The frame of a context (default: the current one), else the process's own."""
-    held = otel_context.get_current() if context is None else context
-    frame = held.get(_FRAME_KEY)
-    return frame if isinstance(frame, Frame) else process.frame
+    """The frame of a context (default: the current one), else of the recording it is within."""
+    if context is None:
+        context = otel_context.get_current()
+    frame = context.get(_FRAME_KEY)
+    return frame if isinstance(frame, Frame) else _find_frame(context)
 
 
 def set_frame(frame: Frame, context: Context | None = None) -> Context:
     """A context that carries the frame."""
     return otel_context.set_value(_FRAME_KEY, frame, context)
+
+
+def framed_context(context: Context | None = None) -> Context:
+    """The context (default: the current one), with the frame of the recording it is within.
+
+    A library may attach a context of its own within a recording, such as one that it reads from a
+    message. What begins there stands in that context's span, if it has one.
+    """
+    if context is None:
+        context = otel_context.get_current()
+    if context.get(_FRAME_KEY) is not None:
+        return context
+    frame, ours = _find_frame(context), _attached_here.get()
+    if frame is None or frame is process.frame:
+        return context
+    if ours is not None and not trace.get_current_span(context).get_span_context().is_valid:
+        context = trace.set_span_in_context(trace.get_current_span(ours), context)
+    return set_frame(frame, context)
+
+
+class _OpenFrame(NamedTuple):
+    """The frame of a block that has not ended.
+
+    Attributes:
+        frame: The frame.
+        trace_id: The trace that the block stands in; 0 if none had begun.
+        owns_trace: Whether the trace began with the block.
+    """
+
+    frame: Frame
+    trace_id: int
+    owns_trace: bool
+
+
+_open_frames: Final[dict[int, _OpenFrame]] = {}
+"""By the frame's identity; a trace goes on where a context is lost."""
+
+
+def open_frame(frame: Frame, around: SpanContext, root: SpanContext) -> None:
+    """Note that a block begins, with the span around it and its own; either may be invalid."""
+    owns_trace = root.trace_id != around.trace_id
+    _open_frames[id(frame)] = _OpenFrame(frame, root.trace_id, owns_trace)
+
+
+def close_frame(frame: Frame) -> None:
+    """Note that a block ends."""
+    _open_frames.pop(id(frame), None)
+
+
+def _find_frame(context: Context) -> Frame | None:
+    """Return the frame of a context that holds none.
+
+    It is that of its span, by the open spans or by the trace; else of the innermost block that
+    this task or thread is in; else the process's.
+    """
+    ours = _attached_here.get()
+    if ours is None and not _open_frames:
+        return process.frame
+    found = ours.get(_FRAME_KEY) if ours is not None else None
+    nearest = found if isinstance(found, Frame) else None
+    span = trace.get_current_span(context).get_span_context()
+    return frame_of_span(span, nearest) or process.frame
+
+
+def frame_of_span(span: SpanContext, nearest: Frame | None) -> Frame | None:
+    """Return the frame of an open block that a span belongs to, else the nearest one."""
+    blocks = list(_open_frames.values()) if span.is_valid else []
+    for block in reversed(blocks):
+        sink, stamps = block.frame.sink, block.frame.stamps
+        if sink is not None and sink.stamps_of(span.trace_id, span.span_id) is stamps:
+            return block.frame
+    in_trace = [block for block in blocks if block.trace_id == span.trace_id]
+    if not any(block.frame is nearest for block in in_trace):
+        for block in reversed(in_trace):
+            # In a trace that began outside the span may stand outside, too.
+            if block.owns_trace or (nearest or process.frame) is None:
+                return block.frame
+    return nearest
 
 
 class attach_context:  # noqa: N801  # used as a function; a generator would cost a call a microsecond more
@@ -192,6 +284,9 @@ class attach_context:  # noqa: N801  # used as a function; a generator would cos
 
     def __exit__(self, *exc: object) -> None:
         if otel_context.get_current() is not self._context:
+            if _attached_here.get() is self._context:  # another's context was left on top of it
+                with contextlib.suppress(ValueError):
+                    _attached_here.reset(self._mark)
             return
         try:
             _attached_here.reset(self._mark)
@@ -251,28 +346,6 @@ def is_wanted_of_one() -> bool:
     return True
 
 
-_LIBRARIES: Final = ("autogen", "litellm", "openinference.", "opentelemetry.instrumentation.")
-"""Beginnings of the names under which libraries make spans of models and agents."""
-_MODEL_KEYS: Final = ("gen_ai.", "llm.", "openinference.", "traceloop.")
-
-
-def is_of_program(span: Any) -> bool:
-    """Return whether a span tells of a request or a task of the program, which is a rollout then.
-
-    Not one of a model, an agent or a recording, whichever library made it.
-    """
-    scope = getattr(getattr(span, "instrumentation_scope", None), "name", "")
-    kind = getattr(span, "kind", None)
-    if kind in (SpanKind.SERVER, SpanKind.CONSUMER):
-        return not scope.startswith("autogen")  # messages between agents
-    return (
-        kind is SpanKind.INTERNAL
-        and scope != c.SCOPE
-        and not scope.startswith(_LIBRARIES)
-        and not any(key.startswith(_MODEL_KEYS) for key in span.attributes or ())
-    )
-
-
 class SpanState:
     """What is kept with the ids of an ended span, and goes into no copy of them.
 
@@ -282,11 +355,15 @@ class SpanState:
         body: The span's content, while it ends, and until it is exported.
         sink: Where a processor keeps the span; of two processors in a process the first one does.
         is_kept: Whether its end was kept.
+        rollout: Stamps of its rollout, in a process that records all it does.
+        stamps: Stamps of its record, where exporters of ours wait for it.
     """
 
     body: Mapping[str, str] = NO_BODY
     sink: SpanSink | None = None
     is_kept = False
+    rollout: Mapping[str, AttributeValue] | None = None
+    stamps: Mapping[str, AttributeValue] | None = None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # who unpickles a copy may have no lightning-otel

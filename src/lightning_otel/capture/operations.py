@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -12,10 +12,9 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel.capture import (
     NO_BODY,
-    begin_rollout,
     current_frame,
+    framed_context,
     guard_call,
-    is_of_program,
     process,
     state_of,
 )
@@ -31,8 +30,6 @@ _NUMBERS = frozenset(
     {c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS, c.LOGPROB_TOKEN_IDS}
 )
 """Content that holds no words: base64 can look like a secret by chance, and must not be changed."""
-_EXPORTED_ROLLOUT: Final[Mapping[str, Any]] = begin_rollout()
-"""Stamps, for exporters, of what the process does in none of the program's own traces."""
 
 
 class Operation:
@@ -163,7 +160,7 @@ class Operation:
         context = self.span.get_span_context()
         is_exported = process.exporters and context.trace_flags.sampled
         kept = state_of(context)
-        kept.body = {**self._process_stamps(), **body} if is_exported else body
+        kept.body = body
         try:
             self.span.end()
         finally:
@@ -171,16 +168,6 @@ class Operation:
                 kept.body = NO_BODY
             if process.meter is not None:
                 guard_call(process.meter.note_end, self.span)
-
-    def _process_stamps(self) -> Mapping[str, str]:
-        """Return the stamps for an exporter alone, where no frame gave the span any."""
-        if current_frame(self.parent) is not None:
-            return NO_BODY
-        top = self
-        while top.outer is not None:
-            top = top.outer
-        around = trace.get_current_span(top.parent)
-        return NO_BODY if is_of_program(around) else _EXPORTED_ROLLOUT
 
 
 def operation_of(context: Context | None = None) -> Operation | None:
@@ -242,7 +229,7 @@ def parent_context(context: Context | None = None) -> Context:
     That is a framework's innermost operation, where the framework calls us in a context that knows
     nothing of it; and the frame's parent span, where the context holds no span of its own.
     """
-    context = _outside_ended_call(otel_context.get_current() if context is None else context)
+    context = _outside_ended_call(framed_context(context))
     for innermost in process.frameworks:
         operation: Operation | None = guard_call(innermost)
         if operation is None or operation.encloses(context):

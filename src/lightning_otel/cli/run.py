@@ -30,12 +30,15 @@ if TYPE_CHECKING:
     from lightning_otel.dataset import Store
     from lightning_otel.exporters.forwarding import Forwarder
     from lightning_otel.tracing import Options, Recording
+    from lightning_otel.types import Span
 
 _NOTHING_CAPTURED = 3
 _NO_SPAN = (
     "the program made no span; does it call a model through a library that is known, in a Python "
     "that has lightning-otel, without -I, -E or -S?"
 )
+_NAMES = ("rollout_id", "task", "reward_evaluator")
+"""Options that make a run one rollout, whatever tasks the program records in it."""
 _FAILED_FIRST = "the program failed, and had made no span before"
 
 
@@ -157,6 +160,7 @@ class _Run:
     _problem: LightningOtelError | None = None
     _forwarder: "Forwarder | None" = None
     _is_whole: bool = False
+    _counts: Mapping[str, Any] | None = None
 
     def run(self, program: Sequence[str]) -> int:
         self._problem = _find_problem(self._opened)
@@ -172,7 +176,11 @@ class _Run:
 
         assert self._opened.layout is not None
         provider.leave_otlp_to_the_store()
-        scope = tracing.Scope(self._options, self._name)
+        options = self._options
+        is_named = any(options.get(name) is not None for name in _NAMES)
+        if not is_named:
+            options = {**options, "transforms": [self._keep_root]}
+        scope = tracing.Scope(options, self._name)
         recording = self._recording = scope.opened
         recording.span_processes()
         if config.wants_otlp():
@@ -183,7 +191,7 @@ class _Run:
             )
         try:
             environment = _make_environment(
-                self._opened, recording, self._options, self._transforms
+                self._opened, recording, options, self._transforms, is_named=is_named
             )
             with maintain_store(self._opened.layout):
                 code = self._code = run_child(program, environment)
@@ -197,6 +205,16 @@ class _Run:
                 self._forwarder.finish(is_whole=True)
         return code
 
+    def _keep_root(self, span: "Span") -> "Span | None":
+        """Keep the root span, unless all that the program did stands in tasks of their own."""
+        if span.end_ns is not None and self._recording is not None:
+            with contextlib.suppress(OSError, LightningOtelError):
+                counts = self._count_spans(self._recording)
+                if counts["spans"] and not counts["outside"]:
+                    self._counts = counts
+                    return None
+        return span
+
     def tell(self, store: str | None, *, is_quiet: bool) -> int:
         """Say what was kept and where; gives the number of spans the program itself made."""
         from lightning_otel import config
@@ -206,7 +224,7 @@ class _Run:
             if self._problem is not None and not is_quiet:
                 print_note(f"⚡ nothing was recorded: {self._problem.what}")
             return 0
-        counts = self._count_spans(self._recording)
+        counts = self._counts or self._count_spans(self._recording)
         captured = int(counts["spans"])
         if is_quiet:
             self._tell_forwarding(int(counts["ended"]), store, is_quiet=True)
@@ -217,7 +235,7 @@ class _Run:
             f"{count_noun(counts['rewards'], 'reward')} → {self._opened.name}"
         )
         self._tell_accounting()
-        if not counts["has_root"] and not sampler_fault():
+        if not counts["has_root"] and self._counts is None and not sampler_fault():
             print_note("  the store refused the last spans; is its disk full?")
         if not config.content().is_kept:
             print_note(f"  messages are not kept, as {config.CONTENT.name} asks")
@@ -227,6 +245,9 @@ class _Run:
                 print_note(f"  warning: {_FAILED_FIRST if self._code else _NO_SPAN}")
             suggest("doctor", store)
             return 0
+        if self._counts is not None:
+            suggest("ls", store)
+            return captured
         if not counts["rewards"]:
             print_note("  no reward yet: emit_reward(1.0) in the program, or")
             suggest(f"reward {self._recording.rollout_id} 1.0", store)
@@ -300,6 +321,7 @@ def _count_records(
         if not is_own or each["start_ns"] < since_ns:
             continue
         counts["spans"] += not is_root
+        counts["outside"] += not is_root and rollout_id == recording.rollout_id
         counts["rewards"] += get("reward") is not None
         counts["calls"] += get("operation") in CALL_OPERATIONS
         counts["exact"] += None not in (get("prompt_token_ids"), get("response_token_ids"))
@@ -330,7 +352,12 @@ def _find_problem(opened: "Store") -> LightningOtelError | None:
 
 
 def _make_environment(
-    opened: "Store", recording: "Recording", options: "Options", transforms: Sequence[str]
+    opened: "Store",
+    recording: "Recording",
+    options: "Options",
+    transforms: Sequence[str],
+    *,
+    is_named: bool,
 ) -> dict[str, str]:
     from lightning_otel import config
     from lightning_otel.provider import startup
@@ -342,6 +369,7 @@ def _make_environment(
         trace_parent=f"00-{recording.trace_id}-{recording.span_id}-01",
         startup=Path(startup.__path__[0]),
         agent=options.get("agent"),
+        is_named=is_named,
         transforms=transforms,
         enable_retokenization_fix=bool(options.get("enable_retokenization_fix")),
         apply=bool(options.get("apply")),

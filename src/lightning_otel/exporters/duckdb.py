@@ -8,11 +8,14 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanKind
 
 from lightning_otel import capture, config, debugging
+from lightning_otel.capture.rollouts import find_rollout, producer_frame
 from lightning_otel.errors import StoreError
 from lightning_otel.redact.content import strip_content
 from lightning_otel.store.layout import Layout
@@ -36,15 +39,21 @@ class FrameSpanProcessor(SpanProcessor):
         """Note that the span started."""
         try:
             frame, context = capture.current_frame(parent_context), span.context
+            if span.kind is SpanKind.CONSUMER and frame is capture.process.frame:
+                frame = producer_frame(span)
             if frame is None or frame.sink is None or not context[3] & 1:
                 if debugging.is_on and frame is not None:
                     debugging.log(f"missed  {span.name}: it is not sampled")
+                if capture.process.exporters:
+                    find_rollout(span, _exported_rollout)
                 return
             kept = capture.state_of(context)
             if kept.sink is None:
                 kept.sink, stamps = frame.sink, frame.stamps
-                if frame.process_stamps and not _is_in_own_trace(span):
-                    stamps = {**frame.process_stamps, **stamps}
+                if frame.process_stamps:
+                    stamps = {**find_rollout(span, frame.process_stamps), **stamps}
+                if capture.process.exporters:
+                    kept.stamps = stamps
                 frame.sink.started(span, stamps, (*_own_transforms(), *frame.transforms))
         except Exception:  # noqa: BLE001  # capture never raises into the traced program
             capture.note_fault()
@@ -74,19 +83,8 @@ class FrameSpanProcessor(SpanProcessor):
         return bool(capture.guard_call(flush_all))
 
 
-_own_traces: dict[int, None] = {}
-"""Traces that spans of the program's own opened, the latest."""
-_MOST_TRACES: Final = 4096
-
-
-def _is_in_own_trace(span: Span) -> bool:
-    """Return whether a span of the program's own opened the trace, which then is a rollout."""
-    trace_id = span.context.trace_id
-    if (span.parent is None or span.parent.is_remote) and capture.is_of_program(span):
-        _own_traces[trace_id] = None
-        if len(_own_traces) > _MOST_TRACES:
-            _own_traces.pop(next(iter(_own_traces)), None)
-    return trace_id in _own_traces
+_exported_rollout: Final = capture.begin_rollout()
+"""Stamps, for exporters, of what the process does outside any recording and request."""
 
 
 class LightningSpanProcessor(FrameSpanProcessor):
@@ -143,6 +141,7 @@ class DuckDBSpanExporter(SpanExporter):
         self._is_failing = False
         self._is_over = False
         capture.process.exporters += 1
+        capture.process.watch_starts = _watch_starts
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append the batch; FAILURE, with one warning, where the store cannot be made."""
@@ -155,6 +154,9 @@ class DuckDBSpanExporter(SpanExporter):
                 log.warning("%d spans were not stored: %s", len(spans), exc)
             self._is_failing = True
             return SpanExportResult.FAILURE
+        capture.watch_starts()
+        for span in reversed(spans):  # parents first
+            capture.guard_call(find_rollout, span, _exported_rollout)
         for span in spans:
             capture.guard_call(_export_span, span, writer)
         return SpanExportResult.SUCCESS
@@ -177,7 +179,16 @@ class DuckDBSpanExporter(SpanExporter):
 def _export_span(span: ReadableSpan, writer: SpanWriter) -> None:
     found = capture.state_of(span.context)
     if found.sink is not writer:
-        writer.exported(span, found.body, _own_transforms())
+        stamps = found.stamps or find_rollout(span, _exported_rollout)
+        writer.exported(span, found.body, stamps, _own_transforms())
+
+
+def _watch_starts() -> None:
+    """Be told of spans as they start: a request's parts end, and are exported, before it does."""
+    add = getattr(trace.get_tracer_provider(), "add_span_processor", None)
+    if add is not None:
+        capture.process.watch_starts = None
+        add(FrameSpanProcessor())
 
 
 def _own_transforms() -> Sequence[Transform]:

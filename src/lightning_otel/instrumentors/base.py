@@ -64,6 +64,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         if not kwargs.get("only_in_recordings"):
             _everywhere.add(type(self))
             capture.process.is_global = True
+            capture.watch_starts()
         return super().instrument(**kwargs)
 
     def innermost(self) -> operations.Operation | None:

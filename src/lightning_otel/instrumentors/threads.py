@@ -8,7 +8,6 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
 from lightning_otel import capture
@@ -31,7 +30,7 @@ def leave_context() -> None:
 
 def _patch_start(original: Any) -> Any:
     def start(self: threading.Thread) -> None:
-        context = otel_context.get_current()
+        context = capture.framed_context()
         if not context:
             return original(self)  # type: ignore[no-any-return]  # None
         capture.guard_call(_run_within, self, context)
@@ -59,7 +58,7 @@ def _run_within(thread: threading.Thread, context: Context) -> None:
 def _patch_submit(original: Any) -> Any:
     def submit(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> "Future[Any]":
         # Attached even if empty: a worker's own context is that of whoever made it start.
-        context = otel_context.get_current()
+        context = capture.framed_context()
         return original(self, _call_within, context, fn, args, kwargs)  # type: ignore[no-any-return]  # a Future
 
     return submit

@@ -191,6 +191,7 @@ def instrument(libraries: str | Iterable[str] | None = None) -> None:
     """
     switch_on(libraries)
     capture.process.is_wanted_outside = _is_wanted_outside
+    capture.watch_starts()
 
 
 def _is_wanted_outside() -> bool:
@@ -307,7 +308,7 @@ def start_process() -> None:
     """Record everything this process does from here on, into the default store.
 
     It is a part of the rollout that the environment names, or one rollout in which the program may
-    open others: with ``auto_trace``, ``context``, or a span of its own that begins a trace.
+    open others: with ``auto_trace``, ``context``, or a request that it serves.
     """
     from lightning_otel.store import SpanStore
 
@@ -328,6 +329,7 @@ def start_process() -> None:
         asks_for_ids=config.RETOKENIZATION_FIX.read(),
         assigner=assigner,
         process_stamps={} if named else capture.begin_rollout(),
+        has_tasks=config.RUN.read() and not config.RUN_IS_NAMED.read(),
     )
 
 

@@ -129,8 +129,17 @@ class SpanWriter(Journal):
         else:
             self._keep_record(span, body, begun)
 
+    def stamps_of(self, trace_id: int, span_id: int) -> Mapping[str, AttributeValue] | None:
+        """Return the stamps of a span that has not ended, as they were given; None of others."""
+        begun = self._open.get((trace_id, span_id))
+        return None if begun is None else begun.stamps
+
     def exported(
-        self, span: "ReadableSpan", body: Mapping[str, str], transforms: Sequence[Transform] = ()
+        self,
+        span: "ReadableSpan",
+        body: Mapping[str, str],
+        stamps: Mapping[str, AttributeValue] = _NO_STAMPS,
+        transforms: Sequence[Transform] = (),
     ) -> None:
         """Keep an ended span whose start we did not see, as an exporter gets it."""
         self._forget_if_forked()
@@ -139,6 +148,7 @@ class SpanWriter(Journal):
             return
         begun = _OpenSpan()
         begun.sequence, begun.transforms = self._next(), transforms
+        begun.stamps = stamps
         self._keep_record(span, body, begun)
 
     def add(self, span: Span) -> None:

@@ -254,7 +254,7 @@ class _Open:
         """Make a block the last."""
         with self._lock:
             if not self._frames:
-                self._before = capture.current_frame(otel_context.Context())
+                self._before = capture.process.frame
             self._frames.append(frame)
             capture.process.frame = frame
 

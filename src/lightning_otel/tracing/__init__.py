@@ -103,7 +103,9 @@ def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
 
     Model calls, agents, tools and what is emitted inside become spans under one root span, kept in
     the store as they end. Several at once, in threads or tasks, are rollouts of their own; one
-    inside another is a part of the outer rollout, unless it names a rollout of its own.
+    inside another is a part of the outer rollout, unless it names a rollout of its own. Under
+    ``lightning-otel run`` one that names a task is a rollout of its own, and another is a part of
+    the program's; where the run itself names its rollout, task or evaluator, all are.
 
     Args:
         function: The function to record, where this stands as a bare decorator.

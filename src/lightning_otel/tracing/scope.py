@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
+from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
@@ -78,6 +79,7 @@ class Scope(Lifetime[Recording]):
         """
         self._options = options
         self._root: operations.Operation | None = None
+        self._frame: capture.Frame | None = None
         self._is_over = False
         self._lost_before: int | None = None
         self.opened = Recording()
@@ -91,12 +93,13 @@ class Scope(Lifetime[Recording]):
             capture.guard_call(self._tell_begin)
 
     def _begin(self, name: str, has_root: bool) -> None:  # noqa: FBT001
-        options, around = self._options, capture.current_frame()
-        outer = around or capture.Frame(None)
+        options, outside = self._options, capture.current_frame()
+        outer = outside or capture.Frame(None)
         try:
             store = _find_store(options.get("store"), outer)
-            stamps, is_part = _make_stamps(options, outer.stamps)
-            assigner = _find_assigner(store, around, named=options.get("apply"), is_part=is_part)
+            is_task = outer.has_tasks and has_root and options.get("task") is not None
+            stamps, is_part = _make_stamps(options, outer.stamps, is_task=is_task)
+            assigner = _find_assigner(store, outside, named=options.get("apply"), is_part=is_part)
             sink = self._make_sink(store, is_part=is_part)
             provider.ensure_provider()
         except LightningOtelError as exc:
@@ -108,20 +111,23 @@ class Scope(Lifetime[Recording]):
             str(stamps[c.ROLLOUT_ID]), str(stamps[c.ATTEMPT_ID]), options.get("task"),
         )  # fmt: skip
         asks = options.get("enable_retokenization_fix")
-        asks_for_ids = capture.asks_for_ids(around) if asks is None else bool(asks)
+        asks_for_ids = capture.asks_for_ids(outside) if asks is None else bool(asks)
         frame = capture.Frame(
             sink, stamps, outer.parent, recording, asks_for_ids, assigner,
             transforms=(*outer.transforms, *(options.get("transforms") or ())),
         )  # fmt: skip
-        inside = capture.set_frame(frame, operations.parent_context())
+        self._frame, inside = frame, capture.set_frame(frame, operations.parent_context())
+        around = root = trace.get_current_span(inside).get_span_context()
         if has_root:
             body = {c.TASK: json_of(recording.task)} if recording.task is not None else {}
             with capture.attach_context(inside):
                 self._root = operations.Operation(
                     c.SPAN_ROLLOUT, SpanKind.INTERNAL, {c.OPERATION_NAME: name}, body
                 )
-            recording.root_is(self._root.span.get_span_context(), is_part=is_part)
+            root = self._root.span.get_span_context()
+            recording.root_is(root, is_part=is_part)
             inside = self._root.context
+        capture.open_frame(frame, around, root)
         self.context = inside
         self.opened = recording
 
@@ -173,6 +179,8 @@ class Scope(Lifetime[Recording]):
             try:
                 self._end_root(exc)
             finally:
+                if self._frame is not None:
+                    capture.close_frame(self._frame)
                 debugging.end(self._options.get("debug"))
 
     def _end_root(self, exc: BaseException | None) -> None:
@@ -268,9 +276,12 @@ def _store_at(path: str, folder: str) -> Store:
 
 
 def _make_stamps(
-    options: Options, outer: Mapping[str, AttributeValue]
+    options: Options, outer: Mapping[str, AttributeValue], *, is_task: bool
 ) -> tuple[dict[str, AttributeValue], bool]:
-    """Return the attributes of every span within, and whether this is a part of a rollout."""
+    """Return the attributes of every span within, and whether this is a part of a rollout.
+
+    A task of the process is none, unless it is named as the rollout around.
+    """
     named: dict[str, AttributeValue] = {
         key: operations.clean_text(str(value))
         for option, key in STAMPS.items()
@@ -282,6 +293,7 @@ def _make_stamps(
     if resources is not None:
         named[c.RESOURCES] = resources_text(resources, outer.get(c.RESOURCES))
     rollout_id = outer.get(c.ROLLOUT_ID)
-    if rollout_id is not None and named.get(c.ROLLOUT_ID) in (None, rollout_id):
+    default = None if is_task else rollout_id
+    if rollout_id is not None and named.get(c.ROLLOUT_ID, default) == rollout_id:
         return {**outer, **named}, True
     return {**outer, **capture.begin_rollout(), **named}, False

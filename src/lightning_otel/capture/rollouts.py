@@ -1,0 +1,75 @@
+"""The rollouts of a process that records all it does: its own, and one for each request it serves.
+
+Spans of models, agents and tasks never divide it, whoever makes them and whenever they get their
+attributes. A span of kind SERVER that has no local parent does, and one of kind CONSUMER whose
+message comes from another process.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from opentelemetry.trace import SpanKind
+from opentelemetry.util.types import AttributeValue
+
+from lightning_otel.capture import Frame, begin_rollout, frame_of_span, process, state_of
+from lightning_otel.types import conventions as c
+
+_MOST_TRACES: Final = 4096
+_rollouts: dict[int, Mapping[str, AttributeValue]] = {}
+"""Stamps by trace, of the latest traces: a message comes back with nothing but the trace's id."""
+
+
+def find_rollout(
+    span: Any, of_process: Mapping[str, AttributeValue]
+) -> Mapping[str, AttributeValue]:
+    """Return the stamps of the rollout that a span belongs to.
+
+    Args:
+        span: An SDK span, as it starts, or later if its start was not seen.
+        of_process: The stamps of the process's own rollout.
+    """
+    kept = state_of(span.context)
+    if kept.rollout is None:
+        parent = span.parent
+        if parent is None or parent.is_remote:
+            kept.rollout = _begin_trace(span, of_process)
+        else:
+            kept.rollout = state_of(parent).rollout
+            if kept.rollout is None:  # the parent's start was not seen
+                kept.rollout = _rollouts.get(parent.trace_id, of_process)
+    return kept.rollout
+
+
+def _begin_trace(
+    span: Any, of_process: Mapping[str, AttributeValue]
+) -> Mapping[str, AttributeValue]:
+    trace_id, parent, frame = span.context.trace_id, span.parent, process.frame
+    rollout = _rollouts.get(trace_id)
+    if parent is not None and frame is not None and frame.sink is not None:
+        rollout = frame.sink.stamps_of(trace_id, parent.span_id) or rollout
+    if span.kind is SpanKind.SERVER and rollout == of_process:
+        return begin_rollout()  # the process asks itself
+    if rollout is None:
+        rollout = of_process
+        if span.kind is SpanKind.SERVER or (
+            span.kind is SpanKind.CONSUMER and (rollout := _rollout_of_producer(span)) is None
+        ):
+            rollout = {c.ROLLOUT_ID: format(trace_id, "032x")}
+        _rollouts[trace_id] = rollout
+        if len(_rollouts) > _MOST_TRACES:
+            _rollouts.pop(next(iter(_rollouts)), None)
+    return rollout
+
+
+def _rollout_of_producer(span: Any) -> Mapping[str, AttributeValue] | None:
+    known = (_rollouts.get(link.context.trace_id) for link in span.links)
+    return next((rollout for rollout in known if rollout is not None), None)
+
+
+def producer_frame(span: Any) -> Frame | None:
+    """Return the frame of the block that a span's message comes from, else the process's.
+
+    Who delivers messages within a process may have begun before the block.
+    """
+    blocks = (frame_of_span(link.context, None) for link in span.links)
+    return next((block for block in blocks if block is not None), process.frame)

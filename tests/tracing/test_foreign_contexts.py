@@ -1,0 +1,162 @@
+"""A recording goes on where a library attaches a context of its own within it."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from lightning_otel import Recording, Store, auto_trace, context, emit_message, operation
+from lightning_otel.types import conventions as c
+
+Work = Callable[[], object]
+
+tracer = trace.get_tracer("a.workflow")
+
+
+@contextmanager
+def attached(foreign: Context) -> Iterator[None]:
+    """A library's block in a context of its own."""
+    token = otel_context.attach(foreign)
+    try:
+        yield
+    finally:
+        otel_context.detach(token)
+
+
+def carried_by_message(span: trace.Span | None = None) -> Context:
+    """What a library reads from a message that was sent in a span, by default the current one."""
+    headers: dict[str, str] = {}
+    around = otel_context.get_current() if span is None else trace.set_span_in_context(span)
+    TraceContextTextMapPropagator().inject(headers, around)
+    return TraceContextTextMapPropagator().extract(headers, Context())
+
+
+def of_ended_span() -> Context:
+    """A message whose span has ended."""
+    with tracer.start_as_current_span("sends") as span:
+        pass
+    return carried_by_message(span)
+
+
+CONTEXTS: dict[str, Callable[[], Context]] = {
+    "empty": Context,
+    "message": carried_by_message,
+    "ended": of_ended_span,
+    "local span": lambda: trace.set_span_in_context(trace.get_current_span(), Context()),
+}
+
+
+def in_thread(work: Work) -> None:
+    """Work in a thread of its own."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def in_pool(work: Work) -> None:
+    """Work in a pool's thread."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+def in_task(work: Work) -> None:
+    """Work in a task of a loop, which starts another one."""
+
+    async def run() -> None:
+        await asyncio.create_task(asyncio.to_thread(work))
+
+    asyncio.run(run())
+
+
+def in_generator(work: Work) -> None:
+    """Work between two items."""
+    for _ in (work() for _ in range(1)):
+        pass
+
+
+def messages_of(recording: Recording) -> list[Any]:
+    """The messages in a recording."""
+    bodies = (span.attributes.get(c.MESSAGE_BODY) for span in recording.spans())
+    return [body for body in bodies if body is not None]
+
+
+@pytest.mark.parametrize("place", [in_thread, in_pool, in_task, in_generator])
+@pytest.mark.parametrize("kind", CONTEXTS)
+def test_recording_outlives_the_context(
+    kind: str, place: Callable[[Work], None], store: Store
+) -> None:
+    """Wherever the work is done from within it, and in a part of it by the part's agent."""
+
+    def work() -> None:
+        emit_message("said")
+        with operation("inner"), tracer.start_as_current_span("theirs"):
+            emit_message("deeper")
+
+    with auto_trace(store=store) as recording, context(agent="planner"), operation("step"):
+        with attached(CONTEXTS[kind]()):
+            place(work)
+        emit_message("back")
+
+    assert messages_of(recording) == ["said", "deeper", "back"]
+    spans = {span.name: span for span in recording.spans()}
+    assert {span.attributes.get(c.AGENT_NAME) for span in recording.spans()} == {None, "planner"}
+    assert spans["theirs"].attributes[c.AGENT_NAME] == "planner"
+    assert len({span.trace_id for span in recording.spans()}) == 1
+
+
+def test_worker_that_began_before_finds_the_recording_of_each_message(store: Store) -> None:
+    """Several rollouts at once in one trace, each message sent from a span within its own."""
+    jobs: SimpleQueue[tuple[Context, str] | None] = SimpleQueue()
+
+    def work() -> None:
+        while (job := jobs.get()) is not None:
+            with attached(job[0]):
+                emit_message(job[1])
+
+    # Started where nothing records, so that the worker's own context knows of nothing.
+    worker = threading.Thread(target=contextvars.Context().run, args=(work,))
+    worker.start()
+    with tracer.start_as_current_span("evaluation"):
+        blocks = [auto_trace(store=store, rollout_id=f"r{index}") for index in range(3)]
+        places = [(contextvars.copy_context(), block) for block in blocks]
+        recordings = [place.run(block.__enter__) for place, block in places]
+        for index, (place, _) in enumerate(places):
+            jobs.put((carried_by_message(place.run(tracer.start_span, "sends")), f"to {index}"))
+        jobs.put(None)
+        worker.join()
+        for place, block in places:
+            place.run(block.__exit__, None, None, None)
+
+    assert [messages_of(recording) for recording in recordings] == [["to 0"], ["to 1"], ["to 2"]]
+
+
+def test_what_a_block_leaves_behind_is_its_own(store: Store) -> None:
+    """Once it is closed nothing is taken for it by its trace, nor by a context left on top."""
+    with auto_trace(store=store) as recording:
+        message = carried_by_message()
+        otel_context.attach(Context())  # never detached
+    with attached(Context()):
+        after = emit_message("after")
+    with attached(message):
+        late = emit_message("late")
+
+    assert (after, late, messages_of(recording)) == (None, None, [])
+
+
+def test_span_from_before_the_block_does_not_lead_out_of_it(store: Store) -> None:
+    """A block is open around it all the same."""
+    before = tracer.start_span("before")
+    with auto_trace(store=store) as recording, attached(carried_by_message(before)):
+        emit_message("within")
+
+    assert messages_of(recording) == ["within"]
