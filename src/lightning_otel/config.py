@@ -379,18 +379,14 @@ def child_environment(
 
     What the environment asks for already stays: a run around this one may have named the agent,
     transforms and switches. The ``sitecustomize`` of the folder ``startup`` switches tracing on.
-    Where the user named the rollout, its task or its judge, blocks in it are parts of it.
+    In a rollout that ``is_named`` all blocks are parts.
     """
     named = ",".join((*TRANSFORMS.read(), *transforms))
-    is_on = {
-        RETOKENIZATION_FIX: enable_retokenization_fix,
-        APPLY: apply,
-        DEBUG: debug,
-        RUN_IS_NAMED: is_named,
-    }
+    is_on = {RETOKENIZATION_FIX: enable_retokenization_fix, APPLY: apply, DEBUG: debug}
     return {
         **os.environ,
         **({RUN_AGENT.name: agent} if agent else {}),
+        **({RUN_IS_NAMED.name: "1"} if is_named else {}),
         **({TRANSFORMS.name: named} if named else {}),
         **{setting.name: "1" for setting, is_wanted in is_on.items() if is_wanted},
         "PYTHONPATH": os.pathsep.join(filter(None, [str(startup), os.environ.get("PYTHONPATH")])),

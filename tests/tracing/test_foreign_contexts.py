@@ -56,6 +56,11 @@ CONTEXTS: dict[str, Callable[[], Context]] = {
 }
 
 
+async def in_task(work: Work) -> None:
+    """Work in a task, in a thread of its loop's."""
+    await asyncio.create_task(asyncio.to_thread(work))
+
+
 def in_thread(work: Work) -> None:
     """Work in a thread of its own."""
     thread = threading.Thread(target=work)
@@ -63,25 +68,12 @@ def in_thread(work: Work) -> None:
     thread.join()
 
 
-def in_pool(work: Work) -> None:
-    """Work in a pool's thread."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(work).result()
-
-
-def in_task(work: Work) -> None:
-    """Work in a task of a loop, which starts another one."""
-
-    async def run() -> None:
-        await asyncio.create_task(asyncio.to_thread(work))
-
-    asyncio.run(run())
-
-
-def in_generator(work: Work) -> None:
-    """Work between two items."""
-    for _ in (work() for _ in range(1)):
-        pass
+PLACES: dict[str, Callable[[Work], object]] = {
+    "thread": in_thread,
+    "pool": lambda work: ThreadPoolExecutor(1).submit(work).result(),
+    "task": lambda work: asyncio.run(in_task(work)),
+    "same place": lambda work: work(),
+}
 
 
 def messages_of(recording: Recording) -> list[Any]:
@@ -90,11 +82,9 @@ def messages_of(recording: Recording) -> list[Any]:
     return [body for body in bodies if body is not None]
 
 
-@pytest.mark.parametrize("place", [in_thread, in_pool, in_task, in_generator])
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", CONTEXTS)
-def test_recording_outlives_the_context(
-    kind: str, place: Callable[[Work], None], store: Store
-) -> None:
+def test_recording_outlives_the_context(kind: str, place: str, store: Store) -> None:
     """Wherever the work is done from within it, and in a part of it by the part's agent."""
 
     def work() -> None:
@@ -104,7 +94,7 @@ def test_recording_outlives_the_context(
 
     with auto_trace(store=store) as recording, context(agent="planner"), operation("step"):
         with attached(CONTEXTS[kind]()):
-            place(work)
+            PLACES[place](work)
         emit_message("back")
 
     assert messages_of(recording) == ["said", "deeper", "back"]

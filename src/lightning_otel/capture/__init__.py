@@ -177,10 +177,9 @@ def begin_rollout() -> dict[str, AttributeValue]:
 
 def current_frame(context: Context | None = None) -> Frame | None:
     """The frame of a context (default: the current one), else of the recording it is within."""
-    if context is None:
-        context = otel_context.get_current()
-    frame = context.get(_FRAME_KEY)
-    return frame if isinstance(frame, Frame) else _find_frame(context)
+    held = otel_context.get_current() if context is None else context
+    frame = held.get(_FRAME_KEY)
+    return frame if isinstance(frame, Frame) else _find_frame(held)
 
 
 def set_frame(frame: Frame, context: Context | None = None) -> Context:
@@ -207,13 +206,7 @@ def framed_context(context: Context | None = None) -> Context:
 
 
 class _OpenFrame(NamedTuple):
-    """The frame of a block that has not ended.
-
-    Attributes:
-        frame: The frame.
-        trace_id: The trace that the block stands in; 0 if none had begun.
-        owns_trace: Whether the trace began with the block.
-    """
+    """The frame of a block that has not ended, its trace, and whether that began with it."""
 
     frame: Frame
     trace_id: int

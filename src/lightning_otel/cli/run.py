@@ -37,8 +37,6 @@ _NO_SPAN = (
     "the program made no span; does it call a model through a library that is known, in a Python "
     "that has lightning-otel, without -I, -E or -S?"
 )
-_NAMES = ("rollout_id", "task", "reward_evaluator")
-"""Options that make a run one rollout, whatever tasks the program records in it."""
 _FAILED_FIRST = "the program failed, and had made no span before"
 
 
@@ -176,11 +174,7 @@ class _Run:
 
         assert self._opened.layout is not None
         provider.leave_otlp_to_the_store()
-        options = self._options
-        is_named = any(options.get(name) is not None for name in _NAMES)
-        if not is_named:
-            options = {**options, "transforms": [self._keep_root]}
-        scope = tracing.Scope(options, self._name)
+        scope = tracing.Scope({**self._options, "transforms": [self._keep_root]}, self._name)
         recording = self._recording = scope.opened
         recording.span_processes()
         if config.wants_otlp():
@@ -191,7 +185,7 @@ class _Run:
             )
         try:
             environment = _make_environment(
-                self._opened, recording, options, self._transforms, is_named=is_named
+                self._opened, recording, self._options, self._transforms
             )
             with maintain_store(self._opened.layout):
                 code = self._code = run_child(program, environment)
@@ -207,9 +201,10 @@ class _Run:
 
     def _keep_root(self, span: "Span") -> "Span | None":
         """Keep the root span, unless all that the program did stands in tasks of their own."""
-        if span.end_ns is not None and self._recording is not None:
+        recording = self._recording
+        if recording is not None and span.end_ns is not None and not _is_named(self._options):
             with contextlib.suppress(OSError, LightningOtelError):
-                counts = self._count_spans(self._recording)
+                counts = self._count_spans(recording)
                 if counts["spans"] and not counts["outside"]:
                     self._counts = counts
                     return None
@@ -351,13 +346,14 @@ def _find_problem(opened: "Store") -> LightningOtelError | None:
     return None
 
 
+def _is_named(options: "Options") -> bool:
+    """Return whether the run is one rollout, whatever tasks the program records in it."""
+    names = ("rollout_id", "task", "reward_evaluator")
+    return any(options.get(name) is not None for name in names)
+
+
 def _make_environment(
-    opened: "Store",
-    recording: "Recording",
-    options: "Options",
-    transforms: Sequence[str],
-    *,
-    is_named: bool,
+    opened: "Store", recording: "Recording", options: "Options", transforms: Sequence[str]
 ) -> dict[str, str]:
     from lightning_otel import config
     from lightning_otel.provider import startup
@@ -369,7 +365,7 @@ def _make_environment(
         trace_parent=f"00-{recording.trace_id}-{recording.span_id}-01",
         startup=Path(startup.__path__[0]),
         agent=options.get("agent"),
-        is_named=is_named,
+        is_named=_is_named(options),
         transforms=transforms,
         enable_retokenization_fix=bool(options.get("enable_retokenization_fix")),
         apply=bool(options.get("apply")),
