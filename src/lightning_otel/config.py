@@ -317,8 +317,7 @@ def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
     Args:
         url: Where to send instead of where the environment says; the rest is taken from there.
 
-    Source: OpenTelemetry Protocol Exporter specification; the timeout is in seconds, as in
-    Python's SDK.
+    Source: OpenTelemetry Protocol Exporter specification; timeout in seconds, as in Python's SDK.
     """
     found = url or otlp_setting("ENDPOINT")
     if not found and "otlp" not in exporters():
@@ -369,7 +368,6 @@ def child_environment(
     trace_parent: str,
     startup: Path,
     agent: str | None = None,
-    is_named: bool = False,
     transforms: Sequence[str] = (),
     enable_retokenization_fix: bool = False,
     apply: bool = False,
@@ -379,14 +377,12 @@ def child_environment(
 
     What the environment asks for already stays: a run around this one may have named the agent,
     transforms and switches. The ``sitecustomize`` of the folder ``startup`` switches tracing on.
-    In a rollout that ``is_named`` all blocks are parts.
     """
     named = ",".join((*TRANSFORMS.read(), *transforms))
     is_on = {RETOKENIZATION_FIX: enable_retokenization_fix, APPLY: apply, DEBUG: debug}
     return {
         **os.environ,
         **({RUN_AGENT.name: agent} if agent else {}),
-        **({RUN_IS_NAMED.name: "1"} if is_named else {}),
         **({TRANSFORMS.name: named} if named else {}),
         **{setting.name: "1" for setting, is_wanted in is_on.items() if is_wanted},
         "PYTHONPATH": os.pathsep.join(filter(None, [str(startup), os.environ.get("PYTHONPATH")])),

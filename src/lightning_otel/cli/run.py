@@ -358,16 +358,17 @@ def _make_environment(
     from lightning_otel import config
     from lightning_otel.provider import startup
 
-    return config.child_environment(
+    environment = config.child_environment(
         store=opened.name,
         rollout_id=recording.rollout_id,
         attempt_id=recording.attempt_id,
         trace_parent=f"00-{recording.trace_id}-{recording.span_id}-01",
         startup=Path(startup.__path__[0]),
         agent=options.get("agent"),
-        is_named=_is_named(options),
         transforms=transforms,
         enable_retokenization_fix=bool(options.get("enable_retokenization_fix")),
         apply=bool(options.get("apply")),
         debug=bool(options.get("debug")),
     )
+    # A run around this one may have set it.
+    return environment | ({config.RUN_IS_NAMED.name: "1"} if _is_named(options) else {})
