@@ -12,6 +12,7 @@ import pytest
 
 import lightning_otel as lo
 from lightning_otel import config
+from lightning_otel.cli.program import child_environment
 
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
@@ -115,7 +116,7 @@ def test_child_environment_is_what_a_child_inherits(
     if outer is not None:
         monkeypatch.setenv("LIGHTNING_OTEL_RUN_AGENT", outer)
 
-    child = config.child_environment(
+    child = child_environment(
         store="/s.duckdb", rollout_id="r1", attempt_id="2", trace_parent="00-a-b-01",
         startup=Path("/startup"), agent=inner,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from tests.forwarding.collector import Endpoint, Reply
 from tests.manifests import seal_manifest
 
-from lightning_otel import Store, auto_trace, emit_message
+from lightning_otel import Store, auto_trace, emit_action
 from lightning_otel.store.layout import Layout
 from lightning_otel.views.doctor import Finding, examine
 
@@ -30,9 +30,9 @@ class I(BaseInstrumentor):
 
 @pytest.fixture
 def recorded(store: Store) -> Store:
-    """A store with two spans."""
+    """A store with two spans, one of them an action."""
     with auto_trace(store=store):
-        emit_message("hello")
+        emit_action("hello")
     store.writer().seal()
     return store
 

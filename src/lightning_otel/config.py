@@ -5,9 +5,8 @@ Nonsense in a variable never stops a program: the default is taken and one warni
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import unquote
 
@@ -50,14 +49,32 @@ class Setting(Generic[T]):
 
     def read(self) -> T:
         """Return the value; the default, with one warning, where it is not understood."""
-        found = os.environ.get(self.name)
-        if not found or not (text := found.strip()):
+        if not (text := _read(self.name).strip()):
             return self.default
         value = self.parse(text)
         if value is None:
             warn_once(f"{self.name}={text!r} is not {self.wanted}; taking the default")
             return self.default
         return value
+
+
+_own: MutableMapping[str, str] = os.environ
+"""What ``run`` set for this process, in its environment or, if not for all it starts, elsewhere."""
+
+
+def take_settings(settings: MutableMapping[str, str]) -> None:
+    """Read these settings before the environment's."""
+    global _own
+    _own = settings
+
+
+def handed_settings() -> Mapping[str, str]:
+    """Return what ``run`` set for this process elsewhere than in its environment."""
+    return {} if _own is os.environ else _own
+
+
+def _read(name: str) -> str:
+    return _own.get(name) or os.environ.get(name, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +121,8 @@ RUN_AGENT: Final = _text("LIGHTNING_OTEL_RUN_AGENT")
 RUN_IS_NAMED: Final = _flag("LIGHTNING_OTEL_RUN_IS_NAMED", False)
 ROLLOUT: Final = _text("LIGHTNING_OTEL_ROLLOUT_ID")
 ATTEMPT: Final = _text("LIGHTNING_OTEL_ATTEMPT_ID", "1")
+PROCESS: Final = _text("LIGHTNING_OTEL_PROCESS")
+HANDED: Final = _text("LIGHTNING_OTEL_RUN_SETTINGS")
 
 ENABLED: Final = _flag(
     "LIGHTNING_OTEL", True, "record model calls, tools and agents",
@@ -121,6 +140,9 @@ EXPORT_CONTENT: Final = _flag(
 TRANSFORMS: Final = Setting[tuple[str, ...]](
     "LIGHTNING_OTEL_TRANSFORMS", (), _parse_names,
     "functions that change or drop spans before storage", "functions, each module:function")
+CHILDREN: Final = Setting[str](
+    "LIGHTNING_OTEL_CHILDREN", "all", lambda text: text if text in ("all", "own", "none") else None,
+    "record processes that a recorded one starts", "all, own or none")
 RETOKENIZATION_FIX: Final = _flag(
     "LIGHTNING_OTEL_RETOKENIZATION_FIX", False,
     "ask model servers for the token ids of prompt and answer")
@@ -140,7 +162,7 @@ ENDPOINT_KEY: Final = _text(
 PRICES: Final = _text(
     "LIGHTNING_OTEL_PRICES", "", "CSV file of model prices (model,input,output per million tokens)")
 SETTINGS: Final[tuple[Setting[Any], ...]] = (
-    ENABLED, DEBUG, CONTENT, EXPORT_CONTENT, TRANSFORMS, RETOKENIZATION_FIX,
+    ENABLED, DEBUG, CONTENT, EXPORT_CONTENT, TRANSFORMS, CHILDREN, RETOKENIZATION_FIX,
     STORE, STATE, MAX_SIZE, TOKEN, APPLY, ENDPOINT_KEY, PRICES,
     _text("OTEL_EXPORTER_OTLP_ENDPOINT", "", "also send spans to this OTLP endpoint",
           others=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"),
@@ -154,7 +176,7 @@ SETTINGS: Final[tuple[Setting[Any], ...]] = (
 # fmt: on
 OURS: Final = frozenset(
     each.name
-    for each in (*SETTINGS, RUN, RUN_AGENT, RUN_IS_NAMED, ROLLOUT, ATTEMPT)
+    for each in (*SETTINGS, RUN, RUN_AGENT, RUN_IS_NAMED, ROLLOUT, ATTEMPT, PROCESS, HANDED)
     if each.name.startswith(PREFIX)
 )
 """Every variable of our own that is read."""
@@ -195,7 +217,7 @@ def _value_of(setting: Setting[Any]) -> str:
 
 def is_set(name: str) -> bool:
     """Return whether a variable has a value."""
-    return bool(os.environ.get(name, "").strip())
+    return bool(_read(name).strip())
 
 
 def unknown_variables() -> list[str]:
@@ -207,7 +229,7 @@ def unknown_variables() -> list[str]:
 def invalid_values() -> Iterator[tuple[str, str]]:
     """Yield each variable whose value is not understood, and what it should be."""
     for each in (*SETTINGS, SDK_DISABLED):
-        text = os.environ.get(each.name, "").strip()
+        text = _read(each.name).strip()
         if text and each.parse(text) is None:
             yield each.name, each.wanted
     if not all(":" in name for name in TRANSFORMS.read()):
@@ -222,7 +244,7 @@ def is_enabled() -> bool:
 
 def warn_of_former(name: str) -> bool:
     """Warn once where one of ``FORMER`` is off, naming what takes its place; return if it is."""
-    is_off = _parse_flag(os.environ.get(name, "").strip()) is False
+    is_off = _parse_flag(_read(name).strip()) is False
     if is_off:
         warn_once(f"{name} is gone: {FORMER[name]}")
     return is_off
@@ -270,7 +292,7 @@ def object_storage() -> ObjectStorage:
 
 
 def _first_of(*names: str) -> str:
-    return next(filter(None, map(os.environ.get, names)), "")
+    return next(filter(None, map(_read, names)), "")
 
 
 def exporters(signal: str = "TRACES") -> tuple[str, ...]:
@@ -355,43 +377,21 @@ def inherited_rollout() -> tuple[str, str] | None:
     return (rollout_id, ATTEMPT.read()) if (rollout_id := ROLLOUT.read()) else None
 
 
-def inherited_trace_parent() -> str | None:
+def inherited_trace_parent() -> str:
     """Return the W3C ``traceparent`` handed down by a parent process, if any."""
-    return os.environ.get("TRACEPARENT")
+    return _read("TRACEPARENT")
 
 
-def child_environment(
-    *,
-    store: str,
-    rollout_id: str,
-    attempt_id: str,
-    trace_parent: str,
-    startup: Path,
-    agent: str | None = None,
-    transforms: Sequence[str] = (),
-    enable_retokenization_fix: bool = False,
-    apply: bool = False,
-    debug: bool = False,
-) -> dict[str, str]:
-    """Return the environment in which ``lightning-otel run`` starts its child.
+def enter_process(*, is_worker: bool) -> str:
+    """Return the id of the executed program that this process is of; empty for the first one's.
 
-    What the environment asks for already stays: a run around this one may have named the agent,
-    transforms and switches. The ``sitecustomize`` of the folder ``startup`` switches tracing on.
+    Executed is what has another process above it, and is no worker. What this one starts is told.
     """
-    named = ",".join((*TRANSFORMS.read(), *transforms))
-    is_on = {RETOKENIZATION_FIX: enable_retokenization_fix, APPLY: apply, DEBUG: debug}
-    return {
-        **os.environ,
-        **({RUN_AGENT.name: agent} if agent else {}),
-        **({TRANSFORMS.name: named} if named else {}),
-        **{setting.name: "1" for setting, is_wanted in is_on.items() if is_wanted},
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(startup), os.environ.get("PYTHONPATH")])),
-        STORE.name: store,
-        RUN.name: "1",
-        ROLLOUT.name: rollout_id,
-        ATTEMPT.name: attempt_id,
-        "TRACEPARENT": trace_parent,
-    }
+    parent, _, program_id = PROCESS.read().partition(":")
+    if parent not in ("", str(os.getpid())) and not is_worker:
+        program_id = os.urandom(6).hex()
+    _own[PROCESS.name] = f"{os.getpid()}:{program_id}"
+    return program_id
 
 
 def bare_environment() -> dict[str, str]:

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 import lightning_otel.provider.startup
 from lightning_otel import Store, config
+from lightning_otel.cli.program import child_environment
 from lightning_otel.store.counts import Accounting
 from lightning_otel.store.layout import Layout
 
@@ -117,7 +118,7 @@ class Host:
         acks = self._acks if is_recorded else self.folder / "bare-acks"
         if not is_recorded:
             return {**os.environ, config.ENABLED.name: "0", "FAULT_ACKS": str(acks)}
-        found = config.child_environment(
+        found = child_environment(
             store=self.store.name,
             rollout_id="r-fault",
             attempt_id="1",

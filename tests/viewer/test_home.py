@@ -17,7 +17,7 @@ from tests.viewer.browsing import KEY, Shot, Visits, violations
 from tests.viewer.client import Ask
 from tests.viewer.spans import call, said, span
 
-from lightning_otel import Store, emit_reward
+from lightning_otel import Store, auto_trace, emit_message, emit_reward
 from lightning_otel.serve import streaming
 from lightning_otel.serve.viewer import sql
 from lightning_otel.serve.viewer.home import share_of
@@ -285,3 +285,14 @@ def test_a_file_that_would_be_cut_is_broken_off(
     assert at_once.status == 400
     with pytest.raises((http.client.IncompleteRead, http.client.RemoteDisconnected)):
         ask(spread, "/sql/answer.jsonl?q=FROM+spans")
+
+
+def test_home_warns_of_spans_without_a_call(ask: Ask, store: Store) -> None:
+    """Beside the counts, with what to do."""
+    with auto_trace(store=store):
+        emit_message("hello")
+
+    words = ask(store, "/home/funnel").words
+
+    assert "2 spans, but no request to a model" in words
+    assert "lightning-otel run --debug" in words

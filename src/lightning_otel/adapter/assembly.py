@@ -19,6 +19,7 @@ from lightning_otel.adapter.calls import (
     CUT,
     EMBEDDING,
     INCOMPLETE,
+    NO_CONTENT,
     NOT_TRACKED,
     UNKNOWN,
     UNREADABLE,
@@ -102,8 +103,8 @@ class Assembly:
         rewards, adapter = self._find_rewards(), self._adapter
         links = trajectories.link_calls(self._tree, self._steps, self._histories)
         conversations = {
-            position: (agent, first)
-            for agent, own in links.items()
+            position: (*asker, first)
+            for asker, own in links.items()
             for position, first in zip(own.positions, own.conversations, strict=True)
         }
         placement = credit.place_rewards(
@@ -162,11 +163,17 @@ class Assembly:
         tree = self._tree
         requests = duplicates.find_requests(tree, calls)
         repeated = {i for records in requests for i in records}
+        untold = duplicates.find_untold(tree, calls)
         parsers: defaultdict[str, HistoryParser] = defaultdict(HistoryParser)
         for position in calls:
             if position not in repeated:
                 span, agent = tree.spans[position], tree.agents[position]
-                self._add_call(position, read_call(span, agent, parsers[agent]), span)
+                call = read_call(span, agent, parsers[agent])
+                if call == NO_CONTENT and position in untold:
+                    self._recorded -= 1
+                    self._drop_span(span, "record", call)
+                    continue
+                self._add_call(position, call, span)
         for records in requests:
             place = duplicates.place_of(tree, records)
             agent = next((name for i in records if (name := tree.agents[i])), "")
@@ -181,7 +188,8 @@ class Assembly:
             scope = tree.spans[records[0]].scope
             reason = duplicates.DUPLICATE_OF.format(scope) if scope else duplicates.DUPLICATE
             for position in records[1:]:
-                self._drop_span(tree.spans[position], "call", reason)
+                self._drop_span(tree.spans[position], "record", reason)
+            self._recorded -= len(records) - 1
             call = call if isinstance(call, Call) else first
             self._add_call(place, call, tree.spans[records[0]])
             if place in self._steps:
@@ -202,7 +210,10 @@ class Assembly:
             self._lost.append(position)
 
     def _drop_span(
-        self, span: Span, noun: Literal["call", "reward", "mark", "composition"], reason: str
+        self,
+        span: Span,
+        noun: Literal["call", "record", "reward", "mark", "composition"],
+        reason: str,
     ) -> None:
         self._dropped.append(Dropped(span.span_id, span.trace_id, noun, reason))
 

@@ -33,7 +33,7 @@ PASSED_OVER: Final = "reward skipped a failed call"
 
 Rewards = Mapping[int, Reward]
 """Rewards by position, in order."""
-Conversation = tuple[str, int]
+Conversation = tuple[str, str, int]
 """A conversation: its agent, and which one of that agent's."""
 
 
@@ -327,8 +327,10 @@ class _Rollout:
             for group in groups.values():
                 group.sort(key=tree.ends.__getitem__)
 
-            def rank(name: Conversation) -> tuple[int, int]:
-                return len(groups[name]), tree.ends[groups[name][-1]] if name[0] else -1
+            def rank(name: Conversation) -> tuple[bool, int, int]:
+                asker, program, _ = name
+                calls = groups[name]
+                return not program, len(calls), tree.ends[calls[-1]] if asker else -1
 
             self._mains[agent] = groups[max(groups, key=rank)] if groups else []
         return self._mains[agent]

@@ -243,3 +243,32 @@ def place_of(tree: Tree, records: Sequence[int]) -> int:
     held = next((i for i in records if tree.parents[around[i]] != NO_PARENT), records[0])
     outer = around[held]
     return outer if tree.agents[outer] == tree.agents[held] else held
+
+
+def find_untold(tree: Tree, calls: Sequence[int]) -> set[int]:
+    """Return records of others that tell of no answer, where ours recorded each request.
+
+    Of a model that one process asked through a library of ours no request is known to others alone.
+    """
+    own: dict[str, set[str]] = {}
+    others = []
+    for position in calls:
+        span = tree.spans[position]
+        get = span.attributes.get
+        names = (get_text(span.attributes, key) for key in (c.RESPONSE_MODEL, c.REQUEST_MODEL))
+        model = next(filter(None, names), "")
+        if span.scope == c.SCOPE:
+            own.setdefault(span.process, set()).add(model)
+        elif model and span.end_ns is not None and span.status != "ERROR":
+            told = map(get, (c.RESPONSE_ID, c.INPUT_TOKENS, c.OUTPUT_TOKENS))
+            if not any(value is not None for value in told):
+                others.append((position, span.process, model))
+    return {
+        position
+        for position, process, model in others
+        if any(
+            name.startswith(model) or model.startswith(name)
+            for name in own.get(process, ())
+            if name
+        )
+    }

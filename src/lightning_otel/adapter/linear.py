@@ -288,6 +288,7 @@ def _make_rows(
             or span.trace_id != trace_id
             or span.name in _MARKS
             or c.SESSION in attributes
+            or c.EXECUTED in attributes
             or not has_id(span.span_id)
             or not (
                 is_counted or (span.sequence == span.end_sequence == -1 and span.process == process)

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 from lightning_otel.adapter import branches, credit, histories, timeline
 from lightning_otel.adapter.attempts import AttemptKey
@@ -24,22 +24,26 @@ from lightning_otel.types import BranchCause, Call, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
 
+Asker: TypeAlias = tuple[str, str]
+"""An agent's name, and the id of the executed program that it ran in, if it did in one."""
+
 
 def link_calls(
     tree: Tree, calls: Mapping[int, Call], hashes: Mapping[int, History]
-) -> dict[str, Links]:
-    """Return how the calls of each agent hang together."""
-    by_agent: dict[str, list[int]] = {}
+) -> dict[Asker, Links]:
+    """Return how the calls of each agent hang together; an executed program's are its own."""
+    by_asker: dict[Asker, list[int]] = {}
     for position, call in calls.items():
-        by_agent.setdefault(call.agent, []).append(position)
+        program = get_text(call.span.attributes, c.EXECUTED) or ""
+        by_asker.setdefault((call.agent, program), []).append(position)
     tools = timeline.find_tools(tree, calls)
-    links: dict[str, Links] = {}
-    for agent, positions in by_agent.items():
+    links: dict[Asker, Links] = {}
+    for asker, positions in by_asker.items():
         own = [calls[position] for position in positions]
         are_marks = not is_call(own[0].span)  # marks made inside tools are one episode
         tool_of = [NONE if are_marks else tools[position] for position in positions]
         hashed = [hashes[position] for position in positions]
-        links[agent] = Links(tree, positions, own, hashed, tool_of, are_marks=are_marks)
+        links[asker] = Links(tree, positions, own, hashed, tool_of, are_marks=are_marks)
     return links
 
 
@@ -47,7 +51,7 @@ def make_trajectories(
     key: AttemptKey,
     tree: Tree,
     calls: Mapping[int, Call],
-    links: Mapping[str, Links],
+    links: Mapping[Asker, Links],
     failed: Sequence[int],
     *,
     rewards: Mapping[int, Mapping[str, float]],
@@ -59,17 +63,19 @@ def make_trajectories(
 
     With a discount each step's reward is its return. ``earned`` is the reward of the attempt.
     """
+    branches_of: Counter[str] = Counter()
     causes = Causes(tree, calls, failed)
     found: list[Trajectory] = []
-    for agent, own in links.items():
+    for (agent, _), own in links.items():
         worth = [values.get(position) for position in own.positions]
         if gamma is not None:
             worth = credit.discount_rewards(worth, own.before, gamma)
         paths = own.paths()
         made = _make_transitions(key, own, paths, rewards, worth)
         for branch, (path, cause) in enumerate(
-            zip(paths, causes.name_each(own, paths), strict=True)
+            zip(paths, causes.name_each(own, paths), strict=True), branches_of[agent]
         ):
+            branches_of[agent] += 1
             found.append(
                 Trajectory(
                     key.rollout_id,

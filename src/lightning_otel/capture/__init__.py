@@ -46,7 +46,12 @@ class SpanSink(Protocol):
     """A sink of recorded spans; both methods return at once and never raise."""
 
     def started(
-        self, span: Any, stamps: Mapping[str, AttributeValue], transforms: Sequence[Any] = ()
+        self,
+        span: Any,
+        stamps: Mapping[str, AttributeValue],
+        transforms: Sequence[Any] = (),
+        *,
+        is_written: bool = True,
     ) -> None:
         """Note a started SDK span, so that it is known if its process dies.
 
@@ -54,6 +59,7 @@ class SpanSink(Protocol):
             span: The span.
             stamps: Attributes for its record, where it has none of that name; not for the span.
             transforms: Functions that it passes through before it is kept, now and as it ends.
+            is_written: Whether it is kept already, and not only once it has ended.
         """
 
     def ended(self, span: Any, body: Mapping[str, str]) -> None:
@@ -61,6 +67,9 @@ class SpanSink(Protocol):
 
     def stamps_of(self, trace_id: int, span_id: int) -> Mapping[str, AttributeValue] | None:
         """Return the stamps of a span that has not ended, as they were given; None of others."""
+
+    def dismissed(self, span: Any) -> None:
+        """Forget a started SDK span that is not to be kept."""
 
 
 class ResourceAssigner(Protocol):
@@ -350,6 +359,7 @@ class SpanState:
         is_kept: Whether its end was kept.
         rollout: Stamps of its rollout, in a process that records all it does.
         stamps: Stamps of its record, where exporters of ours wait for it.
+        is_doubtful: Whether it is kept only if it tells of models or agents as it ends.
     """
 
     body: Mapping[str, str] = NO_BODY
@@ -357,6 +367,7 @@ class SpanState:
     is_kept = False
     rollout: Mapping[str, AttributeValue] | None = None
     stamps: Mapping[str, AttributeValue] | None = None
+    is_doubtful = False
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # who unpickles a copy may have no lightning-otel

@@ -36,6 +36,8 @@ _DRIFT_KEYS: Final = (
     "model", "template", "part", "count", "exact", "exact_rate", "prefix_share", "length_delta",
     "causes",
 )  # fmt: skip
+_WARNINGS: Final = ("no-calls", "unnamed-agents")
+"""Notes on what is hardly ever meant so."""
 _SIGNS: Final = {"ok": "✓", "note": "!", "problem": "✗"}
 _PROGRAM: Final = "lightning-otel"
 _SHELLS: Final = {
@@ -130,7 +132,9 @@ def _examine(form: Form | None, store: str | None, *, is_repair: bool) -> int:
         if each.remedy:
             click.echo(f"    {printable(each.remedy)}")
     if problems or not gone:
-        click.echo(count_noun(problems, "problem") if problems else "nothing wrong")
+        warnings = sum(finding.code in _WARNINGS for finding in findings)
+        calm = f"no problem, {count_noun(warnings, 'warning')}" if warnings else "nothing wrong"
+        click.echo(count_noun(problems, "problem") if problems else calm)
     if gone:
         click.echo(f"repaired, but {count_noun(gone, 'span')} could not be got back")
     if any(finding.level != "ok" for finding in findings):

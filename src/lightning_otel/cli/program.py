@@ -1,4 +1,4 @@
-"""The program under ``run``: found, started, sent the signals we get, waited for."""
+"""The program under ``run``: found, started, sent the signals we get, waited for; its processes."""
 
 import contextlib
 import os
@@ -6,10 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from lightning_otel import config
 from lightning_otel.errors import LightningOtelError
 
 _HANDED_ON = (
@@ -65,6 +67,54 @@ def program_name(command: Sequence[str]) -> str:
     return program if not words or "-c" in command[1:2] else Path(words[0]).name
 
 
+def child_environment(
+    *,
+    store: str,
+    rollout_id: str,
+    attempt_id: str,
+    trace_parent: str,
+    startup: Path,
+    children: str = "all",
+    agent: str | None = None,
+    transforms: Sequence[str] = (),
+    enable_retokenization_fix: bool = False,
+    apply: bool = False,
+    debug: bool = False,
+) -> dict[str, str]:
+    """Return the environment in which ``lightning-otel run`` starts its child.
+
+    What the environment asks for already stays: a run around this one may have named the agent,
+    transforms and switches. The ``sitecustomize`` of the folder ``startup`` switches tracing on.
+    Where not all children are to be recorded, one variable holds all others, for it to take away.
+    """
+    named = ",".join((*config.TRANSFORMS.read(), *transforms))
+    is_on = {
+        config.RETOKENIZATION_FIX: enable_retokenization_fix,
+        config.APPLY: apply,
+        config.DEBUG: debug,
+    }
+    program_id = config.PROCESS.read().partition(":")[2]
+    settings = {
+        **config.handed_settings(),
+        **({config.RUN_AGENT.name: agent} if agent else {}),
+        **({config.TRANSFORMS.name: named} if named else {}),
+        **{setting.name: "1" for setting, is_wanted in is_on.items() if is_wanted},
+        config.STORE.name: store,
+        config.RUN.name: "1",
+        config.ROLLOUT.name: rollout_id,
+        config.ATTEMPT.name: attempt_id,
+        "TRACEPARENT": trace_parent,
+        config.CHILDREN.name: children,
+        config.PROCESS.name: f":{program_id}",  # the program is none that we execute
+    }
+    paths = [str(startup), os.environ.get("PYTHONPATH")]
+    if children != "all":
+        # A unit separator: no path, id or name of a function has one.
+        pairs = (f"{name}={value}" for name, value in settings.items())
+        settings = {config.HANDED.name: "\x1f".join(pairs)}
+    return {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def run_child(program: Sequence[str], environment: Mapping[str, str] | None) -> int:
     """Run the program to its end, handing on the signals we get; gives its return code.
 
@@ -101,6 +151,33 @@ def run_child(program: Sequence[str], environment: Mapping[str, str] | None) -> 
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def take_unrecorded(notes: Path) -> list[str]:
+    """Return what is to be said of processes that could not record, and remove their notes.
+
+    Each noted itself as it started, and the library that it imported and that would be recorded.
+    """
+    counts: Counter[str] = Counter()
+    libraries: dict[str, set[str]] = {}
+    try:
+        lines = notes.read_text(errors="replace").splitlines()
+        notes.unlink()
+    except OSError:
+        return []
+    for line in lines:
+        library, _, python = line.partition("\t")
+        counts[python] += not library
+        libraries.setdefault(python, set()).update({library} - {""})
+    said = []
+    for python, count in counts.items():
+        known = ", ".join(sorted(libraries[python]))
+        warning, imported = ("warning: ", f", which imported {known}") if known else ("", "")
+        noun = "1 process" if count < 2 else f"{count:,} processes"
+        said.append(
+            f"  {warning}not recorded: {noun} of {python}, without lightning-otel{imported}"
+        )
+    return said
 
 
 def shell_exit_code(return_code: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
@@ -19,10 +19,12 @@ from lightning_otel.cli.options import load_named, store_option
 from lightning_otel.cli.output import count_noun, print_note, suggest
 from lightning_otel.cli.program import (
     ProgramError,
+    child_environment,
     find_program,
     program_name,
     run_child,
     shell_exit_code,
+    take_unrecorded,
 )
 from lightning_otel.errors import ConfigError, LightningOtelError, StoreError
 
@@ -33,17 +35,19 @@ if TYPE_CHECKING:
     from lightning_otel.types import Span
 
 _NOTHING_CAPTURED = 3
-_NO_SPAN = (
-    "the program made no span; does it call a model through a library that is known, in a Python "
-    "that has lightning-otel, without -I, -E or -S?"
+_QUESTION = (
+    "does the program call a model through a library that is known, in a Python that has "
+    "lightning-otel, without -I, -E or -S?"
 )
+_NO_SPAN = f"the program made no span; {_QUESTION}"
+_NO_CALL = f"no request to a model was recorded; {_QUESTION}"
 _FAILED_FIRST = "the program failed, and had made no span before"
 
 
 # What stands after the program's name is the program's.
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--require-spans", is_flag=True, help="Exit with 3 if nothing was captured.")
+@click.option("--require-spans", is_flag=True, help="Exit with 3 if no model call was captured.")
 @click.option("--rollout-id", metavar="ID", help="Id of the rollout [default: a new one].")
 @click.option("--task", help="Task of the rollout, JSON or text.")
 @click.option("--agent", help="Agent name, if the program gives none.")
@@ -64,6 +68,11 @@ _FAILED_FIRST = "the program failed, and had made no span before"
     is_flag=True,
     help="Request token ids and logprobs from vLLM-like servers.",
 )
+@click.option(
+    "--children",
+    type=click.Choice(["all", "own", "none"]),
+    help="Record other processes, too: all, its own (forks and workers) or none [default: all].",
+)
 @click.option("--apply", is_flag=True, help="Substitute the live resources in requests.")
 @click.option(
     "--debug", is_flag=True, help="Print what is recorded and what is not, and why, on stderr."
@@ -76,6 +85,7 @@ def run(
     task: str | None,
     reward_evaluator: str | None,
     transforms: Sequence[str],
+    children: str | None,
     quiet: bool,
     store: str | None,
     **given: Any,
@@ -103,14 +113,14 @@ def run(
     known = {"store": opened, "task": parse_json(task), "reward_evaluator": evaluator}
     asked = {name: value or None for name, value in given.items()}
     options = cast("Options", {**known, **asked})
-    recorded = _Run(opened, options, program_name(command), transforms)
+    recorded = _Run(opened, options, program_name(command), transforms, children)
     try:
         code = recorded.run(find_program(command))
     except ProgramError as exc:
         print_error(exc.what, exc.why, exc.remedy)
         return exc.code
-    captured = _tell_captured(recorded, store, is_quiet=quiet)
-    if require_spans and not captured and code == 0:
+    calls = _tell_captured(recorded, store, is_quiet=quiet)
+    if require_spans and not calls and code == 0:
         return _NOTHING_CAPTURED
     return shell_exit_code(code)
 
@@ -152,6 +162,7 @@ class _Run:
     _options: "Options"
     _name: str
     _transforms: Sequence[str]
+    _children: str | None
     _started_ns: int = field(default_factory=time.time_ns)
     _recording: "Recording | None" = None
     _code: int = 0
@@ -184,9 +195,7 @@ class _Run:
                 self._opened.layout, recording.rollout_id, recording.trace_id, self._started_ns
             )
         try:
-            environment = _make_environment(
-                self._opened, recording, self._options, self._transforms
-            )
+            environment = self._make_environment(recording)
             with maintain_store(self._opened.layout):
                 code = self._code = run_child(program, environment)
             scope.end(subprocess.CalledProcessError(code, list(program)) if code else None)
@@ -210,8 +219,29 @@ class _Run:
                     return None
         return span
 
+    def _make_environment(self, recording: "Recording") -> dict[str, str]:
+        from lightning_otel import config
+        from lightning_otel.provider import startup
+
+        options = self._options
+        environment = child_environment(
+            store=self._opened.name,
+            rollout_id=recording.rollout_id,
+            attempt_id=recording.attempt_id,
+            trace_parent=_trace_parent(recording),
+            startup=Path(startup.__path__[0]),
+            children=self._children or config.CHILDREN.read(),
+            agent=options.get("agent"),
+            transforms=self._transforms,
+            enable_retokenization_fix=bool(options.get("enable_retokenization_fix")),
+            apply=bool(options.get("apply")),
+            debug=bool(options.get("debug")),
+        )
+        # A run around this one may have set it.
+        return environment | ({config.RUN_IS_NAMED.name: "1"} if _is_named(options) else {})
+
     def tell(self, store: str | None, *, is_quiet: bool) -> int:
-        """Say what was kept and where; gives the number of spans the program itself made."""
+        """Say what was kept and where; gives the number of model calls."""
         from lightning_otel import config
         from lightning_otel.provider.sdk_settings import sampler_fault
 
@@ -220,13 +250,16 @@ class _Run:
                 print_note(f"⚡ nothing was recorded: {self._problem.what}")
             return 0
         counts = self._counts or self._count_spans(self._recording)
-        captured = int(counts["spans"])
+        captured, calls = int(counts["spans"]), self._count_calls(counts)
+        assert self._opened.layout is not None
+        notes = self._opened.layout.root / f"unrecorded-{_trace_parent(self._recording)}"
+        unrecorded = take_unrecorded(notes)
         if is_quiet:
             self._tell_forwarding(int(counts["ended"]), store, is_quiet=True)
-            return captured
+            return calls
         exact = f" ({counts['exact']} with token ids)" if counts["exact"] else ""
         print_note(
-            f"⚡ {count_noun(captured, 'span')}, {count_noun(counts['calls'], 'call')}{exact}, "
+            f"⚡ {count_noun(captured, 'span')}, {count_noun(calls, 'call')}{exact}, "
             f"{count_noun(counts['rewards'], 'reward')} → {self._opened.name}"
         )
         self._tell_accounting()
@@ -235,24 +268,39 @@ class _Run:
         if not config.content().is_kept:
             print_note(f"  messages are not kept, as {config.CONTENT.name} asks")
         self._tell_forwarding(int(counts["ended"]), store)
+        for line in unrecorded:
+            print_note(line)
         if not captured:
             if counts["has_root"]:
                 print_note(f"  warning: {_FAILED_FIRST if self._code else _NO_SPAN}")
             suggest("doctor", store)
             return 0
+        if not calls:
+            print_note(f"  warning: {_NO_CALL}")
+        _tell_unnamed(counts)
         if self._counts is not None:
             suggest("ls", store)
-            return captured
+            return calls
         if not counts["rewards"]:
             print_note("  no reward yet: emit_reward(1.0) in the program, or")
             suggest(f"reward {self._recording.rollout_id} 1.0", store)
         suggest(f"show {self._recording.rollout_id}", store)
-        return captured
+        return calls
+
+    def _count_calls(self, counts: Mapping[str, Any]) -> int:
+        """Count the requests to models; where others recorded some, as the adapter joins them."""
+        if not counts["others"]:
+            return int(counts["calls"])
+        rollouts = counts["rollouts"]
+        reports = (self._opened.transitions(rollout_id=each).report() for each in rollouts)
+        return sum(report.calls for report in reports)
 
     def _count_spans(self, recording: "Recording") -> Mapping[str, Any]:
         """Count what was recorded: from the segments, else from the store."""
         from lightning_otel.store.layout import is_settling_due
         from lightning_otel.store.live import read_whole_records
+        from lightning_otel.store.sql import attribute_sql
+        from lightning_otel.types import conventions as c
 
         layout = self._opened.layout
         assert layout is not None
@@ -264,8 +312,9 @@ class _Run:
             if (records := read_whole_records(layout, self._started_ns)) is not None:
                 self._is_whole = not self._opened.writer().unwritten_counts()
                 return _count_records(records, recording, self._started_ns)
-        query = """
-            SELECT trace_id, span_id, rollout_id, operation, reward, start_ns, end_ns,
+        query = f"""
+            SELECT trace_id, span_id, rollout_id, operation, reward, start_ns, end_ns, name, scope,
+              agent, {attribute_sql(c.FRAMEWORK)} AS framework,
               left(prompt_token_ids, 1) AS prompt_token_ids,
               left(response_token_ids, 1) AS response_token_ids
             FROM spans WHERE start_ns >= ?"""
@@ -302,12 +351,18 @@ class _Run:
                 suggest("doctor", self._opened.name)
 
 
+_COUNTS: Final = (
+    "spans", "outside", "rewards", "calls", "others", "named", "exact", "ended", "has_root",
+)  # fmt: skip
+
+
 def _count_records(
     records: Iterable[Mapping[str, Any]], recording: "Recording", since_ns: int
 ) -> Mapping[str, Any]:
-    from lightning_otel.types.conventions import CALL_OPERATIONS
+    from lightning_otel.types import conventions as c
 
-    counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+    rollouts, frameworks = set[str](), set[str]()
     for each in records:
         get, is_root = each.get, each["span_id"] == recording.span_id
         rollout_id = get("rollout_id") or each["trace_id"]
@@ -318,11 +373,33 @@ def _count_records(
         counts["spans"] += not is_root
         counts["outside"] += not is_root and rollout_id == recording.rollout_id
         counts["rewards"] += get("reward") is not None
-        counts["calls"] += get("operation") in CALL_OPERATIONS
+        is_call = get("operation") in c.CALL_OPERATIONS
+        counts["calls"] += is_call
+        counts["others"] += (is_call and get("scope") != c.SCOPE) or get("name") == c.SPAN_ACTION
+        counts["named"] += get("agent") is not None
+        rollouts.add(rollout_id)
+        attributes = get("attributes") or {c.FRAMEWORK: get("framework")}
+        if framework := attributes.get(c.FRAMEWORK):
+            frameworks.add(framework)
         counts["exact"] += None not in (get("prompt_token_ids"), get("response_token_ids"))
         counts["ended"] += each["end_ns"] is not None
         counts["has_root"] += is_root and each["end_ns"] is not None
-    return counts
+    return {
+        **counts,
+        "rollouts": rollouts,
+        "frameworks": frameworks if not counts["named"] else set[str](),
+    }
+
+
+def _tell_unnamed(counts: Mapping[str, Any]) -> None:
+    from lightning_otel.capture.frameworks import FRAMEWORKS
+
+    for name in sorted(counts["frameworks"] & FRAMEWORKS.keys()):
+        print_note(f"  agents without names; {name} tells them with: {FRAMEWORKS[name]}")
+
+
+def _trace_parent(recording: "Recording") -> str:
+    return f"00-{recording.trace_id}-{recording.span_id}-01"
 
 
 def _find_problem(opened: "Store") -> LightningOtelError | None:
@@ -350,25 +427,3 @@ def _is_named(options: "Options") -> bool:
     """Return whether the run is one rollout, whatever tasks the program records in it."""
     names = ("rollout_id", "task", "reward_evaluator")
     return any(options.get(name) is not None for name in names)
-
-
-def _make_environment(
-    opened: "Store", recording: "Recording", options: "Options", transforms: Sequence[str]
-) -> dict[str, str]:
-    from lightning_otel import config
-    from lightning_otel.provider import startup
-
-    environment = config.child_environment(
-        store=opened.name,
-        rollout_id=recording.rollout_id,
-        attempt_id=recording.attempt_id,
-        trace_parent=f"00-{recording.trace_id}-{recording.span_id}-01",
-        startup=Path(startup.__path__[0]),
-        agent=options.get("agent"),
-        transforms=transforms,
-        enable_retokenization_fix=bool(options.get("enable_retokenization_fix")),
-        apply=bool(options.get("apply")),
-        debug=bool(options.get("debug")),
-    )
-    # A run around this one may have set it.
-    return environment | ({config.RUN_IS_NAMED.name: "1"} if _is_named(options) else {})

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind
 
 from lightning_otel import capture, config, debugging
+from lightning_otel.capture.frameworks import find_framework
 from lightning_otel.capture.rollouts import find_rollout, producer_frame
 from lightning_otel.errors import StoreError
 from lightning_otel.redact.content import strip_content
@@ -28,6 +29,7 @@ from lightning_otel.store.writer import (
     writer_of_open,
     writers_by_catalogue,
 )
+from lightning_otel.types import conventions as c
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +54,14 @@ class FrameSpanProcessor(SpanProcessor):
                 kept.sink, stamps = frame.sink, frame.stamps
                 if frame.process_stamps:
                     stamps = {**find_rollout(span, frame.process_stamps), **stamps}
+                if _is_call(span) and (framework := find_framework()):
+                    stamps = {c.FRAMEWORK: framework, **stamps}
                 if capture.process.exporters:
                     kept.stamps = stamps
-                frame.sink.started(span, stamps, (*_own_transforms(), *frame.transforms))
+                # What another program does besides is its own; attributes may still come.
+                kept.is_doubtful = c.EXECUTED in stamps and not _is_of_agents(span)
+                transforms = (*_own_transforms(), *frame.transforms)
+                frame.sink.started(span, stamps, transforms, is_written=not kept.is_doubtful)
         except Exception:  # noqa: BLE001  # capture never raises into the traced program
             capture.note_fault()
 
@@ -68,6 +75,9 @@ class FrameSpanProcessor(SpanProcessor):
             if sink is None or kept.is_kept:
                 return
             kept.is_kept = True
+            if kept.is_doubtful and not _is_of_agents(span):
+                sink.dismissed(span)
+                return
             sink.ended(span, kept.body)
             if debugging.is_on:
                 debugging.log_kept(span)
@@ -85,6 +95,26 @@ class FrameSpanProcessor(SpanProcessor):
 
 _exported_rollout: Final = capture.begin_rollout()
 """Stamps, for exporters, of what the process does outside any recording and request."""
+
+
+_AGENT_KEYS: Final = (
+    "gen_ai.", "mcp.", "llm.", "openinference.", "traceloop.", "agentlightning.", "lightning.",
+)  # fmt: skip
+_AGENT_SCOPES: Final = ("autogen", "litellm", "openinference.", "mcp")
+
+
+def _is_call(span: ReadableSpan) -> bool:
+    return (span.attributes or {}).get(c.OPERATION) in c.CALL_OPERATIONS
+
+
+def _is_of_agents(span: ReadableSpan) -> bool:
+    """Return whether a span tells of models, agents, tools or MCP, or was made with our own API."""
+    scope = span.instrumentation_scope.name if span.instrumentation_scope is not None else ""
+    return (
+        scope == c.SCOPE
+        or scope.startswith(_AGENT_SCOPES)
+        or any(key.startswith(_AGENT_KEYS) for key in span.attributes or ())
+    )
 
 
 class LightningSpanProcessor(FrameSpanProcessor):

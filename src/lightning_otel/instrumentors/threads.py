@@ -13,7 +13,9 @@ from opentelemetry.context import Context
 from lightning_otel import capture
 from lightning_otel.instrumentors.patches import replace, restore
 
-_REPLACED: Final = ((threading.Thread, "start"), (ThreadPoolExecutor, "submit"))
+# gevent puts a subclass that inherits the method in Thread's place.
+_THREAD: Final = next(owner for owner in threading.Thread.__mro__ if "start" in vars(owner))
+_REPLACED: Final = ((_THREAD, "start"), (ThreadPoolExecutor, "submit"))
 
 
 def carry_context() -> None:

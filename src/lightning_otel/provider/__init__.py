@@ -16,13 +16,11 @@ from secrets import randbits
 from typing import Any, Final
 
 from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from lightning_otel import capture, config, debugging
 from lightning_otel.capture.metrics import start_metrics
 from lightning_otel.errors import ConfigError, warn_once
+from lightning_otel.provider import startup
 from lightning_otel.provider.sdk_settings import SAMPLER, sampler_fault, warn_of_exporters
 from lightning_otel.types import conventions as c
 
@@ -312,6 +310,11 @@ def start_process() -> None:
     """
     from lightning_otel.store import SpanStore
 
+    program_id = startup.enter_process()
+    if program_id is None:
+        return
+    if config.CHILDREN.read() == "none":
+        os.register_at_fork(after_in_child=_leave_process)
     capture.refresh_settings()
     debugging.take_setting()
     store = SpanStore()
@@ -324,13 +327,17 @@ def start_process() -> None:
     named = dict(zip((c.ROLLOUT_ID, c.ATTEMPT_ID), inherited or (), strict=False))
     capture.process.frame = capture.Frame(
         writer,
-        named,
-        _inherited_parent(),
+        {**named, c.EXECUTED: program_id} if program_id else named,
+        startup.inherited_parent(),
         asks_for_ids=config.RETOKENIZATION_FIX.read(),
         assigner=assigner,
         process_stamps={} if named else capture.begin_rollout(),
         has_tasks=config.RUN.read() and not config.RUN_IS_NAMED.read(),
     )
+
+
+def _leave_process() -> None:
+    capture.process.frame = None
 
 
 def enable_retokenization_fix() -> None:
@@ -382,17 +389,3 @@ def start_run_child() -> None:
     agent, frame = config.RUN_AGENT.read(), capture.current_frame()
     if agent and frame is not None:
         capture.process.frame = replace(frame, stamps={c.AGENT_NAME: agent, **frame.stamps})
-
-
-def _inherited_parent() -> Context | None:
-    """The parent process's span as a context, from the W3C ``traceparent`` in the environment."""
-    carrier = {"traceparent": config.inherited_trace_parent() or ""}
-    read = TraceContextTextMapPropagator().extract(carrier, Context())
-    parent = trace.get_current_span(read).get_span_context()
-    if not parent.is_valid:
-        return None
-    # Taken for sampled whatever it says: this process was told to record.
-    sampled = SpanContext(
-        parent.trace_id, parent.span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
-    )
-    return trace.set_span_in_context(NonRecordingSpan(sampled), Context())

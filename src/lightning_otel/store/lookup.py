@@ -4,8 +4,9 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import NotFoundError
-from lightning_otel.store.sql import ROLLOUT
+from lightning_otel.store.sql import ROLLOUT, quote_text
 from lightning_otel.store.views import IS_ANNOTATION
+from lightning_otel.types import conventions as c
 from lightning_otel.types.values import check_types
 
 if TYPE_CHECKING:
@@ -20,7 +21,11 @@ ID_COLUMNS: Final = {
 """The column of each kind of id."""
 _SHOWN = 5
 LAST = "@last"
-"""Stands for the rollout that began last, ``@last~2`` for the one two before it."""
+"""Stands for the rollout that began last, ``@last~2`` for the one two before it.
+
+One of a program that a recorded process executed is none that the user started.
+"""
+_MOST_LOOKED_AT: Final = 64
 _HEX = re.compile(r"0x(?=[0-9a-f]+$)")
 """What the SDK prints before the digits of an id."""
 _BEFORE = re.compile(r"@last(?:~(\d{1,6}))?")
@@ -70,14 +75,22 @@ def _last_rollout(con: "duckdb.DuckDBPyConnection", named: str) -> str:
     if found is None:
         raise NotFoundError(f"{named!r} is no rollout; write @last, or @last~1 for the one before")
     # A mere reward may be one for an older rollout, in a trace of its own.
-    rows = con.execute(
-        f"SELECT rollout, max(began) FROM (SELECT {ROLLOUT} AS rollout, min(start_ns) AS began "
-        f"FROM spans WHERE NOT {IS_ANNOTATION} GROUP BY rollout, coalesce(attempt_id, '1')) "
-        "GROUP BY rollout ORDER BY 2 DESC, rollout DESC LIMIT 1 OFFSET ?",
-        [int(found[1] or 0)],
-    ).fetchall()
-    if rows:
-        return str(rows[0][0])
+    latest = (
+        f"SELECT rollout, max(began) AS began FROM (SELECT {ROLLOUT} AS rollout, "
+        f"min(start_ns) AS began FROM spans WHERE NOT {IS_ANNOTATION} "
+        "GROUP BY rollout, coalesce(attempt_id, '1')) GROUP BY rollout ORDER BY 2 DESC, 1 DESC"
+    )
+    before = int(found[1] or 0)
+    for most in (f"LIMIT {before + _MOST_LOOKED_AT}", ""):  # attributes are read of few spans
+        rows = con.execute(
+            f"SELECT rollout, began FROM ({latest} {most}) WHERE rollout IN (SELECT {ROLLOUT} "
+            f"FROM spans WHERE {ROLLOUT} IN (SELECT rollout FROM ({latest} {most})) "
+            f"AND NOT contains(attributes::VARCHAR, {quote_text(c.EXECUTED)})) "
+            "ORDER BY 2 DESC, 1 DESC LIMIT 1 OFFSET ?",
+            [before],
+        ).fetchall()
+        if rows:
+            return str(rows[0][0])
     if found[1]:
         raise NotFoundError(f"the store holds fewer rollouts than {named} asks for")
     raise NotFoundError(

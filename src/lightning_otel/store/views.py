@@ -32,9 +32,9 @@ _HAS_NO_ID: Final = "(kept.response_id IS NULL OR other.response_id IS NULL)"
 DUPLICATE_CALLS: Final = f"""
 requests AS MATERIALIZED (
   SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, operation,
-    scope, process, response_id, model, start_ns, coalesce(end_ns, start_ns) AS end_ns,
-    end_ns IS NOT NULL AND status IS DISTINCT FROM 'ERROR' AS is_done,
-    response_id IS NULL AND input_tokens IS NULL AND output_tokens IS NULL AS is_bare
+    scope, process, response_id, model, input_tokens, output_tokens,
+    start_ns, coalesce(end_ns, start_ns) AS end_ns,
+    end_ns IS NOT NULL AND status IS DISTINCT FROM 'ERROR' AS is_done
   FROM spans WHERE operation IN ({CALL_OPERATIONS})
 ),
 others AS MATERIALIZED (SELECT * FROM requests WHERE scope <> {quote_text(c.SCOPE)}),
@@ -64,22 +64,18 @@ repeated AS MATERIALIZED (
         starts_with(kept.model, other.model) OR starts_with(other.model, kept.model), true)
       AND (kept.span_id, other.scope) NOT IN (SELECT kept_id, scope FROM same_answer)
     UNION ALL
-    -- A record of a stream may end, and one of its preparation does, before the request begins.
-    SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN requests AS kept
-      ON kept.trace_id = other.trace_id
-        AND kept.parent_span_id IS NOT DISTINCT FROM other.parent_span_id
-    WHERE other.is_bare AND kept.scope = {quote_text(c.SCOPE)}
-      AND kept.start_ns BETWEEN other.start_ns AND other.end_ns + {_SOON_NS}
-      AND coalesce(
-        starts_with(kept.model, other.model) OR starts_with(other.model, kept.model), true)
+    SELECT trace_id, span_id, NULL FROM others SEMI JOIN (
+        SELECT DISTINCT process, model FROM requests WHERE scope = {quote_text(c.SCOPE)}) AS kept
+      ON kept.process = others.process
+        AND (starts_with(kept.model, others.model) OR starts_with(others.model, kept.model))
+    WHERE is_done AND response_id IS NULL AND input_tokens IS NULL AND output_tokens IS NULL
   ) GROUP BY ALL
 )"""
 """Common table expressions over ``spans``: ``repeated`` holds the calls of others' instrumentors
 that stand for a request another record tells of, ``kept_id``: by its response id; because the one
-stands in the other, of one make the inner one with the outer one's id; because it overlaps one of
-ours that nothing else of that instrumentor stands for; or because it has neither id nor usage, and
-one of ours began beside it at once. The adapter's ``duplicates`` looks at what was asked and
-answered, which no count should have to read."""
+stands in the other; because it overlaps one of ours that nothing else of that instrumentor stands
+for; or because it tells of no answer, where ours recorded every request of its model. The adapter's
+``duplicates`` looks at what was asked and answered, which no count should have to read."""
 
 _FARTHEST: Final = 256
 _CALL_OWNERS: Final = f"""

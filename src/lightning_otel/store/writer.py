@@ -95,8 +95,10 @@ class SpanWriter(Journal):
         span: "ReadableSpan",
         stamps: Mapping[str, AttributeValue] = _NO_STAMPS,
         transforms: Sequence[Transform] = (),
+        *,
+        is_written: bool = True,
     ) -> None:
-        """Note a started span, so that it is known if the process dies before its end."""
+        """Note a started span; if it is written, it is known if the process dies before its end."""
         if os.getpid() != self.pid:
             self.forget()
         ids = span.context[:2]
@@ -112,9 +114,9 @@ class SpanWriter(Journal):
         begun.record = record = build_start_record(
             span, self.process, sequence, self._resource_of(span), stamps
         )
-        if transforms or global_transforms:
+        if is_written and (transforms or global_transforms):
             record, _ = apply_transforms({**record}, transforms)
-        if record:
+        if is_written and record:
             begun.line = format_line(record)
             self._append_line(begun.line, 0, may_wait=True)
 
@@ -133,6 +135,10 @@ class SpanWriter(Journal):
         """Return the stamps of a span that has not ended, as they were given; None of others."""
         begun = self._open.get((trace_id, span_id))
         return None if begun is None else begun.stamps
+
+    def dismissed(self, span: "ReadableSpan") -> None:
+        """Forget a started span that was not written: it is none of those that are counted."""
+        self._open.pop(span.context[:2], None)
 
     def exported(
         self,

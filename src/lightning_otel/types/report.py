@@ -14,13 +14,13 @@ class Dropped:
     """Something that did not make it into a trajectory, and why.
 
     Attributes:
-        noun: What it is; a ``composition`` is missing on the call named, an ``advantage`` on the
-            rollout that begins with it.
+        noun: What it is; a ``record`` is one more of a call, a ``composition`` is missing on the
+            call named, an ``advantage`` on the rollout that begins with it.
     """
 
     span_id: str
     trace_id: str
-    noun: Literal["call", "reward", "mark", "composition", "advantage"]
+    noun: Literal["call", "record", "reward", "mark", "composition", "advantage"]
     reason: str
 
 

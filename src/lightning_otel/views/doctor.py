@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from lightning_otel import config
+from lightning_otel.capture.frameworks import FRAMEWORKS
 from lightning_otel.dataset import Store
-from lightning_otel.errors import (
-    ConfigError,
-    LightningOtelError,
-    StoreDamagedError,
-)  # fmt: skip
+from lightning_otel.errors import ConfigError, LightningOtelError, StoreDamagedError
 from lightning_otel.exporters.forwarding.senders import Verdict, sender_for
 from lightning_otel.provider.sdk_settings import NO_SDK, SAMPLER, sampler_fault
 from lightning_otel.store import damage, quarantine
 from lightning_otel.store.catalogue import find_catalogue_fault
 from lightning_otel.store.counts import INTENDED
 from lightning_otel.store.layout import Layout
+from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
+from lightning_otel.types import conventions as c
 from lightning_otel.types.text import count_noun
 from lightning_otel.views.waiting import find_waits
 
@@ -35,7 +34,7 @@ Code = Literal[
     "store-damaged", "store-refused", "unreadable", "catalogue-damaged", "file-damaged",
     "file-missing", "quarantined", "spans-gone", "healed", "quarantine", "store", "damaged-lines",
     "not-stored", "waiting", "slow-disk", "missing-spans", "feedback-waits", "training-waits",
-    "canary-waits", "state-unreadable",
+    "canary-waits", "state-unreadable", "no-calls", "unnamed-agents",
 ]  # fmt: skip
 """Subject of a finding, for good: each has a paragraph in ``docs/settings.md``."""
 _FOREIGN: Final = re.compile(
@@ -339,9 +338,34 @@ def _check_counts(layout: Layout, store: Store) -> Iterator[Finding]:
         f"{layout.catalogue}: {row['n']} spans, of which incomplete: {row['n'] - row['ended']}; "
         f"data files: {files}, segments: {segments}",
     )
+    yield from check_calls(store)
     damaged = sum(segment.damaged for segment in manifest.segments)
     if damaged:
         yield note("damaged-lines", f"damaged lines that were stepped over: {damaged}")
+
+
+_CALLS: Final = f"""
+SELECT count(*) AS spans, count(*) FILTER (operation IN ({CALL_OPERATIONS})) AS calls,
+  count(*) FILTER (name = {quote_text(c.SPAN_ACTION)}) AS actions FROM spans"""
+_UNNAMED: Final = f"""
+SELECT DISTINCT {attribute_sql(c.FRAMEWORK)} AS framework FROM spans
+WHERE operation IN ({CALL_OPERATIONS})
+  AND contains(attributes::VARCHAR, {quote_text(c.FRAMEWORK)}) AND {ROLLOUT} NOT IN (
+  SELECT {ROLLOUT} FROM spans WHERE agent IS NOT NULL)
+ORDER BY 1"""
+
+
+def check_calls(store: Store) -> Iterator[Finding]:
+    """Yield what keeps a store's spans from being calls, and its calls from having agents."""
+    (counts,) = store.sql(_CALLS)
+    if counts["spans"] and not counts["calls"] and not counts["actions"]:
+        spans = count_noun(counts["spans"], "span")
+        text = f"{spans}, but no request to a model: none of a library that is known was recorded"
+        yield note("no-calls", text, "lightning-otel run --debug -- python your_agent.py")
+    for row in store.sql(_UNNAMED) if counts["calls"] else ():
+        if (name := row["framework"]) in FRAMEWORKS:
+            text = f"calls of {name} name no agent: its own telemetry is off"
+            yield note("unnamed-agents", text, FRAMEWORKS[name])
 
 
 def _check_accounts(store: Store, *, is_whole: bool) -> Iterator[Finding]:

@@ -155,7 +155,7 @@ def test_litellm_tells_whole_answers_exactly() -> None:
         assert (token_data(step), step.tools) == (token_data(own), own.tools)
         assert (step.input_tokens, step.output_tokens) == (own.input_tokens, own.output_tokens)
     assert found.report.reasons() == {"duplicate: litellm recorded the same request": 2}
-    assert (found.report.calls, found.report.transitions, found.report.exact) == (6, 4, 2)
+    assert (found.report.calls, found.report.transitions, found.report.exact) == (4, 4, 2)
 
 
 def test_litellm_loses_token_ids_and_tool_call_ids_of_streams() -> None:

@@ -1,41 +1,219 @@
-"""Switches tracing on in every Python process under ``lightning-otel run``.
+"""Records every Python process under ``lightning-otel run``, once it imports what is recorded.
 
-``run`` puts this folder first on ``PYTHONPATH``, so Python imports this file as it starts. Whatever
-happens here, the program starts as it would have; a ``sitecustomize`` of its own still runs.
+``run`` puts this folder first on ``PYTHONPATH``, so every Python imports this file as it starts,
+also one without lightning-otel and Python 2.7, in whose syntax it is kept. Whatever happens here,
+the program starts as it would have, nothing is printed, and a ``sitecustomize`` of its own runs.
 """
+# mypy: disallow_untyped_defs = False, disallow_untyped_calls = False
 
+import os
 import sys
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
-from pathlib import Path
 
-_here = str(Path(__file__).resolve().parent)
+LIBRARIES = frozenset(
+    ("openai", "langchain_core", "autogen_core", "agents", "crewai", "litellm", "autogen", "ag2")
+)
+"""What is recorded once it is imported: the libraries of ``provider.INSTRUMENTORS``."""
+
+_FIRST = frozenset(("lightning_otel", "opentelemetry.trace"))
+"""Modules that the recording imports itself: they are whole before it starts."""
+_OLDEST = (3, 11)
+_PATIENCE_S = 10.0
+_HANDED = "LIGHTNING_OTEL_RUN_SETTINGS"
+"""What ``run`` sets in place of all others where they are for some processes alone."""
+_SEPARATOR = "\x1f"
+_WORKERS = {
+    "multiprocessing.util": "spawnv_passfds",
+    "loky.backend.fork_exec": "fork_exec",
+    "joblib.externals.loky.backend.fork_exec": "fork_exec",
+}
+"""Functions that start workers of the program's own."""
+_here = os.path.dirname(os.path.abspath(__file__))
 
 
-def _run_shadowed() -> None:
+class _Loader(object):
+    """Loads a module as its own loader does, with the recording started before or after."""
+
+    def __init__(self, hook, loader):
+        self.hook = hook
+        self.loader = loader
+
+    def __getattr__(self, name):
+        return getattr(self.loader, name)
+
+    def exec_module(self, module):
+        """Execute the module; it knows nothing of this loader."""
+        module.__loader__ = module.__spec__.loader = self.loader
+        self.hook.load(module, self.loader)
+
+
+class _Hook(object):
+    """Starts the recording at the first import of a library; until then it is a look-up."""
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.names = LIBRARIES | _FIRST
+        self.workers = _WORKERS if settings.get("LIGHTNING_OTEL_CHILDREN") == "own" else {}
+        from _thread import RLock  # Python 2 has no such module, and threading costs some
+
+        self.make_lock = RLock
+        self.renew()
+
+    def renew(self):
+        """Take a new lock: a fork may have come while another thread held it."""
+        self.lock = self.make_lock()
+
+    def forget(self):
+        """Record nothing, as in the forks of a program without its children."""
+        self.names = frozenset()
+
+    def find_spec(self, name, path=None, target=None):
+        """Find what is recorded, with a loader of ours around its own; leave the rest to others."""
+        if name not in self.names and name not in self.workers:
+            return None
+        if self.lock._is_owned():  # imported by what is being started
+            return None
+        spec = self._find(name, path, target)
+        if hasattr(getattr(spec, "loader", None), "exec_module"):
+            spec.loader = _Loader(self, spec.loader)
+        return spec
+
+    def _find(self, name, path, target):
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+    def load(self, module, loader):
+        """Execute a module and start the recording."""
+        name = module.__name__
+        if name in LIBRARIES:
+            # As if it was not imported yet: what is patched in it is asked for now.
+            known = sys.modules.pop(name, None)
+            try:
+                self.start(name)
+                spec = self._find(name, None, None)
+            finally:
+                if known is not None:
+                    sys.modules[name] = known
+            loader = getattr(spec, "loader", None) or loader
+        loader.exec_module(module)
+        if name in self.workers:
+            function = self.workers[name]
+            setattr(module, function, _hand_on(getattr(module, function), self.settings))
+        elif name in _FIRST:
+            self.start(name)
+
+    def start(self, name):
+        """Start the recording, once; a thread that imports another library meanwhile waits."""
+        if not self.names or not self.lock.acquire(timeout=_PATIENCE_S):
+            return
+        try:
+            if self.names:
+                from lightning_otel.config import take_settings
+
+                take_settings(self.settings)  # before the provider is imported, which reads some
+                from lightning_otel.provider import start_run_child
+
+                start_run_child()
+        except Exception:  # noqa: BLE001  # a broken library, say; the program goes on
+            _note(self.settings, name)
+        finally:
+            self.names = frozenset()
+            self.lock.release()
+
+
+def _hand_on(function, settings):
+    """Return a function that starts processes, with the settings in their environment."""
+
+    def start(*args, **options):
+        before = os.environ.get("PYTHONPATH")
+        os.environ[_HANDED] = _SEPARATOR.join(map("=".join, settings.items()))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_here, before]))
+        try:
+            return function(*args, **options)
+        finally:
+            os.environ.pop(_HANDED, None)
+            _set_path(before)
+
+    return start
+
+
+def _set_path(path):
+    if path:
+        os.environ["PYTHONPATH"] = path
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def _take_settings():
+    """Return what ``run`` set; take it out of the environment if it is for this process alone."""
+    handed = os.environ.pop(_HANDED, None)
+    if handed is None:
+        return os.environ
+    sys.path[:] = [path for path in sys.path if path != _here]
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    _set_path(os.pathsep.join(path for path in paths if path != _here))
+    return dict(pair.split("=", 1) for pair in handed.split(_SEPARATOR))
+
+
+def _note(settings, library=""):
+    """Note for ``run`` that this process is not recorded, and the library that it imports."""
+    place = "%s.d/unrecorded-%s" % tuple(
+        settings.get(key, "") for key in ("LIGHTNING_OTEL_STORE", "TRACEPARENT")
+    )
+    line = "%s\t%s\n" % (library, sys.executable)
+    try:
+        file = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, line if sys.version_info[0] == 2 else os.fsencode(line))
+        finally:
+            os.close(file)
+    except (OSError, ValueError):  # the store is gone, or out of reach
+        pass
+
+
+def _start():
+    settings = _take_settings()
+    if sys.version_info < _OLDEST:
+        _note(settings)
+        return
+    hook = _Hook(settings)
+    if hook._find("lightning_otel", None, None) is None:
+        _note(settings)
+    sys.meta_path.insert(0, hook)
+    is_alone = settings.get("LIGHTNING_OTEL_CHILDREN") == "none"
+    os.register_at_fork(after_in_child=hook.forget if is_alone else hook.renew)
+    if settings is not os.environ:
+        os.execv = _hand_on(os.execv, settings)  # as launchers do, which become the program
+
+
+def _run_shadowed():
     """Run the ``sitecustomize`` that would have been found without us."""
     # A relative path is none of ours, and cannot be resolved where the working directory is gone.
-    elsewhere = [
+    mine = os.path.realpath(_here)
+    paths = [
         path
         for path in sys.path
-        if path and not (Path(path).is_absolute() and str(Path(path).resolve()) == _here)
+        if path and not (os.path.isabs(path) and os.path.realpath(path) == mine)
     ]
-    spec = PathFinder.find_spec("sitecustomize", elsewhere)
+    if sys.version_info[0] == 2:
+        import imp
+
+        try:
+            place = imp.find_module("sitecustomize", paths)
+        except ImportError:
+            return
+        imp.load_module("sitecustomize", *place)
+        return
+    from importlib._bootstrap import module_from_spec  # importlib.util costs 20 modules
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("sitecustomize", paths)
     if spec is not None and spec.loader is not None:
         module = sys.modules["sitecustomize"] = module_from_spec(spec)
         spec.loader.exec_module(module)
-
-
-def _start() -> None:
-    try:
-        from lightning_otel.provider import start_run_child
-    except ImportError as exc:
-        sys.stderr.write(
-            f"lightning-otel: {sys.executable} cannot import lightning_otel ({exc}), "
-            "so this process is not traced; install it there\n"
-        )
-        return
-    start_run_child()
 
 
 try:

@@ -21,7 +21,7 @@ from lightning_otel.serve.api.cache import CachedRead
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.runs import list_live_resources
 from lightning_otel.types import Report
-from lightning_otel.views.doctor import examine
+from lightning_otel.views.doctor import check_calls, examine
 from lightning_otel.views.plot import PlotQuery, read_charts, svg
 from lightning_otel.views.plot.queries import METRICS
 from lightning_otel.views.summary import PERIODS, list_failures, read_summaries
@@ -123,6 +123,7 @@ def _read_funnel(store: Store) -> Mapping[str, object]:
         "inexact": report.inexact,
         "notes": report.notes,
         "accounting": accounting,
+        "findings": list(check_calls(store)) if report.spans else (),
     }
 
 
