@@ -34,7 +34,7 @@ PASSED_OVER: Final = "reward skipped a failed call"
 Rewards = Mapping[int, Reward]
 """Rewards by position, in order."""
 Conversation = tuple[str, str, int]
-"""A conversation: its agent, and which one of that agent's."""
+"""A conversation: its agent, the executed program that asked, and which one of these."""
 
 
 class Placed(NamedTuple):
