@@ -45,8 +45,10 @@ def content(span: Span) -> dict[str, Any]:
         if isinstance(messages, (list, tuple)) and all(
             isinstance(item, Mapping) for item in messages
         ):
-            whole = [part for item in messages for part in _split_results(item)]
-            found[key] = chat.dump([_normalize_message(item) for item in whole])
+            text = span.attributes[key]
+            if not isinstance(text, str) or _RESULT in text:
+                messages = [part for item in messages for part in _split_results(item)]
+            found[key] = chat.dump([_normalize_message(item) for item in messages])
     return found
 
 
