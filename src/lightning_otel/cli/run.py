@@ -5,16 +5,16 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from lightning_otel.cli import print_error, silence_stream
+from lightning_otel.cli.counts import count_records, tell_unnamed
 from lightning_otel.cli.options import load_named, store_option
 from lightning_otel.cli.output import count_noun, print_note, suggest
 from lightning_otel.cli.program import (
@@ -277,7 +277,7 @@ class _Run:
             return 0
         if not calls:
             print_note(f"  warning: {_NO_CALL}")
-        _tell_unnamed(counts)
+        tell_unnamed(counts)
         if self._counts is not None:
             suggest("ls", store)
             return calls
@@ -311,7 +311,7 @@ class _Run:
         with contextlib.suppress(OSError, StoreError):
             if (records := read_whole_records(layout, self._started_ns)) is not None:
                 self._is_whole = not self._opened.writer().unwritten_counts()
-                return _count_records(records, recording, self._started_ns)
+                return count_records(records, recording, self._started_ns)
         query = f"""
             SELECT trace_id, span_id, rollout_id, operation, reward, start_ns, end_ns, name, scope,
               agent, {attribute_sql(c.FRAMEWORK)} AS framework,
@@ -319,7 +319,7 @@ class _Run:
               left(response_token_ids, 1) AS response_token_ids
             FROM spans WHERE start_ns >= ?"""
         rows = self._opened.sql(query, [self._started_ns])
-        return _count_records(rows, recording, self._started_ns)
+        return count_records(rows, recording, self._started_ns)
 
     def _tell_forwarding(self, ended: int, store: str | None, *, is_quiet: bool = False) -> None:
         sent = self._forwarder
@@ -349,53 +349,6 @@ class _Run:
             if each.missing:
                 print_note(f"  a process's numbers do not add up: {each.sentence()}")
                 suggest("doctor", self._opened.name)
-
-
-_COUNTS: Final = (
-    "spans", "outside", "rewards", "calls", "others", "named", "exact", "ended", "has_root",
-)  # fmt: skip
-
-
-def _count_records(
-    records: Iterable[Mapping[str, Any]], recording: "Recording", since_ns: int
-) -> Mapping[str, Any]:
-    from lightning_otel.types import conventions as c
-
-    counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
-    rollouts, frameworks = set[str](), set[str]()
-    for each in records:
-        get, is_root = each.get, each["span_id"] == recording.span_id
-        rollout_id = get("rollout_id") or each["trace_id"]
-        # By trace too: the program may name rollouts of its own beneath the run's root span.
-        is_own = each["trace_id"] == recording.trace_id or rollout_id == recording.rollout_id
-        if not is_own or each["start_ns"] < since_ns:
-            continue
-        counts["spans"] += not is_root
-        counts["outside"] += not is_root and rollout_id == recording.rollout_id
-        counts["rewards"] += get("reward") is not None
-        is_call = get("operation") in c.CALL_OPERATIONS
-        counts["calls"] += is_call
-        counts["others"] += (is_call and get("scope") != c.SCOPE) or get("name") == c.SPAN_ACTION
-        counts["named"] += get("agent") is not None
-        rollouts.add(rollout_id)
-        attributes = get("attributes") or {c.FRAMEWORK: get("framework")}
-        if framework := attributes.get(c.FRAMEWORK):
-            frameworks.add(framework)
-        counts["exact"] += None not in (get("prompt_token_ids"), get("response_token_ids"))
-        counts["ended"] += each["end_ns"] is not None
-        counts["has_root"] += is_root and each["end_ns"] is not None
-    return {
-        **counts,
-        "rollouts": rollouts,
-        "frameworks": frameworks if not counts["named"] else set[str](),
-    }
-
-
-def _tell_unnamed(counts: Mapping[str, Any]) -> None:
-    from lightning_otel.capture.frameworks import FRAMEWORKS
-
-    for name in sorted(counts["frameworks"] & FRAMEWORKS.keys()):
-        print_note(f"  agents without names; {name} tells them with: {FRAMEWORKS[name]}")
 
 
 def _trace_parent(recording: "Recording") -> str:

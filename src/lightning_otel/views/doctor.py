@@ -339,8 +339,7 @@ def _check_counts(layout: Layout, store: Store) -> Iterator[Finding]:
         f"data files: {files}, segments: {segments}",
     )
     yield from check_calls(store)
-    damaged = sum(segment.damaged for segment in manifest.segments)
-    if damaged:
+    if damaged := sum(segment.damaged for segment in manifest.segments):
         yield note("damaged-lines", f"damaged lines that were stepped over: {damaged}")
 
 
@@ -359,8 +358,7 @@ def check_calls(store: Store) -> Iterator[Finding]:
     """Yield what keeps a store's spans from being calls, and its calls from having agents."""
     (counts,) = store.sql(_CALLS)
     if counts["spans"] and not counts["calls"] and not counts["actions"]:
-        spans = count_noun(counts["spans"], "span")
-        text = f"{spans}, but no request to a model: none of a library that is known was recorded"
+        text = f"{count_noun(counts['spans'], 'span')}, but no request to a model was recorded"
         yield note("no-calls", text, "lightning-otel run --debug -- python your_agent.py")
     for row in store.sql(_UNNAMED) if counts["calls"] else ():
         if (name := row["framework"]) in FRAMEWORKS:

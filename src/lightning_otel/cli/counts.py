@@ -1,0 +1,58 @@
+"""Counts of what a run recorded, for its last lines."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_otel.cli.output import print_note
+
+if TYPE_CHECKING:
+    from lightning_otel.tracing import Recording
+
+_COUNTS: Final = (
+    "spans", "outside", "rewards", "calls", "others", "named", "exact", "ended", "has_root",
+)  # fmt: skip
+
+
+def count_records(
+    records: Iterable[Mapping[str, Any]], recording: "Recording", since_ns: int
+) -> Mapping[str, Any]:
+    """Count what the records of a run since a time tell of, and name what they come from."""
+    from lightning_otel.types import conventions as c
+
+    counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+    rollouts, frameworks = set[str](), set[str]()
+    for each in records:
+        get, is_root = each.get, each["span_id"] == recording.span_id
+        rollout_id = get("rollout_id") or each["trace_id"]
+        # By trace too: the program may name rollouts of its own beneath the run's root span.
+        is_own = each["trace_id"] == recording.trace_id or rollout_id == recording.rollout_id
+        if not is_own or each["start_ns"] < since_ns:
+            continue
+        counts["spans"] += not is_root
+        counts["outside"] += not is_root and rollout_id == recording.rollout_id
+        counts["rewards"] += get("reward") is not None
+        is_call = get("operation") in c.CALL_OPERATIONS
+        counts["calls"] += is_call
+        counts["others"] += (is_call and get("scope") != c.SCOPE) or get("name") == c.SPAN_ACTION
+        counts["named"] += get("agent") is not None
+        rollouts.add(rollout_id)
+        attributes = get("attributes") or {c.FRAMEWORK: get("framework")}
+        if framework := attributes.get(c.FRAMEWORK):
+            frameworks.add(framework)
+        counts["exact"] += None not in (get("prompt_token_ids"), get("response_token_ids"))
+        counts["ended"] += each["end_ns"] is not None
+        counts["has_root"] += is_root and each["end_ns"] is not None
+    return {
+        **counts,
+        "rollouts": rollouts,
+        "frameworks": frameworks if not counts["named"] else set[str](),
+    }
+
+
+def tell_unnamed(counts: Mapping[str, Any]) -> None:
+    """Say what names the agents of the frameworks that were recorded without."""
+    from lightning_otel.capture.frameworks import FRAMEWORKS
+
+    for name in sorted(counts["frameworks"] & FRAMEWORKS.keys()):
+        print_note(f"  agents without names; {name} tells them with: {FRAMEWORKS[name]}")
