@@ -249,10 +249,10 @@ def _find_frame(context: Context) -> Frame | None:
     found = ours.get(_FRAME_KEY) if ours is not None else None
     nearest = found if isinstance(found, Frame) else None
     span = trace.get_current_span(context).get_span_context()
-    return frame_of_span(span, nearest) or process.frame
+    return _frame_of_span(span, nearest) or process.frame
 
 
-def frame_of_span(span: SpanContext, nearest: Frame | None) -> Frame | None:
+def _frame_of_span(span: SpanContext, nearest: Frame | None) -> Frame | None:
     """Return the frame of an open block that a span belongs to, else the nearest one."""
     blocks = list(_open_frames.values()) if span.is_valid else []
     for block in reversed(blocks):

@@ -11,7 +11,7 @@ from typing import Any, Final
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel.capture import Frame, begin_rollout, frame_of_span, process, state_of
+from lightning_otel.capture import begin_rollout, process, state_of
 from lightning_otel.types import conventions as c
 
 _MOST_TRACES: Final = 4096
@@ -64,12 +64,3 @@ def _begin_trace(
 def _rollout_of_producer(span: Any) -> Mapping[str, AttributeValue] | None:
     known = (_rollouts.get(link.context.trace_id) for link in span.links)
     return next((rollout for rollout in known if rollout is not None), None)
-
-
-def producer_frame(span: Any) -> Frame | None:
-    """Return the frame of the block that a span's message comes from, else the process's.
-
-    Who delivers messages within a process may have begun before the block.
-    """
-    blocks = (frame_of_span(link.context, None) for link in span.links)
-    return next((block for block in blocks if block is not None), process.frame)

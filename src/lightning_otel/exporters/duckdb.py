@@ -12,11 +12,10 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanKind
 
 from lightning_otel import capture, config, debugging
 from lightning_otel.capture.frameworks import find_framework
-from lightning_otel.capture.rollouts import find_rollout, producer_frame
+from lightning_otel.capture.rollouts import find_rollout
 from lightning_otel.errors import StoreError
 from lightning_otel.redact.content import strip_content
 from lightning_otel.store.layout import Layout
@@ -41,8 +40,6 @@ class FrameSpanProcessor(SpanProcessor):
         """Note that the span started."""
         try:
             frame, context = capture.current_frame(parent_context), span.context
-            if span.kind is SpanKind.CONSUMER and frame is capture.process.frame:
-                frame = producer_frame(span)
             if frame is None or frame.sink is None or not context[3] & 1:
                 if debugging.is_on and frame is not None:
                     debugging.log(f"missed  {span.name}: it is not sampled")

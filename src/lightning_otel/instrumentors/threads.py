@@ -32,7 +32,7 @@ def leave_context() -> None:
 
 def _patch_start(original: Any) -> Any:
     def start(self: threading.Thread) -> None:
-        context = capture.framed_context()
+        context = capture.guard_call(capture.framed_context)
         if not context:
             return original(self)  # type: ignore[no-any-return]  # None
         capture.guard_call(_run_within, self, context)
@@ -60,7 +60,7 @@ def _run_within(thread: threading.Thread, context: Context) -> None:
 def _patch_submit(original: Any) -> Any:
     def submit(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> "Future[Any]":
         # Attached even if empty: a worker's own context is that of whoever made it start.
-        context = capture.framed_context()
+        context = capture.guard_call(capture.framed_context) or Context()
         return original(self, _call_within, context, fn, args, kwargs)  # type: ignore[no-any-return]  # a Future
 
     return submit
