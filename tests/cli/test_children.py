@@ -108,6 +108,25 @@ def test_python_that_imports_nothing_of_ours_loads_nothing_of_ours(spawn: Cli) -
     assert is_loaded == "False"
 
 
+@pytest.mark.parametrize("name", ["context", "propagate", "trace", "sdk.trace"])
+def test_telemetry_is_whole_whichever_module_comes_first(
+    name: str, cli: Cli, tmp_path: Path
+) -> None:
+    """The recording starts before the first module of OpenTelemetry, which it imports itself."""
+    program, store = tmp_path / "program.py", tmp_path / "s.duckdb"
+    program.write_text(
+        f"import opentelemetry.{name} as first, sys\n"
+        f"assert sys.modules['opentelemetry.{name}'] is first\n"
+        "from opentelemetry import trace\n"
+        "with trace.get_tracer('x').start_as_current_span('mine'): pass\n"
+    )
+
+    done = cli("run", "--store", store, "--", sys.executable, program)
+
+    assert done.returncode == 0, done.stderr
+    assert "mine" in {span.name for span in Store(store).spans()}
+
+
 def test_start_is_python_2_and_knows_each_library() -> None:
     """No syntax that Python 2.7 lacks, and the libraries are those of the instrumentors."""
     tree = ast.parse(START.read_text())

@@ -14,8 +14,9 @@ LIBRARIES = frozenset(
 )
 """What is recorded once it is imported: the libraries of ``provider.INSTRUMENTORS``."""
 
-_FIRST = frozenset(("lightning_otel", "opentelemetry.trace"))
-"""Modules that the recording imports itself: they are whole before it starts."""
+_OURS = "lightning_otel"
+_TELEMETRY = "opentelemetry."
+"""Beginning of the modules of which the first starts the recording, which imports them whole."""
 _OLDEST = (3, 11)
 _PATIENCE_S = 10.0
 _HANDED = "LIGHTNING_OTEL_RUN_SETTINGS"
@@ -51,7 +52,7 @@ class _Hook(object):
 
     def __init__(self, settings):
         self.settings = settings
-        self.names = LIBRARIES | _FIRST
+        self.names = LIBRARIES | frozenset((_OURS,))
         self.workers = _WORKERS if settings.get("LIGHTNING_OTEL_CHILDREN") == "own" else {}
         from _thread import RLock  # Python 2 has no such module, and threading costs some
 
@@ -68,7 +69,7 @@ class _Hook(object):
 
     def find_spec(self, name, path=None, target=None):
         """Find what is recorded, with a loader of ours around its own; leave the rest to others."""
-        if name not in self.names and name not in self.workers:
+        if not (name in self.names or name in self.workers or self._is_telemetry(name)):
             return None
         if self.lock._is_owned():  # imported by what is being started
             return None
@@ -76,6 +77,13 @@ class _Hook(object):
         if hasattr(getattr(spec, "loader", None), "exec_module"):
             spec.loader = _Loader(self, spec.loader)
         return spec
+
+    def _is_telemetry(self, name):
+        if not (self.names and name.startswith(_TELEMETRY)):
+            return False
+        # Where our package imports it, the recording starts once that is whole.
+        spec = getattr(sys.modules.get(_OURS), "__spec__", None)
+        return not getattr(spec, "_initializing", False)
 
     def _find(self, name, path, target):
         for finder in list(sys.meta_path):
@@ -98,11 +106,18 @@ class _Hook(object):
                 if known is not None:
                     sys.modules[name] = known
             loader = getattr(spec, "loader", None) or loader
+        elif name.startswith(_TELEMETRY):
+            # None of them is half made yet; the import goes on with the one that stands there then.
+            sys.modules.pop(name, None)
+            self.start(name)
+            if name in sys.modules:
+                return
+            sys.modules[name] = module
         loader.exec_module(module)
         if name in self.workers:
             function = self.workers[name]
             setattr(module, function, _hand_on(getattr(module, function), self.settings))
-        elif name in _FIRST:
+        elif name == _OURS:
             self.start(name)
 
     def start(self, name):
