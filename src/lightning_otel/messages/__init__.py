@@ -223,10 +223,11 @@ def read_message(
     spoken += [*content_parts(content), *media_beside(item)]
     if isinstance(item.get("refusal"), str) and item["refusal"]:
         spoken.append({"type": "refusal", "content": item["refusal"]})
-    known = {part.get("id") for part in spoken if part.get("type") == "tool_call"} - {None}
+    known = [part.get("id") for part in spoken if part.get("type") == "tool_call"]
     calls = objects(item.get("tool_calls") or [item.get("function_call")])
     made = [read_call(each, call) for each in calls]
-    spoken += [part for part in made if part["id"] not in known]  # said in the content, too
+    # Those that the content says, too, come once.
+    spoken += [part for part in made if part["id"] is None or part["id"] not in known]
     role = role or ("assistant" if calls else "user")
     return message(role, spoken, name=item.get("name"), **extra)
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+import orjson
+
 from lightning_otel.errors import ReceiveError
 from lightning_otel.messages import object_of, objects
 from lightning_otel.receivers import Limits, Rejected, atif, otlp, platforms
@@ -127,7 +129,7 @@ def _read_spans(document: object, is_recorded: Callable[[Span], bool]) -> Iterat
                 return
             yield first
             yield from spans
-        except (InvalidSpanError, RecursionError) as exc:
+        except (InvalidSpanError, RecursionError, orjson.JSONEncodeError) as exc:
             yield Rejected(str(exc))
     else:
         yield span_of(document, IMPORTED)

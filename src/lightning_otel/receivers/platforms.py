@@ -275,9 +275,8 @@ def _name_tools(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     calls: dict[str, Any] = {}
     for item in messages:
         role = item["role"]
-        calls |= {
-            part["name"]: part["id"] for part in item["parts"] if part.get("type") == "tool_call"
-        }
+        asked = [part for part in item["parts"] if part.get("type") == "tool_call"]
+        calls |= {to_text(part.get("name")): part.get("id") for part in asked}
         if role in calls and role not in _ROLES:
             item["role"] = "tool"
             response = unwrap_response(item["parts"])
