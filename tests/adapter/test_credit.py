@@ -30,7 +30,7 @@ REASONS = {
     "target": "its link names a span or response that made no transition",
     "failed": NO_STEP_BEFORE,
     "parent": "the call it was given in made no transition",
-    "waits": "it waits: what it judges is not in the store",
+    "waits": "it waits: no call of its rollout, and nothing that its link names, is in the store",
     "retracted": "it was retracted",
     "infinite": "the reward's value is not finite",
     "3 for 2": "its sequence has 3 numbers for 2 steps",
