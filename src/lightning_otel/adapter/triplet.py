@@ -71,7 +71,9 @@ def _read_attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in (found or {}).items()}
 
 
-WAITING: Final = "it waits: no call of its rollout, and nothing that its link names, is in the store"
+WAITING: Final = (
+    "it waits: no call of its rollout, and nothing that its link names, is in the store"
+)
 INCOMPLETE_ROLLOUT: Final = "incomplete: the rollout broke off before its end"
 
 T = TypeVar("T")
