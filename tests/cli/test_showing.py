@@ -89,7 +89,9 @@ def test_tree_says_who_did_what_and_where_credit_went(cli: Cli, path: Path) -> N
     assert text[7] == 'execute_tool search  1.0 s  {"q": 1} → 7'
     assert "ERROR RateLimit  slow down" in text[9]
     assert "left out: incomplete: the call never ended" in text[10]
-    assert text[11].startswith("reward 0.25  → writer #0 by ")
+    assert text[11] == (
+        "reward 0.25  → planner #1 branch 1 by outcome: the last step of the main conversation"
+    )
     assert "left out: its link" in text[12]
 
 
@@ -120,7 +122,7 @@ def test_transitions_name_their_branch(cli: Cli, path: Path) -> None:
         ("writer", "0", "text"),
     ]
     assert rows[2]["branch"].startswith("1")
-    assert [row["reward"] for row in rows] == ["", "", "1.0", "0.25"]
+    assert [row["reward"] for row in rows] == ["", "", "1.0", ""]
     assert "left out: 1 × incomplete: the call never ended" in done.stderr
     assert "left out: 1 × its link" in done.stderr
 

@@ -69,7 +69,7 @@ def test_nothing_recorded_is_said_with_what_to_do(tmp_path: Path) -> None:
 
     assert done.stdout == "hello\n"
     assert "0 spans, 0 calls, 0 rewards" in done.stderr
-    assert "warning: the program made no span; does it call a model" in done.stderr
+    assert "warning: the program made no span; does the program call a model" in done.stderr
     assert "lightning-otel doctor" in done.stderr
 
 

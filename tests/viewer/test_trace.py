@@ -259,9 +259,9 @@ def test_a_chat_says_every_message_once_and_whole(store: Store, asking: AskingOf
     assert f"message {shown[0] - 1}" in before
     assert f"message {shown[0]} " not in before
     for told in (
-        "message 999 assistant #0 one user c assistant #1 three",
-        "branch 1 parallel user b assistant #1 branch 1 two",
-        "history changed: no message kept, 1 new user anew assistant",
+        "message 999 assistant #0 one user b assistant #1 two",
+        "branch 1 parallel history changed: 1,001 messages kept, 1 new user c assistant #1",
+        "branch 2 user anew assistant #0 branch 2 four",
     ):
         assert told in chat.words, chat.words[-600:]
     assert chat.words.count(" one ") == 1

@@ -29,7 +29,7 @@ from lightning_otel.types import (
     Trajectory,
     Transition,
 )
-from lightning_otel.types.transitions import distinct_steps
+from lightning_otel.types.transitions import JudgedTrajectory, distinct_steps
 from lightning_otel.types.values import check_types
 
 _REGISTRY: Final = Registry("adapter", "lightning_otel.adapters", error=AdapterError)
@@ -155,22 +155,39 @@ def _sum_rewards(paths: Sequence[Trajectory], report: Report) -> Adaptation:
         for key, own in attempts.items()
     }
     whole = [
-        replace(path, reward=outcomes[path.rollout_id, path.attempt_id].value) for path in paths
+        _state_reward(path, outcomes[key].value, _list_rewards(attempts[key]))
+        for path in paths
+        for key in [(path.rollout_id, path.attempt_id)]
     ]
     return Adaptation(whole, report, outcomes=tuple(outcomes.values()))
 
 
-def _sum_attempt(paths: Iterable[Trajectory]) -> float | None:
-    """Return what trajectories of an attempt state that it earned, else the sum over its steps.
+def _state_reward(path: Trajectory, reward: float | None, steps: Sequence[float]) -> Trajectory:
+    """Return a trajectory with what its attempt earned; whether that was judged as a whole."""
+    is_judged = reward is not None and not math.isclose(reward, math.fsum(steps))
+    known = {field.name: getattr(path, field.name) for field in fields(path)}
+    return (JudgedTrajectory if is_judged else Trajectory)(**{**known, "reward": reward})
 
-    The statement of our own adapter is out of date where somebody changed the steps' rewards since.
-    """
-    places = {
+
+def _list_rewards(paths: Iterable[Trajectory]) -> list[float]:
+    """Return the rewards of the steps of some trajectories, each step's once."""
+    return [step.reward for step in _steps_by_place(paths).values() if step.reward is not None]
+
+
+def _steps_by_place(paths: Iterable[Trajectory]) -> dict[tuple[str, str, int], Transition]:
+    return {
         (step.trace_id, step.span_id, step.step): step
         for path in paths
         for step in path.transitions
     }
-    values = [step.reward for step in places.values() if step.reward is not None]
+
+
+def _sum_attempt(paths: Sequence[Trajectory]) -> float | None:
+    """Return what trajectories of an attempt state that it earned, else the sum over its steps.
+
+    The statement of our own adapter is out of date where somebody changed the steps' rewards since.
+    """
+    places, values = _steps_by_place(paths), _list_rewards(paths)
     credited = math.fsum(next(iter(step.rewards.values()), 0.0) for step in places.values())
     is_changed = not math.isclose(math.fsum(values), credited)
     for path in paths:

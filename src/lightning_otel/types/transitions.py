@@ -252,6 +252,12 @@ class Trajectory:
         )
 
 
+class JudgedTrajectory(Trajectory):
+    """A trajectory whose reward an adapter of the user's own gave as a whole, not by steps."""
+
+    __slots__ = ()
+
+
 def distinct_steps(trajectories: Iterable[Trajectory]) -> list[Transition]:
     """Return each step once, however many trajectories run through it."""
     return list({id(step): step for path in trajectories for step in path.transitions}.values())

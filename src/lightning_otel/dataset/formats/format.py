@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Trajectory, Transition
+from lightning_otel.types.transitions import JudgedTrajectory
 from lightning_otel.types.values import check_types
 
 T = TypeVar("T")
@@ -146,8 +147,8 @@ def with_rewards(
 ) -> Iterator[tuple[Trajectory, float | None]]:
     """Yield each trajectory with the last reward along it: what a row of all its steps earned.
 
-    One that was shortened goes on in the trajectory of what followed. Where no step of an attempt
-    has a reward, that of the trajectory is one that an adapter of the user's own gave.
+    One that was shortened goes on in the trajectory of what followed. Of one that an adapter of the
+    user's own judged as a whole it is that judgement.
     """
     for _, own in groupby(trajectories, lambda path: (path.rollout_id, path.attempt_id)):
         is_rewarded = False
@@ -156,6 +157,8 @@ def with_rewards(
         for path in own:
             rewards = (step.reward for step in path.transitions[::-1])
             reward = next((each for each in rewards if each is not None), None)
+            if isinstance(path, JudgedTrajectory):
+                reward = path.reward
             is_rewarded |= reward is not None
             if reward is not None and not paths:
                 yield path, reward

@@ -10,9 +10,10 @@ import os
 import sys
 
 LIBRARIES = frozenset(
-    ("openai", "langchain_core", "autogen_core", "agents", "crewai", "litellm", "autogen", "ag2")
-)
-"""What is recorded once it is imported: the libraries of ``provider.INSTRUMENTORS``."""
+    ("openai", "langchain_core", "langgraph", "autogen_core", "autogen_agentchat", "autogen_ext",
+     "agents", "crewai", "litellm", "autogen", "ag2")
+)  # fmt: skip
+"""Packages with modules that the instrumentors patch: none is half made as they start."""
 
 _OURS = "lightning_otel"
 _TELEMETRY = "opentelemetry."
