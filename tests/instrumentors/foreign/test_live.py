@@ -92,7 +92,7 @@ def test_each_request_is_one_transition(scenario: str, order: str, names: tuple[
         assert sum(others.values()) == 1
     elif scenario != "stream":
         assert others == {}
-        assert found["calls"] == len(answered) + sum(found["dropped"].values())
+        assert found["calls"] == len(answered)  # other records of a request are no calls
     if scenario in ("tools", "concurrent"):
         # One record of each of theirs for each request, and one of ours.
         assert sum(found["dropped"].values()) == len(names) * len(answered)
