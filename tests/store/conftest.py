@@ -1,7 +1,10 @@
 """What the store's tests share: spans by number, and Python in a process of its own."""
 
 import base64
+import contextlib
 import itertools
+import subprocess
+import sys
 import tempfile
 import threading
 import urllib.parse
@@ -16,6 +19,7 @@ from opentelemetry.trace import Tracer
 
 from lightning_otel import Store
 from lightning_otel.store import settle
+from lightning_otel.store.layout import Layout
 from lightning_otel.store.writer import SpanWriter
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -23,6 +27,27 @@ from lightning_otel.types import conventions as c
 MakeSpan = Callable[..., Span]
 Write = Callable[[Iterable[Span]], Path]
 Settled = Write
+
+
+@contextlib.contextmanager
+def recorders(code: str, layout: Layout) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
+    """A function that starts a program with the store and a word, and waits until it is ready."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start(kind: str) -> "subprocess.Popen[str]":
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(layout.catalogue), kind],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate(timeout=20)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ import duckdb
 import pytest
 from tests.cli.conftest import Cli
 from tests.cli.conftest import cli as cli
-from tests.store.conftest import MakeSpan, Settled, Write
+from tests.store.conftest import MakeSpan, Settled, Write, recorders
 
 from lightning_otel import Queue, State, Store, auto_trace, emit_message
 from lightning_otel.rewards.feedback import emit_feedback, make_feedback
@@ -58,22 +57,8 @@ def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def start(layout: Layout) -> Iterator[Start]:
     """``start("busy")``: a process that has recorded ``over``, and writes on; others wait."""
-    children: list[subprocess.Popen[str]] = []
-
-    def run(kind: str) -> "subprocess.Popen[str]":
-        child = subprocess.Popen(
-            [sys.executable, "-c", CODE, str(layout.catalogue), kind],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        children.append(child)
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        return child
-
-    yield run
-    for child in children:
-        child.kill()
-        child.communicate(timeout=20)
+    with recorders(CODE, layout) as run:
+        yield run
 
 
 def _find_text(layout: Layout, text: str = TEXT) -> list[str]:

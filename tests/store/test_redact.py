@@ -14,6 +14,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from tests.store.conftest import recorders
 
 from lightning_otel import Store, auto_trace, emit_message
 from lightning_otel.errors import ConfigError, NotFoundError
@@ -118,22 +119,8 @@ with auto_trace(store=Store(sys.argv[1]), rollout_id="r1"):
 @pytest.fixture
 def living(layout: Layout) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
     """``living("busy")``: a process that has said something, with a span open; ``idle`` waits."""
-    children: list[subprocess.Popen[str]] = []
-
-    def start(kind: str) -> "subprocess.Popen[str]":
-        child = subprocess.Popen(
-            [sys.executable, "-c", _LIVING, str(layout.catalogue), kind],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        children.append(child)
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        return child
-
-    yield start
-    for child in children:
-        child.kill()
-        child.communicate(timeout=20)
+    with recorders(_LIVING, layout) as run:
+        yield run
 
 
 def _tell(child: "subprocess.Popen[str]") -> None:
