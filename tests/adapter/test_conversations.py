@@ -109,7 +109,7 @@ def test_reasoning_stays_with_the_answer_it_led_to() -> None:
 @given(forests, st.booleans())
 def test_every_answer_is_named_once(spans: list[Span], is_discounted: bool) -> None:
     """Each transition that said something is an answer of exactly one conversation, as it was."""
-    found = TripletAdapter("discounted" if is_discounted else "next").adapt(spans)
+    found = TripletAdapter("discounted" if is_discounted else "previous").adapt(spans)
 
     rows = list(make_conversations(found))
 

@@ -149,7 +149,7 @@ def test_a_thousand_agents_at_once_cost_no_more_than_their_number() -> None:
     assert TripletAdapter().explain(forest.spans).report.repairs == ()
 
 
-rules_of_credit = st.sampled_from(["next", "last", "sibling", "discounted"])
+rules_of_credit = st.sampled_from(["previous", "last", "discounted"])
 
 
 def label_by_name(found: Outline) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 from tests.adapter.forest import draw, rewards, text_of
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward, operation
-from lightning_otel.adapter import Advantage, Composition, TripletAdapter, advantages, credit
+from lightning_otel.adapter import Advantage, Composition, TripletAdapter, advantages
 from lightning_otel.dataset import batches as batches_module
 from lightning_otel.types import Call, Credit, CreditRule, Reward, Span
 from lightning_otel.types import conventions as c
@@ -64,11 +64,9 @@ def test_late_feedback_reopens_credit_under_every_rule(store: Store, run_python:
         table = store.transitions(credit=rule, gamma=0.5)
         steps = {text_of(step.action): step for step in table}
         named = {answer: dict(step.rewards) for answer, step in steps.items()}
-        # A root of another trace has no siblings here: that rule says so, and the link still holds.
-        is_apart = rule == "sibling"
-        assert named["second"] == {**({} if is_apart else {"primary": 1.0}), "late": 0.5}
+        assert named["second"] == {"primary": 1.0, "late": 0.5}
         assert named["first"] == ({"primary": 1.0} if rule == "step" else {})
-        assert table.report().reasons() == ({credit.NO_SIBLING: 1} if is_apart else {})
+        assert not table.report().reasons()
         if rule == "discounted":
             assert steps["first"].reward == 0.5 * (steps["second"].reward or 0) > 0
 

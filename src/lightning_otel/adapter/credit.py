@@ -25,7 +25,6 @@ from lightning_otel.types import conventions as c
 UNKNOWN_TARGET: Final = "its link matches no span of the attempt it belongs to"
 WRONG_LENGTH: Final = "its sequence has {} numbers for {} steps"
 NOT_FINAL: Final = "only the rollout's final reward counts under the rule 'last'"
-NO_SIBLING: Final = "no call of the same agent with the same parent came before it"
 NOT_CHOSEN: Final = "the credit function chose no call for it"
 UNUSED_PARENT: Final = "the call it was given in made no transition"
 UNUSED_TARGET: Final = "its link names a span or response that made no transition"
@@ -227,20 +226,16 @@ def _place_by_rule(
     for call in calls:
         groups.setdefault(tree.agents[call], []).append(call)
     finished = {agent: EndedCalls(tree, own) for agent, own in groups.items()}
-    newest: dict[tuple[object, ...], int] = {}
     places = {id(call): position for position, call in calls.items()}
     rewarded: dict[tuple[str, frozenset[str]], Ranks] = {}
     # At the same instant the call comes first.
     events = [(tree.ends[call], 0, call) for call in calls]
     events += [(tree.starts[position], 1, position) for position in rewards]
     for _, is_reward, position in sorted(events):
-        agent, parent = tree.agents[position], tree.parents[position]
-        # Roots of different traces are no siblings.
-        site = parent, tree.spans[position].trace_id if parent == NO_PARENT else ""
+        agent = tree.agents[position]
         if not is_reward:
             for name in (agent, None):
                 finished[name].add(position)
-                newest[name, *site] = position
             continue
         reward, ended = rewards[position], finished.get(agent or None)
         by, otherwise = "previous", NO_CALL_BEFORE
@@ -254,9 +249,6 @@ def _place_by_rule(
         if callable(rule):
             by, before = "custom", [calls[call] for call in ended.calls] if ended else ()
             found, otherwise = _choose_calls(rule, reward, tuple(before), places)
-        elif rule == "sibling":
-            by, otherwise = rule, NO_SIBLING
-            found = [newest.get((agent or None, *site))]
         elif ended and ended.calls:
             part = ended.part(position)
             if rule == "agents":

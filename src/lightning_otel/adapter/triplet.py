@@ -113,10 +113,9 @@ class TripletAdapter:
             counts. One that judges the rollout goes to the last step of its main conversation.
             ``step``: to every call of that part since its last reward. ``agents``: as
             ``previous``, but one given outside any agent to each agent's latest call. ``last``: the
-            rollout's final reward goes to that last step. ``sibling``: to the latest call that
-            ended before it and has the same parent. ``discounted``: placed like ``previous``, then
-            each step gets its discounted return. Or a function of a reward and the calls it may
-            judge.
+            rollout's final reward goes to that last step. ``discounted``: placed like
+            ``previous``, then each step gets its discounted return. Or a function of a reward and
+            the calls it may judge.
         gamma: Discount per step under ``discounted``, 0 to 1.
         compose: Makes the reward of several named ones, such as a :class:`Composition`; by default
             the primary one is the reward.
@@ -133,8 +132,6 @@ class TripletAdapter:
     is_reward: Matcher | None = None
 
     def __post_init__(self) -> None:
-        if self.credit == "next":
-            object.__setattr__(self, "credit", "previous")
         names = ("credit", "gamma", "is_call", "is_reward")
         kinds = {**TripletAdapter.__annotations__, "credit": Credit | Callable}
         check_types({name: getattr(self, name) for name in names}, kinds)

@@ -24,8 +24,8 @@ BranchCause: TypeAlias = Literal[
 ]
 """Why a trajectory of its own begins where it does; see ``docs/transitions.md`` for the rules."""
 
-Credit: TypeAlias = Literal["previous", "last", "sibling", "discounted", "step", "agents", "next"]
-"""The rule by which a reward without a link reaches a call; ``next`` is ``previous``'s old name."""
+Credit: TypeAlias = Literal["previous", "last", "discounted", "step", "agents"]
+"""The rule by which a reward without a link reaches a call."""
 
 CreditRule: TypeAlias = Callable[["Reward", Sequence["Call"]], "Call | Iterable[Call] | str | None"]
 """A rule of one's own: a reward, and the calls it may judge, to the one or those it does judge.

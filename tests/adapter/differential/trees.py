@@ -26,8 +26,7 @@ class Program:
         root = self._open("run.session", None) if self._rng.random() < 0.9 else None
         for _ in range(self._rng.randint(1, 4)):
             self._work(root, 0)
-        self.is_judged_at_the_end = not self._is_rewarded and self._rng.random() < 0.5
-        if self.is_judged_at_the_end:
+        if not self._is_rewarded and self._rng.random() < 0.5:
             self._give(root)
         if root is not None:
             self._close(root)

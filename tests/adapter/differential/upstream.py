@@ -20,7 +20,7 @@ from tests.adapter.readers.test_readers import AGENTS
 
 from lightning_otel.adapter import Adaptation, TripletAdapter
 from lightning_otel.receivers import Rejected, documents
-from lightning_otel.types import Credit, Message, Span, Transition
+from lightning_otel.types import Message, Span, Transition
 
 _LOOSE = ("agentlightning", "agentlightning.store", "agentlightning.tracer")
 """Packages whose ``__init__`` imports what no adapter needs."""
@@ -112,9 +112,9 @@ def their_span(fact: Mapping[str, Any]) -> TheirSpan:
     )
 
 
-def theirs(facts: Iterable[Mapping[str, Any]], policy: str = "first_occurrence") -> list[Step]:
+def theirs(facts: Iterable[Mapping[str, Any]]) -> list[Step]:
     """What their adapter makes of the facts, in its order."""
-    adapter = TracerTraceToTriplet(reward_match=RewardMatchPolicy(policy))
+    adapter = TracerTraceToTriplet(reward_match=RewardMatchPolicy.FIRST_OCCURRENCE)
     return [
         Step(
             agent="" if triplet.metadata["agent_name"] == "*" else triplet.metadata["agent_name"],
@@ -153,14 +153,14 @@ def _their_calls(row: Mapping[str, Any]) -> str:
     )
 
 
-def ours(facts: Iterable[Mapping[str, Any]], rule: Credit = "next") -> Adaptation:
+def ours(facts: Iterable[Mapping[str, Any]]) -> Adaptation:
     """What our adapter makes of the same spans, read from their JSON as ``import`` reads it."""
     text = "[" + ",".join(their_span(fact).model_dump_json() for fact in facts) + "]"
     spans: list[Span] = []
     for found in documents.decode_spans(text.encode()):
         assert not isinstance(found, Rejected), found
         spans.append(found)
-    return TripletAdapter(rule).explain(spans)
+    return TripletAdapter().explain(spans)
 
 
 def steps(found: Adaptation) -> list[Step]:
