@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, urlencode
 
 import orjson
@@ -139,20 +139,15 @@ async def _keep_feedback(
     if not config.is_enabled():
         raise RefusalError(400, "recording is switched off; nothing was kept")
     key = given.get("reward", "")
-    told: dict[str, Any] = {
-        name: _parse_answer(given, name) for name in ("satisfied", "used_result")
-    }
-    for name in ("quality_score", "rating"):
-        text = given.get(name, "").strip()
-        told[name] = page.parse_number(name, text) if text else None
+    if key not in ("1", "-1"):
+        raise RefusalError(400, "reward is 1 or -1; POST /v1/feedback takes ratings")
     feedback = make_feedback(
         "span",
         span_id,
         # Of the page, and of what was pressed on it: to press twice gives once.
         feedback_id=f"{given.get('feedback_id', '')[:200] or secrets.token_hex(8)}{key}",
         text=given.get("text", "").strip()[:_LONGEST] or None,
-        reward=float(key) if key in ("1", "-1") else None,
-        **told,
+        reward=float(key),
     )
     keep = request.app.state.ingester.keep
     (found,) = await page.run(request, lambda store: give(store, [feedback], keep))
@@ -161,13 +156,6 @@ async def _keep_feedback(
     if isinstance(found, Conflict):
         raise RefusalError(409, f"{found.reason}; go back and reload the page")
     return feedback.value, found.span_id
-
-
-def _parse_answer(given: Mapping[str, str], name: str) -> bool | None:
-    text = given.get(name, "")
-    if text not in ("", "yes", "no"):
-        raise RefusalError(400, f"{name} is {text[:40]!r}; it is yes or no, or left out")
-    return text == "yes" if text else None
 
 
 _AT: Final = "/traces/{trace_id:str}"
