@@ -23,19 +23,19 @@ from lightning_otel.serve.viewer.runs import list_live_resources
 from lightning_otel.types import Report
 from lightning_otel.views.doctor import check_calls, examine
 from lightning_otel.views.plot import PlotQuery, read_charts, svg
-from lightning_otel.views.plot.queries import METRICS
 from lightning_otel.views.summary import PERIODS, list_failures, read_summaries
 from lightning_otel.views.table import Listing
 from lightning_otel.views.traces import TRACES
 
 _NEWEST: Final = 10
 _AXES: Final = ("rollout", "time", "step", "version")
+_METRICS: Final = ("reward", "success_rate", "tokens")
 _LOGGED: Final = "step"
 
 
 async def home(request: Request) -> Response:
     """The page."""
-    by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", tuple(METRICS))
+    by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", _METRICS)
     period = page.choice(request, "period", ("24h", *PERIODS))
 
     def read(store: Store) -> Mapping[str, object]:
@@ -53,7 +53,7 @@ async def home(request: Request) -> Response:
 
 async def curve(request: Request) -> Response:
     """The curve, as a part of the page or a page of its own."""
-    by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", tuple(METRICS))
+    by, metric = page.choice(request, "by", _AXES), page.choice(request, "metric", _METRICS)
 
     def read(store: Store) -> Mapping[str, object]:
         if by == _LOGGED:  # beside the store, whose files tell nothing of it
@@ -105,7 +105,7 @@ def _draw_curve(store: Store, *, by: str, metric: str) -> Mapping[str, object]:
 
 
 def _name_curve(by: str, metric: str) -> Mapping[str, object]:
-    return {"by": by, "metric": metric, "axes": _AXES, "metrics": tuple(METRICS)}
+    return {"by": by, "metric": metric, "axes": _AXES, "metrics": _METRICS}
 
 
 def _read_newest(store: Store) -> Listing | None:
