@@ -222,6 +222,7 @@ def test_a_long_trace_is_told_in_pages(store: Store, asking: AskingOf) -> None:
     assert "failed: the call ended in an error" in told["chat&first=0"]
     assert "steps 151–200" in told[f"chat&span={10 + 2 * 300:016x}"]
     assert "answer 300" in told[f"chat&span={10 + 2 * 300:016x}"]
+    assert "chat tools tokens rewards" in asked.get(f"{at}chat").words
     assert "steps 401–540" in told["tokens&first=400"]
     assert "exact 6 2 2" in told["tokens&first=400"]
     assert "rows 1–200 of 601" in told["rewards"]

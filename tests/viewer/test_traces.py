@@ -94,7 +94,6 @@ def test_a_trace_is_read_by_keys_and_tabs(visit: Visits, filled: Store, shot: Sh
         "waterfall": "0 ms",
         "chat": "2 messages",
         "tools": "search",
-        "tokens": "no token ids: none were recorded",
         "rewards": "no reward",
         "attributes": "gen_ai.response.id",
         "raw": '"trace_id"',

@@ -40,6 +40,7 @@ from lightning_otel.views.previews import find_text, read_previews
 from lightning_otel.views.trace_tree import Folded, Row, Trace, fold, read_trace
 
 TABS: Final = ("tree", "waterfall", "chat", "tools", "tokens", "rewards", "attributes", "raw")
+_WITHOUT_IDS: Final = tuple(each for each in TABS if each != "tokens")
 CHUNK: Final = 250
 """Rows in one part of a page."""
 STEPS: Final = 200
@@ -117,11 +118,12 @@ async def show(request: Request) -> Response:
         found = next((row.span_id for row in trace.rows if row.span_id in matches), "")
         at = trace.find(span_id or found)
         row = trace.rows[at or 0]
+        has_ids = any(each.step.capture == "exact" for each in trace.rows if each.step)
         shown: dict[str, object] = {
             "title": one_line(trace.words, 60) or f"Trace {trace_id[:12]}",
             "trace": trace,
             "tab": tab,
-            "tabs": TABS,
+            "tabs": [each for each in TABS if has_ids or each in (tab, *_WITHOUT_IDS)],
             "links": Links.of(request),
             "facts": _collect_facts(trace),
             "row": row,
