@@ -4,12 +4,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Cli
 from tests.trainer.made import record
+from tests.waiting import wait_until
 
 from lightning_otel import Store, Trainer
 
@@ -101,10 +101,7 @@ def test_signal_ends_training_after_its_step(store: Store) -> None:
     ]  # fmt: skip
     trainer = Trainer(store=store)
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as running:
-        until = time.monotonic() + 40
-        while not (trainer.runs.all() and trainer.runs.all()[0].step):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: trainer.runs.all() and trainer.runs.all()[0].step)
         running.send_signal(signal.SIGTERM)
         _, said = running.communicate(timeout=20)
 

@@ -8,8 +8,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from tests.examples.test_service import run_service
 from tests.seeds.snippets import ran
 from tests.serve.serving import Serving
+from tests.waiting import wait_until
 
 import lightning_otel.agl as agl
 from lightning_otel import Store
@@ -190,14 +190,6 @@ def status_of(url: str) -> dict[str, Any]:
     """What the service tells of training."""
     found: dict[str, Any] = httpx.get(f"{url}/training/status", timeout=30).json()
     return found
-
-
-def wait_until(is_so: Callable[[], object], limit_s: float = 40) -> None:
-    """Wait for something that another process does."""
-    until = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.2)
 
 
 def test_client_runs_through(

@@ -16,6 +16,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.cli.conftest import cli as cli
 from tests.store.conftest import MakeSpan, Settled, Write, recorders
+from tests.waiting import wait_until
 
 from lightning_otel import Queue, State, Store, auto_trace, emit_message
 from lightning_otel.rewards.feedback import emit_feedback, make_feedback
@@ -142,9 +143,7 @@ def test_what_is_left_for_readers_is_said_by_the_command_and_by_stats(
     limited = _compact(cli, layout, "--max-size", "1B")  # this one never waits
     monkeypatch.setattr(settle_module, "GRACE_US", 20_000)
     with maintain_store(layout, period_s=0.05):
-        until = time.monotonic() + 20
-        while old.exists() and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until(lambda: not old.exists())
 
     assert (done.returncode, redacted.returncode, limited[0]) == (1, 1, 0)
     assert 0 < limited[1]["bytes_waiting"] < limited[1]["bytes_after"]

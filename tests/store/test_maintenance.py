@@ -1,10 +1,10 @@
 """A store is kept in order beside its writers, a small piece at a time."""
 
 import threading
-import time
 
 import pytest
 from tests.store.conftest import MakeSpan, Settled, Write
+from tests.waiting import wait_until
 
 from lightning_otel import Store, config
 from lightning_otel.store import maintenance
@@ -76,9 +76,7 @@ def test_store_is_kept_in_order_beside_others(
     write([make_span(), make_span()])
 
     with maintain_store(nowhere, period_s=0.01), maintain_store(layout, period_s=0.01):
-        deadline = time.monotonic() + 20
-        while not layout.read_manifest().files and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: layout.read_manifest().files)
 
     assert [file.rows for file in layout.read_manifest().files] == [2]
     assert not nowhere.exists()

@@ -4,10 +4,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 from lightning_otel import (
     Span,
@@ -61,9 +61,7 @@ def test_recording_whose_segment_was_settled_answers_from_the_store(
         for path in store.writer().paths:
             path.unlink(missing_ok=True)
     # What is settled counts from a moment later on: a segment goes long after that, not at once.
-    deadline = time.monotonic() + 20
-    while len(recording.spans()) < len(before) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: len(recording.spans()) >= len(before))
 
     assert recording.spans() == before
     assert names(part) == [c.SPAN_ROLLOUT, c.SPAN_ACTION]

@@ -18,6 +18,7 @@ import pytest
 from tests.conftest import Install
 from tests.trainer.kills import forked
 from tests.trainer.made import Ledger, record, reward_later, spans_of
+from tests.waiting import wait_until
 
 import lightning_otel as lo
 from lightning_otel import Store
@@ -673,21 +674,13 @@ def test_a_batch_that_stays_too_small_is_given_back(
     assert taken == [{"r0-a", "r1-b", "r3-d"}]
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait, and fail if it does not come about."""
-    until = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 def test_fit_async_follows_a_store_that_is_written_on(store: Store) -> None:
     """Experience that comes while it waits is trained on; stopping keeps what was learnt."""
     algorithm = Ledger()
     trainer = Trainer(store=store, algorithm=algorithm, min_batch_size=2)
     fitting = trainer.fit_async()
     agent = subprocess.Popen([sys.executable, "-c", AGENT, store.name])
-    wait_until(lambda: bool(trainer.runs.all()) and trainer.runs.get("@last").step == 2, 40)
+    wait_until(lambda: bool(trainer.runs.all()) and trainer.runs.get("@last").step == 2)
     is_writing = agent.poll() is None
     fitting.stop()
 

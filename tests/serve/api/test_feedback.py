@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.serve.api.conftest import Client
 from tests.serve.serving import JSON, Serving, request_of
+from tests.waiting import wait_until
 
 from lightning_otel import Store, auto_trace, emit_action
 from lightning_otel.rewards.feedback import Feedback
@@ -96,10 +97,7 @@ def test_feedback_before_its_span_waits_and_says_so(client: Client) -> None:
     waits = client.get("/v1/status")["pending_feedback"]
     numbers = client.ask("GET", "/metrics").body.decode()
     client.act("later")
-    until = time.monotonic() + 20
-    while client.get("/v1/status")["pending_feedback"]["count"] > others:
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    wait_until(lambda: client.get("/v1/status")["pending_feedback"]["count"] <= others)
 
     assert (first["status"], first["rollout_id"]) == ("pending", None)
     assert waits["count"] == others + 1
@@ -164,9 +162,7 @@ def test_feedback_survives_the_server(tmp_path: Path) -> None:
         request = request_of(1)
         request.resource_spans[0].scope_spans[0].spans[0].trace_id = bytes.fromhex("ab" * 16)
         assert running.post(request.SerializeToString()).status == 200
-        until = time.monotonic() + 20
-        while not Store(path).sql("SELECT 1 FROM rewards").rows() and time.monotonic() < until:
-            time.sleep(0.2)
+        wait_until(lambda: Store(path).sql("SELECT 1 FROM rewards").rows())
 
     assert answer.status == 202
     assert "1 piece of feedback waits" in found.stdout + found.stderr
@@ -205,9 +201,7 @@ def test_api_works_while_eight_agents_write(tmp_path: Path) -> None:
                 statuses.append(client.ask("GET", "/v1/transitions?limit=10").status)
                 statuses.append(client.ask("GET", "/v1/status").status)
         assert [agent.wait(40) for agent in agents] == [0] * AGENTS
-        until = time.monotonic() + 20
-        while client.get("/v1/status")["pending_feedback"]["count"] and time.monotonic() < until:
-            time.sleep(0.3)
+        wait_until(lambda: not client.get("/v1/status")["pending_feedback"]["count"])
         found = {step.rollout_id: step.rewards for step in client.store.transitions(bodies=False)}
 
     assert set(statuses) <= {200, 202}

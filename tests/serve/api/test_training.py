@@ -3,11 +3,11 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.serve.api.conftest import Client
+from tests.waiting import wait_until
 
 from lightning_otel.state import State
 
@@ -99,10 +99,8 @@ def test_status_counts_by_category(client: Client) -> None:
     spans = sum(row["spans"] for row in client.store.rollouts() if row["rollout_id"] in names)
     steps = len(client.store.transitions(bodies=False).rows())
 
-    until = time.monotonic() + 20
-    while client.get("/training/status")["steps"] < steps:  # it may be a second old
-        assert time.monotonic() < until
-        time.sleep(0.3)
+    # It may be a second old.
+    wait_until(lambda: client.get("/training/status")["steps"] >= steps)
     found = client.get("/training/status")
 
     assert found["rewards"] == len(client.store.sql("SELECT 1 FROM rewards").rows())
@@ -121,11 +119,8 @@ def test_a_worker_does_what_is_asked_for(client: Client, tmp_path: Path) -> None
     started = subprocess.Popen(
         [*command, "--store", client.store.name], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
-    until = time.monotonic() + 40
     address = "/training/requests/"
-    while client.get(address + bad["request_id"])["status"] != "failed":
-        assert time.monotonic() < until
-        time.sleep(0.3)
+    wait_until(lambda: client.get(address + bad["request_id"])["status"] == "failed")
     started.send_signal(signal.SIGTERM)
     _, said = started.communicate(timeout=20)
 

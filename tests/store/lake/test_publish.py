@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.pages import DOCS, blocks, part
 from tests.store.lake import servers
+from tests.waiting import wait_until
 
 from lightning_otel import Store
 from lightning_otel.errors import StoreError
@@ -152,12 +153,12 @@ def test_session_of_a_dead_publisher_is_ended_before_the_next_one_looks(
     with locked(postgres, database, "ducklake_snapshot"):
         command = [sys.executable, str(program), str(path), lake, "never", "-"]
         with subprocess.Popen(command) as first:
-            until(lambda: postgres.run(waiting) == "1")
+            wait_until(lambda: postgres.run(waiting) == "1")
             first.kill()
         outlived = postgres.run(waiting)
         second = threading.Thread(target=Store(path).publish, args=(lake,))
         second.start()
-        until(lambda: postgres.run(waiting) == "0")
+        wait_until(lambda: postgres.run(waiting) == "0")
     second.join(30)
     Store(path).publish(lake, is_rest_included=True)
 
@@ -183,14 +184,6 @@ def locked(postgres: servers.Postgres, database: str, table: str) -> Iterator[No
         yield
         session.stdin.write("ROLLBACK;\n")
         session.stdin.close()
-
-
-def until(is_so: Callable[[], bool], limit_s: float = 30) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come to be"
-        time.sleep(0.05)
 
 
 def test_maintenance_of_the_lake_brings_nothing_back(
