@@ -35,20 +35,16 @@ def test_find_program_takes_our_python(name: str) -> None:
     assert find_program([name, "-m", "app"]) == [sys.executable, "-m", "app"]
 
 
-def test_find_program_runs_a_module_file_with_our_python(here: Path) -> None:
-    """A .py file alone needs no interpreter before it, be it executable or not."""
-    (here / "app.py").write_text("pass")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("pass", [sys.executable, "app.py"]), ("#!/usr/bin/env python3\n", ["{here}/app.py"])],
+)
+def test_find_program_runs_a_file(here: Path, text: str, words: list[str]) -> None:
+    """By the interpreter that it names, else by our Python, be it executable or not."""
+    (here / "app.py").write_text(text)
     (here / "app.py").chmod(0o755)
 
-    assert find_program(["app.py", "x"]) == [sys.executable, "app.py", "x"]
-
-
-def test_find_program_heeds_a_scripts_own_interpreter(here: Path) -> None:
-    """An executable script that names its interpreter is run by that one."""
-    (here / "app.py").write_text("#!/usr/bin/env python3\n")
-    (here / "app.py").chmod(0o755)
-
-    assert find_program(["app.py"]) == [str(here / "app.py")]
+    assert find_program(["app.py", "x"]) == [*(word.format(here=here) for word in words), "x"]
 
 
 def test_find_program_looks_beside_python_too(monkeypatch: pytest.MonkeyPatch) -> None:

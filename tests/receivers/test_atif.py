@@ -77,20 +77,14 @@ def test_what_we_export_comes_back(tmp_path: Path) -> None:
     assert list(map(json.loads, one)) == list(map(json.loads, two))
 
 
-def _unset(*path: Any) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for key in path[:-1]:
-            document = document[key]
-        del document[path[-1]]
-
-    return change
-
-
 def _set(value: Any, *path: Any) -> Callable[[Any], None]:
     def change(document: Any) -> None:
         for key in path[:-1]:
             document = document[key]
-        document[path[-1]] = value
+        if value is None:
+            del document[path[-1]]
+        else:
+            document[path[-1]] = value
 
     return change
 
@@ -98,7 +92,7 @@ def _set(value: Any, *path: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_unset("agent"), "trajectory.agent is missing"),
+        (_set(None, "agent"), "trajectory.agent is missing"),
         (_set(3, "agent", "name"), "trajectory.agent.name is no text"),
         (_set("ATIF-v2.0", "schema_version"), "schema_version is 'ATIF-v2.0', none"),
         (_set({}, "steps"), "trajectory.steps is no list"),

@@ -72,11 +72,19 @@ def test_a_name_holds_no_secret(url: str, name: str) -> None:
         "clickhouse+chdb://host/folder",
         "clickhouse://h:port/x",
         "clickhouse://h/x?tabel=a",
+        "ducklake:",
+        "ducklake:x.ducklake",
+        "ducklake:sqlite:secret.db",
+        "ducklake:postgres:secret",
+        "ducklake:postgres:dbname='secret",
+        "ducklake:postgres://u@h:1/d?secret",
+        "ducklake:postgres://u:secret@h/d?data=gs://bucket",
     ],
 )
 def test_what_names_no_engine_is_refused(url: str) -> None:
     """Before anything is asked, and without its password: errors end in logs."""
-    with pytest.raises(ConfigError) as caught:
+    how = r"ducklake:postgres|s3://" if url.startswith("ducklake") else "."
+    with pytest.raises(ConfigError, match=how) as caught:
         Store(url)
 
     assert "secret" not in str(caught.value)
@@ -147,26 +155,6 @@ def test_lake_conninfo_is_read_back(value: str) -> None:
     written = type(address)({"dbname": value}).conninfo
 
     assert lake_address(f"ducklake:postgres:{written}").parameters == {"dbname": value}
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        "ducklake:",
-        "ducklake:x.ducklake",
-        "ducklake:sqlite:geheim.db",
-        "ducklake:postgres:geheim",
-        "ducklake:postgres:dbname='geheim",
-        "ducklake:postgres://u@h:1/d?geheim",
-        "ducklake:postgres://u:geheim@h/d?data=gs://bucket",
-    ],
-)
-def test_lake_that_cannot_be_read_is_refused_without_repeating_it(written: str) -> None:
-    """The error says how to write it, and repeats nothing that may be a password."""
-    with pytest.raises(ConfigError, match=r"ducklake:postgres|s3://") as caught:
-        lake_address(written)
-
-    assert "geheim" not in str(caught.value)
 
 
 def test_lake_records_into_the_local_store(

@@ -67,11 +67,6 @@ def hash_spoken(call: Call) -> History:
     return hash_history(spoken, call.action)
 
 
-def agent_messages(messages: Iterable[Message]) -> set[int]:
-    """Return hashes of the messages that agents and their tools said."""
-    return {message_key(message) for message in messages if is_from_agent(message)}
-
-
 def is_from_agent(message: Message) -> bool:
     """Return whether the agent or one of its tools said a message."""
     return message.get("role") in ("assistant", "tool")
