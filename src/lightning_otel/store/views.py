@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 _OVERLAP: Final = "kept.start_ns <= other.end_ns AND other.start_ns <= kept.end_ns"
-_SOON_NS: Final = 1_000_000_000
 _HAS_NO_ID: Final = "(kept.response_id IS NULL OR other.response_id IS NULL)"
 
 DUPLICATE_CALLS: Final = f"""

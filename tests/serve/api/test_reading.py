@@ -78,6 +78,7 @@ def test_pages_of_transitions_are_all_of_them_once(filled: Client) -> None:
         ("until=2020-01-01", []),
         ("mode=val", []),
         ("capture=exact", []),
+        ("credit=discounted&gamma=0.5&min_reward=0.4&max_reward=0.6", ["r4", "r6"]),
         ("limit=2&rollout_id=r7&rollout_id=r8", ["r7", "r8"]),
         ("limit=2&rollout_id=nosuch", []),
     ],

@@ -25,12 +25,11 @@ from lightning_otel.serve.viewer.page import url
 from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection, at_moment
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, quote_text
-from lightning_otel.types import Credit
 from lightning_otel.types import conventions as c
 from lightning_otel.types.instants import FORMS, instant_ns
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.nouns import ATTEMPTS
-from lightning_otel.views.table import STEPS, Filter
+from lightning_otel.views.table import ADAPTING, STEPS, Filter, make_keywords
 
 M = TypeVar("M", bound=RequestModel)
 
@@ -178,18 +177,14 @@ class RolloutResponse(ResponseModel):
     """Where it stands in the queue; null if it never was in it."""
 
 
-@with_filters(STEPS)
+@with_filters({**STEPS, **{name: ADAPTING[name] for name in ("credit", "gamma", "advantage")}})
 class TransitionsQuery(RequestModel):
     """Filters of the list of transitions."""
 
     rollout_id: list[str] = Field(default_factory=list, max_length=1_000)
     """Only these rollouts, by their whole ids."""
-    received: bool = True
-    """Whether spans that came over the network count, rewards among them."""
     include_incomplete: bool = False
     """Also what rollouts did that broke off."""
-    credit: Credit = "previous"
-    """How a reward without a link reaches a step."""
     bodies: bool = True
     """Whether messages and tokens are among the columns."""
     limit: Annotated[int, Field(ge=1, le=_MOST_STEPS)] | None = None
@@ -269,7 +264,7 @@ def transitions(request: Request, params: TransitionsQuery) -> Parts:
     state, kind = request.app.state, _choose_kind(request.headers.get("accept", ""))
     if params.report == "1" and kind != LINES:
         raise RefusalError(400, f"the report comes with {LINES}; ask for that")
-    keywords = params.model_dump(exclude={"limit", "cursor", "report"})
+    keywords = make_keywords(params.model_dump(exclude={"limit", "cursor", "report"}))
     keywords |= {name: keywords[name] or None for name in ("agents", "rollout_id")}
     state.repositories.deliver_feedback(state.ingester.keep)
     store: Store = at_moment(state.store)
@@ -312,7 +307,7 @@ def _find_page(
         bounds.append("(start_ns, rollout_id) > (?, ?)")
         values += place
     for sign, name in ((">=", "since"), ("<", "until")):
-        if keywords[name] is not None:
+        if keywords.get(name) is not None:
             bounds.append(f"start_ns {sign} ?")
             values.append(keywords[name])
     query = _PAGE.format(wanted=wanted, range=" AND ".join(bounds))
