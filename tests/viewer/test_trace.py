@@ -558,6 +558,7 @@ def test_a_form_gives_a_reward_once(asked: Asking, store: Store) -> None:
         (303, f"/traces/{TRACE}?span={2:016x}&given=1&reward={ids[1.0]}&tab=waterfall")
     ]
     assert told.status == 303
+    assert '<textarea name="text"' in asked.get(f"/traces/{TRACE}?span={2:016x}").text
     assert refused == [400, 400, 400, 403, 403, 404, 405]
     values = [row["value"] for row in store.sql("SELECT value FROM rewards ORDER BY value")]
     assert values == [-1.0, 1.0]
