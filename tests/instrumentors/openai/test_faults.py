@@ -12,12 +12,13 @@ import pytest
 from tests.instrumentors.openai.test_surfaces import ASKED, plain, result_of
 from tests.instrumentors.transport import http
 
-from lightning_otel import Store, auto_trace, capture, messages, provider, redact
+from lightning_otel import Store, auto_trace, capture, dialects, messages, provider, redact
 from lightning_otel.capture import operations
 from lightning_otel.demo.server import DemoServer
+from lightning_otel.dialects import chat, completions, responses
 from lightning_otel.instrumentors import openai as instrumentor
 from lightning_otel.instrumentors.base import LibraryInstrumentor
-from lightning_otel.instrumentors.openai import ModelRequest, body, endpoints, responses
+from lightning_otel.instrumentors.openai import ModelRequest, body
 from lightning_otel.messages import media
 from lightning_otel.types import values
 
@@ -26,13 +27,14 @@ MODULES = [
         module
         for name, module in sorted(sys.modules.items())
         # LiteLLM's is an instrumentor of its own.
-        if name.startswith(instrumentor.__name__) and not name.endswith("litellm")
+        if name.startswith((instrumentor.__name__, dialects.__name__))
+        and not name.endswith("litellm")
     ),
     redact, messages, media, values, capture,
 ]  # fmt: skip
 CLASSES = [
-    ModelRequest, body.BodyRecorder, operations.Operation, endpoints.Chat,
-    endpoints.Completions, endpoints.Embeddings, responses.Responses,
+    ModelRequest, body.BodyRecorder, operations.Operation, chat.Chat,
+    completions.Completions, completions.Embeddings, responses.Responses,
 ]  # fmt: skip
 FENCE = {"guard_call", "note_fault", "__del__"}
 """What keeps faults in cannot be tried by failing itself."""
@@ -181,7 +183,7 @@ def test_fault_is_counted_and_warned_of_once(
     monkeypatch.setattr(capture.process, "faults", 0)
 
     with auto_trace(store=store) as recording:
-        monkeypatch.setattr(endpoints.Chat, "response_content", broken)
+        monkeypatch.setattr(chat.Chat, "response_content", broken)
         for _ in range(2):
             client.chat.completions.create(model="toy", messages=ASKED)
         with monkeypatch.context() as patch:  # a program's own handler of logs may raise

@@ -18,17 +18,13 @@ from opentelemetry.context import Context
 
 from lightning_otel import capture, debugging
 from lightning_otel.capture import operations
+from lightning_otel.dialects.chat import Attributes, Chat, Json
+from lightning_otel.dialects.completions import Completions, Embeddings
+from lightning_otel.dialects.events import parse_object, read_events
+from lightning_otel.dialects.responses import Responses
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai import token_ids
-from lightning_otel.instrumentors.openai.body import BodyRecorder, parse_object, read_events
-from lightning_otel.instrumentors.openai.endpoints import (
-    Attributes,
-    Chat,
-    Completions,
-    Embeddings,
-    Json,
-)
-from lightning_otel.instrumentors.openai.responses import Responses
+from lightning_otel.instrumentors.openai.body import BodyRecorder
 from lightning_otel.instrumentors.wrappers import Run, wrap_call
 from lightning_otel.types import conventions as c
 

@@ -1,14 +1,10 @@
-"""The bytes of an answer: those of a stream as they pass by, and the JSON in them."""
+"""The bytes of an answer, as they pass by."""
 
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
-import orjson
-
 from lightning_otel import capture
-from lightning_otel.instrumentors.openai.endpoints import Json
 
 MAX_KEPT_BYTES: Final = 32 << 20
 _END_MARK: Final = b"\ndata: [DONE]"
@@ -123,44 +119,3 @@ class BodyRecorder:
         body = b"".join(self._chunks)
         self._chunks.clear()
         self._ended(body, is_whole=is_whole, first_chunk_s=self._first_chunk_s, exc=exc)
-
-
-def read_events(body: bytes) -> list[Json]:
-    """The JSON objects in a body of server-sent events; the closing ``[DONE]`` as ``done``.
-
-    Source: the event stream format of the HTML standard, section 9.2.6; an event of several data
-    lines is joined by newlines.
-    """
-    texts: list[bytes] = []
-    data: list[bytes] = []
-    is_done = False
-    for line in (*body.splitlines(), b""):
-        if line.startswith(b"data:"):
-            data.append(line[5:])
-        elif data and not line:
-            text = data[0] if len(data) == 1 else b"\n".join(data)
-            data.clear()
-            if text.lstrip(b" ").startswith(b"[DONE]"):
-                is_done = True
-            else:
-                texts.append(text)
-    try:
-        # One call for all: a call for each costs half as much again.
-        found: list[Any] = orjson.loads(b"[%s]" % b",".join(texts))
-    except ValueError:
-        found = [parse_object(text) for text in texts]
-    events: list[Json] = [event for event in found if isinstance(event, dict)]
-    return [*events, {"done": True}] if is_done else events
-
-
-def parse_object(data: bytes) -> Json | None:
-    """Return the JSON object in a text; None if there is none."""
-    try:
-        found = orjson.loads(data)
-    except ValueError:
-        # What orjson refuses and the client accepts, such as an escaped lone surrogate or NaN.
-        try:
-            found = json.loads(data)
-        except ValueError:
-            return None
-    return found if isinstance(found, dict) else None

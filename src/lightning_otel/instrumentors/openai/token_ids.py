@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from lightning_otel.instrumentors.openai.endpoints import Chat, Completions
+from lightning_otel.dialects.chat import Chat
+from lightning_otel.dialects.completions import Completions
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from lightning_otel.adapter.tokens import token_content
-from lightning_otel.instrumentors.openai.endpoints import Attributes, Chat, Json, add_tools, dump
+from lightning_otel.dialects.chat import Attributes, Chat, Json, add_tools, dump
 from lightning_otel.messages import content_parts, object_of, objects, raw_call_part, read_items
 from lightning_otel.types import conventions as c
 

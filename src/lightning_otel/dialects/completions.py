@@ -1,0 +1,88 @@
+"""The wire formats of the legacy completions and of embeddings.
+
+Source: OpenAI's API reference; vLLM's ``return_token_ids``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_otel.adapter.tokens import token_content
+from lightning_otel.dialects.chat import Attributes, Chat, Json, dump
+from lightning_otel.messages import message, object_of, objects
+from lightning_otel.messages.media import text_part
+from lightning_otel.types import conventions as c
+
+
+class Completions(Chat):
+    """The legacy ``/completions``."""
+
+    operation = c.TEXT_COMPLETION
+    api = ""
+
+    def request_content(self, body: Json) -> dict[str, str]:
+        """The prompts, one user message each; a prompt of token ids is kept as ids."""
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+            return token_content(prompt, (), ())
+        return _dump_texts(_asked_texts(prompt))
+
+    def read_answer(self, choice: Json) -> dict[str, Any]:
+        """Return the text of a choice as a message."""
+        said = [text_part(str(choice.get("text") or ""))]
+        return message("assistant", said, finish_reason=choice.get("finish_reason"))
+
+    def read_sampled(self, choice: Json) -> tuple[list[Any], list[Any]]:
+        """Return the sampled tokens of a choice and their logprobs."""
+        held = object_of(choice.get("logprobs"))
+        tokens, logprobs = held.get("tokens"), held.get("token_logprobs")
+        return (
+            tokens if isinstance(tokens, list) else [],
+            logprobs if isinstance(logprobs, list) else [],
+        )
+
+
+class Embeddings(Chat):
+    """``/embeddings``; the vectors themselves are not kept."""
+
+    operation = c.EMBEDDINGS
+    api = ""
+
+    def request_attributes(self, body: Json) -> Attributes:
+        """Attributes of a request, with its encoding."""
+        found, encoding = super().request_attributes(body), body.get("encoding_format")
+        if isinstance(encoding, str):
+            found[c.REQUEST_ENCODING_FORMATS] = [encoding]
+        return found
+
+    def request_content(self, body: Json) -> dict[str, str]:
+        """The texts, one user message each; nothing where some are token ids."""
+        given = body.get("input")
+        texts = _asked_texts(given)
+        is_whole = len(texts) == (len(given) if isinstance(given, list) else 1)
+        return _dump_texts(texts) if is_whole else {}
+
+    def response_attributes(self, body: Json) -> Attributes:
+        """Attributes of an answer, with the length of its vectors."""
+        found = super().response_attributes(body)
+        for item in objects(body.get("data"))[:1]:
+            vector = item.get("embedding")
+            if isinstance(vector, str):  # base64 of float32, which the client asks for by itself
+                found[c.EMBEDDING_DIMENSIONS] = (len(vector) * 3 // 4 - vector.count("=")) // 4
+            elif isinstance(vector, list):
+                found[c.EMBEDDING_DIMENSIONS] = len(vector)
+        return found
+
+    def response_content(self, body: Json) -> dict[str, str]:
+        """Return nothing: vectors are no message."""
+        return {}
+
+
+def _asked_texts(given: object) -> list[str]:
+    """Return the texts that were asked, as JSON of one user message each; none of token ids."""
+    texts = given if isinstance(given, list) else [given]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _dump_texts(texts: Sequence[str]) -> dict[str, str]:
+    found = [message("user", [text_part(text)]) for text in texts]
+    return {c.INPUT_MESSAGES: dump(found)} if found else {}
