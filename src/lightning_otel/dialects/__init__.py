@@ -1,1 +1,56 @@
 """Readers of what goes over a wire, one for each dialect: JSON in, messages and attributes out."""
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from lightning_otel.dialects.anthropic import Anthropic
+from lightning_otel.dialects.chat import Chat
+from lightning_otel.dialects.completions import Completions, Embeddings
+from lightning_otel.dialects.dialect import Answer, Dialect
+from lightning_otel.dialects.gemini import Gemini
+from lightning_otel.dialects.responses import Responses
+
+__all__ = ["Answer", "Dialect", "find_dialect", "register_dialect"]
+
+_GOOGLE: Final = r"/[^/:]+:(generateContent|streamGenerateContent)"
+_routes: list[tuple[re.Pattern[str], Dialect]] = [
+    (re.compile(rf"(?:{end})$"), dialect)
+    for end, dialect in (
+        (r"/chat/completions", Chat()),
+        (r"/responses", Responses()),
+        (r"/completions", Completions()),
+        (r"/embeddings", Embeddings()),
+        (r"/v1/messages", Anthropic()),
+        (rf"/projects/.+{_GOOGLE}", Gemini("gcp.vertex_ai")),
+        (_GOOGLE, Gemini()),
+    )
+]
+"""By the end of a path its dialect; the first that matches counts."""
+
+
+def register_dialect(path: str, dialect: Dialect) -> None:
+    """Read requests to a path in a dialect of your own; it goes before those that are known.
+
+    Args:
+        path: A regular expression that matches the end of the path, such as ``/v2/chat``.
+        dialect: Its reader.
+    """
+    _routes.insert(0, (re.compile(rf"(?:{path})$"), dialect))
+    _find_route.cache_clear()
+
+
+def find_dialect(method: str, path: str) -> Dialect | None:
+    """Return the dialect of a request; None where it asks no model.
+
+    Args:
+        method: The HTTP method.
+        path: The path, whatever a gateway puts before it, or the whole URL.
+    """
+    return _find_route(path) if method.upper() == "POST" else None
+
+
+@lru_cache(256)
+def _find_route(path: str) -> Dialect | None:
+    bare = f"/{path.partition('?')[0].partition('#')[0].strip('/')}"
+    return next((dialect for route, dialect in _routes if route.search(bare)), None)

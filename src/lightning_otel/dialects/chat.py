@@ -5,31 +5,21 @@ stream on its first chunk) or, as SGLang has them, on each choice; sampled ids o
 """
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache, partial
-from typing import Any, Final, TypeAlias
-
-import orjson
+from typing import Any, Final
 
 from lightning_otel import messages
 from lightning_otel.adapter.tokens import add_encoded, encode_ids, sampled_ids, token_content
+from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump
 from lightning_otel.dialects.pieces import join_calls, join_pieces
 from lightning_otel.messages import (
-    flatten_tools,
     object_of,
     objects,
     raw_call_part,
     read_settings,
     token_counts,
 )
-from lightning_otel.redact import Scrubbed, scrub
 from lightning_otel.types import conventions as c
-from lightning_otel.types import values
-
-Json: TypeAlias = Mapping[str, Any]
-Attributes: TypeAlias = dict[str, Any]
 
 _RESPONSE: Final[Mapping[str, str]] = {
     "id": c.RESPONSE_ID,
@@ -39,37 +29,13 @@ _RESPONSE: Final[Mapping[str, str]] = {
 }
 _TOKEN_ID: Final = "token_id:"
 
-_REMEMBERED: Final = 512
-_LONGEST_REMEMBERED: Final = 8192
-"""Messages whose JSON is kept, and their bytes: some MB at most."""
 _FIRST: Final = frozenset({"id", "model", "system_fingerprint", "service_tier", "prompt_token_ids"})
 """Fields of a stream's events of which the first value counts."""
 _LAST: Final = frozenset({"usage", "error"})
 _GROWING: Final = frozenset({"text", "logprobs", "token_ids"})
 
 
-def _as_sent(value: Any) -> Any:
-    """Return a value in the form the client sends it in, if it can send it at all."""
-    if type(value) is orjson.Fragment:
-        return json.loads(orjson.dumps(value))
-    dump_model = getattr(value, "model_dump", None)
-    if dump_model is not None:
-        return dump_model(mode="json", exclude_unset=True, by_alias=True)
-    return value.isoformat() if isinstance(value, datetime) else f"<{type(value).__name__}>"
-
-
-dump = partial(values.dump, default=_as_sent)
-"""Write JSON text of what a client sends or was sent."""
-
-
-def add_tools(content: dict[str, str], tools: object) -> dict[str, str]:
-    """Content with a request's tools in the conventions' flat form, if it has some."""
-    if tools and (flat := flatten_tools(tools)):
-        content[c.TOOL_DEFINITIONS] = dump(flat)
-    return content
-
-
-class Chat:
+class Chat(Dialect):
     """``/chat/completions``: attributes and content of its requests and answers.
 
     Content is messages and tools as JSON texts, token ids and logprobs, by attribute key. The other
@@ -80,7 +46,8 @@ class Chat:
         api: The API's name there, where it has one.
     """
 
-    operation = c.CHAT
+    provider = "openai"
+    end_marks = frozenset({"[DONE]"})
     api = "chat_completions"
 
     def request_attributes(self, body: Json) -> Attributes:
@@ -106,9 +73,12 @@ class Chat:
 
     def request_content(self, body: Json) -> dict[str, str]:
         """Messages and tools of a request."""
-        texts = _message_texts(objects(body.get("messages")))
-        content: dict[str, str] = {c.INPUT_MESSAGES: Scrubbed(f"[{','.join(texts)}]")}
+        content = {c.INPUT_MESSAGES: self.write_messages(objects(body.get("messages")))}
         return add_tools(content, body.get("tools"))
+
+    def read_message(self, item: Any) -> Mapping[str, Any]:
+        """Return a message of a request in the conventions' form."""
+        return messages.read_message(item, "", raw_call_part)
 
     def response_attributes(self, body: Json) -> Attributes:
         """Id, model, counts and finish reasons of an answer."""
@@ -225,27 +195,3 @@ def _named_ids(tokens: Sequence[object]) -> list[int]:
         return [int(text[len(_TOKEN_ID) :]) for text in texts]
     except ValueError:
         return []
-
-
-def _message_texts(items: list[Any]) -> list[str]:
-    """Return messages as JSON texts without secrets.
-
-    Each message of a long history comes again with every call: most are known by what is sent.
-    """
-    try:
-        sent = list(map(orjson.dumps, items))
-    except TypeError:  # a lone surrogate, or what the client makes JSON of
-        return list(map(_write_message, items))
-    return [
-        _remembered(text) if len(text) <= _LONGEST_REMEMBERED else _write_message(item)
-        for text, item in zip(sent, items, strict=True)
-    ]
-
-
-@lru_cache(_REMEMBERED)
-def _remembered(sent: bytes) -> str:
-    return _write_message(orjson.loads(sent))
-
-
-def _write_message(item: Json) -> str:
-    return scrub(dump(messages.read_message(item, "", raw_call_part)))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_otel.adapter.tokens import token_content
-from lightning_otel.dialects.chat import Attributes, Chat, Json, dump
+from lightning_otel.dialects.chat import Chat
+from lightning_otel.dialects.dialect import Attributes, Json, dump
 from lightning_otel.messages import message, object_of, objects
 from lightning_otel.messages.media import text_part
 from lightning_otel.types import conventions as c

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from lightning_otel.adapter.tokens import token_content
-from lightning_otel.dialects.chat import Attributes, Chat, Json, add_tools, dump
+from lightning_otel.dialects.chat import Chat
+from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump
 from lightning_otel.messages import content_parts, object_of, objects, raw_call_part, read_items
+from lightning_otel.redact import Scrubbed
 from lightning_otel.types import conventions as c
 
-_FINAL: Final = ("response.completed", "response.incomplete", "response.failed")
 _DELTAS: Final = frozenset(
     {
         "response.output_text.delta",
@@ -20,12 +21,15 @@ _DELTAS: Final = frozenset(
         "response.custom_tool_call_input.delta",
     }
 )
+_TURN: Final = '{"role":"assistant","parts":['
+_END: Final = "]}"
 _CALLS: Final = ("function_call", "custom_tool_call")
 
 
 class Responses(Chat):
     """``/responses``."""
 
+    end_marks = frozenset({"response.completed", "response.incomplete", "response.failed"})
     api = "responses"
 
     def request_attributes(self, body: Json) -> Attributes:
@@ -43,12 +47,32 @@ class Responses(Chat):
     def request_content(self, body: Json) -> dict[str, str]:
         """Instructions, messages and tools of a request."""
         given = body.get("input")
-        items = [given] if isinstance(given, str) else objects(given)
-        content = {c.INPUT_MESSAGES: dump(read_items(items, call=raw_call_part))}
+        items = given if isinstance(given, (list, tuple)) else [given] if given else []
+        # Codex says its tools in an item.
+        added = [item for item in objects(items) if _lists_tools(item)]
+        spoken = [item for item in items if not _lists_tools(item)]
+        content = {c.INPUT_MESSAGES: self.write_messages(spoken)}
         instructions = content_parts(body.get("instructions"))
         if instructions:
             content[c.SYSTEM_INSTRUCTIONS] = dump(instructions)
-        return add_tools(content, body.get("tools"))
+        tools = [*objects(body.get("tools")), *(tool for item in added for tool in _tools_in(item))]
+        return add_tools(content, tools)
+
+    def read_message(self, item: Any) -> Json:
+        """Return an item of a request as a message."""
+        return read_items([item], call=raw_call_part)[0]
+
+    def write_messages(self, items: Sequence[Any]) -> str:
+        """Return items as a JSON list of messages; one turn of the model is one message."""
+        texts: list[str] = []
+        for text in self.write_each(items):
+            is_turn = text.startswith(_TURN) and text.endswith(_END)
+            if not (is_turn and texts and texts[-1].startswith(_TURN) and texts[-1].endswith(_END)):
+                texts.append(text)
+                continue
+            pieces = (texts[-1][len(_TURN) : -len(_END)], text[len(_TURN) : -len(_END)])
+            texts[-1] = f"{_TURN}{','.join(filter(None, pieces))}{_END}"
+        return Scrubbed(f"[{','.join(texts)}]")
 
     def response_attributes(self, body: Json) -> Attributes:
         """Attributes of an answer, with its conversation."""
@@ -84,7 +108,7 @@ class Responses(Chat):
 
     def is_complete(self, events: Sequence[Json]) -> bool:
         """Return whether the event that closes an answer came."""
-        return any(event.get("type") in _FINAL for event in reversed(events))
+        return Dialect.is_complete(self, events)
 
     def assemble(self, events: Sequence[Json]) -> Json:
         """The whole answer: the closing event's, else what the pieces so far add up to."""
@@ -106,6 +130,21 @@ class Responses(Chat):
                 for index in sorted(items)
             ]
         return whole
+
+
+def _lists_tools(item: object) -> bool:
+    return object_of(item).get("type") == "additional_tools"
+
+
+def _tools_in(holder: Json) -> list[Json]:
+    """Return the tools that an item lists, those of its namespaces too."""
+    tools: list[Json] = []
+    for tool in objects(holder.get("tools")):
+        if tool.get("type") == "namespace":
+            tools += [{**inner, "namespace": tool.get("name")} for inner in _tools_in(tool)]
+        else:
+            tools.append(tool)
+    return tools
 
 
 def _conversation_id(body: Json) -> Attributes:

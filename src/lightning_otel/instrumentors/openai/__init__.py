@@ -9,31 +9,21 @@ import time
 from collections.abc import Mapping
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
-import orjson
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
 from lightning_otel import capture, debugging
 from lightning_otel.capture import operations
-from lightning_otel.dialects.chat import Attributes, Chat, Json
-from lightning_otel.dialects.completions import Completions, Embeddings
-from lightning_otel.dialects.events import parse_object, read_events
-from lightning_otel.dialects.responses import Responses
+from lightning_otel.dialects import Dialect, find_dialect
+from lightning_otel.dialects.dialect import Attributes, Json
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai import token_ids
 from lightning_otel.instrumentors.openai.body import BodyRecorder
 from lightning_otel.instrumentors.wrappers import Run, wrap_call
 from lightning_otel.types import conventions as c
-
-_ENDPOINTS: Final[Mapping[str, Chat]] = {
-    "/chat/completions": Chat(),
-    "/responses": Responses(),
-    "/completions": Completions(),
-    "/embeddings": Embeddings(),
-}
 
 
 class OpenAIInstrumentor(LibraryInstrumentor):
@@ -102,19 +92,12 @@ def _note_response(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         request.observe(response)
 
 
-def endpoint_of(method: str, url: str) -> Chat | None:
-    """The model endpoint a request goes to; None for everything else."""
-    if method.lower() == "post":
-        if url in _ENDPOINTS:  # as the client's own methods write it
-            return _ENDPOINTS[url]
-        path = f"/{urlsplit(url).path.strip('/')}"
-        for suffix, endpoint in _ENDPOINTS.items():
-            # The longest suffix stands first: "/chat/completions" also ends in "/completions".
-            if path.endswith(suffix):
-                return endpoint
-    if debugging.is_on:
+def endpoint_of(method: str, url: str) -> Dialect | None:
+    """The dialect of a request to a model; None for everything else."""
+    dialect = find_dialect(method, url)
+    if dialect is None and debugging.is_on:
         debugging.log(f"missed  {method} {url}: it asks no model")
-    return None
+    return dialect
 
 
 class ModelRequest(Run):
@@ -133,7 +116,7 @@ class ModelRequest(Run):
         self,
         client: Any,
         options: Any,
-        endpoint: Chat,
+        endpoint: Dialect,
         context: Context,
         resources: str | None = None,
         *,
@@ -157,14 +140,14 @@ class ModelRequest(Run):
         body = options.json_data if isinstance(options.json_data, Mapping) else {}
         if options.extra_json:
             body = {**body, **options.extra_json}
-        model = body.get("model")
+        model = endpoint.model_of(body, str(options.url))
         attributes: Attributes = {
             c.OPERATION: endpoint.operation,
             c.PROVIDER: _provider_of(type(client)),  # type: ignore[arg-type]  # a class has a hash
             **_server_of(client, str(options.url)),
         }
         name = endpoint.operation
-        if isinstance(model, str):
+        if model is not None:
             attributes[c.REQUEST_MODEL], name = model, f"{name} {model}"
         if is_stream:
             attributes[c.REQUEST_STREAM] = True
@@ -233,12 +216,11 @@ class ModelRequest(Run):
         # Apart, both and the answer's body are freed at once.
         operation.request = self.context = self._response = None
         self._options = self.arguments = self.fallback = None
-        error = answer.get("error")
+        error = self._endpoint.error_of(answer)
         if exc is not None:
             operation.fail(exc)
-        elif isinstance(error, dict):
-            kind = str(error.get("type") or error.get("code") or "error")
-            operation.fail_with(kind, str(error.get("message") or ""))
+        elif error is not None:
+            operation.fail_with(*error)
         else:
             if not is_whole and not is_complete:
                 operation.attributes[c.ABANDONED] = True
@@ -254,20 +236,12 @@ class ModelRequest(Run):
             body = result.model_dump_json().encode()
         if not body:
             return {}, False
-        is_complete = False
-        try:
-            answer = orjson.loads(body)
-        except ValueError:  # a stream, or what the client alone can read
-            answer = parse_object(body)
-            if answer is None and (events := read_events(body)):
-                if first_chunk_s is not None:
-                    self.operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
-                is_complete = self._endpoint.is_complete(events)
-                answer = self._endpoint.assemble(events)
-        if not isinstance(answer, dict):
-            return {}, is_complete
-        capture.guard_call(self._take_answer, answer)
-        return answer, is_complete
+        answer = self._endpoint.read_body(body)
+        if answer.is_stream and first_chunk_s is not None:
+            self.operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
+        if answer.body:
+            capture.guard_call(self._take_answer, answer.body)
+        return answer.body, answer.is_complete
 
     def _take_answer(self, answer: Json) -> None:
         self.operation.attributes.update(self._endpoint.response_attributes(answer))
@@ -276,7 +250,7 @@ class ModelRequest(Run):
 
 
 def _read_request(
-    endpoint: Chat, body: Json, attributes: Attributes, content: dict[str, str]
+    endpoint: Dialect, body: Json, attributes: Attributes, content: dict[str, str]
 ) -> None:
     attributes.update(endpoint.request_attributes(body))
     if capture.process.content.is_kept:

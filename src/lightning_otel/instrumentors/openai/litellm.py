@@ -1,4 +1,4 @@
-"""Model calls that LiteLLM sends itself, in OpenAI's wire format but not by OpenAI's client.
+"""Model calls that LiteLLM sends itself, not by OpenAI's client.
 
 Most of LiteLLM's providers go through the ``openai`` client and are seen there. Some of those that
 matter here, ``hosted_vllm`` above all, are sent by LiteLLM's own two HTTP handlers: the same
@@ -52,8 +52,8 @@ class _Call(ModelRequest):
 
 def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
     given = bind_names(("url", "data", "json"), args[:4], kwargs)
-    url, data = given.get("url"), given.get("data")
-    endpoint = endpoint_of("post", url) if isinstance(url, str) else None
+    url, data = str(given.get("url")), given.get("data")
+    endpoint = endpoint_of("post", url)
     if endpoint is None:
         return None
     body = orjson.loads(data) if isinstance(data, str | bytes) else data or given.get("json")
@@ -64,7 +64,7 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelReq
     address = SimpleNamespace(host=parts.hostname or "", port=parts.port)
     sent = SimpleNamespace(url=url, json_data=body, base_url=address, extra_json=None)
     context = otel_context.get_current()
-    request = _Call(sent, sent, endpoint, context, is_stream=bool(body.get("stream")))
+    request = _Call(sent, sent, endpoint, context, is_stream=endpoint.is_stream(body, url))
     provider = getattr(given.get("logging_obj"), "custom_llm_provider", None)
     if isinstance(provider, str):
         request.operation.attributes[c.PROVIDER] = provider

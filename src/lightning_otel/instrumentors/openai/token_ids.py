@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from lightning_otel.dialects import Dialect
 from lightning_otel.dialects.chat import Chat
 from lightning_otel.dialects.completions import Completions
 
@@ -35,7 +36,7 @@ _refusing: set[str] = set()
 """Servers that refused in this process."""
 
 
-def add_requests(endpoint: Chat, client: Any, options: Any) -> Any | None:
+def add_requests(endpoint: Dialect, client: Any, options: Any) -> Any | None:
     """Return a copy of the options that also asks for ids; None where they are sent as they are."""
     if type(endpoint) not in (Chat, Completions):
         return None
@@ -53,7 +54,7 @@ def add_requests(endpoint: Chat, client: Any, options: Any) -> Any | None:
     return asked
 
 
-def _find_wanted(endpoint: Chat, said: Mapping[str, Any]) -> dict[str, Any]:
+def _find_wanted(endpoint: Dialect, said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields to ask for beside the agent's own."""
     if isinstance(endpoint, Completions):
         # An echoed prompt has logprobs too: that answer would be another than the agent asked for.

@@ -1,0 +1,159 @@
+"""The base of dialects: what is asked of one, and messages that are written once per process."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+
+import orjson
+
+from lightning_otel.dialects.events import parse_value, read_events
+from lightning_otel.messages import flatten_tools
+from lightning_otel.redact import Scrubbed, scrub
+from lightning_otel.types import conventions as c
+from lightning_otel.types import values
+
+Json: TypeAlias = Mapping[str, Any]
+Attributes: TypeAlias = dict[str, Any]
+
+_REMEMBERED: Final = 512
+_LONGEST_REMEMBERED: Final = 8192
+"""Messages whose JSON is kept, and their bytes: some MB at most."""
+
+
+class Answer(NamedTuple):
+    """The answer that a body holds.
+
+    Attributes:
+        body: The whole answer, as one that is not streamed.
+        is_stream: Whether it came as a stream.
+        is_complete: Whether the stream said that it is over.
+    """
+
+    body: Json
+    is_stream: bool = False
+    is_complete: bool = False
+
+
+class Dialect:
+    """A reader of one API's requests and answers; a subclass says what differs.
+
+    Content is messages and tools as JSON texts, token ids and logprobs, by attribute key.
+
+    Attributes:
+        operation: The operation's name in the conventions.
+        provider: The provider's name there.
+        end_marks: Types of the events that end a stream.
+    """
+
+    operation: str = c.CHAT
+    provider: str = ""
+    end_marks: ClassVar[frozenset[str]] = frozenset()
+
+    def model_of(self, body: Json, path: str) -> str | None:
+        """Return the model that a request names."""
+        model = body.get("model")
+        return model if isinstance(model, str) else None
+
+    def is_stream(self, body: Json, path: str) -> bool:
+        """Return whether a request asks for a stream."""
+        return bool(body.get("stream"))
+
+    def request_attributes(self, body: Json) -> Attributes:
+        """Return what a request says of sampling and the like."""
+        return {}
+
+    def request_content(self, body: Json) -> dict[str, str]:
+        """Return instructions, messages and tools of a request."""
+        return {}
+
+    def response_attributes(self, body: Json) -> Attributes:
+        """Return id, model, counts and finish reasons of an answer."""
+        return {}
+
+    def response_content(self, body: Json) -> dict[str, str]:
+        """Return messages, token ids and logprobs of an answer."""
+        return {}
+
+    def is_complete(self, events: Sequence[Json]) -> bool:
+        """Return whether an event that ends a stream came."""
+        has_mark = bool(events) and "[DONE]" in self.end_marks and bool(events[-1].get("done"))
+        return has_mark or any(event.get("type") in self.end_marks for event in reversed(events))
+
+    def assemble(self, events: Sequence[Json]) -> Json:
+        """Return the whole answer that a stream's events add up to."""
+        return dict(events[-1]) if events else {}
+
+    def error_of(self, body: Json) -> tuple[str, str] | None:
+        """Return kind and message of the error that a body holds."""
+        error = body.get("error")
+        if not isinstance(error, dict):
+            return None
+        kind = error.get("type") or error.get("status") or error.get("code") or "error"
+        return str(kind), str(error.get("message") or "")
+
+    def read_body(self, data: bytes) -> Answer:
+        """Return the answer in a body: a JSON document, a list of events, or server-sent ones."""
+        value = parse_value(data) if data.lstrip()[:1] in (b"{", b"[") else None
+        if isinstance(value, dict):
+            return Answer(value)
+        events = value if isinstance(value, list) else read_events(data)
+        events = [event for event in events if isinstance(event, dict)]
+        if not events:
+            return Answer({})
+        return Answer(self.assemble(events), is_stream=True, is_complete=self.is_complete(events))
+
+    def read_message(self, item: Any) -> Mapping[str, Any]:
+        """Return a message of a request in the conventions' form."""
+        raise NotImplementedError
+
+    def write_messages(self, items: Sequence[Any]) -> str:
+        """Return messages as a JSON list without secrets."""
+        return Scrubbed(f"[{','.join(self.write_each(items))}]")
+
+    def write_each(self, items: Sequence[Any]) -> list[str]:
+        """Return messages as JSON texts without secrets.
+
+        Each message of a long history comes again with every call: most are known by what is sent.
+        """
+        try:
+            sent = list(map(orjson.dumps, items))
+        except TypeError:  # a lone surrogate, or what the client makes JSON of
+            return [_write_message(self, item) for item in items]
+        return [
+            _remembered(self, text)
+            if len(text) <= _LONGEST_REMEMBERED
+            else _write_message(self, item)
+            for text, item in zip(sent, items, strict=True)
+        ]
+
+
+@lru_cache(_REMEMBERED)
+def _remembered(dialect: Dialect, sent: bytes) -> str:
+    return _write_message(dialect, orjson.loads(sent))
+
+
+def _write_message(dialect: Dialect, item: Any) -> str:
+    return scrub(dump(dialect.read_message(item)))
+
+
+def _as_sent(value: Any) -> Any:
+    """Return a value in the form the client sends it in, if it can send it at all."""
+    if type(value) is orjson.Fragment:
+        return json.loads(orjson.dumps(value))
+    dump_model = getattr(value, "model_dump", None)
+    if dump_model is not None:
+        return dump_model(mode="json", exclude_unset=True, by_alias=True)
+    return value.isoformat() if isinstance(value, datetime) else f"<{type(value).__name__}>"
+
+
+dump = partial(values.dump, default=_as_sent)
+"""Write JSON text of what a client sends or was sent."""
+
+
+def add_tools(content: dict[str, str], tools: object) -> dict[str, str]:
+    """Content with a request's tools in the conventions' flat form, if it has some."""
+    if tools and (flat := flatten_tools(tools)):
+        content[c.TOOL_DEFINITIONS] = dump(flat)
+    return content

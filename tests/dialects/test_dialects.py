@@ -1,0 +1,370 @@
+"""The readers of wires: transcripts of harnesses, drawn conversations, and what finds a reader."""
+
+import copy
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_otel.dialects import Dialect, find_dialect, register_dialect
+from lightning_otel.dialects.events import is_ended
+from lightning_otel.types import conventions as c
+
+WIRE = Path(__file__).with_name("wire")
+PATHS = {
+    "anthropic": "/v1/messages",
+    "gemini": "/v1beta/models/gemini-x:streamGenerateContent",
+    "responses": "/v1/responses",
+}
+
+
+def dialect_of(name: str) -> Dialect:
+    """The reader of a dialect."""
+    dialect = find_dialect("POST", PATHS[name.partition("_")[0]])
+    assert dialect is not None
+    return dialect
+
+
+def answer_of(dialect: Dialect, body: Mapping[str, Any]) -> list[Any]:
+    """The answer's messages."""
+    return json.loads(dialect.response_content(body)[c.OUTPUT_MESSAGES])
+
+
+@pytest.mark.parametrize(
+    ("path", "provider"),
+    [
+        ("/chat/completions", "openai"),
+        (
+            "https://x.azure.com/openai/deployments/d/chat/completions?api-version=1",
+            "openai",
+        ),
+        ("/v1/completions", "openai"),
+        ("/api/v1/responses", "openai"),
+        ("/v1/messages", "anthropic"),
+        ("/anthropic/v1/messages?beta=true", "anthropic"),
+        ("/v1beta/models/g:generateContent", "gcp.gemini"),
+        ("/v1beta/models/g:streamGenerateContent?alt=sse", "gcp.gemini"),
+        ("/v1/projects/p/locations/l/publishers/google/models/g:generateContent", "gcp.vertex_ai"),
+        ("/v1/messages/count_tokens", None),
+        ("/v1/threads/t/messages", None),
+        ("/v1beta/models/g:countTokens", None),
+        ("/v1/models", None),
+    ],
+)
+def test_path_finds_its_dialect(path: str, provider: str | None) -> None:
+    """Behind any prefix; what counts tokens or lists messages asks no model."""
+    dialect = find_dialect("post", path)
+    assert (dialect and dialect.provider) == provider
+    assert find_dialect("GET", path) is None
+
+
+CALL = {"type": "tool_call", "id": None, "name": "run_shell_command"}
+EXACT = {
+    "anthropic_parallel_tools": [
+        {"type": "reasoning", "content": "Both files are needed.", "signature": "c2lnLTE="},
+        {"type": "text", "content": "I read zwei Dateien – é."},
+        {"type": "tool_call", "id": "toolu_1", "name": "Read", "arguments": {"path": "a.txt"}},
+        {
+            "type": "tool_call", "id": "toolu_2", "name": "Read",
+            "arguments": {"path": "b.txt", "lines": [1, 2]},
+        },
+    ],
+    "anthropic_empty_input": [
+        {"type": "tool_call", "id": "toolu_9", "name": "ListAgents", "arguments": {}}
+    ],
+    "anthropic_cut": [
+        {
+            "type": "tool_call", "id": "toolu_7", "name": "Write",
+            "arguments": '{"path": "c.txt", "text": "un',
+        }
+    ],
+    "anthropic_error_midstream": [{"type": "text", "content": "Half an ans"}],
+    "anthropic_late_usage": [{"type": "text", "content": "ok"}],
+    "gemini_call_without_id": [
+        {"type": "reasoning", "content": "I look first."},
+        {**CALL, "arguments": {"command": "ls"}, "thought_signature": "c2ln"},
+    ],
+    "responses_codex": [
+        {"type": "reasoning", "content": "I look first."},
+        {
+            "type": "tool_call", "id": "call_1", "name": "exec",
+            "arguments": "text(await tools.exec_command({cmd: 'ls'}))",
+        },
+    ],
+}  # fmt: skip
+SAID: dict[str, tuple[Any, ...]] = {
+    # whether it ended, finish reason, tokens in, out, cached; error
+    "anthropic_parallel_tools": (True, "tool_calls", 543, 61, 500, None),
+    "anthropic_empty_input": (True, "tool_calls", 543, 9, 500, None),
+    "anthropic_cut": (False, None, 543, 1, 500, None),
+    "anthropic_error_midstream": (False, None, 543, 1, 500, ("overloaded_error", "Overloaded")),
+    "anthropic_late_usage": (True, "stop", 20, 2, 8, None),
+    "anthropic_server_tools": (True, "stop", 543, 30, 500, None),
+    "gemini_call_without_id": (True, "tool_calls", 20, 10, 16, None),
+    "responses_codex": (True, "tool_calls", 9, 3, 4, None),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_transcript_is_read_whole(name: str) -> None:
+    """Parts, counts, reason and error of a stream; its end is known at its last byte alone."""
+    data, dialect = (WIRE / f"{name}.sse").read_bytes(), dialect_of(name)
+    answer = dialect.read_body(data)
+    get = dialect.response_attributes(answer.body).get
+    keys = (c.INPUT_TOKENS, c.OUTPUT_TOKENS, c.CACHED_TOKENS)
+    reason = (get(c.FINISH_REASONS) or [None])[0]
+    numbers = tuple(map(get, keys))
+    assert (answer.is_complete, reason, *numbers, dialect.error_of(answer.body)) == SAID[name]
+    (message,) = answer_of(dialect, answer.body)
+    assert message["role"] == "assistant"
+    assert message["parts"] == EXACT.get(name, message["parts"])
+    ends = [size for size in range(len(data) + 1) if is_ended(data[:size], dialect.end_marks)]
+    assert bool(ends) == (answer.is_complete and bool(dialect.end_marks))
+    assert all(not data[size:].strip() for size in ends)
+
+
+def test_server_tools_keep_their_blocks() -> None:
+    """What the conventions have no word for stays whole, named after its kind."""
+    dialect = dialect_of("anthropic")
+    body = dialect.read_body((WIRE / "anthropic_server_tools.sse").read_bytes()).body
+    (message,) = answer_of(dialect, body)
+    thought, call, result, text = message["parts"]
+    assert thought == {"type": "anthropic.redacted_thinking", "data": "cmVkYWN0ZWQ="}
+    assert call["type"] == "anthropic.server_tool_use"
+    assert json.loads(call["input"]) == {"query": "tea"}
+    assert result["type"] == "anthropic.web_search_tool_result"
+    assert result["content"][0]["title"] == "Tea"
+    assert text["content"] == "Tea is old."
+    assert text["citations"][0]["cited_text"] == "old"
+
+
+@pytest.mark.parametrize("name", ["anthropic_claude_code", "gemini", "responses_codex"])
+def test_history_of_a_harness_goes_on(name: str) -> None:
+    """The second request begins with the messages, instructions and tools of the first one."""
+    dialect = dialect_of(name)
+    requests = json.loads((WIRE / f"{name}_requests.json").read_text())
+    first, second = (dialect.request_content(body) for body in requests)
+    asked, history = (json.loads(each[c.INPUT_MESSAGES]) for each in (first, second))
+    assert history[: len(asked)] == asked
+    results = [part for message in history for part in message["parts"]]
+    assert any(part["type"] == "tool_call_response" for part in results)
+    for key in (c.SYSTEM_INSTRUCTIONS, c.TOOL_DEFINITIONS):
+        assert first.get(key) == second.get(key)
+    tools = json.loads(first[c.TOOL_DEFINITIONS])
+    assert all(tool["name"] and tool.get("parameters", tool.get("format")) for tool in tools)
+    assert "cache_control" not in json.dumps(second)
+
+
+# --- drawn conversations: what the server sent is what the messages say ---------------------------
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+VALUES = st.dictionaries(TEXT, st.one_of(TEXT, st.integers(-9, 9), st.none()), max_size=3)
+WORDS = st.sampled_from(["Read", "run_shell_command", "Bash"])
+PART = st.one_of(
+    st.tuples(st.just("text"), TEXT),
+    st.tuples(st.just("thinking"), TEXT, TEXT),
+    st.tuples(st.just("call"), WORDS, VALUES),
+    st.tuples(st.just("result"), WORDS, TEXT),
+    st.tuples(st.just("image"), st.sampled_from(["aGk=", "eA=="])),
+    st.tuples(st.just("unknown"), VALUES),
+)
+ANSWERS = st.lists(PART.filter(lambda part: part[0] != "result"), min_size=1, max_size=5)
+TURNS = st.lists(st.lists(PART, min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def write_anthropic(part: tuple[Any, ...], number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A drawn part on the wire, and as the conventions say it."""
+    kind, *values = part
+    call_id = f"toolu_{number}"
+    source = {"type": "base64", "media_type": "image/png", "data": values[0]}
+    image = {"type": "blob", "modality": "image", "mime_type": "image/png", "content": values[0]}
+    match kind:
+        case "text":
+            return {"type": "text", "text": values[0]}, {"type": "text", "content": values[0]}
+        case "thinking":
+            wire = {"type": "thinking", "thinking": values[0], "signature": values[1]}
+            return wire, {"type": "reasoning", "content": values[0], "signature": values[1]}
+        case "call":
+            wire = {"type": "tool_use", "id": call_id, "name": values[0], "input": values[1]}
+            return wire, {
+                "type": "tool_call", "id": call_id, "name": values[0], "arguments": values[1],
+            }  # fmt: skip
+        case "result":
+            wire = {"type": "tool_result", "tool_use_id": call_id, "content": values[1]}
+            return wire, {"type": "tool_call_response", "id": call_id, "response": values[1]}
+        case "image":
+            return {"type": "image", "source": source}, image
+    return {"type": "new", "held": values[0]}, {"type": "anthropic.new", "held": values[0]}
+
+
+def write_gemini(part: tuple[Any, ...], number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same for Gemini, whose calls have no ids."""
+    kind, *values = part
+    image = {"type": "blob", "modality": "image", "mime_type": "image/png", "content": values[0]}
+    match kind:
+        case "text":
+            return {"text": values[0]}, {"type": "text", "content": values[0]}
+        case "thinking":
+            wire = {"text": values[0], "thought": True, "thoughtSignature": values[1]}
+            return wire, {
+                "type": "reasoning", "content": values[0], "thought_signature": values[1],
+            }  # fmt: skip
+        case "call":
+            wire = {"functionCall": {"name": values[0], "args": values[1]}}
+            return wire, {
+                "type": "tool_call", "id": None, "name": values[0], "arguments": values[1],
+            }  # fmt: skip
+        case "result":
+            held = {"output": values[1]}
+            wire = {"functionResponse": {"name": values[0], "response": held}}
+            return wire, {
+                "type": "tool_call_response", "id": None, "response": held, "name": values[0],
+            }  # fmt: skip
+        case "image":
+            return {"inlineData": {"mimeType": "image/png", "data": values[0]}}, image
+    return {"newThing": values[0]}, {"type": "gemini.new_thing", "new_thing": values[0]}
+
+
+def split(text: str, size: int) -> list[str]:
+    """A text in pieces."""
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def stream_anthropic(blocks: list[dict[str, Any]], size: int) -> Iterator[dict[str, Any]]:
+    """The events that say a message in pieces."""
+    yield {"type": "message_start", "message": {"role": "assistant", "content": []}}
+    for index, block in enumerate(blocks):
+        start, pieces = copy.deepcopy(block), []
+        if block["type"] == "tool_use":
+            start["input"] = {}
+            text = json.dumps(block["input"])
+            pieces = [
+                {"type": "input_json_delta", "partial_json": piece} for piece in split(text, size)
+            ]
+        else:
+            for name in {"text", "thinking", "signature"} & block.keys():
+                start[name] = ""
+                pieces += [{"type": f"{name}_delta", name: t} for t in split(block[name], size)]
+        yield {"type": "content_block_start", "index": index, "content_block": start}
+        for delta in pieces:
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+    yield {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {}}
+    yield {"type": "message_stop"}
+
+
+def stream_gemini(parts: list[dict[str, Any]], size: int) -> Iterator[dict[str, Any]]:
+    """The same for Gemini; a signature comes with the last piece of its text."""
+    pieces: list[dict[str, Any]] = []
+    for part in parts:
+        texts = split(part["text"], size) if "text" in part else []
+        plain = {name: part[name] for name in part if name != "thoughtSignature"}
+        pieces += [{**plain, "text": text} for text in texts[:-1]]
+        pieces.append({**part, "text": texts[-1]} if texts else part)
+    for number, piece in enumerate(pieces, 1):
+        end = {"finishReason": "STOP"} if number == len(pieces) else {}
+        yield {"candidates": [{"content": {"role": "model", "parts": [piece]}, **end}]}
+
+
+def merge_texts(parts: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Parts without two plain texts beside each other, which a stream does not tell apart."""
+    return [
+        part
+        for before, part in zip([("",), *parts], parts, strict=False)
+        if not before[0] == part[0] == "text"
+    ]
+
+
+@pytest.mark.parametrize("name", ["anthropic", "gemini"])
+@settings(max_examples=250, deadline=None)
+@given(turns=TURNS, answer=ANSWERS, size=st.integers(1, 12), cut=st.none() | st.integers(0, 40))
+def test_drawn_conversation_is_read_as_it_was_said(
+    name: str, turns: list[Any], answer: list[Any], size: int, cut: int | None
+) -> None:
+    """Requests, whole answers and streams, in pieces of any size and cut anywhere."""
+    dialect, write = dialect_of(name), write_anthropic if name == "anthropic" else write_gemini
+    roles = ("user", "assistant" if name == "anthropic" else "model")
+    field, sent, said = ("content" if name == "anthropic" else "parts"), [], []
+    for number, turn in enumerate(turns):
+        pairs = [write(part, place) for place, part in enumerate(turn)]
+        sent.append({"role": roles[number % 2], field: [wire for wire, _ in pairs]})
+        role = ("user", "assistant")[number % 2]
+        said.append({"role": role, "parts": [part for _, part in pairs]})
+    key = "messages" if name == "anthropic" else "contents"
+    assert json.loads(dialect.request_content({key: sent})[c.INPUT_MESSAGES]) == said
+
+    pairs = [write(part, place) for place, part in enumerate(merge_texts(answer))]
+    blocks, parts = [wire for wire, _ in pairs], [part for _, part in pairs]
+    if name == "anthropic":
+        whole: dict[str, Any] = {"role": "assistant", "content": blocks}
+        events = list(stream_anthropic(blocks, size))
+    else:
+        whole = {"candidates": [{"content": {"role": "model", "parts": blocks}}]}
+        events = list(stream_gemini(blocks, size))
+    assert (
+        answer_of(dialect, dialect.read_body(json.dumps(whole).encode()).body)[0]["parts"] == parts
+    )
+    streamed = b"".join(b"data: %s\r\n\r\n" % json.dumps(event).encode() for event in events)
+    found = dialect.read_body(streamed)
+    assert found.is_complete
+    assert answer_of(dialect, found.body)[0]["parts"] == parts
+    if cut is not None and cut < len(events) - 1:
+        rest = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events[:cut])
+        partial = dialect.read_body(rest)
+        assert not partial.is_complete
+        spoken = [part for message in answer_of(dialect, partial.body) for part in message["parts"]]
+        assert len(spoken) <= len(parts)
+        for part, expected in list(zip(spoken, parts, strict=False))[:-1]:
+            assert part == expected
+
+
+class Speech(Dialect):
+    """A dialect of a user's own."""
+
+    provider = "speech"
+
+    def response_content(self, body: Mapping[str, Any]) -> dict[str, str]:
+        """Return the words that were said."""
+        part = {"type": "text", "content": body["words"]}
+        return {c.OUTPUT_MESSAGES: json.dumps([{"role": "assistant", "parts": [part]}])}
+
+
+def test_own_dialect_goes_first() -> None:
+    """A registered reader is found behind any prefix."""
+    speech = Speech()
+    assert find_dialect("POST", "/gateway/v9/speak") is None
+    register_dialect(r"/v\d/speak", speech)
+    assert find_dialect("POST", "https://host/gateway/v9/speak?x=1") is speech
+    assert answer_of(speech, {"words": "hello"})[0]["parts"][0]["content"] == "hello"
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "error"),
+    [
+        ("anthropic", {"error": {"type": "not_found_error", "message": "m"}}, "not_found_error"),
+        ("gemini", {"error": {"code": 429, "status": "RESOURCE_EXHAUSTED"}}, "RESOURCE_EXHAUSTED"),
+        ("responses", {"error": {"code": "bad", "message": "m"}}, "bad"),
+    ],
+)
+def test_error_bodies_name_their_kind(name: str, body: dict[str, Any], error: str) -> None:
+    """An answer that is an error has its kind and no message."""
+    dialect = dialect_of(name)
+    found = dialect.error_of(dialect.read_body(json.dumps(body).encode()).body)
+    assert found is not None
+    assert found[0] == error
+    assert answer_of(dialect, body) == []
+
+
+def test_gemini_stream_may_be_a_list() -> None:
+    """Without server-sent events a stream is one JSON list."""
+    data = (WIRE / "gemini_call_without_id.sse").read_bytes()
+    events = re.findall(rb"^data: (.*)$", data, re.MULTILINE)
+    dialect = dialect_of("gemini")
+    assert dialect.read_body(b"[%s]" % b",".join(events)) == dialect.read_body(data)
+    path = "/v1beta/models/gemini-x:streamGenerateContent?alt=sse"
+    assert dialect.model_of({}, path) == "gemini-x"
+    assert dialect.is_stream({}, path)
