@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lightning_otel.dialects import Dialect, find_dialect, register_dialect
 from lightning_otel.dialects.events import is_ended
+from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
 
 WIRE = Path(__file__).with_name("wire")
@@ -320,6 +321,58 @@ def test_drawn_conversation_is_read_as_it_was_said(
         assert len(spoken) <= len(parts)
         for part, expected in list(zip(spoken, parts, strict=False))[:-1]:
             assert part == expected
+
+
+PROMPT = Prompt(
+    "{system_prompt} Task: {task}",
+    examples=({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}),
+)
+BETTER = "Own. Task: t"
+SAMPLING = {"temperature": 0.5, "max_tokens": 7, "stop": "x", "logit_bias": {}}
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "anthropic": (
+        {
+            "messages": [{"role": "user", "content": "q"}],
+            "system": [{"type": "text", "text": "Own.", "cache_control": {"type": "ephemeral"}}],
+        },
+        {
+            "messages": [*PROMPT.examples, {"role": "user", "content": "q"}],
+            "system": [{"type": "text", "text": BETTER, "cache_control": {"type": "ephemeral"}}],
+        },
+        {"temperature": 0.5, "max_tokens": 7, "stop_sequences": ["x"]},
+    ),
+    "gemini": (
+        {
+            "contents": [{"role": "user", "parts": [{"text": "q"}]}],
+            "systemInstruction": {"parts": [{"text": "Own."}]},
+            "generationConfig": {"maxOutputTokens": 3, "topK": 2},
+        },
+        {
+            "contents": [
+                {"role": "user", "parts": [{"text": "a"}]},
+                {"role": "model", "parts": [{"text": "b"}]},
+                {"role": "user", "parts": [{"text": "q"}]},
+            ],
+            "systemInstruction": {"parts": [{"text": BETTER}]},
+        },
+        {
+            "generationConfig": {
+                "topK": 2, "temperature": 0.5, "max_output_tokens": 7, "stop_sequences": ["x"],
+            }
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_request_takes_prompt_and_sampling(name: str) -> None:
+    """In the API's own words; the agent's request stays as it is, and no ids are asked for."""
+    dialect, (body, instructed, sampled) = dialect_of(name), CHANGES[name]
+    before = copy.deepcopy(body)
+    assert dialect.instruct(body, PROMPT, "t") == instructed
+    assert dialect.sample(body, {"sampling": SAMPLING}) == sampled
+    assert dialect.wanted_ids(body) == {}
+    assert body == before
 
 
 class Speech(Dialect):

@@ -8,13 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump
+from lightning_otel.dialects.prompts import LIMITS, prompt_text, text_example
 from lightning_otel.messages import message, object_of, objects, part_of, read_settings, text_part
+from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
 
 _REASONS: Final = {
     "end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length",
     "model_context_window_exceeded": "length", "refusal": "content_filter",
 }  # fmt: skip
+_SETTINGS: Final = {
+    **{name: name for name in ("temperature", "top_p", "top_k")},
+    **dict.fromkeys(LIMITS, "max_tokens"),
+}
 _FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "text": frozenset({"text"}),
     "thinking": frozenset({"thinking", "signature"}),
@@ -47,6 +53,33 @@ class Anthropic(Dialect):
         if system := _read_blocks(body.get("system")):
             content[c.SYSTEM_INSTRUCTIONS] = dump(system)
         return add_tools(content, [_without_cache(tool) for tool in objects(body.get("tools"))])
+
+    def instruct(self, body: Json, prompt: Prompt, task: object) -> dict[str, Any]:
+        """Return the system prompt, which stays as far cached as the agent's, and the examples."""
+        own = body.get("system")
+        text = prompt_text(prompt, own, task)
+        marks = [block["cache_control"] for block in objects(own) if block.get("cache_control")]
+        block = {"type": "text", "text": text}
+        changes: dict[str, Any] = {"system": text}
+        if marks:
+            changes["system"] = [{**block, "cache_control": marks[-1]}]
+        if prompt.examples:
+            examples = [text_example(example) for example in prompt.examples]
+            changes["messages"] = [*examples, *objects(body.get("messages"))]
+        return changes
+
+    def sample(self, body: Json, endpoint: Json) -> dict[str, Any]:
+        """Return model and sampling of an endpoint, as far as this API has words for them."""
+        changes: dict[str, Any] = {}
+        for name, value in endpoint.get("sampling", {}).items():
+            if spelt := _SETTINGS.get(name):
+                changes[spelt] = value
+            elif name == "stop":
+                changes["stop_sequences"] = [value] if isinstance(value, str) else value
+            elif name == "reasoning_effort":
+                own = object_of(body.get("output_config"))
+                changes["output_config"] = {**own, "effort": value}
+        return changes | ({"model": endpoint["model"]} if endpoint.get("model") else {})
 
     def read_message(self, item: Any) -> Mapping[str, Any]:
         """Return a message of a request in the conventions' form."""

@@ -4,6 +4,7 @@ Source: OpenAI's API reference; vLLM's ``return_token_ids``: prompt ids at the t
 stream on its first chunk) or, as SGLang has them, on each choice; sampled ids on each choice.
 """
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -12,6 +13,8 @@ from lightning_otel import messages
 from lightning_otel.adapter.tokens import add_encoded, encode_ids, sampled_ids, token_content
 from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump
 from lightning_otel.dialects.pieces import join_calls, join_pieces
+from lightning_otel.dialects.prompts import LIMITS, replace_prompt
+from lightning_otel.errors import ConfigError
 from lightning_otel.messages import (
     object_of,
     objects,
@@ -19,6 +22,7 @@ from lightning_otel.messages import (
     read_settings,
     token_counts,
 )
+from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
 
 _RESPONSE: Final[Mapping[str, str]] = {
@@ -79,6 +83,38 @@ class Chat(Dialect):
     def read_message(self, item: Any) -> Mapping[str, Any]:
         """Return a message of a request in the conventions' form."""
         return messages.read_message(item, "", raw_call_part)
+
+    def instruct(self, body: Json, prompt: Prompt, task: object) -> dict[str, Any]:
+        """Return the messages with this system prompt, then its examples."""
+        given = body.get("messages")
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            raise ConfigError(f"its messages are {type(given).__name__}; substitution wants a list")
+        examples = list(prompt.examples)
+        return {"messages": replace_prompt(prompt, given, task, examples, is_needed=True)}
+
+    def sample(self, body: Json, endpoint: Json) -> dict[str, Any]:
+        """Return model and sampling of an endpoint, by the names that this API has for them."""
+        changes: dict[str, Any] = {}
+        for name, value in endpoint.get("sampling", {}).items():
+            spelt = self.limit_name(name, body) if name in LIMITS else name
+            changes.update(self.spell_setting(spelt, copy.deepcopy(value), body))
+        return changes | ({"model": endpoint["model"]} if endpoint.get("model") else {})
+
+    def limit_name(self, name: str, body: Json) -> str:
+        """Return the agent's own name for the token limit, since two are refused."""
+        known = next((known for known in LIMITS[:2] if known in body), None)
+        return known or (name if name in LIMITS[:2] else LIMITS[0])
+
+    def spell_setting(self, name: str, value: Any, body: Json) -> dict[str, Any]:
+        """Return a setting as this API takes it; nothing where it does not."""
+        return {name: value}
+
+    def wanted_ids(self, body: Json) -> dict[str, Any]:
+        """Return the fields that ask for token ids beside the agent's own."""
+        if body.get("logprobs", "top_logprobs" not in body):
+            return {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
+        # The agent does not want logprobs, or asks a wrong question.
+        return {"return_token_ids": True}
 
     def response_attributes(self, body: Json) -> Attributes:
         """Id, model, counts and finish reasons of an answer."""

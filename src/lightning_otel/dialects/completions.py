@@ -8,9 +8,10 @@ from typing import Any
 
 from lightning_otel.adapter.tokens import token_content
 from lightning_otel.dialects.chat import Chat
-from lightning_otel.dialects.dialect import Attributes, Json, dump
+from lightning_otel.dialects.dialect import Attributes, Dialect, Json, dump
 from lightning_otel.messages import message, object_of, objects
 from lightning_otel.messages.media import text_part
+from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
 
 
@@ -19,6 +20,25 @@ class Completions(Chat):
 
     operation = c.TEXT_COMPLETION
     api = ""
+
+    def instruct(self, body: Json, prompt: Prompt, task: object) -> dict[str, Any]:
+        """Return nothing: a text to go on with has no instructions."""
+        return {}
+
+    def limit_name(self, name: str, body: Json) -> str:
+        """Return the one name that this API has."""
+        return "max_tokens"
+
+    def spell_setting(self, name: str, value: Any, body: Json) -> dict[str, Any]:
+        """Return a setting; this API has no effort."""
+        return {} if name == "reasoning_effort" else {name: value}
+
+    def wanted_ids(self, body: Json) -> dict[str, Any]:
+        """Return the fields that ask for token ids; of an echoed prompt, no logprobs.
+
+        An echoed prompt has logprobs too: that answer would be another than the agent asked for.
+        """
+        return {"return_token_ids": True, **({} if body.get("echo") else {"logprobs": 0})}
 
     def request_content(self, body: Json) -> dict[str, str]:
         """The prompts, one user message each; a prompt of token ids is kept as ids."""
@@ -47,6 +67,8 @@ class Embeddings(Chat):
 
     operation = c.EMBEDDINGS
     api = ""
+    instruct, sample = Dialect.instruct, Dialect.sample
+    wanted_ids = Dialect.wanted_ids
 
     def request_attributes(self, body: Json) -> Attributes:
         """Attributes of a request, with its encoding."""

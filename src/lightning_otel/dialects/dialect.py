@@ -11,8 +11,8 @@ import orjson
 from lightning_otel.dialects.events import parse_value, read_events
 from lightning_otel.messages import flatten_tools
 from lightning_otel.redact import Scrubbed, scrub
+from lightning_otel.types import Prompt, values
 from lightning_otel.types import conventions as c
-from lightning_otel.types import values
 
 Json: TypeAlias = Mapping[str, Any]
 Attributes: TypeAlias = dict[str, Any]
@@ -103,6 +103,26 @@ class Dialect:
         if not events:
             return Answer({})
         return Answer(self.assemble(events), is_stream=True, is_complete=self.is_complete(events))
+
+    def instruct(self, body: Json, prompt: Prompt, task: object) -> dict[str, Any]:
+        """Return the fields of a request that say a prompt instead of the agent's own.
+
+        Raises:
+            ConfigError: The request cannot take the prompt.
+        """
+        return {}
+
+    def sample(self, body: Json, endpoint: Json) -> dict[str, Any]:
+        """Return the fields of a request that say the model and sampling of an endpoint.
+
+        Raises:
+            ConfigError: The request cannot take them.
+        """
+        return {}
+
+    def wanted_ids(self, body: Json) -> dict[str, Any]:
+        """Return the fields that ask for token ids, where this API may give them."""
+        return {}
 
     def read_message(self, item: Any) -> Mapping[str, Any]:
         """Return a message of a request in the conventions' form."""

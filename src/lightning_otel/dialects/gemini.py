@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump
+from lightning_otel.dialects.prompts import LIMITS, prompt_text, text_example
+from lightning_otel.errors import ConfigError
 from lightning_otel.messages import message, object_of, objects, part_of, read_settings
+from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
 
 _PATH: Final = re.compile(r"/([^/:]+):(generateContent|streamGenerateContent)$")
@@ -22,6 +25,14 @@ _CALLS: Final = frozenset({"function_call", "function_response"})
 _WORDS: Final = frozenset({"text", "inline_data", "file_data", *_CALLS})
 """Kinds of parts that the conventions have a word for."""
 _SPOKEN: Final = frozenset({"id", "name", "args", "response"})
+
+
+_SETTINGS: Final = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "seed")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    **dict.fromkeys(LIMITS, "max_output_tokens"),
+    "stop": "stop_sequences",
+}
 
 
 class Gemini(Dialect):
@@ -69,6 +80,32 @@ class Gemini(Dialect):
             system = self.read_message(body["system_instruction"])["parts"]
             content[c.SYSTEM_INSTRUCTIONS] = dump(system)
         return add_tools(content, _split_tools(body.get("tools")))
+
+    def instruct(self, body: Json, prompt: Prompt, task: object) -> dict[str, Any]:
+        """Return the system instruction and, before the contents, the examples."""
+        name = "system_instruction" if "system_instruction" in body else "systemInstruction"
+        own = self.read_message(body[name])["parts"] if body.get(name) else None
+        changes: dict[str, Any] = {name: {"parts": [{"text": prompt_text(prompt, own, task)}]}}
+        if prompt.examples:
+            contents = body.get("contents") or []
+            items = contents if isinstance(contents, list) else [contents]
+            changes["contents"] = [*map(_write_example, prompt.examples), *items]
+        return changes
+
+    def sample(self, body: Json, endpoint: Json) -> dict[str, Any]:
+        """Return the sampling of an endpoint, as far as this API has words for it."""
+        if endpoint.get("model"):
+            raise ConfigError("its model stands in the address; leave model out of the endpoint")
+        name = "generation_config" if "generation_config" in body else "generationConfig"
+        config = {**object_of(body.get(name))}
+        for setting, value in endpoint.get("sampling", {}).items():
+            if setting not in _SETTINGS:
+                continue
+            for known in [known for known in config if _spell_name(known) == _SETTINGS[setting]]:
+                del config[known]
+            is_list = setting == "stop" and isinstance(value, str)
+            config[_SETTINGS[setting]] = [value] if is_list else value
+        return {name: config} if config else {}
 
     def read_message(self, item: Any) -> Mapping[str, Any]:
         """Return a content, or the text that stands for one, in the conventions' form."""
@@ -199,4 +236,14 @@ def _split_tools(tools: object) -> list[Json]:
 def _spell_names(value: object) -> Json:
     """Return an object with the names of its fields in snake case; they are Google's, not data."""
     held = object_of(value)
-    return {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower(): held[name] for name in held}
+    return {_spell_name(name): held[name] for name in held}
+
+
+def _spell_name(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _write_example(example: Json) -> Json:
+    spoken = text_example(example)
+    role = "model" if spoken["role"] == "assistant" else "user"
+    return {"role": role, "parts": [{"text": spoken["content"]}]}

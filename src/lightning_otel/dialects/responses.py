@@ -10,10 +10,20 @@ from typing import Any, Final
 from lightning_otel.adapter.tokens import token_content
 from lightning_otel.dialects.chat import Chat
 from lightning_otel.dialects.dialect import Attributes, Dialect, Json, add_tools, dump
+from lightning_otel.dialects.prompts import (
+    SYSTEM,
+    prompt_text,
+    replace_prompt,
+    role_of,
+    text_example,
+)
+from lightning_otel.errors import ConfigError
 from lightning_otel.messages import content_parts, object_of, objects, raw_call_part, read_items
 from lightning_otel.redact import Scrubbed
+from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
 
+_REFUSED: Final = frozenset({"stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias"})
 _DELTAS: Final = frozenset(
     {
         "response.output_text.delta",
@@ -48,13 +58,12 @@ class Responses(Chat):
         """Instructions, messages and tools of a request."""
         given = body.get("input")
         items = given if isinstance(given, (list, tuple)) else [given] if given else []
-        # Codex says its tools in an item.
-        added = [item for item in objects(items) if _lists_tools(item)]
-        spoken = [item for item in items if not _lists_tools(item)]
-        content = {c.INPUT_MESSAGES: self.write_messages(spoken)}
+        content = {c.INPUT_MESSAGES: self.write_messages(items)}
         instructions = content_parts(body.get("instructions"))
         if instructions:
             content[c.SYSTEM_INSTRUCTIONS] = dump(instructions)
+        # Codex says its tools in an item.
+        added = [item for item in objects(items) if item.get("type") == "additional_tools"]
         tools = [*objects(body.get("tools")), *(tool for item in added for tool in _tools_in(item))]
         return add_tools(content, tools)
 
@@ -73,6 +82,38 @@ class Responses(Chat):
             pieces = (texts[-1][len(_TURN) : -len(_END)], text[len(_TURN) : -len(_END)])
             texts[-1] = f"{_TURN}{','.join(filter(None, pieces))}{_END}"
         return Scrubbed(f"[{','.join(texts)}]")
+
+    def instruct(self, body: Json, prompt: Prompt, task: object) -> dict[str, Any]:
+        """Return the instructions, or what stands for them in the input, with the examples."""
+        given = body.get("input")
+        # What the server remembers begins with the examples already.
+        refers = body.get("previous_response_id") or body.get("conversation")
+        is_bare = given is None or bool(refers)
+        examples = [] if is_bare else [text_example(each) for each in prompt.examples]
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given or []
+        if not isinstance(items, Sequence) or isinstance(items, str):
+            kind = type(given).__name__
+            raise ConfigError(f"its input is {kind}; substitution wants text or a list")
+        own = body.get("instructions")
+        is_in_input = own is None and bool(items) and role_of(items[0]) in SYSTEM
+        found: dict[str, Any] = {}
+        if not is_in_input:
+            found["instructions"] = prompt_text(prompt, own, task)
+        if is_in_input or examples:
+            found["input"] = replace_prompt(prompt, items, task, examples, is_needed=is_in_input)
+        return found
+
+    def limit_name(self, name: str, body: Json) -> str:
+        """Return the one name that this API has."""
+        return "max_output_tokens"
+
+    def spell_setting(self, name: str, value: Any, body: Json) -> dict[str, Any]:
+        """Return a setting, its effort within the reasoning; none that this API refuses."""
+        if name == "reasoning_effort":
+            return {"reasoning": {**(body.get("reasoning") or {}), "effort": value}}
+        return {} if name in _REFUSED else {name: value}
+
+    wanted_ids = Dialect.wanted_ids
 
     def response_attributes(self, body: Json) -> Attributes:
         """Attributes of an answer, with its conversation."""
@@ -130,10 +171,6 @@ class Responses(Chat):
                 for index in sorted(items)
             ]
         return whole
-
-
-def _lists_tools(item: object) -> bool:
-    return object_of(item).get("type") == "additional_tools"
 
 
 def _tools_in(holder: Json) -> list[Json]:

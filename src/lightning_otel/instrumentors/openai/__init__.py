@@ -62,7 +62,7 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "ModelRe
         # Only where it was asked for.
         from lightning_otel.instrumentors.substitution.requests import substitute_resources
 
-        made = capture.guard_call(substitute_resources, frame.assigner, client, options)
+        made = capture.guard_call(substitute_resources, frame.assigner, client, options, endpoint)
         if made is not None:
             options, resources = made
     is_stream = bool(kwargs.get("stream"))

@@ -14,8 +14,6 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from lightning_otel.dialects import Dialect
-from lightning_otel.dialects.chat import Chat
-from lightning_otel.dialects.completions import Completions
 
 log = logging.getLogger(__name__)
 
@@ -38,30 +36,16 @@ _refusing: set[str] = set()
 
 def add_requests(endpoint: Dialect, client: Any, options: Any) -> Any | None:
     """Return a copy of the options that also asks for ids; None where they are sent as they are."""
-    if type(endpoint) not in (Chat, Completions):
-        return None
     body, extra = options.json_data, options.extra_json or {}
     if not isinstance(body, Mapping) or options.files or not _may_know(client, options):
         return None
     said = {**body, **extra}
-    wanted = {
-        name: value for name, value in _find_wanted(endpoint, said).items() if name not in said
-    }
+    wanted = {name: value for name, value in endpoint.wanted_ids(said).items() if name not in said}
     if not wanted:
         return None
     asked = copy.copy(options)
     asked.extra_json = {**extra, **wanted}
     return asked
-
-
-def _find_wanted(endpoint: Dialect, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields to ask for beside the agent's own."""
-    if isinstance(endpoint, Completions):
-        # An echoed prompt has logprobs too: that answer would be another than the agent asked for.
-        return {"return_token_ids": True, **({} if said.get("echo") else {"logprobs": 0})}
-    if said.get("logprobs", "top_logprobs" not in said):
-        return {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
-    return {"return_token_ids": True}  # the agent does not want logprobs, or asks a wrong question
 
 
 def _may_know(client: Any, options: Any) -> bool:

@@ -2,13 +2,11 @@
 
 Only where ``apply`` was asked for. The agent's own objects stay as they are; what is recorded is
 what is sent; and a fault of ours, or a resource that does not fit, leaves the request as it was.
-
-Source: OpenAI's API reference: which parameters chat completions, responses and completions take.
 """
 
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -17,21 +15,12 @@ from opentelemetry import trace
 from lightning_otel import capture, config
 from lightning_otel.adapter.agent_patterns import resources_of, resources_text
 from lightning_otel.capture import operations
+from lightning_otel.dialects import Dialect
 from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.instrumentors.substitution import ENDPOINT, SUBSTITUTED, SYSTEM_PROMPT
-from lightning_otel.messages import content_parts
-from lightning_otel.types import Prompt, Resource
+from lightning_otel.types import Resource
 from lightning_otel.types import conventions as c
-from lightning_otel.types.values import dump
 
-CHAT: Final = "/chat/completions"
-RESPONSES: Final = "/responses"
-_SYSTEM: Final = ("system", "developer")
-_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_NOT_RESPONSES: Final = frozenset(
-    {"stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias"}
-)
-"""What the Responses API refuses."""
 _PLAIN_HEADERS: Final = ("accept", "content-type", "idempotency-key", "user-agent", "x-stainless-")
 """Beginnings of headers that hold no secret, and go to any server."""
 
@@ -49,7 +38,7 @@ class Substituted(NamedTuple):
 
 
 def substitute_resources(
-    assigner: capture.ResourceAssigner, client: Any, options: Any
+    assigner: capture.ResourceAssigner, client: Any, options: Any, dialect: Dialect
 ) -> Substituted | None:
     """The request with what it is given; None where nothing is, and it is sent as it is.
 
@@ -57,9 +46,9 @@ def substitute_resources(
         assigner: Gives it.
         client: The client that sends it.
         options: The client's options of it, which stay as they are.
+        dialect: The reader of the request.
     """
-    path = f"/{urlsplit(str(options.url)).path.strip('/')}"
-    is_embedding = path.endswith("/embeddings")
+    is_embedding = dialect.operation == c.EMBEDDINGS
     if is_embedding or options.files or not isinstance(options.json_data, Mapping):
         return None
     frame = capture.current_frame()
@@ -74,7 +63,7 @@ def substitute_resources(
         return None
     try:
         task = getattr(getattr(frame, "recording", None), "task", None)
-        made, used = _make_options(prompt, endpoint, client, options, path, task)
+        made, used = _make_options(prompt, endpoint, client, options, dialect, task)
     except ConfigError as exc:
         warn_once(f"a request is sent as the agent wrote it: {exc}")
         return None
@@ -129,21 +118,19 @@ def _make_options(
     endpoint: Resource | None,
     client: Any,
     options: Any,
-    path: str,
+    dialect: Dialect,
     task: object,
 ) -> tuple[Any, list[Resource]]:
     """Return the options of the request, and what of the given they were made with."""
-    is_responses = path.endswith(RESPONSES)
     body = {**options.json_data, **(options.extra_json or {})}
     changes: dict[str, Any] = {}
     used: list[Resource] = []
     made = copy.copy(options)
-    if prompt is not None and (is_responses or path.endswith(CHAT)):
-        instruct = _instructed_responses if is_responses else _instructed_chat
-        changes.update(instruct(prompt.prompt, body, task))
+    if prompt is not None and (instructed := dialect.instruct(body, prompt.prompt, task)):
+        changes.update(instructed)
         used.append(prompt)
     if endpoint is not None:
-        changes.update(_sampling_of(endpoint.body, body, path))
+        changes.update(dialect.sample(body, endpoint.body))
         url = endpoint.body.get("base_url")
         if isinstance(url, str):
             _change_server(made, client, url)
@@ -154,108 +141,6 @@ def _make_options(
         extra = options.extra_json
         made.extra_json = {name: changes.get(name, extra[name]) for name in extra}
     return made, used
-
-
-def _prompt_text(prompt: Prompt, own: object, task: object) -> str:
-    """The prompt's text; ``{system_prompt}`` in it is the agent's own, ``{task}`` the task."""
-    values: dict[str, Any] = {}
-    if task is not None:
-        values["task"] = task if isinstance(task, str) else dump(task)
-    if "system_prompt" in prompt.placeholders:
-        parts = content_parts(own)
-        values["system_prompt"] = "\n".join(str(part.get("content", "")) for part in parts)
-    return prompt.format(**values)
-
-
-def _instructed_chat(prompt: Prompt, body: Mapping[str, Any], task: object) -> dict[str, Any]:
-    """The messages with this system prompt and its examples, which come before the conversation."""
-    given = body.get("messages")
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise ConfigError(f"its messages are {type(given).__name__}; substitution wants a list")
-    return {"messages": _replace_prompt(prompt, given, task, list(prompt.examples), is_needed=True)}
-
-
-def _instructed_responses(prompt: Prompt, body: Mapping[str, Any], task: object) -> dict[str, Any]:
-    """The instructions, or what stands for them in the input, and the examples in the input."""
-    given = body.get("input")
-    # What the server remembers begins with the examples already.
-    is_bare = given is None or bool(body.get("previous_response_id") or body.get("conversation"))
-    examples = [] if is_bare else [_input_message(each) for each in prompt.examples]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given or []
-    if not isinstance(items, Sequence) or isinstance(items, str):
-        raise ConfigError(f"its input is {type(given).__name__}; substitution wants text or a list")
-    own = body.get("instructions")
-    is_in_input = own is None and bool(items) and _role_of(items[0]) in _SYSTEM
-    found: dict[str, Any] = {}
-    if not is_in_input:
-        found["instructions"] = _prompt_text(prompt, own, task)
-    if is_in_input or examples:
-        found["input"] = _replace_prompt(prompt, items, task, examples, is_needed=is_in_input)
-    return found
-
-
-def _replace_prompt(
-    prompt: Prompt, items: Sequence[Any], task: object, examples: list[Any], *, is_needed: bool
-) -> list[Any]:
-    """Messages with another system message and examples after what leads.
-
-    Args:
-        prompt: The prompt.
-        items: The agent's messages.
-        task: The rollout's task, for the prompt.
-        examples: What comes before the conversation.
-        is_needed: Whether the prompt stands among the messages.
-    """
-    lead = next((i for i, each in enumerate(items) if _role_of(each) not in _SYSTEM), len(items))
-    leading: list[Any] = list(items[:lead])
-    if is_needed and leading:
-        own = leading[0]
-        leading[0] = {**own, "content": _prompt_text(prompt, own.get("content"), task)}
-    elif is_needed:
-        leading = [{"role": "system", "content": _prompt_text(prompt, None, task)}]
-    return [*leading, *copy.deepcopy(examples), *items[lead:]]
-
-
-def _role_of(message: object) -> object:
-    return message.get("role") if isinstance(message, Mapping) else None
-
-
-def _input_message(example: Mapping[str, Any]) -> dict[str, Any]:
-    """An example as the Responses API takes it."""
-    role, content = example.get("role"), example.get("content")
-    if role not in ("user", "assistant") or not isinstance(content, str) or len(example) > 2:
-        raise ConfigError(
-            "its examples hold tools or media, which the Responses API writes otherwise; "
-            "publish examples of text"
-        )
-    return {"role": role, "content": content}
-
-
-def _sampling_of(endpoint: Mapping[str, Any], body: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Model and sampling, by the names that the request's API has for them."""
-    is_responses, is_chat = path.endswith(RESPONSES), path.endswith(CHAT)
-    found: dict[str, Any] = {}
-    for name, value in endpoint.get("sampling", {}).items():
-        if name in _LIMITS:
-            name = "max_output_tokens" if is_responses else _limit_name(name, body, is_chat=is_chat)
-        elif name == "reasoning_effort" and not is_chat:
-            if is_responses:
-                found["reasoning"] = {**(body.get("reasoning") or {}), "effort": value}
-            continue
-        elif is_responses and name in _NOT_RESPONSES:
-            continue
-        found[name] = copy.deepcopy(value)
-    if endpoint.get("model"):
-        found["model"] = endpoint["model"]
-    return found
-
-
-def _limit_name(name: str, body: Mapping[str, Any], *, is_chat: bool) -> str:
-    """Return the agent's own name for the token limit, since two are refused."""
-    if not is_chat:
-        return "max_tokens"
-    said = next((known for known in _LIMITS[:2] if known in body), None)
-    return said or (name if name in _LIMITS[:2] else _LIMITS[0])
 
 
 def _change_server(options: Any, client: Any, base_url: str) -> None:
