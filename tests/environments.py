@@ -39,6 +39,10 @@ TOGETHER = (
 """Tests of what lives in one environment."""
 EXAMPLE = "tests/examples/test_examples.py::test_program_is_captured_once_and_undisturbed"
 """The test of programs under ``examples/``."""
+APPLICATION = (
+    "tests/applications/test_applications.py::test_steps_are_the_agents_and_requests_as_bare"
+)
+"""The test of whole applications."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,20 @@ ENVIRONMENTS = {
         "tests/examples/test_foreign.py tests/instrumentors/foreign",
         "openinference-instrumentation-openai opentelemetry-instrumentation-genai-openai "
         "opentelemetry-instrumentation-openai",
+    ),
+    # Whole applications, each with pins of its own, take 10 minutes: .ci/run leaves them out.
+    "aider": Environment(
+        "aider-chat>=0.86",
+        f"{APPLICATION}[aider] {APPLICATION}[aider-whole]",
+        "aider-chat litellm openai",
+    ),
+    "mini": Environment("mini-swe-agent>=2.4", f"{APPLICATION}[mini]", "mini-swe-agent litellm"),
+    "inspect": Environment("inspect-ai>=0.3.285 openai", f"{APPLICATION}[inspect]", "inspect-ai"),
+    # Needs Python 3.12.
+    "openhands": Environment(
+        "openhands-sdk>=1.58 openhands-tools>=1.58",
+        f"{APPLICATION}[openhands]",
+        "openhands-sdk litellm",
     ),
 }
 
