@@ -179,6 +179,11 @@ ENVIRONMENTS = {
         "openinference-instrumentation-openai opentelemetry-instrumentation-genai-openai "
         "opentelemetry-instrumentation-openai",
     ),
+    "pools": Environment(
+        "gevent joblib loky openai>=3 pytest-xdist>=3.8 ray>=2.41",
+        "tests/cli/test_pools.py",
+        "gevent joblib loky ray execnet",
+    ),
     # Whole applications, each with pins of its own, take 10 minutes: .ci/run leaves them out.
     "aider": Environment(
         "aider-chat>=0.86",

@@ -27,6 +27,8 @@ _WORKERS = {
     "multiprocessing.util": "spawnv_passfds",
     "loky.backend.fork_exec": "fork_exec",
     "joblib.externals.loky.backend.fork_exec": "fork_exec",
+    "ray._private.services": "start_ray_process",
+    "execnet.gateway_io": "create_io",
 }
 """Functions that start workers of the program's own."""
 _here = os.path.dirname(os.path.abspath(__file__))
