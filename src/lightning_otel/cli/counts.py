@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from lightning_otel.tracing import Recording
 
 _COUNTS: Final = (
-    "spans", "outside", "rewards", "calls", "others", "named", "exact", "ended", "has_root",
+    "spans", "outside", "rewards", "calls", "others", "named", "exact", "ended",
 )  # fmt: skip
 
 
@@ -41,8 +41,7 @@ def count_records(
         if framework := attributes.get(c.FRAMEWORK):
             frameworks.add(framework)
         counts["exact"] += None not in (get("prompt_token_ids"), get("response_token_ids"))
-        counts["ended"] += each["end_ns"] is not None
-        counts["has_root"] += is_root and each["end_ns"] is not None
+        counts["ended"] += not is_root and each["end_ns"] is not None
     return {
         **counts,
         "rollouts": rollouts,

@@ -170,6 +170,7 @@ class _Run:
     _forwarder: "Forwarder | None" = None
     _is_whole: bool = False
     _counts: Mapping[str, Any] | None = None
+    _has_root: bool = True
 
     def run(self, program: Sequence[str]) -> int:
         self._problem = _find_problem(self._opened)
@@ -209,15 +210,15 @@ class _Run:
         return code
 
     def _keep_root(self, span: "Span") -> "Span | None":
-        """Keep the root span, unless all that the program did stands in tasks of their own."""
+        """Count all as the root span ends; keep it, unless all stands in tasks of their own."""
         recording = self._recording
-        if recording is not None and span.end_ns is not None and not _is_named(self._options):
-            with contextlib.suppress(OSError, LightningOtelError):
-                counts = self._count_spans(recording)
-                if counts["spans"] and not counts["outside"]:
-                    self._counts = counts
-                    return None
-        return span
+        if recording is None or span.end_ns is None or span.span_id != recording.span_id:
+            return span
+        with contextlib.suppress(OSError, LightningOtelError):
+            counts = self._counts = self._count_spans(recording)
+            is_divided = counts["spans"] and not counts["outside"]
+            self._has_root = _is_named(self._options) or not is_divided
+        return span if self._has_root else None
 
     def _make_environment(self, recording: "Recording") -> dict[str, str]:
         from lightning_otel import config
@@ -243,7 +244,6 @@ class _Run:
     def tell(self, store: str | None, *, is_quiet: bool) -> int:
         """Say what was kept and where; gives the number of model calls."""
         from lightning_otel import config
-        from lightning_otel.provider.sdk_settings import sampler_fault
 
         if self._recording is None:
             if self._problem is not None and not is_quiet:
@@ -251,34 +251,37 @@ class _Run:
             return 0
         counts = self._counts or self._count_spans(self._recording)
         captured, calls = int(counts["spans"]), self._count_calls(counts)
+        ended = int(counts["ended"]) + self._has_root
+        is_refused = bool(self._opened.writer().unwritten_counts())
         assert self._opened.layout is not None
         notes = self._opened.layout.root / f"unrecorded-{_trace_parent(self._recording)}"
         unrecorded = take_unrecorded(notes)
         if is_quiet:
-            self._tell_forwarding(int(counts["ended"]), store, is_quiet=True)
+            self._tell_forwarding(ended, store, is_quiet=True)
             return calls
         exact = f" ({counts['exact']} with token ids)" if counts["exact"] else ""
         print_note(
             f"⚡ {count_noun(captured, 'span')}, {count_noun(calls, 'call')}{exact}, "
             f"{count_noun(counts['rewards'], 'reward')} → {self._opened.name}"
         )
-        self._tell_accounting()
-        if not counts["has_root"] and self._counts is None and not sampler_fault():
+        if is_refused or not self._is_whole:
+            self._tell_accounting()
+        if is_refused:
             print_note("  the store refused the last spans; is its disk full?")
         if not config.content().is_kept:
             print_note(f"  messages are not kept, as {config.CONTENT.name} asks")
-        self._tell_forwarding(int(counts["ended"]), store)
+        self._tell_forwarding(ended, store)
         for line in unrecorded:
             print_note(line)
         if not captured:
-            if counts["has_root"]:
+            if self._counts is not None and not is_refused:
                 print_note(f"  warning: {_FAILED_FIRST if self._code else _NO_SPAN}")
             suggest("doctor", store)
             return 0
         if not calls:
             print_note(f"  warning: {_NO_CALL}")
         tell_unnamed(counts)
-        if self._counts is not None:
+        if not self._has_root:
             suggest("ls", store)
             return calls
         if not counts["rewards"]:
@@ -336,8 +339,6 @@ class _Run:
         """Say which spans of processes that began since the run did are lost, and why."""
         from lightning_otel.store.counts import INTENDED
 
-        if self._is_whole:
-            return
         for each in self._opened.accounting_by_process(since_ns=self._started_ns).values():
             for reason, count in each.reasons():
                 if reason not in INTENDED:
