@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
 from subprocess import CompletedProcess
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Cli
+from tests.viewer.browsing import KEY
+from tests.viewer.client import Asking
 
 from lightning_otel import Store
 from lightning_otel.demo.server import DemoServer
@@ -313,28 +316,60 @@ def test_agents_without_names_come_with_what_names_them(
 
 
 COUNTED = f"""{ASK}
-from opentelemetry import trace
+import time
+from opentelemetry import context, trace
 tracer = trace.get_tracer("a_framework")
 keys = {{"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}}
+agent = tracer.start_span("invoke_agent a", attributes={{"gen_ai.operation.name": "invoke_agent"}})
+context.attach(trace.set_span_in_context(agent))
 tracer.start_span("prepared", attributes=keys).end()
+client = openai.OpenAI(base_url=os.environ["URL"], api_key="k", max_retries=1)
+def send(text, **more):
+    request = {{"model": "m", "messages": [{{"role": "user", "content": text}}], **more}}
+    return client.chat.completions.create(**request)
 with tracer.start_as_current_span("chat m", attributes=keys):
-    ask("hello")
+    ask("whole")
+with tracer.start_as_current_span("chat m", attributes=keys):
+    list(send("streamed", stream=True))
+name, early = "llm.{{}}_messages.0.message.{{}}", time.time_ns()
+late = trace.get_tracer("openinference.instrumentation.llama_index").start_span(
+    "OpenAI.astream_chat", attributes={{"openinference.span.kind": "LLM", "llm.model_name": "m",
+    name.format("input", "role"): "user", name.format("input", "content"): "late"}})
+chunks = [chunk for chunk in send("late", stream=True) if chunk.choices]
+late.set_attribute(name.format("output", "role"), "assistant")
+late.set_attribute(name.format("output", "content"),
+                   "".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+late.end(end_time=early)
+try: send("failing", model="fail-400")
+except openai.BadRequestError: pass
+send("tried twice", model="flaky-500")
+client.embeddings.create(model="m", input="embedded")
+agent.end()
 """
 
 
 def test_one_request_is_one_call_everywhere(
-    spawn: Cli, cli: Cli, server: DemoServer, tmp_path: Path
+    spawn: Cli, cli: Cli, server: DemoServer, served: Callable[..., str], tmp_path: Path
 ) -> None:
-    """However many record it: in ``run``, ``stats``, ``ls``, the view and the report."""
+    """However many record it, whole or streamed, ended early, failed or tried again."""
     path = tmp_path / "s.duckdb"
 
     done = spawn("run", "--store", path, "--", "python", "-c", COUNTED,
                  env={"URL": server.base_url})  # fmt: skip
     (row,) = json.loads(cli("ls", "--json", "--store", path).stdout)
     stats = json.loads(cli("stats", "--json", "--store", path).stdout)
+    findings = json.loads(cli("show", "@last", "--findings", "--json", "--store", path).stdout)
     report, store = Store(path).report(), Store(path)
+    (trace_id,) = {span.trace_id for span in store.spans() if span.name == "chat m"}
+    browser, url = Asking(served(store, "", key=KEY)), f"/traces/{trace_id}"
+    funnel, traces, trace = (browser.get(at).words for at in ("/home/funnel", "/traces", url))
 
-    assert "⚡ 3 spans, 1 call, " in done.stderr
-    assert (row["calls"], report.calls, report.transitions) == (1, 1, 1)
-    assert len(store.sql("SELECT 1 FROM calls").rows()) == 1
-    assert '"calls": 1' in json.dumps(stats)
+    assert len(server.log) == 7
+    assert "⚡ 11 spans, 6 calls, " in done.stderr
+    assert (row["calls"], report.calls, report.transitions, findings["calls"]) == (6, 6, 4, 6)
+    assert len(store.sql("SELECT 1 FROM calls").rows()) == 6
+    assert '"calls": 6' in json.dumps(stats)
+    assert "Model calls 6 " in funnel
+    assert " m 6 11 " in traces
+    assert "6 calls, 4 steps" in trace
+    assert "nothing wrong" in cli("doctor", "--store", path).stdout

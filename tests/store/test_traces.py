@@ -152,7 +152,7 @@ def test_a_call_that_two_tracers_told_of_counts_once(store: Store) -> None:
 
     (row,) = TRACES.read(store).rows
 
-    assert (row["spans"], row["requests"], row["request_input_tokens"]) == (2, 1, 3)
+    assert (row["spans"], row["calls"], row["input_tokens"]) == (2, 1, 3)
 
 
 def test_a_trace_is_named_by_its_task_or_by_what_was_asked(

@@ -47,6 +47,7 @@ class Node:
         left_out: Why this call, reward or mark is in no transition; empty if it is, or is neither.
         repair: The rule by which it was put elsewhere than it was recorded; empty if it was not.
         is_propagated: Its error arose below it.
+        is_record: It is one more record of a call, and counts as none.
     """
 
     span: Span
@@ -61,6 +62,7 @@ class Node:
     left_out: str = ""
     repair: str = ""
     is_propagated: bool = False
+    is_record: bool = False
 
     @property
     def is_fault(self) -> bool:
@@ -144,6 +146,7 @@ def outline(
         for step in path.transitions:
             steps.setdefault((step.trace_id, step.span_id), (step, path.branch))
     reasons = {(each.trace_id, each.span_id): each.reason for each in report.dropped}
+    records = {(each.trace_id, each.span_id) for each in report.dropped if each.noun == "record"}
     repairs = {(each.trace_id, each.span_id): each.rule for each in report.repairs}
     nodes: list[Node] = []
     places: dict[str, list[int]] = {}
@@ -166,6 +169,7 @@ def outline(
                     branch=branch,
                     left_out="" if own is not None else reasons.get(name, ""),
                     repair=repairs.get(name, ""),
+                    is_record=name in records,
                 )
             )
     credit = {(each.trace_id, each.span_id): each for each in found.credited}

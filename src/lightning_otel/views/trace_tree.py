@@ -84,6 +84,7 @@ class Row:
         left_out: Why it is in no transition; empty if it is, or is nothing that could be.
         moved: The rule by which it stands elsewhere than it was recorded; empty if it does not.
         is_propagated: Its error arose below it.
+        is_record: It is one more record of a call, and counts as none.
     """
 
     trace_id: str
@@ -116,6 +117,7 @@ class Row:
     left_out: str = ""
     moved: str = ""
     is_propagated: bool = False
+    is_record: bool = False
 
     @property
     def duration_ns(self) -> int | None:
@@ -134,6 +136,11 @@ class Row:
         if self.name in (c.SPAN_ACTION, c.SPAN_OBSERVATION):
             return "mark"
         return "plumbing" if self.is_plumbing else _KINDS.get(self.operation, "work")
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it is a call to a model, and the first record of it."""
+        return self.kind == "call" and not self.is_record
 
     @property
     def counts_as_reward(self) -> bool:
@@ -198,11 +205,12 @@ def read_trace(store: Store, trace_id: str) -> Trace:
     rows = _place_rows(own, later)
     steps, report = read_steps(store, rollout_id=list(dict.fromkeys(row.rollout_id for row in own)))
     by_name = {(step.trace_id, step.span_id): (step, branch) for step, branch in steps}
-    reasons = {(each.trace_id, each.span_id): each.reason for each in report.dropped}
+    dropped = {(each.trace_id, each.span_id): each for each in report.dropped}
     for row in rows:
         name = row.trace_id, row.span_id
         row.step, row.branch = by_name.get(name, (None, 0))
-        row.left_out = "" if row.step is not None else reasons.get(name, "")
+        if row.step is None and (loss := dropped.get(name)) is not None:
+            row.left_out, row.is_record = loss.reason, loss.noun == "record"
     attempts = len({(step.rollout_id, step.attempt_id) for step, _ in steps})
     agents = len({step.agent for step, _ in steps})
     return Trace(trace_id, rows, report, by_name.keys(), attempts, agents, words)

@@ -14,7 +14,7 @@ from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.digest import KIND, REWARD
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
-from lightning_otel.store.sql import GENERATIVE_OPERATIONS, ROLLOUT, attribute_sql, quote_text
+from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.views import (
     ALIVE,
     DUPLICATE_CALLS,
@@ -109,18 +109,15 @@ FROM spans GROUP BY trace_id HAVING count(*) FILTER (name <> {quote_text(c.SPAN_
 """All traces, with what filters and the order of a list need."""
 _DETAILS: Final = f"""
 WITH spans AS (FROM page), {DUPLICATE_CALLS},
-counted AS (SELECT *, operation IN ({GENERATIVE_OPERATIONS}) AS is_call,
-  is_call AND (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM repeated) AS is_request
-  FROM page)
+counted AS (SELECT *, operation IN ({CALL_OPERATIONS})
+  -- What several instrumentors told of one request counts once.
+  AND (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM repeated) AS is_call FROM page)
 SELECT trace_id, string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   coalesce(list_sort(list(DISTINCT model) FILTER (model <> '')), []) AS models,
   count(*) FILTER (status = 'ERROR') AS errors, count(*) FILTER (is_call) AS calls,
   count(*) FILTER (operation = {quote_text(c.EXECUTE_TOOL)}) AS tools,
-  sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens,
-  -- What several instrumentors told of one request counts once.
-  count(*) FILTER (is_request) AS requests,
-  sum(input_tokens) FILTER (is_request)::BIGINT AS request_input_tokens,
-  sum(output_tokens) FILTER (is_request)::BIGINT AS request_output_tokens
+  sum(input_tokens) FILTER (is_call)::BIGINT AS input_tokens,
+  sum(output_tokens) FILTER (is_call)::BIGINT AS output_tokens
 FROM counted GROUP BY trace_id"""
 _NEAR_PAGE: Final = f"""
 CREATE OR REPLACE TEMP TABLE beside AS

@@ -164,7 +164,7 @@ def read_panel(store: Store, trace: Trace, position: int) -> Mapping[str, object
 def _collect_facts(trace: Trace) -> Mapping[str, Any]:
     own = trace.own
     roots = [row for row in own if row.parent < 0]
-    calls = [row for row in own if row.kind == "call"]
+    calls = [row for row in own if row.is_call]
     steps = [row.step for row in own if row.step is not None]
     status = "ended"
     if any(row.status == "ERROR" for row in roots):
@@ -258,7 +258,7 @@ def _read_chat(request: Request, store: Store, trace: Trace, first: int) -> Mapp
     return {
         "part": part,
         "talks": read_threads(store, trace, part, until),
-        "left_out": [row for row in trace.rows if row.kind == "call" and row.step is None],
+        "left_out": [row for row in trace.rows if row.is_call and row.step is None],
     }
 
 
@@ -278,7 +278,7 @@ def _read_tokens(request: Request, store: Store, trace: Trace, first: int) -> Ma
         "part": part,
         "steps": add_tokens(store, every[part.places]),
         "report": trace.report,
-        "calls": [row for row in trace.rows if row.kind == "call"],
+        "calls": [row for row in trace.rows if row.is_call],
     }
 
 

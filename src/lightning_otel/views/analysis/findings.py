@@ -35,7 +35,7 @@ class Finding(NamedTuple):
 
 def is_counted(node: Node) -> bool:
     """Return True for a call to a model that is not another record of one."""
-    return node.kind == "call" and not node.left_out.startswith("duplicate")
+    return node.kind == "call" and not node.is_record
 
 
 def list_findings(
