@@ -1,10 +1,12 @@
 """``import``: spans of files into the store, with every line that is none named."""
 
 import gzip
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,18 +15,24 @@ import click
 from lightning_otel.cli.options import store_option
 from lightning_otel.cli.output import count_noun, format_size, print_note, progress_bar, suggest
 from lightning_otel.errors import ConfigError, ReceiveError, StoreError, TooLargeError
+from lightning_otel.messages import object_of
 from lightning_otel.types.text import parse_size
+from lightning_otel.types.values import parse_json
 
 if TYPE_CHECKING:
     from io import BufferedReader
 
     from lightning_otel.dataset import Store
+    from lightning_otel.receivers.sessions import SessionReader
     from lightning_otel.types import Span
 
 _MOST_NAMED: Final = 5
 _BATCH: Final = 1000
 _BATCH_CHARACTERS: Final = 32 << 20
 _LIMIT: Final = "2GB"
+_PEEK_LINES: Final = 50
+"""Of a file, in which the first record of a session's conversation stands."""
+_POLL_S: Final = 1.0
 _SHORTEST: Final = 1000
 """Bytes that a line or row counts at least: a span is about as long, and takes its time."""
 Refuse = Callable[[int, str], None]
@@ -34,18 +42,22 @@ Refuse = Callable[[int, str], None]
 @click.command("import")
 @click.argument(
     "files", nargs=-1, required=True,
-    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+    type=click.Path(exists=True, readable=True, path_type=Path),
 )  # fmt: skip
+@click.option("--follow", is_flag=True,
+              help="Go on as sessions of coding agents grow, until interrupted.")  # fmt: skip
 @click.option("--limit", default=_LIMIT, show_default=True, metavar="SIZE",
               help="Read no more than SIZE of a file, decompressed.")  # fmt: skip
 @store_option
-def import_files(files: tuple[Path, ...], limit: str, store: str | None) -> int:
+def import_files(files: tuple[Path, ...], follow: bool, limit: str, store: str | None) -> int:
     """Read spans from FILES into the store: what is there already is not stored again.
 
     A file holds OTLP JSON lines, as a Collector's file exporter writes them, what export spans
     wrote, spans of Agent Lightning 0.3 (mongoexport, GET /v1/agl/spans, model_dump_json), ATIF
     documents, or an export of LangSmith, Langfuse, MLflow or Phoenix, whose scores become rewards;
     it may be a gzip. LangSmith's bulk exports and Phoenix's data frames are also read from Parquet.
+    Sessions of Claude Code and Codex are read as well, and of a folder each .jsonl below it.
+
     An attempt that the store recorded itself is not read again from its ATIF document. No more than
     --limit is read of a file; what stands before is kept. Exits with 1 if anything could not be
     read.
@@ -58,7 +70,7 @@ def import_files(files: tuple[Path, ...], limit: str, store: str | None) -> int:
     limit_bytes = parse_size(limit)
     if not limit_bytes:
         raise ConfigError(f"--limit {limit} is no size; write it as 10GB, 500MB or 1.5GiB")
-    if unread := [str(path) for path in files if not path.is_file()]:
+    if unread := [str(path) for path in files if not (path.is_file() or path.is_dir())]:
         raise ConfigError(f"{unread[0]} is a pipe or device; save what it gives to a file first")
     rejected: Counter[str] = Counter()
     named: list[str] = []
@@ -69,8 +81,11 @@ def import_files(files: tuple[Path, ...], limit: str, store: str | None) -> int:
             named.append(f"  {path}, line {number}: {reason}")
 
     before = _count_spans(opened)
-    reader = _Reader(opened, limit_bytes)
-    spans = sum(reader.keep_spans(path, partial(refuse, path)) for path in files)
+    reader = _Reader(opened, limit_bytes, is_following=follow)
+    spans = sum(reader.keep_spans(path, partial(refuse, path)) for path in _list_files(files))
+    if follow:
+        spans += _follow_sessions(reader, files, refuse)
+    spans += reader.end_sessions()
     opened.writer().seal()
     new = _count_spans(opened) - before
     print_note(f"⚡ {count_noun(spans, 'span')} read, {new} new → {opened.name}")
@@ -86,11 +101,49 @@ def import_files(files: tuple[Path, ...], limit: str, store: str | None) -> int:
     return 1 if rejected else 0
 
 
+def _list_files(paths: Iterable[Path]) -> list[Path]:
+    """Return the files, and of a folder each ``.jsonl`` below it."""
+    return [
+        file
+        for path in paths
+        for file in (sorted(path.rglob("*.jsonl")) if path.is_dir() else [path])
+    ]
+
+
+def _follow_sessions(
+    reader: "_Reader", paths: Iterable[Path], refuse: Callable[[Path, int, str], None]
+) -> int:
+    """Read what comes to sessions, and new ones in the folders, until interrupted."""
+    count = 0
+    print_note("  following; end with Ctrl-C")
+    try:
+        while True:
+            time.sleep(_POLL_S)
+            for path in _list_files(paths):
+                count += reader.keep_growth(path, partial(refuse, path))
+    except KeyboardInterrupt:
+        return count
+
+
 def _count_spans(opened: "Store") -> int:
     if opened.layout is None or not opened.layout.exists():
         return 0
     ((count,),) = (row.values() for row in opened.sql("SELECT count(*) FROM spans").dicts())
     return int(count)
+
+
+class _Session:
+    """A session file, and how far it was read.
+
+    Attributes:
+        reader: None for a file that is no session.
+        end: The byte after its last line that was read.
+    """
+
+    def __init__(self, reader: "SessionReader | None") -> None:
+        self.reader = reader
+        self.end = self.lines = 0
+        self.is_told = False
 
 
 class _Reader:
@@ -100,28 +153,77 @@ class _Reader:
         known: Attempts that were not read, as the store recorded them itself.
     """
 
-    def __init__(self, opened: "Store", limit_bytes: int) -> None:
+    def __init__(self, opened: "Store", limit_bytes: int, *, is_following: bool) -> None:
         self._opened = opened
+        self._is_following = is_following
         self._limit_bytes = limit_bytes
         self._traces: dict[tuple[str, str], set[str]] | None = None
+        self._sessions: dict[Path, _Session] = {}
         self.known = 0
 
     def keep_spans(self, path: Path, refuse: Refuse) -> int:
+        """Keep the spans of a file, and return how many there are."""
+        session, size = _Session(_open_session(path)), path.stat().st_size
+        if self._is_following and session.reader is not None:
+            self._sessions[path] = session
+            return self.keep_growth(path, refuse)
+        with progress_bar(path.name.replace("[", r"\[")) as progress:
+
+            def read() -> "Iterator[Span]":
+                for text, number, end in _read_documents(path, refuse, self._limit_bytes):
+                    yield from self._read_spans(text, partial(refuse, number), session.reader)
+                    if progress is not None:
+                        progress(end, size)
+                if session.reader is not None:
+                    yield from session.reader.flush()
+
+            return self._keep_all(read())
+
+    def keep_growth(self, path: Path, refuse: Refuse) -> int:
+        """Keep what came to a session since it was read; what nothing came to is flushed."""
+        session = self._sessions.get(path)
+        if session is None or session.reader is None:  # its first lines may come late
+            session = self._sessions[path] = _Session(_open_session(path))
+        if (reader := session.reader) is None:
+            return 0
+        if path.stat().st_size <= session.end:
+            if session.is_told:
+                return 0
+            session.is_told = True
+            return self._keep_all(reader.flush(is_over=False))
+        session.is_told = False
+
+        def read() -> "Iterator[Span]":
+            with path.open("rb") as raw, _open_inflated(raw) as file:
+                file.seek(session.end)
+                for line in file:
+                    if not line.endswith(b"\n"):  # it is being written
+                        break
+                    session.end += len(line)
+                    session.lines += 1
+                    if not line.isspace():
+                        told = partial(refuse, session.lines)
+                        yield from self._read_spans(line, told, reader)
+
+        return self._keep_all(read())
+
+    def end_sessions(self) -> int:
+        """Keep what the ends of followed sessions complete; return how many spans that are."""
+        readers = [each.reader for each in self._sessions.values() if each.reader is not None]
+        self._sessions = {}
+        return self._keep_all(span for reader in readers for span in reader.flush())
+
+    def _keep_all(self, spans: "Iterable[Span]") -> int:
         count = characters = 0
         batch: list[Span] = []
-        size = path.stat().st_size
-        with progress_bar(path.name.replace("[", r"\[")) as progress:
-            for text, number, end in _read_documents(path, refuse, self._limit_bytes):
-                for span in self._read_spans(text, partial(refuse, number)):
-                    batch.append(span)
-                    values = span.attributes.values()
-                    characters += sum(len(each) for each in values if isinstance(each, str))
-                    if len(batch) >= _BATCH or characters >= _BATCH_CHARACTERS:
-                        count += self._keep_batch(batch)
-                        batch, characters = [], 0
-                if progress is not None:
-                    progress(end, size)
-            return count + self._keep_batch(batch)
+        for span in spans:
+            batch.append(span)
+            values = span.attributes.values()
+            characters += sum(len(each) for each in values if isinstance(each, str))
+            if len(batch) >= _BATCH or characters >= _BATCH_CHARACTERS:
+                count += self._keep_batch(batch)
+                batch, characters = [], 0
+        return count + self._keep_batch(batch)
 
     def _keep_batch(self, batch: "list[Span]") -> int:
         try:
@@ -133,11 +235,17 @@ class _Reader:
             ) from exc
         return len(batch)
 
-    def _read_spans(self, text: bytes, refuse: Callable[[str], None]) -> "Iterator[Span]":
-        from lightning_otel.receivers import Rejected, documents
+    def _read_spans(
+        self, text: bytes, refuse: Callable[[str], None], reader: "SessionReader | None"
+    ) -> "Iterator[Span]":
+        from lightning_otel.receivers import Rejected, coding_agents, documents
 
         try:
-            for each in documents.decode_spans(text, self._is_recorded):
+            if reader is not None:
+                records = coding_agents.read_line(reader, text)
+            else:
+                records = documents.decode_spans(text, self._is_recorded)
+            for each in records:
                 if not isinstance(each, Rejected):
                     yield each
                 elif each.is_known:
@@ -158,6 +266,21 @@ class _Reader:
                     self._traces.setdefault(attempt, set()).add(row["trace_id"])
         traces = self._traces.get((span.rollout_id, span.attempt_id), set())
         return bool(traces - {span.trace_id})
+
+
+def _open_session(path: Path) -> "SessionReader | None":
+    """Return a reader of a session file; None for another file."""
+    from lightning_otel.receivers.coding_agents import open_session
+    from lightning_otel.receivers.documents import FILE_LIMITS
+
+    beside = path.with_suffix(".meta.json")
+    try:
+        about = object_of(parse_json(beside.read_text()) if beside.is_file() else None)
+        with path.open("rb") as raw, _open_inflated(raw) as file:
+            lines = iter(lambda: file.readline(FILE_LIMITS.body_bytes), b"")
+            return open_session(islice(lines, _PEEK_LINES), about)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error):
+        return None  # who reads it all says why
 
 
 def _read_documents(
