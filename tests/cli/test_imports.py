@@ -3,6 +3,7 @@
 import gzip
 import os
 import resource
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,49 @@ def test_import_keeps_what_stands_before_the_damage(tmp_path: Path, lines: bytes
     assert code == 1
     assert "the gzip is damaged" in said
     assert 500 < len(Store(tmp_path / "s.duckdb").spans().rows()) < 1500
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        ({"messages": [{"role": "user", "content": "hi"}]}, "chat messages"),
+        ({"resourceMetrics": []}, "OTLP metrics"),
+        ({"traceID": "1", "operationName": "get"}, "Jaeger's"),
+        ({"neither": 1}, ""),
+    ],
+)
+def test_a_kind_that_is_not_read_is_said_once(
+    tmp_path: Path, record: dict[str, object], kind: str
+) -> None:
+    """With what it seems to be, and where the kinds stand that are read."""
+    file = tmp_path / "others.jsonl"
+    file.write_bytes(b"".join(orjson.dumps(record) + b"\n" for _ in range(7)))
+
+    code, said = run_import(tmp_path / "s.duckdb", file)
+
+    assert code == 1
+    (line,) = [line for line in said.splitlines() if "others.jsonl" in line]
+    assert f"{file}: 7 × " in line
+    assert (f"(it seems to be {kind})" if kind else "another tool") in line
+    assert "import --help" in line
+
+
+def test_import_reads_a_zip_and_a_byte_order_mark(tmp_path: Path, lines: bytes) -> None:
+    """A zip's files are read each, whatever their names; one of more than the limit is not."""
+    archive = tmp_path / "export.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("../a/traces.jsonl", b"\xef\xbb\xbf" + lines)
+        made.writestr("others.txt", b"no JSON\n")
+
+    code, said = run_import(tmp_path / "s.duckdb", archive)
+    limited = _invoke("import", archive, "--limit", "1kB", "--store", tmp_path / "t.duckdb")
+
+    assert code == 1
+    assert "6 spans read, 6 new" in said
+    assert "others.txt, line 1: the body is no JSON" in said
+    assert not (tmp_path.parent / "a").exists()
+    assert limited.returncode
+    assert "holds more than 1 kB" in limited.stderr
 
 
 def test_import_of_nothing_says_so(tmp_path: Path) -> None:

@@ -46,7 +46,15 @@ FILE_LIMITS: Final = Limits(body_bytes=256 << 20, messages=5_000_000, attributes
 OURS: Final = "lightning_otel"
 """The key under which stands what the SDK does not print."""
 _RECORDED: Final = "the store recorded this attempt itself"
-_UNKNOWN: Final = "neither OTLP JSON nor a span of the SDK's, Agent Lightning 0.3 or another tool"
+_UNKNOWN: Final = (
+    "neither OTLP JSON nor a span of the SDK's, Agent Lightning 0.3 or another tool{guess}"
+)
+_OTHERS: Final = {
+    "resourceLogs": "OTLP logs", "resourceMetrics": "OTLP metrics", "operationName": "Jaeger's",
+    "messages": "chat messages", "conversations": "chat messages", "trajectory": "SWE-agent's",
+    "samples": "a log of Inspect", "localEndpoint": "Zipkin's", "sessionId": "a coding agent's",
+}  # fmt: skip
+"""By a field what a document that is not read seems to be."""
 _LISTS: Final = (
     "items", "data", "runs", "feedback", "observations", "scores", "spans", "annotations",
 )  # fmt: skip
@@ -85,8 +93,14 @@ def decode_spans(
     items = document if isinstance(document, list) else [document]
     records = [record for item in items for each in _unfold(item) for record in _unfold(each)]
     if records == [document] and not _is_known(document):
-        raise ReceiveError(_UNKNOWN)
+        raise ReceiveError(_explain_unknown(document))
     return (found for record in records for found in _read_spans(record, is_recorded))
+
+
+def _explain_unknown(document: object) -> str:
+    kinds = (kind for field, kind in _OTHERS.items() if field in object_of(document))
+    kind = next(kinds, None)
+    return _UNKNOWN.format(guess=f" (it seems to be {kind})" if kind else "")
 
 
 def _unfold(document: object) -> list[object]:
@@ -114,7 +128,7 @@ def _is_stored(document: Object) -> bool:
 
 def _read_spans(document: object, is_recorded: Callable[[Span], bool]) -> Iterator[Span | Rejected]:
     if not isinstance(document, dict) or not _is_known(document):
-        yield Rejected(_UNKNOWN)
+        yield Rejected(_explain_unknown(document))
     elif "resourceSpans" in document:
         yield from otlp.decode_request(document, IMPORTED, FILE_LIMITS)
     elif "schema_version" in document or (tool := platforms.find_tool(document)):
