@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from lightning_otel.adapter import (
     advantages,
     branches,
+    continuations,
     credit,
     duplicates,
     histories,
@@ -64,9 +65,14 @@ class Assembly:
     """
 
     def __init__(
-        self, key: AttemptKey, tree: Tree, adapter: "TripletAdapter", repeated: Sequence[Span]
-    ) -> None:
-        """Take an attempt's tree, and spans left out of it for their ids, which others have."""
+        self, key: AttemptKey, tree: Tree, adapter: "TripletAdapter", repeated: Sequence[Span],
+        answers: continuations.Answers,
+    ) -> None:  # fmt: skip
+        """Take an attempt's tree, and spans left out of it for their ids, which others have.
+
+        Answers are what calls go on from, also of other attempts.
+        """
+        self._answers = answers
         self._key = key
         self._tree = tree
         self._adapter = adapter
@@ -194,6 +200,8 @@ class Assembly:
             self._add_call(place, call, tree.spans[records[0]])
             if place in self._steps:
                 self._others |= {i: place for i in records if i != place}
+        if self._answers:
+            self._steps = continuations.join_histories(self._steps, self._answers)
 
     def _add_call(self, position: int, call: Call | str, span: Span) -> None:
         if isinstance(call, Call):

@@ -182,6 +182,8 @@ def adapt_linear(
         span = spans[position]
         # One response twice is one request, or a server that repeats its ids.
         response_id = span.attributes.get(c.RESPONSE_ID)
+        if c.REQUEST_PREVIOUS_RESPONSE in span.attributes:
+            return False  # what it goes on from is told elsewhere
         if type(response_id) is str:
             if response_id in responses:
                 return False

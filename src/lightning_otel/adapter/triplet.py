@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from lightning_otel.adapter import advantages, readers
 from lightning_otel.adapter.advantages import Advantage, Estimate, Outcome
 from lightning_otel.adapter.attempts import AttemptKey, sort_attempts
+from lightning_otel.adapter.continuations import Answers, index_answers
 from lightning_otel.adapter.linear import Adaptation, adapt_linear
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.selection import Matcher, apply_matchers
@@ -168,6 +169,7 @@ class TripletAdapter:
         *,
         incomplete: Collection[tuple[str, str]] = (),
         estimates: Mapping[AttemptKey, Estimate] | None = None,
+        origins: Iterable[Span] = (),
     ) -> Adaptation:
         """Return trajectories, with a reason for every call, reward and mark that is not in them.
 
@@ -177,8 +179,9 @@ class TripletAdapter:
             spans: As :meth:`adapt` takes them.
             incomplete: Rollout and attempt ids of attempts that are only counted: they broke off.
             estimates: Advantages of attempts, where these spans are not all there are to compare.
+            origins: Calls of other attempts that some of these go on from, by a response's id.
         """
-        found = self._adapt_attempts(spans, incomplete)
+        found = self._adapt_attempts(spans, incomplete, origins)
         how = self.comparison()
         if how is None:
             return found
@@ -212,13 +215,21 @@ class TripletAdapter:
         return {} if how is None else advantages.estimate_advantages(outcomes, how, self.compose)
 
     def _adapt_attempts(
-        self, spans: "Iterable[Span | ReadableSpan]", incomplete: Collection[tuple[str, str]]
+        self,
+        spans: "Iterable[Span | ReadableSpan]",
+        incomplete: Collection[tuple[str, str]],
+        origins: Iterable[Span] = (),
     ) -> Adaptation:
         attempts, repeated, waiting = sort_attempts(
             apply_matchers(readers.read(map(span_of, spans)), self.is_call, self.is_reward)
         )
+        answers = index_answers(
+            [*readers.read(origins), *(span for own in attempts.values() for span in own)]
+        )
         found = [
-            self._adapt_attempt(key, own, repeated.get(key, ()), is_complete=key not in incomplete)
+            self._adapt_attempt(
+                key, own, repeated.get(key, ()), answers, is_complete=key not in incomplete
+            )
             for key, own in attempts.items()
         ]
         reasons = [(span, read_reward(span)) for span in waiting]
@@ -240,8 +251,9 @@ class TripletAdapter:
         )
 
     def _adapt_attempt(
-        self, key: AttemptKey, own: Sequence[Span], repeated: Sequence[Span], *, is_complete: bool
-    ) -> Adaptation:
+        self, key: AttemptKey, own: Sequence[Span], repeated: Sequence[Span], answers: Answers,
+        *, is_complete: bool,
+    ) -> Adaptation:  # fmt: skip
         is_usual = self.credit == "previous" and self.compose is advantages.primary
         if is_complete and is_usual and not repeated:
             found = adapt_linear(key, own, self.comparison())
@@ -250,5 +262,5 @@ class TripletAdapter:
         from lightning_otel.adapter.assembly import Assembly
         from lightning_otel.adapter.tree import build_tree
 
-        assembly = Assembly(key, build_tree(own), self, repeated)
+        assembly = Assembly(key, build_tree(own), self, repeated, answers)
         return assembly.adapt() if is_complete else assembly.leave_out(INCOMPLETE_ROLLOUT)

@@ -282,7 +282,12 @@ class Store(SpanStore):
 
     def _adapt(self, query: "TransitionQuery") -> "Iterator[Adaptation]":
         from lightning_otel.adapter import TripletAdapter
-        from lightning_otel.dataset.batches import connect_with_moved, list_incomplete, read_batches
+        from lightning_otel.dataset.batches import (
+            connect_with_moved,
+            list_incomplete,
+            read_batches,
+            read_origins,
+        )
 
         self._settle_if_worthwhile()
         adapter, wanted, include_incomplete = query
@@ -297,10 +302,15 @@ class Store(SpanStore):
                 for spans in read_batches(source)
             )
             told["estimates"] = adapter.estimate(outcome for each in every for outcome in each)
-        return (
-            adapter.explain(wanted.spans(spans), incomplete=out, **told)
-            for spans in read_batches(source, wanted, con)
-        )
+
+        def explain(batch: "Iterable[Span]") -> "Adaptation":
+            if not isinstance(adapter, TripletAdapter):
+                return adapter.explain(batch, incomplete=out)
+            spans = list(batch)
+            origins = read_origins(source, con, spans)
+            return adapter.explain(spans, incomplete=out, origins=origins, **told)
+
+        return (explain(wanted.spans(spans)) for spans in read_batches(source, wanted, con))
 
     def _read_parts(self, query: "TransitionQuery", *, bodies: bool) -> "Iterator[StepBatch]":
         """Each transition once with its branch, and the report, of some rollouts at a time."""

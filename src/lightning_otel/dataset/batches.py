@@ -1,9 +1,11 @@
 """Spans in batches of whole rollouts, each reward with the rollout it judges, in bounded memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from lightning_otel.adapter.calls import is_call
+from lightning_otel.adapter.continuations import find_missing
 from lightning_otel.adapter.selection import Selection as StepSelection
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
@@ -54,6 +56,24 @@ def read_batches(
         con.execute(f"SET threads = {_THREADS}")  # each reads a row group at once
     for selection in _make_selections(source, con, wanted):
         yield map(build_span, source.fetch(adjust_selection(con, selection), con).dicts())
+
+
+def read_origins(
+    source: SpanSource, con: "duckdb.DuckDBPyConnection", spans: Sequence[Span]
+) -> list[Span]:
+    """Return the calls of other rollouts that some of these go on from, by a response's id."""
+    origins: list[Span] = []
+    while missing := find_missing([*spans, *origins]):
+        # With all of their traces: a conversation is not looked up answer by answer.
+        where = "response_id IN (SELECT unnest(?))"
+        rows = con.execute(f"SELECT DISTINCT trace_id FROM spans WHERE {where}", [[*missing]])
+        traces = {trace_id for (trace_id,) in rows.fetchall()} - {each.trace_id for each in origins}
+        if not traces:
+            break
+        selection = Selection(trace_ids=sorted(traces))
+        found = map(build_span, source.fetch(selection, con).dicts())
+        origins += (span for span in found if is_call(span))
+    return origins
 
 
 class Clauses(NamedTuple):

@@ -7,6 +7,7 @@ and TRL hand messages to them.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from lightning_otel.adapter.continuations import NOT_HERE, SERVER_HISTORY
 from lightning_otel.adapter.histories import find_choice
 from lightning_otel.dataset.formats.format import UnheldError
 from lightning_otel.messages.chat import messages_of
@@ -46,6 +47,8 @@ def check_parts(item: Mapping[str, Any], known: frozenset[str]) -> None:
     content = item["content"]
     for part in content if isinstance(content, list) else ():
         kind = part.get("type")
+        if kind == SERVER_HISTORY:
+            raise UnheldError(f"{NOT_HERE}; record the calls that it goes on from in this store")
         if kind not in known:
             raise UnheldError(f"a part of type {kind!r}; export triplets, which hold every part")
         if not isinstance(part.get(kind), (str if kind in _TEXTS else Mapping)):
