@@ -125,6 +125,10 @@ ENVIRONMENTS = {
         f"tests/instrumentors/litellm tests/instrumentors/contract {EXAMPLE}[litellm_loop]",
         "litellm openai",
     ),
+    # It patches the standard library, so it stands beside nothing else.
+    "gevent": Environment(
+        "gevent>=24 openai>=3", "tests/instrumentors/test_greenlets.py", "gevent greenlet"
+    ),
     # DuckDB's extensions stop at a release that is older than what the rest is tested with. A
     # PostgreSQL server must be installed beside Python: apt-get install postgresql.
     # The queue's contract holds in PostgreSQL as it does in SQLite.

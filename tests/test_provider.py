@@ -497,6 +497,47 @@ def test_instrument_switches_on_by_name_and_uninstrument_off() -> None:
     assert openai.OpenAI.__mro__[1] is base.SyncAPIClient
 
 
+def test_fork_starts_no_thread_and_goes_on_recording(process: Process) -> None:
+    """The SDK's hook at a fork looks for resources in a pool of threads; ours does not."""
+    done = process.run(
+        """
+        events = []
+        sys.addaudithook(lambda event, args: events.append(event))
+        with lo.auto_trace():
+            lo.emit_action("parent")
+            events.clear()
+            pid = os.fork()
+            if pid == 0:
+                lo.emit_action("child")
+                os.write(1, repr("_thread.start_new_thread" in events).encode())
+                os._exit(0)
+            os.waitpid(pid, 0)
+        """
+    )
+
+    assert (done.stdout, done.stderr) == ("False", "")
+    assert len([span for span in process.spans() if span.name != c.SPAN_ROLLOUT]) == 2
+
+
+def test_part_that_fails_takes_no_other_with_it(process: Process) -> None:
+    """Threads that cannot be patched and a broken instrumentor leave openai's on, and no trace."""
+    done = process.run(
+        """
+        import logging, openai._base_client as base, autogen_core
+        from lightning_otel.instrumentors import threads
+        logging.disable()
+        def broken(*args):
+            raise KeyError("start")
+        threads.replace = broken
+        provider.INSTRUMENTORS["autogen_core"] = "no.such:Instrumentor"
+        lo.instrument()
+        print(hasattr(base.SyncAPIClient.request, "__lightning_otel_wrapped__"))
+        """
+    )
+
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_instrument_refuses_a_library_it_does_not_know() -> None:
     """A name without an instrumentor is an error that lists those there are."""
     with pytest.raises(ConfigError, match="'opena1'; there is one for openai"):

@@ -1,6 +1,7 @@
 """Functions in the place of methods, and back; no library is imported for it."""
 
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -97,12 +98,12 @@ def subclasses_of(owner: type) -> Iterator[type]:
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
-    """Put a function in a method's place, as :meth:`LibraryInstrumentor.wrap` does.
+    """Put a function in the place of a method, own or inherited.
 
     Returns:
         False if ours stands there already.
     """
-    original = owner.__dict__[name]
+    original = inspect.getattr_static(owner, name)
     if getattr(original, MARK, None) is not None:
         return False
     wrapper = functools.wraps(original)(make(as_function(owner, original)))
@@ -118,5 +119,11 @@ def restore(owner: Any, name: str) -> bool:
     # A wrapper around ours shows our mark too, but what it wraps is ours.
     if original is None or found.__wrapped__ is not original:
         return False
-    setattr(owner, name, original)
+    if (
+        isinstance(owner, type)
+        and inspect.getattr_static(super(owner, owner), name, None) is original
+    ):
+        delattr(owner, name)
+    else:
+        setattr(owner, name, original)
     return True

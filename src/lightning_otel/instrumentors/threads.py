@@ -1,33 +1,75 @@
-"""Threads and executor workers go on in the context of whoever started them.
+"""Threads, executor workers and greenlets go on in the context of whoever started them.
 
 Without this a model call on a pool's thread belongs to no rollout. OpenTelemetry has a package for
 it that pins one exact SDK, which we cannot ask of everyone.
 """
 
+import contextvars
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
+from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
 from lightning_otel import capture
-from lightning_otel.instrumentors.patches import replace, restore
+from lightning_otel.instrumentors.patches import replace, restore, when_imported
 
 # gevent puts a subclass that inherits the method in Thread's place.
 _THREAD: Final = next(owner for owner in threading.Thread.__mro__ if "start" in vars(owner))
-_REPLACED: Final = ((_THREAD, "start"), (ThreadPoolExecutor, "submit"))
+_GREENLETS: Final = (
+    ("gevent", "", "spawn"),
+    ("gevent", "", "spawn_later"),
+    ("gevent.pool", "Group", "spawn"),
+)
+"""Module, class and name of what makes greenlets; ``Greenlet`` itself takes no attributes."""
 
 
 def carry_context() -> None:
-    """Wrap ``Thread.start`` and ``ThreadPoolExecutor.submit``; harmless if done before."""
-    for (owner, name), make in zip(_REPLACED, (_patch_start, _patch_submit), strict=True):
-        replace(owner, name, make)
+    """Wrap what starts threads, work of executors and greenlets; harmless if done before."""
+    capture.guard_call(replace, _THREAD, "start", _patch_start)
+    capture.guard_call(replace, ThreadPoolExecutor, "submit", _patch_submit)
+    for module in dict.fromkeys(module for module, *_ in _GREENLETS):
+        if module in sys.modules:
+            capture.guard_call(_carry_to_greenlets, module)
+        else:
+            when_imported(module, _carry_to_greenlets)
 
 
 def leave_context() -> None:
-    """Put the two methods back, unless someone has wrapped them after us."""
-    for owner, name in _REPLACED:
-        restore(owner, name)
+    """Put the originals back, unless someone has wrapped them after us."""
+    restore(_THREAD, "start")
+    restore(ThreadPoolExecutor, "submit")
+    for module, owner, name in _GREENLETS:
+        if module in sys.modules:
+            restore(_find_owner(module, owner), name)
+
+
+def _find_owner(module: str, owner: str) -> Any:
+    return getattr(sys.modules[module], owner) if owner else sys.modules[module]
+
+
+def _carry_to_greenlets(imported: str) -> None:
+    for module, owner, name in _GREENLETS:
+        if module == imported:
+            replace(_find_owner(module, owner), name, _patch_spawn)
+
+
+def _patch_spawn(original: Any) -> Any:
+    def spawn(*args: Any, **kwargs: Any) -> Any:
+        greenlet = original(*args, **kwargs)  # it begins with the next turn of gevent's loop
+        capture.guard_call(_give_context, greenlet)
+        return greenlet
+
+    return spawn
+
+
+def _give_context(greenlet: Any) -> None:
+    context = capture.framed_context()
+    if context and greenlet.gr_context is None:
+        greenlet.gr_context = contextvars.Context()  # nothing of the program's own goes along
+        greenlet.gr_context.run(otel_context.attach, context)
 
 
 def _patch_start(original: Any) -> Any:

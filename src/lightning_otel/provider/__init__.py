@@ -221,13 +221,13 @@ def switch_on(libraries: str | Iterable[str] | None = None) -> None:
         raise ConfigError(
             f"no instrumentor for {library!r}; there is one for {', '.join(INSTRUMENTORS)}"
         )
-    capture.refresh_settings()
+    capture.guard_call(capture.refresh_settings)
     with _setup.lock:
-        threads.carry_context()
+        capture.guard_call(threads.carry_context)
         _setup.wanted |= asked
         for library in asked:
             if library in sys.modules:
-                _switch_on(library)
+                capture.guard_call(_switch_on, library)
             elif library not in _setup.awaited:
                 _setup.awaited.add(library)
                 when_imported(library, _switch_on)

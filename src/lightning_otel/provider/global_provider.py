@@ -6,6 +6,7 @@ program sets one, that takes over, also for every tracer made before, as it woul
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -38,6 +39,10 @@ class GlobalProvider(TracerProvider):
         if self.successor is not None:
             return self.successor.get_tracer(*args, **options)
         return super().get_tracer(*args, **options)
+
+    def _handle_fork(self) -> None:
+        """Take a new lock alone: the SDK's own starts threads, to detect resources nobody reads."""
+        self._tracers_lock = threading.Lock()
 
     def install(self, join: Join, *, is_hidden: Callable[[], bool]) -> trace.TracerProvider:
         """Become the global provider.
