@@ -75,7 +75,8 @@ def _group_by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
             if response_id is not None:
                 latest[response_id] = held
         held.members.append(position)
-        held.scopes.add(span.scope)
+        if span.start_ns != span.end_ns:  # a log stands beside a span of its make
+            held.scopes.add(span.scope)
         names = [get_text(span.attributes, key) for key in (c.REQUEST_MODEL, c.RESPONSE_MODEL)]
         # Without the provider that some makes write before them.
         held.models |= {name.rpartition("/")[2] for name in names if name}
@@ -90,7 +91,10 @@ def _is_of_request(tree: Tree, request: _Request, position: int) -> bool:
     beside each other. Of one make only a record within another is the same request: LiteLLM tells
     each call on two levels.
     """
-    members, scope = request.members, tree.spans[position].scope
+    span, members = tree.spans[position], request.members
+    scope = span.scope
+    if span.start_ns == span.end_ns and scope not in request.scopes:
+        return True  # a log of another make, written once the answer was there
     if not any(_do_overlap(tree, member, position) for member in members):
         return False
     return not (scope and scope in request.scopes) or any(

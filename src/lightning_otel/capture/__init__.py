@@ -128,6 +128,7 @@ class _Process:
             such as its own context variable; asked for every operation, in order, so they must be
             quick.
         meter: Records model calls as metrics; None where the program has no meter provider.
+        make_quiet_tracer: Gives the tracer of spans that are for our sinks and nobody else.
         watch_starts: Joins the program's provider for an exporter of ours, until that is done.
     """
 
@@ -142,6 +143,7 @@ class _Process:
         self.asks_for_ids = config.RETOKENIZATION_FIX.read()
         self.frameworks: Mapping[Callable[[], Any], None] = {}
         self.meter: CallMeter | None = None
+        self.make_quiet_tracer: Callable[[], trace.Tracer] | None = None
         self.watch_starts: Callable[[], None] | None = None
 
 
@@ -316,19 +318,27 @@ def guard_call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -
         return None
 
 
+def is_suppressed(context: Context) -> bool:
+    """Return whether the program suppresses instrumentation in a context."""
+    return bool(context.get(_SUPPRESS_KEY))
+
+
 def is_wanted(context: Context | None = None) -> bool:
-    """Return whether a call made now, in a context (default: this one), should become a span."""
+    """Return whether a call made now, in a context (default: this one), should become a span.
+
+    A recording is no telemetry: it goes on where instrumentation is suppressed.
+    """
     if context is None:
         context = otel_context.get_current()
-    if current_frame(context) is None and not (
-        process.is_global or guard_call(process.is_wanted_outside)
-    ):
+    if current_frame(context) is not None and process.make_quiet_tracer is not None:
+        return True
+    if not (process.is_global or guard_call(process.is_wanted_outside)):
         if debugging.is_on:
             debugging.log_missed(
                 "no recording is open here; use auto_trace(), carried() or lightning-otel run"
             )
         return False
-    if not context.get(_SUPPRESS_KEY):
+    if not is_suppressed(context):
         return True
     if debugging.is_on:
         debugging.log_missed("the program suppresses instrumentation here")

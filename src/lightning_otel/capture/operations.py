@@ -15,6 +15,7 @@ from lightning_otel.capture import (
     current_frame,
     framed_context,
     guard_call,
+    is_suppressed,
     process,
     state_of,
 )
@@ -84,9 +85,7 @@ class Operation:
         frame = current_frame(parent)
         # On spans of ours, so that other exporters' readers can tell rollouts apart, too.
         given = {**frame.stamps, **attributes} if frame is not None else {**attributes}
-        if process.tracer is None:
-            process.tracer = trace.get_tracer(c.SCOPE)
-        self.span = process.tracer.start_span(
+        self.span = _find_tracer(parent).start_span(
             clean_text(name),
             parent,
             kind=kind,
@@ -166,8 +165,17 @@ class Operation:
         finally:
             if not is_exported:
                 kept.body = NO_BODY
-            if process.meter is not None:
+            if process.meter is not None and not is_suppressed(self.parent):
                 guard_call(process.meter.note_end, self.span)
+
+
+def _find_tracer(context: Context) -> trace.Tracer:
+    """Return a context's tracer; where instrumentation is suppressed, one that nobody else sees."""
+    if process.make_quiet_tracer is not None and is_suppressed(context):
+        return process.make_quiet_tracer()
+    if process.tracer is None:
+        process.tracer = trace.get_tracer(c.SCOPE)
+    return process.tracer
 
 
 def operation_of(context: Context | None = None) -> Operation | None:

@@ -165,6 +165,21 @@ def _join_provider(provider: Any) -> None:
     _setup.provider = provider
 
 
+@functools.cache
+def _make_quiet_tracer() -> trace.Tracer:
+    from lightning_otel.exporters.duckdb import FrameSpanProcessor
+    from lightning_otel.provider.global_provider import GlobalProvider
+
+    ids: Any = _Ids()
+    otel_resource = getattr(_setup.provider, "resource", None)
+    quiet = GlobalProvider(resource=otel_resource, id_generator=ids, shutdown_on_exit=False)
+    quiet.add_span_processor(FrameSpanProcessor())
+    return quiet.make_tracer(c.SCOPE)
+
+
+capture.process.make_quiet_tracer = _make_quiet_tracer
+
+
 def leave_otlp_to_the_store() -> None:
     """Send nothing from this process: somebody else forwards what it stores."""
     _setup.is_otlp_elsewhere = True

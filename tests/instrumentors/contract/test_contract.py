@@ -386,13 +386,22 @@ def test_its_requests_are_made_with_what_is_live_for_its_agent(
     assert step.resource_version == f"{'ann/' if agent else ''}system_prompt@1"
 
 
-def test_nothing_is_recorded_where_nothing_is_to_be(
-    driver: Driver, server: DemoServer, store: Store
+def test_recording_goes_on_where_telemetry_is_suppressed(
+    driver: Driver, server: DemoServer, store: Store, exported: InMemorySpanExporter
 ) -> None:
-    """Not where OpenTelemetry's instrumentation is suppressed, nor outside a recording."""
+    """The recording that was asked for is whole; other exporters see nothing of it."""
     with auto_trace(store=store) as recording, suppress_instrumentation():
         driver.ask_somehow(server.base_url)
-    assert not calls_of(recording)
+    assert len(calls_of(recording)) == len(server.log)
+    assert [span.name for span in exported.get_finished_spans()] == [c.SPAN_ROLLOUT]
+
+
+def test_nothing_is_recorded_outside_a_recording(
+    driver: Driver, server: DemoServer, store: Store
+) -> None:
+    """A call beside recordings leaves no span."""
+    with auto_trace(store=store):
+        driver.ask_somehow(server.base_url)
     count = len(store.spans().rows())
     driver.ask_somehow(server.base_url)
     assert len(store.spans().rows()) == count
