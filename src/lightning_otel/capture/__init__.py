@@ -318,6 +318,14 @@ def guard_call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -
         return None
 
 
+def read_attribute(owner: object, name: str) -> Any:
+    """Return an attribute of the program's; None without one, or where its property raises."""
+    try:
+        return getattr(owner, name, None)
+    except Exception:  # noqa: BLE001  # the program's own business, and no fault of ours
+        return None
+
+
 def is_suppressed(context: Context) -> bool:
     """Return whether the program suppresses instrumentation in a context."""
     return bool(context.get(_SUPPRESS_KEY))

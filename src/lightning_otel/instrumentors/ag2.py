@@ -120,7 +120,7 @@ def _is_group(agent: Any) -> bool:
 
 
 def _agent_name(agent: Any) -> str:
-    return read_word(getattr(agent, "name", None)) or "agent"
+    return read_word(capture.read_attribute(agent, "name")) or "agent"
 
 
 def _message_text(message: Any) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -163,3 +164,18 @@ def test_each_request_of_a_fallback_and_its_retries_is_a_span(
     ]  # fmt: skip
     assert outline(recording).startswith("RunnableWithFallbacks\n  ")
     assert len(server.log) == 3
+
+
+def test_hit_of_the_cache_is_no_call(chat: Chat, server: DemoServer, store: Store) -> None:
+    """The span stays, under a name of its own, without the usage and the id of the first answer."""
+    model = chat(cache=InMemoryCache())
+    with auto_trace(store=store) as recording:
+        answers = [model.invoke(ASKED).content for _ in range(2)]
+        asyncio.run(model.ainvoke(ASKED))
+
+    assert answers[0] == answers[1]
+    first, *hits = [span for span in recording.spans() if span.name != c.SPAN_ROLLOUT]
+    assert first.attributes[c.OPERATION] == "chat"
+    assert [span.name for span in hits] == ["cache_hit toy"] * 2
+    assert not any({c.INPUT_TOKENS, c.RESPONSE_ID} & span.attributes.keys() for span in hits)
+    assert len(store.transitions().rows()) == len(server.log) == 1

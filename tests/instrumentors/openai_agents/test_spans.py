@@ -372,3 +372,37 @@ def test_sdk_is_not_what_merely_has_its_name(monkeypatch: pytest.MonkeyPatch) ->
 
     assert capture.process.faults == before
     assert openai_agents._spans.innermost() is None
+
+
+class LazySession:
+    """A session without an id before its first request, as OpenAI's conversations are."""
+
+    session_settings = None
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    @property
+    def session_id(self) -> str:
+        """Fail."""
+        raise ValueError("not yet available")
+
+    async def get_items(self, limit: int | None = None) -> list[Any]:
+        """Return all."""
+        return list(self.items)
+
+    async def add_items(self, items: list[Any]) -> None:
+        """Keep some."""
+        self.items += items
+
+
+def test_session_without_an_id_yet_is_no_fault(
+    store: Store, model: Any, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its property raises: the run is recorded whole, and nothing is logged."""
+    with auto_trace(store=store) as recording:
+        run(agents.Agent(name="a", model=model), "hello", session=LazySession())
+
+    (call,) = calls_of(recording)
+    assert c.CONVERSATION_ID not in call.attributes
+    assert [record for record in caplog.records if record.name.startswith("lightning_otel")] == []

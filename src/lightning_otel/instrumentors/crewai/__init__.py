@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from opentelemetry.util.types import AttributeValue
 
-from lightning_otel.capture import operations
+from lightning_otel.capture import operations, read_attribute
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.steps import (
     Arguments,
@@ -205,7 +205,7 @@ def _keep_tool_result(operation: operations.Operation, result: Any) -> None:
 
 
 def _role_of(agent: Any) -> str | None:
-    return read_word(getattr(agent, "role", None))
+    return read_word(read_attribute(agent, "role"))
 
 
 def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:

@@ -47,6 +47,10 @@ _PROVIDERS: Final = {
 """LangChain's names of providers that the conventions name otherwise."""
 _SETTINGS: Final = {f"ls_{name}": name for name in (*SETTINGS, "stop")}
 """By the key of LangChain's metadata a request's field."""
+_COST: Final = "total_cost"
+"""What LangChain puts into the usage of an answer from its cache, and only there."""
+_CACHE_HIT: Final = "cache_hit"
+"""The operation of a run that sent no request: it is no call, and used nothing."""
 _OWN_ID: Final = ("lc_run-", "run-")
 """How the ids begin that LangChain gives to answers without one."""
 
@@ -116,7 +120,10 @@ class ModelCall(steps.ModelCall):
         settings = {_SETTINGS[key]: metadata[key] for key in metadata if key in _SETTINGS}
         if settings:
             attributes.update(read_settings(settings))
-        if choices:
+        if held and _COST in (held[0].get("usage_metadata") or ()):
+            attributes[c.OPERATION] = _CACHE_HIT
+            self.operation.rename(f"{_CACHE_HIT} {metadata.get('ls_model_name') or ''}".strip())
+        elif choices:
             _read_facts(held[0], getattr(answer, "llm_output", None), attributes)
         if known := [reason for reason in reasons if reason is not None]:
             attributes[c.FINISH_REASONS] = known
@@ -334,6 +341,6 @@ def _tools_text(tools: Iterable[Any]) -> str:
 
 def _read_tool(tool: Any) -> dict[str, Any]:
     # Its schema is not asked for: making one runs code of the program's.
-    name, description = getattr(tool, "name", None), getattr(tool, "description", None)
+    name, description = (capture.read_attribute(tool, key) for key in ("name", "description"))
     found = {"type": "function", "name": name if isinstance(name, str) else type(tool).__name__}
     return {**found, "description": description} if isinstance(description, str) else found

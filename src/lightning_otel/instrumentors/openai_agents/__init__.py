@@ -120,7 +120,7 @@ def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     """Run in a context that knows the session whose conversation the run goes on with."""
     if not kwargs.get("session"):
         return None
-    session_id = getattr(kwargs["session"], "session_id", None)
+    session_id = capture.read_attribute(kwargs["session"], "session_id")
     known = session_id if isinstance(session_id, str) else None
     return ContextRun(otel_context.set_value(SESSION_KEY, known))
 

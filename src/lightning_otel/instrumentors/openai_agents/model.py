@@ -53,7 +53,7 @@ class ModelCall(steps.ModelCall):
         conversation: str | None,
         parent: Context | None,
     ) -> None:
-        name = getattr(model, "model", None)
+        name = capture.read_attribute(model, "model")
         name = name if isinstance(name, str) else None
         known = ((c.REQUEST_MODEL, name), (c.CONVERSATION_ID, conversation))
         attributes = {key: value for key, value in known if value is not None}
