@@ -43,6 +43,15 @@ APPLICATION = (
     "tests/applications/test_applications.py::test_steps_are_the_agents_and_requests_as_bare"
 )
 """The test of whole applications."""
+_FRAMEWORKS = "tests/examples/test_frameworks.py"
+
+
+def list_tests(*programs: str) -> str:
+    """List the tests of programs under ``examples/frameworks/``."""
+    modes = ("-off-whole-R", "-on-streamed-O")
+    steps = [f"test_each_request_is_a_step_of_its_agent[{p}{m}]" for p in programs for m in modes]
+    runs = [f"test_program_does_the_same_recorded[{program}]" for program in programs]
+    return " ".join(f"{_FRAMEWORKS}::{name}" for name in [*steps, *runs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,33 @@ ENVIRONMENTS = {
         "openinference-instrumentation-autogen-agentchat>=0.1.22",
         "tests/instrumentors/autogen tests/cli/test_mcp.py",
         "autogen-core mcp openai",
+    ),
+    # Frameworks that no instrumentor of ours patches. Two of them keep openai below its third
+    # release.
+    "frameworks": Environment(
+        "pydantic-ai-slim[openai]>=2.60 smolagents[openai]>=1.26 dspy>=3.4 haystack-ai>=3.4 "
+        "agno>=3.1 google-adk>=2.13 litellm>=1.106 semantic-kernel>=1.45 "
+        "agent-framework-core>=1.23 agent-framework-openai>=1.17 "
+        "openinference-instrumentation-smolagents openinference-instrumentation-dspy "
+        "openinference-instrumentation-haystack openinference-instrumentation-agno",
+        list_tests(
+            "pydantic_ai_agents",
+            "smolagents_agents",
+            "dspy_react",
+            "adk_agents",
+            "haystack_agents",
+            "agno_agents",
+            "agent_framework_agents",
+            "semantic_kernel_agents",
+        ),
+        "pydantic-ai-slim smolagents dspy google-adk haystack-ai agno agent-framework-core "
+        "semantic-kernel",
+    ),
+    "frameworks-openai-2": Environment(
+        "strands-agents[openai]>=1.60 llama-index-core>=0.14 llama-index-llms-openai-like>=0.6 "
+        "openinference-instrumentation-llama-index",
+        list_tests("strands_agents", "llama_index_agents"),
+        "strands-agents llama-index-core openai",
     ),
     # Without mcp, completion() of 1.106 cannot take tools.
     "litellm": Environment(

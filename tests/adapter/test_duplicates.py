@@ -42,6 +42,10 @@ CASES = {
         f"+x@as=a{OTHERS} +a/x@as=b@id=r{THEIRS} b/x@as=d@id=r{OURS} -b -a",
         "d ! a, b",
     ),
+    "of one make, between two records": (
+        f"+x@as=out@id=r{THEIRS} +out/x@as=mid{THEIRS} mid/x@as=in@id=r{OURS} -mid -out",
+        "in ! mid, out",
+    ),
     "made after the fact": (
         f"root( x@as=in@id=r{OURS} x@as=late@id=r@scope=litellm@at=2-3 )",
         "in ! late",

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tests import facts
+from tests.examples.policy import FrameworkPolicy
 from tests.examples.programs import Program
 
 from lightning_otel import Store, TripletAdapter
 from lightning_otel.adapter.tree import build_tree
-from lightning_otel.demo.policy import ToyPolicy
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.types import Report, Span
 from lightning_otel.types import conventions as c
@@ -120,7 +120,7 @@ def run(
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     # Slow enough that a client which leaves a stream is gone before the server has sent it all.
-    with DemoServer(ToyPolicy({"copy": 100.0}), chunk_delay_s=0.002) as server:
+    with DemoServer(FrameworkPolicy({"copy": 100.0}), chunk_delay_s=0.002) as server:
         done = subprocess.run(
             [*recorder, sys.executable, *within, str(program.path)],
             cwd=folder,

@@ -186,3 +186,17 @@ PROGRAMS = (
         shows=("call", "tools", "stream", "async", "token ids"),
     ),
 )
+
+FRAMEWORKS = {
+    "pydantic_ai_agents": "pydantic_ai",
+    "smolagents_agents": "smolagents",
+    "dspy_react": "dspy",
+    "adk_agents": "google.adk",
+    "strands_agents": "strands",
+    "haystack_agents": "haystack",
+    "agno_agents": "agno",
+    "llama_index_agents": "llama_index.core",
+    "agent_framework_agents": "agent_framework",
+    "semantic_kernel_agents": "semantic_kernel",
+}
+"""Programs of frameworks that no instrumentor of ours patches, and what they import."""

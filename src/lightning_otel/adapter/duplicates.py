@@ -130,7 +130,7 @@ def _join_nested(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
         inner.sort(key=lambda i: (tree.spans[i].status != "ERROR", tree.ends[i]), reverse=True)
         for position in inner:
             if _are_alike(tree.spans[outer], tree.spans[position]) is not False:
-                _join_calls(requests, outer, position)
+                _join_calls(tree, requests, outer, position)
 
 
 def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]) -> None:
@@ -151,18 +151,21 @@ def _join_beside(tree: Tree, calls: Sequence[int], requests: dict[int, _Request]
                 are_alike = _are_alike(tree.spans[position], tree.spans[later])
                 if are_alike is None:
                     are_alike = tree.parents[position] == tree.parents[later]
-                if are_alike and _join_calls(requests, position, later):
+                if are_alike and _join_calls(tree, requests, position, later):
                     break
 
 
-def _join_calls(requests: dict[int, _Request], one: int, other: int) -> bool:
+def _join_calls(tree: Tree, requests: dict[int, _Request], one: int, other: int) -> bool:
     """Make two calls one request, if nothing speaks against it."""
     kept, joining = requests[one], requests[other]
     if kept is joining:
         return True
     ids = {kept.response_id, joining.response_id} - {None}
     is_other_model = kept.models and joining.models and kept.models.isdisjoint(joining.models)
-    if len(ids) > 1 or kept.scopes & joining.scopes or is_other_model:
+    is_apart = kept.scopes & joining.scopes and not (
+        _is_between(tree, kept, joining) or _is_between(tree, joining, kept)
+    )
+    if len(ids) > 1 or is_apart or is_other_model:
         return False
     kept.members += joining.members
     kept.scopes |= joining.scopes
@@ -170,6 +173,16 @@ def _join_calls(requests: dict[int, _Request], one: int, other: int) -> bool:
     kept.response_id = kept.response_id or joining.response_id
     requests.update(dict.fromkeys(joining.members, kept))
     return True
+
+
+def _is_between(tree: Tree, request: _Request, other: _Request) -> bool:
+    """Return whether the other is one record, within one of the request and around another."""
+    (position, *more), members = other.members, request.members
+    return (
+        not more
+        and any(tree.contains(member, position) for member in members)
+        and any(tree.contains(position, member) for member in members)
+    )
 
 
 def _are_alike(one: Span, other: Span) -> bool | None:

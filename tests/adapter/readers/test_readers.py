@@ -65,6 +65,25 @@ def test_a_form_of_another_package_is_todays(told: dict[str, Any], found: dict[s
     assert {key: attributes[key] for key in found} == found
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "agent"),
+    [
+        # smolagents' spans have the method's name after the agent's.
+        ("desk.run", "", "desk"),
+        # LlamaIndex tells it at the end of a step's input; what stands before is anybody's.
+        ("W.run_agent_step", "current_agent_name='a')\"}], current_agent_name='b')\"}", "b"),
+        ("W.run_agent_step", "current_agent_name='a')\"}...", None),
+    ],
+)
+def test_an_agent_without_a_key_is_named_by_its_span(
+    name: str, text: str, agent: str | None
+) -> None:
+    """OpenInference's spans of smolagents and LlamaIndex."""
+    kind = {"openinference.span.kind": "CHAIN", "input.value": text} if text else AGENT
+
+    assert one(kind, name=name).attributes.get(c.AGENT_NAME) == agent
+
+
 def test_a_result_among_the_users_parts_is_the_tools() -> None:
     """As Pydantic AI's own spans tell it, between what the user says."""
     result = {"type": "tool_call_response", "id": "c1", "result": "3"}

@@ -46,6 +46,10 @@ _KEYS: Final = {
 # calls have ids of another kind. Only the look-up by a reward's link rests on this.
 _ID: Final = re.compile(r'\A\{"id": ?"([^"]+)"|"id": ?"((?:chatcmpl|cmpl|resp|gen)[-_][^"]+)"')
 
+# LlamaIndex' workflows tell the agent of a step at the end of its input, as Python writes it.
+_STEP: Final = ".run_agent_step"
+_STEP_AGENT: Final = re.compile(r"""current_agent_name='([^'\\]+)'\)"\}\Z""")
+
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Operation, names, model, id and usage."""
@@ -57,10 +61,12 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
         operation = c.TEXT_COMPLETION
     found[c.OPERATION] = operation
     # An agent of this convention may be named by its place in a graph, as AutoGen's are, or by its
-    # span alone.
+    # span alone, as smolagents' are with the method.
     found[c.AGENT_NAME] = get("agent.name") or (
-        (get("graph.node.id") or name) if kind == "AGENT" else None
+        (get("graph.node.id") or name.removesuffix(".run")) if kind == "AGENT" else None
     )
+    if name.endswith(_STEP) and (agent := _STEP_AGENT.search(to_text(get(_INPUT)))):
+        found[c.AGENT_NAME] = agent[1]
     if operation in c.CALL_OPERATIONS:
         found[c.PROVIDER] = get("llm.provider") or get("llm.system")
         found[c.RESPONSE_MODEL] = next((model for key in _MODELS if (model := get(key))), None)

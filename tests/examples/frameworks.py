@@ -1,0 +1,134 @@
+"""Runs the frameworks' examples in every mode, and prints what was recorded of each.
+
+    python -m tests.examples.frameworks [NAME ...]
+
+Modes: own telemetry off and on; whole and streamed; under ``run``, ``opentelemetry-instrument`` and
+``auto_trace`` (R, O, A). Exits with 1 if anything is not as it should be. CI runs two of the modes;
+this runs by hand, in the environments ``frameworks`` and ``frameworks-openai-2``.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests import facts
+from tests.examples.checker import SETTINGS
+from tests.examples.policy import FrameworkPolicy
+from tests.examples.programs import EXAMPLES, FRAMEWORKS
+
+from lightning_otel import Store, TripletAdapter
+from lightning_otel.demo.server import DemoServer, Exchange
+from lightning_otel.types import Transition
+from lightning_otel.types import conventions as c
+
+DRIVER = Path(__file__).with_name("own_telemetry.py")
+BIN = Path(sys.executable).parent
+HEAD = ("framework", "telemetry", "answers", "under", "requests", "calls", "transitions", "agents")
+MODES = tuple(itertools.product(("on", "off"), ("streamed", "whole"), "ORA"))
+AGENTS = {"desk": 2, "reporter": 2}
+"""Steps of each agent, where its framework's telemetry names it."""
+UNNAMED = {"dspy_react": {"": 3}}
+"""Steps of programs without agents."""
+
+
+def check(name: str, mode: Sequence[str], folder: Path) -> list[object]:
+    """Return a row of the table, which ends with what is not as it should be."""
+    telemetry, answers, door = mode
+    store = Store(folder / "traces.duckdb")
+    process, log = run_mode(name, telemetry, answers == "streamed", door, folder)
+    explanation = TripletAdapter().explain(store.spans())
+    (counts,) = store.sql(
+        "SELECT (SELECT count(*) FROM calls) AS calls, (SELECT count(*) FROM rollouts) AS rollouts"
+    )
+    paths = [path.transitions for path in explanation.trajectories]
+    steps = [step for path in paths for step in path]
+    agents = Counter(step.agent for step in steps)
+    rewarded = [step for step in steps if step.reward]
+    last = max(steps, key=lambda step: step.end_ns, default=None)
+    wrong = {
+        f"exit code {process.returncode}: {process.stderr[-400:]}": process.returncode != 0,
+        f"{counts['rollouts']} rollouts": counts["rollouts"] != 1,
+        f"left out: {explanation.report.reasons()}": not len(log) == counts["calls"] == len(steps),
+        f"{len(paths)} trajectories": len(paths) != 2,
+        "agents": telemetry == "on" and agents != Counter(UNNAMED.get(name, AGENTS)),
+        "reward": rewarded != [last],
+        **dict.fromkeys(_find_differences(steps, log), True),
+    }
+    return [
+        name,
+        *mode,
+        len(log),
+        counts["calls"],
+        len(steps),
+        ", ".join(f"{agent or '–'} {count}" for agent, count in sorted(agents.items())),
+        "; ".join(text for text, is_wrong in wrong.items() if is_wrong) or "–",
+    ]
+
+
+def run_mode(
+    name: str, telemetry: str | None, is_stream: bool, door: str, folder: Path
+) -> tuple[subprocess.CompletedProcess[str], list[Exchange]]:
+    """Run the program in a mode; the server's log is the truth.
+
+    Args:
+        name: The program.
+        telemetry: ``on`` or ``off`` of its own; None runs the program alone, without a reward.
+        is_stream: Whether it streams answers.
+        door: ``R``, ``O``, ``A``, or none for a program that nobody records.
+        folder: Where it runs, and the store is.
+    """
+    path = str(folder / "traces.duckdb")
+    recorder = {
+        "R": [str(BIN / "lightning-otel"), "run", "--quiet", "--store", path, "--"],
+        "O": [str(BIN / "opentelemetry-instrument"), "--traces_exporter", "duckdb"],
+    }.get(door, [])
+    program = str(EXAMPLES / "frameworks" / f"{name}.py")
+    driver = [str(DRIVER), telemetry, path if door == "A" else ""] if telemetry else []
+    with DemoServer(FrameworkPolicy()) as server:
+        variables = {"OPENAI_BASE_URL": server.base_url, "LIGHTNING_OTEL_STORE": path}
+        # Nobody takes them here, which clients wait for; the driver alone switches telemetry on.
+        variables |= {"OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"}
+        variables["OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"] = "agno,dspy,haystack,smolagents"
+        process = subprocess.run(
+            [*recorder, sys.executable, *driver, program, *["stream"] * is_stream],
+            cwd=folder,
+            env={**os.environ, **SETTINGS, **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return process, server.log
+
+
+def _find_differences(steps: Sequence[Transition], log: Sequence[Exchange]) -> Iterator[str]:
+    """Find requests whose step does not say what the server's log says."""
+    rest = [(list(step.observation), list(step.action)) for step in steps]
+    for exchange in log:
+        content = facts.read(facts.content(exchange))
+        messages = content[c.INPUT_MESSAGES], content[c.OUTPUT_MESSAGES]
+        if messages in rest:
+            rest.remove(messages)
+        else:
+            yield f"no step says what was asked and answered: {json.dumps(messages[0][-1:])}"
+
+
+def main(names: Sequence[str]) -> int:
+    """Print the table; 1 if anything is wrong."""
+    print(f"| {' | '.join(HEAD)} | wrong |\n|{' --- |' * (len(HEAD) + 1)}")  # noqa: T201
+    is_wrong = False
+    for name, mode in itertools.product(names, MODES):
+        with tempfile.TemporaryDirectory() as folder:
+            row = check(name, mode, Path(folder))
+        is_wrong |= row[-1] != "–"
+        print(f"| {' | '.join(map(str, row))} |", flush=True)  # noqa: T201
+    return int(is_wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or list(FRAMEWORKS)))
