@@ -135,7 +135,7 @@ ENVIRONMENTS = {
         "agno>=3.1 google-adk>=2.13 litellm>=1.106 semantic-kernel>=1.45 "
         "agent-framework-core>=1.23 agent-framework-openai>=1.17 "
         "openinference-instrumentation-smolagents openinference-instrumentation-dspy "
-        "openinference-instrumentation-haystack openinference-instrumentation-agno",
+        "opentelemetry-haystack openinference-instrumentation-agno",
         list_tests(
             "pydantic_ai_agents",
             "smolagents_agents",

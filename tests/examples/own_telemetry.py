@@ -11,12 +11,13 @@ import runpy
 import sys
 from pathlib import Path
 
+from opentelemetry import trace
+
 import lightning_otel as lo
 
 INSTRUMENTORS = {
     "smolagents_agents": "smolagents:SmolagentsInstrumentor",
     "dspy_react": "dspy:DSPyInstrumentor",
-    "haystack_agents": "haystack:HaystackInstrumentor",
     "agno_agents": "agno:AgnoInstrumentor",
     "llama_index_agents": "llama_index:LlamaIndexInstrumentor",
 }
@@ -39,6 +40,10 @@ def switch(name: str, state: str) -> None:
         module, _, instrumentor = INSTRUMENTORS[name].partition(":")
         module = importlib.import_module(f"openinference.instrumentation.{module}")
         getattr(module, instrumentor)().instrument()
+    if name == "haystack_agents":
+        theirs = importlib.import_module("haystack_integrations.tracing.opentelemetry")
+        tracer = theirs.OpenTelemetryTracer(trace.get_tracer("haystack"))
+        importlib.import_module("haystack.tracing").enable_tracing(tracer)
     if name == "pydantic_ai_agents":
         importlib.import_module("pydantic_ai").Agent.instrument_all()
 

@@ -11,9 +11,8 @@ FRAMEWORKS: Final[Mapping[str, str]] = {
     "pydantic_ai": "Agent.instrument_all()",
     "semantic_kernel": "SEMANTICKERNEL_EXPERIMENTAL_GENAI_ENABLE_OTEL_DIAGNOSTICS=true",
     "smolagents": _INSTRUMENTOR.format("smolagents"),
-    "dspy": _INSTRUMENTOR.format("dspy"),
     "agno": _INSTRUMENTOR.format("agno"),
-    "haystack": _INSTRUMENTOR.format("haystack"),
+    "haystack": "pip install opentelemetry-haystack, and enable its OpenTelemetryTracer",
     "llama_index": _INSTRUMENTOR.format("llama-index"),
 }
 """By module what brings the names of its agents.
