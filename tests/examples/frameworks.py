@@ -50,7 +50,9 @@ def check(name: str, mode: Sequence[str], folder: Path) -> list[object]:
     steps = [step for path in paths for step in path]
     agents = Counter(step.agent for step in steps)
     rewarded = [step for step in steps if step.reward]
-    last = max(steps, key=lambda step: step.end_ns, default=None)
+    # The main conversation's: most calls belong to it, and of equals it ended last.
+    main = max(paths, key=lambda path: (len(path), path[-1].end_ns), default=())
+    last = main[-1] if main else None
     wrong = {
         f"exit code {process.returncode}: {process.stderr[-400:]}": process.returncode != 0,
         f"{counts['rollouts']} rollouts": counts["rollouts"] != 1,

@@ -1,6 +1,5 @@
 """``import``: spans of files into the store, with every line that is none named."""
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from lightning_otel.cli.inputs import FileReader, list_files
-from lightning_otel.cli.options import store_option
+from lightning_otel.cli.options import Stop, store_option
 from lightning_otel.cli.output import count_noun, print_note, suggest
 from lightning_otel.errors import ConfigError
 from lightning_otel.types.text import parse_size
@@ -122,13 +121,11 @@ def _follow_sessions(
     """Read what comes to sessions, and new ones in the folders, until interrupted."""
     count = 0
     print_note("  following; end with Ctrl-C")
-    try:
-        while True:
-            time.sleep(_POLL_S)
+    with Stop() as stop:
+        while not stop.wait(_POLL_S):
             for path in list_them():
                 count += reader.keep_growth(path, partial(refusals.note, path))
-    except KeyboardInterrupt:
-        return count
+    return count
 
 
 def _count_spans(opened: "Store") -> int:

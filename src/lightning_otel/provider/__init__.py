@@ -165,19 +165,13 @@ def _join_provider(provider: Any) -> None:
     _setup.provider = provider
 
 
-@functools.cache
 def _make_quiet_tracer() -> trace.Tracer:
-    from lightning_otel.exporters.duckdb import FrameSpanProcessor
-    from lightning_otel.provider.global_provider import GlobalProvider
+    from lightning_otel.provider import global_provider
 
-    ids: Any = _Ids()
-    otel_resource = getattr(_setup.provider, "resource", None)
-    quiet = GlobalProvider(resource=otel_resource, id_generator=ids, shutdown_on_exit=False)
-    quiet.add_span_processor(FrameSpanProcessor())
-    return quiet.make_tracer(c.SCOPE)
+    return global_provider.make_quiet_tracer(getattr(_setup.provider, "resource", None), _Ids())
 
 
-capture.process.make_quiet_tracer = _make_quiet_tracer
+capture.process.make_quiet_tracer = functools.cache(_make_quiet_tracer)
 
 
 def leave_otlp_to_the_store() -> None:

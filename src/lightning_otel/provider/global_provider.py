@@ -14,9 +14,11 @@ from typing import Any
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Setter, TextMapPropagator, default_setter
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
 from lightning_otel import config
+from lightning_otel.types import conventions as c
 
 Join = Callable[[trace.TracerProvider], None]
 
@@ -159,3 +161,12 @@ class _Propagator(TextMapPropagator):
     def fields(self) -> set[str]:
         """Name the fields."""
         return self._inner.fields
+
+
+def make_quiet_tracer(otel_resource: Resource | None, ids: Any) -> trace.Tracer:
+    """Make a tracer whose spans the store takes, and nobody else."""
+    from lightning_otel.exporters.duckdb import FrameSpanProcessor
+
+    quiet = GlobalProvider(resource=otel_resource, id_generator=ids, shutdown_on_exit=False)
+    quiet.add_span_processor(FrameSpanProcessor())
+    return quiet.make_tracer(c.SCOPE)

@@ -4,26 +4,32 @@ Source: OpenAI's API reference for chat completions and fine-tuning files; for t
 and TRL hand messages to them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from lightning_otel.adapter.continuations import NOT_HERE, SERVER_HISTORY
 from lightning_otel.adapter.histories import find_choice
-from lightning_otel.dataset.formats.format import UnheldError
+from lightning_otel.dataset.formats.format import LeftOut, UnheldError, other_choices
+from lightning_otel.messages import objects
 from lightning_otel.messages.chat import messages_of
+from lightning_otel.messages.media import to_text
 from lightning_otel.types import Message, Transition
 from lightning_otel.types.values import parse_json
 
 OPENAI_PARTS: Final = frozenset({"text", "refusal", "image_url", "input_audio", "file"})
 _TEXTS: Final = ("text", "refusal")
+_HELD: Final = OPENAI_PARTS | {
+    "tool_call", "tool_call_response", "reasoning", "uri", "blob", "thinking",
+}  # fmt: skip
+"""Kinds of stored parts that have a place in chat."""
+_UNHELD: Final = "a part of type {!r}; export triplets, which hold every part"
 _TEMPLATE_PARTS: Final = OPENAI_PARTS | {"audio_url", "video_url", "image_file"}
 
 
 def for_templates(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return messages as chat templates take them: arguments as objects, several texts as one."""
-    found = messages_of(messages)
+    found = hold_parts(messages_of(messages), _TEMPLATE_PARTS)
     for item in found:
-        check_parts(item, _TEMPLATE_PARTS)
         item["content"] = _join_texts(item)
         if refusal := item.pop("refusal", ""):
             item["content"] = _add_text(item["content"], refusal)
@@ -42,17 +48,59 @@ def is_continued(before: Transition, step: Transition) -> bool:
     return find_choice(before.observation, before.action[:1], step.observation) is not None
 
 
-def check_parts(item: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Check that a reader knows every part of a message."""
-    content = item["content"]
+def hold_parts(messages: list[dict[str, Any]], known: frozenset[str]) -> list[dict[str, Any]]:
+    """Return messages without the parts that a reader does not know.
+
+    An answer is whole or raises, since it is trained; so does what was said before an answer if
+    nothing of it is left.
+    """
+    turns: list[dict[str, Any]] = []
+    lost = ""
+    for item in messages:
+        unknown = _check_parts(item, known)
+        is_answer = item["role"] == "assistant"
+        if unknown and is_answer:
+            raise UnheldError(_UNHELD.format(unknown))
+        if unknown:
+            rest = [part for part in item["content"] if part.get("type") in known]
+            is_text = len(rest) == 1 and rest[0].get("type") == "text"
+            item, lost = {**item, "content": rest[0]["text"] if is_text else rest}, unknown
+        if unknown and not item["content"]:
+            continue
+        if is_answer and lost and (not turns or turns[-1]["role"] == "assistant"):
+            raise UnheldError(_UNHELD.format(lost))
+        lost = "" if is_answer else lost
+        turns.append(item)
+    if lost and (not turns or turns[-1]["role"] == "assistant"):
+        raise UnheldError(_UNHELD.format(lost))
+    return turns
+
+
+def note_parts(step: Transition) -> Iterator[LeftOut]:
+    """Yield a note of each kind of part in a prompt that a row does not hold, and on choices."""
+    yield from other_choices(step)
+    kinds = {
+        to_text(part.get("type"))
+        for item in step.observation
+        for part in objects(item.get("parts"))
+        if item.get("role") != "assistant"
+    }
+    for kind in sorted(kinds - _HELD):
+        yield LeftOut(step, _UNHELD.format(kind), is_row_written=True)
+
+
+def _check_parts(item: Mapping[str, Any], known: frozenset[str]) -> str:
+    """Return the kind of a part that a reader does not know; empty if it knows them all."""
+    content, unknown = item["content"], ""
     for part in content if isinstance(content, list) else ():
         kind = part.get("type")
         if kind == SERVER_HISTORY:
             raise UnheldError(f"{NOT_HERE}; record the calls that it goes on from in this store")
         if kind not in known:
-            raise UnheldError(f"a part of type {kind!r}; export triplets, which hold every part")
-        if not isinstance(part.get(kind), (str if kind in _TEXTS else Mapping)):
+            unknown = str(kind)
+        elif not isinstance(part.get(kind), (str if kind in _TEXTS else Mapping)):
             raise UnheldError(f"a part of type {kind!r} without one; export triplets")
+    return unknown
 
 
 def _join_texts(item: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ direct preference optimisation (``input``, ``preferred_output``, ``non_preferred
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from lightning_otel.dataset.formats.chat import OPENAI_PARTS, check_parts, has_messages
+from lightning_otel.dataset.formats.chat import OPENAI_PARTS, has_messages, hold_parts, note_parts
 from lightning_otel.dataset.formats.format import (
     NO_MESSAGES,
     Format,
@@ -15,7 +15,6 @@ from lightning_otel.dataset.formats.format import (
     Made,
     Row,
     UnheldError,
-    other_choices,
     reward_fault,
     step_rows,
 )
@@ -80,9 +79,8 @@ def _answer(step: Transition) -> dict[str, Any]:
 
 def _plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return messages with arguments as text, and no reasoning."""
-    found = messages_of(messages)
+    found = hold_parts(messages_of(messages), OPENAI_PARTS)
     for item in found:
-        check_parts(item, OPENAI_PARTS)
         item.pop("reasoning_content", None)
     return found
 
@@ -94,7 +92,7 @@ def _notes(step: Transition) -> Iterator[LeftOut]:
         for part in message.get("parts") or ()
     ):
         yield LeftOut(step, REASONING, is_row_written=True)
-    yield from other_choices(step)
+    yield from note_parts(step)
 
 
 SFT: Final = Format(

@@ -7,7 +7,12 @@ preference (``label``) and preference (``chosen``, ``rejected``), each with ``to
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from lightning_otel.dataset.formats.chat import for_templates, has_messages, is_continued
+from lightning_otel.dataset.formats.chat import (
+    for_templates,
+    has_messages,
+    is_continued,
+    note_parts,
+)
 from lightning_otel.dataset.formats.format import (
     NO_MESSAGES,
     NO_REWARD,
@@ -19,7 +24,6 @@ from lightning_otel.dataset.formats.format import (
     UnheldError,
     attempt,
     origin,
-    other_choices,
     reward_fault,
     step_rows,
     with_rewards,
@@ -70,7 +74,7 @@ def make_prompt_completion(trajectories: Iterable[Trajectory]) -> Made:
             row["completion_mask"] = [0] * len(step.prompt_ids) + [1] * len(step.response_ids)
         return row
 
-    return step_rows(trajectories, row_of)
+    return step_rows(trajectories, row_of, note_parts)
 
 
 def make_kto(trajectories: Iterable[Trajectory], *, threshold: float = 0.5) -> Made:
@@ -81,12 +85,12 @@ def make_kto(trajectories: Iterable[Trajectory], *, threshold: float = 0.5) -> M
             raise UnheldError(NO_REWARD)
         return {**_answer_row(step), "label": step.reward >= threshold}
 
-    return step_rows(trajectories, row_of)
+    return step_rows(trajectories, row_of, note_parts)
 
 
 def make_dpo(trajectories: Iterable[Trajectory], *, gap: float = 0.0) -> Made:
     """Return one row a pair of answers to a prompt whose rewards differ by the gap at least."""
-    return pair_rows(trajectories, gap, _pair_row, other_choices)
+    return pair_rows(trajectories, gap, _pair_row, note_parts)
 
 
 def _pair_row(pair: Pair) -> Row:
@@ -128,7 +132,7 @@ def _find_conversations(steps: Iterable[Transition]) -> Iterator[_Conversation |
         if isinstance(made, str):
             yield LeftOut(step, made)
             continue
-        yield from other_choices(step)
+        yield from note_parts(step)
         if held.steps and not goes_on:
             yield held
             held = _Conversation([], [])

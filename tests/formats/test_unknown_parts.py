@@ -1,0 +1,67 @@
+"""Parts that chat has no word for: a row without them where the rest can be said, else none."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from tests.cli.conftest import _invoke
+
+from lightning_otel import Store
+from lightning_otel.types import Span
+from lightning_otel.types import conventions as c
+
+ODD = {"type": "acme.hologram", "data": [1]}
+
+
+def text(content: str) -> dict[str, Any]:
+    """Return a part of text."""
+    return {"type": "text", "content": content}
+
+
+ANSWER = [text("done")]
+CASES: dict[str, tuple[list[tuple[str, list[Any]]], list[Any], list[str] | None]] = {
+    "beside a text": ([("user", [text("a"), ODD])], ANSWER, ["a"]),
+    "a message of its own": ([("user", [text("a")]), ("user", [ODD])], ANSWER, ["a"]),
+    "in a system prompt": (
+        [("system", [ODD, text("s")]), ("user", [text("a")])], ANSWER, ["s", "a"],
+    ),
+    "all that was asked": ([("user", [ODD])], ANSWER, None),
+    "all since an answer": (
+        [("user", [text("a")]), ("assistant", [text("b")]), ("user", [ODD])], ANSWER, None,
+    ),
+    "all before an answer": (
+        [("user", [ODD]), ("assistant", [text("b")]), ("user", [text("c")])], ANSWER, None,
+    ),
+    "in an earlier answer": (
+        [("user", [text("a")]), ("assistant", [text("b"), ODD]), ("user", [text("c")])],
+        ANSWER, None,
+    ),
+    "in the answer": ([("user", [text("a")])], [text("done"), ODD], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["sft", "prompt-completion", "openai-sft"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_part_without_a_place(tmp_path: Path, case: str, name: str) -> None:
+    """Whether there is a row or not, the report names the part."""
+    said, answer, kept = CASES[case]
+    messages = [{"role": role, "parts": parts} for role, parts in said]
+    attributes = {
+        c.OPERATION: c.CHAT, c.REQUEST_MODEL: "m", c.RESPONSE_ID: "r",
+        c.INPUT_MESSAGES: orjson.dumps(messages).decode(),
+        c.OUTPUT_MESSAGES: orjson.dumps([{"role": "assistant", "parts": answer}]).decode(),
+    }  # fmt: skip
+    store, file = Store(tmp_path / "s.duckdb"), tmp_path / "rows.jsonl"
+    store.add([Span("1" * 32, "2" * 16, None, "chat m", 10**18, 10**18 + 5, attributes=attributes)])
+
+    done = _invoke("export", name, file, "--store", store.name)
+
+    rows = [orjson.loads(line) for line in file.read_text().splitlines()]
+    assert "a part of type 'acme.hologram'" in done.stderr
+    if kept is None:
+        assert rows == []
+    else:
+        (row,) = rows
+        turns = row["prompt"] if "prompt" in row else row["messages"][:-1]
+        assert [turn["content"] for turn in turns] == kept
