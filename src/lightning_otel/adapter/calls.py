@@ -126,6 +126,8 @@ def read_call(span: Span, agent: str, history: HistoryParser | None = None) -> C
     rules = history.read_instructions(get(c.SYSTEM_INSTRUCTIONS))
     if rules and given and _are_told_twice(rules, given):
         rules = ()
+    if c.PROMPT_MESSAGES in span.attributes:
+        rules += _read_messages(get(c.PROMPT_MESSAGES)) or ()
     observation = rules + (given or ())
     offered = _parse_repeated(tools) if isinstance(tools, str) else ()
     # By position, in the order of the fields, as calls are many.

@@ -12,7 +12,7 @@ from typing import Final
 
 from lightning_otel.adapter.attributes import get_text
 from lightning_otel.adapter.calls import is_call, read_call
-from lightning_otel.messages import message
+from lightning_otel.messages import message, parse_messages
 from lightning_otel.types import Call, Message, Span
 from lightning_otel.types import conventions as c
 
@@ -93,7 +93,8 @@ def _previous_of(call: Call) -> str | None:
 
 def _split_rules(call: Call) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """Return the instructions of one request, which no later one is given, and the rest."""
-    first = call.observation[:1]
-    is_told = c.SYSTEM_INSTRUCTIONS in call.span.attributes and first
+    first, attributes = call.observation[:1], call.span.attributes
+    is_told = c.SYSTEM_INSTRUCTIONS in attributes and first
     count = 1 if is_told and first[0].get("role") == "system" else 0
+    count += len(parse_messages(attributes.get(c.PROMPT_MESSAGES)) or ())
     return call.observation[:count], call.observation[count:]

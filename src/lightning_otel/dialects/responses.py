@@ -34,6 +34,13 @@ _DELTAS: Final = frozenset(
 _TURN: Final = '{"role":"assistant","parts":['
 _END: Final = "]}"
 _CALLS: Final = ("function_call", "custom_tool_call")
+_AWAITED: Final = frozenset(
+    {
+        *_CALLS, "local_shell_call", "shell_call", "apply_patch_call", "computer_call",
+        "mcp_approval_request",
+    }
+)  # fmt: skip
+"""Items that the program answers; the server runs its other tools by itself."""
 
 
 class Responses(Chat):
@@ -45,6 +52,10 @@ class Responses(Chat):
     def request_attributes(self, body: Json) -> Attributes:
         """Attributes of a request, with its effort and conversation."""
         found = {**super().request_attributes(body), **_conversation_id(body)}
+        prompt = object_of(body.get("prompt"))
+        for key, name in ((c.PROMPT_ID, "id"), (c.PROMPT_VERSION, "version")):
+            if isinstance(prompt.get(name), str):
+                found[key] = prompt[name]
         effort = object_of(body.get("reasoning")).get("effort")
         if isinstance(effort, str):
             found[c.REQUEST_REASONING_LEVEL] = effort
@@ -62,6 +73,8 @@ class Responses(Chat):
         instructions = content_parts(body.get("instructions"))
         if instructions:
             content[c.SYSTEM_INSTRUCTIONS] = dump(instructions)
+        if variables := object_of(body.get("prompt")).get("variables"):
+            content[c.PROMPT_VARIABLES] = dump(variables)
         # Codex says its tools in an item.
         added = [item for item in objects(items) if item.get("type") == "additional_tools"]
         tools = [*objects(body.get("tools")), *(tool for item in added for tool in _tools_in(item))]
@@ -123,7 +136,7 @@ class Responses(Chat):
         """Return the finish reason, which this API says by status and kind of output."""
         status = body.get("status")
         if status == "completed":
-            called = any(item.get("type") in _CALLS for item in objects(body.get("output")))
+            called = any(item.get("type") in _AWAITED for item in objects(body.get("output")))
             return ["tool_calls" if called else "stop"]
         if status == "incomplete":
             why = object_of(body.get("incomplete_details")).get("reason")
@@ -144,6 +157,7 @@ class Responses(Chat):
         ]
         return {
             c.OUTPUT_MESSAGES: dump(messages),
+            **_stored_prompt(body),
             **token_content(body.get("prompt_token_ids"), [body.get("token_ids")], [logprobs]),
         }
 
@@ -171,6 +185,15 @@ class Responses(Chat):
                 for index in sorted(items)
             ]
         return whole
+
+
+def _stored_prompt(body: Json) -> dict[str, str]:
+    """Return the messages of a stored prompt, which the answer has for instructions."""
+    told = body.get("instructions") if object_of(body.get("prompt")) else None
+    if not told:
+        return {}
+    items = told if isinstance(told, (list, tuple)) else [{"role": "system", "content": told}]
+    return {c.PROMPT_MESSAGES: dump(read_items(items, "system"))}
 
 
 def _tools_in(holder: Json) -> list[Json]:

@@ -57,6 +57,11 @@ REQUEST_CHOICES: Final = "gen_ai.request.choice.count"
 REQUEST_STREAM: Final = "gen_ai.request.stream"
 REQUEST_ENCODING_FORMATS: Final = "gen_ai.request.encoding_formats"
 REQUEST_REASONING_LEVEL: Final = "gen_ai.request.reasoning.level"
+PROMPT_ID: Final = "openai.request.prompt.id"
+PROMPT_VERSION: Final = "openai.request.prompt.version"
+PROMPT_VARIABLES: Final = "openai.request.prompt.variables"
+PROMPT_MESSAGES: Final = "openai.response.prompt.messages"
+"""A prompt that the server stores, as it rendered it with the variables: JSON messages."""
 REQUEST_PREVIOUS_RESPONSE: Final = "gen_ai.request.previous_response.id"
 EMBEDDING_DIMENSIONS: Final = "gen_ai.embeddings.dimension.count"
 
@@ -247,6 +252,8 @@ CONTENT_KEYS: Final = frozenset(
     {
         *BODY_KEYS,
         LOGPROB_TOKEN_IDS,
+        PROMPT_VARIABLES,
+        PROMPT_MESSAGES,
         REQUEST_STOP,
         TOOL_ARGUMENTS,
         TOOL_RESULT,

@@ -94,3 +94,36 @@ def test_an_unknown_item_keeps_its_own_role(tmp_path: Path) -> None:
     assert parts[0]["tools"] == [{"type": "namespace"}]
     assert parts[1]["approve"] is True
     assert parts[2] == {"type": "tool_call_response", "id": "sh", "response": "ok"}
+
+
+def test_a_stored_prompt_is_what_the_model_was_told(tmp_path: Path) -> None:
+    """The request names it, the answer has it rendered; an answer may wait for the program."""
+    prompt = {"id": "pmpt_1", "version": "3", "variables": {"name": "Ada"}}
+    text = [{"type": "input_text", "text": "Say hello to Ada"}]
+    shell = {"type": "local_shell_call", "id": "sh", "call_id": "sh", "status": "completed",
+             "action": {"type": "exec", "command": ["ls"]}}  # fmt: skip
+    answer = {
+        "id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "completed",
+        "prompt": prompt, "output": [shell],
+        "instructions": [{"type": "message", "role": "user", "content": text}],
+    }  # fmt: skip
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
+    client = openai.OpenAI(
+        base_url="http://m.invalid/v1", api_key="k", http_client=httpx.Client(transport=transport)
+    )
+    store = Store(tmp_path / "s.duckdb")
+    with auto_trace(store=store):
+        client.responses.create(model="m", prompt=prompt, input="Politely")  # type: ignore[call-overload]
+
+    [step] = store.transitions()
+    assert [(m["role"], m["parts"][0]["content"]) for m in step.observation] == [
+        ("user", "Say hello to Ada"),
+        ("user", "Politely"),
+    ]
+    assert step.finish_reason == "tool_calls"
+    [call] = [span for span in store.spans() if span.attributes.get("gen_ai.response.id")]
+    told = {
+        key.rpartition(".")[2]: value for key, value in call.attributes.items() if ".prompt." in key
+    }
+    assert (told["id"], told["version"]) == ("pmpt_1", "3")
+    assert json.loads(told["variables"]) == {"name": "Ada"}
