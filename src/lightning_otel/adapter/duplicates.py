@@ -7,7 +7,7 @@ other, with the same answer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lightning_otel.adapter.attributes import get_text
@@ -44,6 +44,7 @@ class _Request:
     scopes: set[str]
     models: set[str]
     response_id: str | None
+    log_scopes: set[str] = field(default_factory=set)
 
 
 def find_requests(tree: Tree, calls: Sequence[int]) -> list[list[int]]:
@@ -75,8 +76,8 @@ def _group_by_response(tree: Tree, calls: Sequence[int]) -> dict[int, _Request]:
             if response_id is not None:
                 latest[response_id] = held
         held.members.append(position)
-        if span.start_ns != span.end_ns:  # a log stands beside a span of its make
-            held.scopes.add(span.scope)
+        is_log = span.start_ns == span.end_ns  # which stands beside a span of its make
+        (held.log_scopes if is_log else held.scopes).add(span.scope)
         names = [get_text(span.attributes, key) for key in (c.REQUEST_MODEL, c.RESPONSE_MODEL)]
         # Without the provider that some makes write before them.
         held.models |= {name.rpartition("/")[2] for name in names if name}
@@ -93,11 +94,14 @@ def _is_of_request(tree: Tree, request: _Request, position: int) -> bool:
     """
     span, members = tree.spans[position], request.members
     scope = span.scope
-    if span.start_ns == span.end_ns and scope not in request.scopes:
-        return True  # a log of another make, written once the answer was there
+    known = request.scopes | request.log_scopes
+    if span.start_ns == span.end_ns and scope and scope not in known:
+        # A log of another make, written once the answer was there.
+        return any(_are_alike(tree.spans[i], span) is not False for i in members)
     if not any(_do_overlap(tree, member, position) for member in members):
         return False
-    return not (scope and scope in request.scopes) or any(
+    own = request.log_scopes if span.start_ns == span.end_ns else request.scopes
+    return not (scope and scope in own) or any(
         tree.contains(member, position) or tree.contains(position, member) for member in members
     )
 

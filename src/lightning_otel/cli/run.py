@@ -330,7 +330,7 @@ class _Run:
             return
         from lightning_otel.cli.destinations import tell_forwarding
 
-        waiting = max(0, ended - sent.delivered - sent.rejected.total())
+        waiting = max(0, ended - sent.delivered - sent.withheld - sent.rejected.total())
         tell_forwarding(sent, waiting, is_quiet=is_quiet)
         if waiting:
             suggest(f"export otlp --rollout {self._recording.rollout_id}", store)

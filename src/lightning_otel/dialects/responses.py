@@ -68,7 +68,7 @@ class Responses(Chat):
     def request_content(self, body: Json) -> dict[str, str]:
         """Instructions, messages and tools of a request."""
         given = body.get("input")
-        items = given if isinstance(given, (list, tuple)) else [given] if given else []
+        items = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
         content = {c.INPUT_MESSAGES: self.write_messages(items)}
         instructions = content_parts(body.get("instructions"))
         if instructions:

@@ -5,8 +5,8 @@ Both append to this process's segment, which readers query as it grows, without 
 
 import logging
 import os
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -34,7 +34,14 @@ log = logging.getLogger(__name__)
 
 
 class FrameSpanProcessor(SpanProcessor):
-    """Hands each span to the sink of the frame it started in; one serves the whole process."""
+    """Hands each span to the sink of the frame it started in; one serves the whole process.
+
+    Attributes:
+        stamps: What it adds to each span's record.
+    """
+
+    def __init__(self, stamps: Mapping[str, Any] | None = None) -> None:
+        self.stamps = stamps or {}
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Note that the span started."""
@@ -49,6 +56,8 @@ class FrameSpanProcessor(SpanProcessor):
             kept = capture.state_of(context)
             if kept.sink is None:
                 kept.sink, stamps = frame.sink, frame.stamps
+                if self.stamps:
+                    stamps = {**self.stamps, **stamps}
                 if frame.process_stamps:
                     stamps = {**find_rollout(span, frame.process_stamps), **stamps}
                 if _is_call(span) and (framework := find_framework()):

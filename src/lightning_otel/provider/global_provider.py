@@ -168,5 +168,5 @@ def make_quiet_tracer(otel_resource: Resource | None, ids: Any) -> trace.Tracer:
     from lightning_otel.exporters.duckdb import FrameSpanProcessor
 
     quiet = GlobalProvider(resource=otel_resource, id_generator=ids, shutdown_on_exit=False)
-    quiet.add_span_processor(FrameSpanProcessor())
+    quiet.add_span_processor(FrameSpanProcessor({c.SUPPRESSED: True}))
     return quiet.make_tracer(c.SCOPE)

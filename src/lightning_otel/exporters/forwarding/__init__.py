@@ -19,6 +19,7 @@ from lightning_otel.exporters.forwarding.senders import Answer, GrpcSender, Http
 from lightning_otel.store.engines.otlp import UnsendableError, encode_request
 from lightning_otel.store.follow import POLL_S, Follower
 from lightning_otel.types import Span
+from lightning_otel.types import conventions as c
 
 __all__ = ["Answer", "Forwarder", "Verdict"]
 
@@ -45,6 +46,7 @@ class Forwarder:
 
     Attributes:
         delivered: Spans that the endpoint took.
+        withheld: Spans where the program suppressed instrumentation, which are not sent.
         rejected: Spans it will never take, by the reason it gave.
         last_error: Why it does not take spans now; empty while it does.
         error: Why the thread ended before its time.
@@ -81,7 +83,7 @@ class Forwarder:
         self._is_answering = False
         self._is_done = False
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self.delivered = 0
+        self.delivered = self.withheld = 0
         self.rejected: Counter[str] = Counter()
         self.last_error = ""
         self.error: LightningOtelError | None = None
@@ -146,7 +148,8 @@ class Forwarder:
                     return True
                 self._parts = [spans]
             part = self._parts[-1]
-            answer = self._answer_to(part)
+            sent = [span for span in part if c.SUPPRESSED not in span.attributes]
+            answer = self._answer_to(sent) if sent else Answer(Verdict.DELIVERED)
             if answer is None:
                 return False
             self._parts.pop()
@@ -155,8 +158,9 @@ class Forwarder:
                 half = len(part) // 2
                 self._parts += [part[half:], part[:half]]
                 continue
-            rejected = min(answer.rejected, len(part)) if is_delivered else len(part)
-            self.delivered += len(part) - rejected
+            rejected = min(answer.rejected, len(sent)) if is_delivered else len(sent)
+            self.delivered += len(sent) - rejected
+            self.withheld += len(part) - len(sent)
             if rejected:
                 self.rejected[answer.reason] += rejected
             self._follower.commit(part)

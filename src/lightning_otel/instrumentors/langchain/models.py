@@ -120,7 +120,7 @@ class ModelCall(steps.ModelCall):
         settings = {_SETTINGS[key]: metadata[key] for key in metadata if key in _SETTINGS}
         if settings:
             attributes.update(read_settings(settings))
-        if held and _COST in (held[0].get("usage_metadata") or ()):
+        if held and (held[0].get("usage_metadata") or {}).get(_COST) == 0:
             attributes[c.OPERATION] = _CACHE_HIT
             self.operation.rename(f"{_CACHE_HIT} {metadata.get('ls_model_name') or ''}".strip())
         elif choices:
