@@ -232,3 +232,32 @@ def test_a_duplicate_names_the_record_that_is_kept() -> None:
     assert [step.span_id for step in steps_of(found)] == [kept]
     reason = "duplicate: lightning_otel recorded the same request"
     assert [(each.span_id, each.reason) for each in found.report.dropped] == [(above, reason)]
+
+
+@pytest.mark.parametrize(
+    ("scopes", "answers"),
+    [
+        (["theirs"] * 4, "abcd"),
+        ([""] * 4, "abcd"),
+        ([c.SCOPE, "theirs"], "ab"),
+    ],
+)
+def test_records_without_a_duration_are_calls_of_their_own(scopes: list[str], answers: str) -> None:
+    """A server that repeats its ids, told by spans that never say when they ended."""
+    spans = []
+    for index, (scope, answer) in enumerate(zip(scopes, answers, strict=True)):
+        attributes = {
+            c.OPERATION: c.CHAT, c.RESPONSE_ID: "same", c.REQUEST_MODEL: "m",
+            c.INPUT_MESSAGES: json.dumps([said("user", f"ask {answer}")]),
+            c.OUTPUT_MESSAGES: json.dumps([said("assistant", answer)]),
+        }  # fmt: skip
+        start_ns = 10**18 + index * 10**9
+        end_ns = start_ns + (5 if scope == c.SCOPE else 0)
+        spans.append(
+            Span("1" * 32, f"{index + 1:016x}", None, "chat m", start_ns, end_ns,
+                 attributes=attributes, scope=scope)
+        )  # fmt: skip
+
+    report = TripletAdapter().explain(spans).report
+
+    assert (report.calls, report.transitions) == (len(scopes), len(scopes))

@@ -61,6 +61,21 @@ def forwarder_of(
         follower.close()
 
 
+def test_forwarder_keeps_what_the_program_suppressed(
+    store: Store, fill: Fill, endpoint: Endpoint
+) -> None:
+    """It is in the store, and waits for nothing; alone in a batch no request is made of it."""
+    fill(2)
+    fill(1, attributes={c.SUPPRESSED: True})
+
+    with forwarder_of(store, endpoint) as forwarder:
+        assert forwarder.send_waiting()
+        fill(1, attributes={c.SUPPRESSED: True})
+        assert forwarder.send_waiting()
+
+    assert (forwarder.delivered, forwarder.withheld) == (2, 2)
+
+
 @pytest.mark.parametrize("is_allowed", [False, True])
 def test_forwarder_sends_content_only_where_allowed(
     store: Store, fill: Fill, endpoint: Endpoint, is_allowed: bool

@@ -170,7 +170,8 @@ class _Run:
     _forwarder: "Forwarder | None" = None
     _is_whole: bool = False
     _counts: Mapping[str, Any] | None = None
-    _has_root: bool = True
+    _has_root: bool = False
+    _is_divided: bool = False
 
     def run(self, program: Sequence[str]) -> int:
         self._problem = _find_problem(self._opened)
@@ -216,8 +217,9 @@ class _Run:
             return span
         with contextlib.suppress(OSError, LightningOtelError):
             counts = self._counts = self._count_spans(recording)
-            is_divided = counts["spans"] and not counts["outside"]
-            self._has_root = _is_named(self._options) or not is_divided
+            is_alone = bool(counts["spans"]) and not counts["outside"]
+            self._is_divided = is_alone and not _is_named(self._options)
+        self._has_root = not self._is_divided
         return span if self._has_root else None
 
     def _make_environment(self, recording: "Recording") -> dict[str, str]:
@@ -281,7 +283,7 @@ class _Run:
         if not calls:
             print_note(f"  warning: {_NO_CALL}")
         tell_unnamed(counts)
-        if not self._has_root:
+        if self._is_divided:
             suggest("ls", store)
             return calls
         if not counts["rewards"]:
