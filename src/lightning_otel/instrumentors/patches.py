@@ -119,8 +119,10 @@ def restore(owner: Any, name: str) -> bool:
     # A wrapper around ours shows our mark too, but what it wraps is ours.
     if original is None or found.__wrapped__ is not original:
         return False
-    bases = owner.__mro__[1:] if isinstance(owner, type) else ()
-    if next((vars(base)[name] for base in bases if name in vars(base)), None) is original:
+    if (
+        isinstance(owner, type)
+        and inspect.getattr_static(super(owner, owner), name, None) is original
+    ):
         delattr(owner, name)
     else:
         setattr(owner, name, original)
