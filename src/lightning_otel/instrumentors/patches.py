@@ -119,11 +119,5 @@ def restore(owner: Any, name: str) -> bool:
     # A wrapper around ours shows our mark too, but what it wraps is ours.
     if original is None or found.__wrapped__ is not original:
         return False
-    if (
-        isinstance(owner, type)
-        and inspect.getattr_static(super(owner, owner), name, None) is original
-    ):
-        delattr(owner, name)
-    else:
-        setattr(owner, name, original)
+    setattr(owner, name, original)
     return True
