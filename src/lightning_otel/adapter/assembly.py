@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 from lightning_otel.adapter import (
     advantages,
     branches,
-    continuations,
     credit,
     duplicates,
     histories,
@@ -49,6 +48,7 @@ from lightning_otel.types import (
 from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
+    from lightning_otel.adapter.continuations import Answers
     from lightning_otel.adapter.triplet import TripletAdapter
 
 
@@ -66,11 +66,11 @@ class Assembly:
 
     def __init__(
         self, key: AttemptKey, tree: Tree, adapter: "TripletAdapter", repeated: Sequence[Span],
-        answers: continuations.Answers,
+        answers: "Answers | None",
     ) -> None:  # fmt: skip
         """Take an attempt's tree, and spans left out of it for their ids, which others have.
 
-        Answers are what calls go on from, also of other attempts.
+        Answers are what calls go on from, also of other attempts; None if no call does.
         """
         self._answers = answers
         self._key = key
@@ -201,7 +201,7 @@ class Assembly:
             if place in self._steps:
                 self._others |= {i: place for i in records if i != place}
         if self._answers:
-            self._steps = continuations.join_histories(self._steps, self._answers)
+            self._steps = self._answers.join_histories(self._steps)
 
     def _add_call(self, position: int, call: Call | str, span: Span) -> None:
         if isinstance(call, Call):

@@ -6,7 +6,7 @@ Source: ``previous_response_id`` of OpenAI's Responses API: messages and answers
 instructions are not.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,43 +19,42 @@ from lightning_otel.types import conventions as c
 SERVER_HISTORY: Final = "openai.previous_response"
 """The kind of the part that stands for a history which is on the server alone."""
 NOT_HERE: Final = "its history is on the server"
-Answers = Mapping[str, Span]
-"""Calls by the id of their response."""
 
 
-def index_answers(spans: Iterable[Span]) -> Answers:
-    """Return the calls that others may go on from; none if no call goes on from another."""
-    calls = [span for span in spans if is_call(span)]
-    if not any(c.REQUEST_PREVIOUS_RESPONSE in span.attributes for span in calls):
-        return {}
-    named = ((get_text(span.attributes, c.RESPONSE_ID), span) for span in calls)
-    return {response_id: span for response_id, span in named if response_id}
+def find_ids(spans: Iterable[Span]) -> tuple[set[str], set[str]]:
+    """Return the ids of the answers that calls go on from, and of those that are among them."""
+    keys = c.REQUEST_PREVIOUS_RESPONSE, c.RESPONSE_ID
+    pairs = [[get_text(span.attributes, key) for key in keys] for span in spans]
+    return {asked for asked, _ in pairs if asked}, {known for _, known in pairs if known}
 
 
-def find_missing(spans: Iterable[Span]) -> set[str]:
-    """Return the ids of answers that calls go on from and that are not among them."""
-    spans = list(spans)
-    asked = {get_text(span.attributes, c.REQUEST_PREVIOUS_RESPONSE) for span in spans}
-    known = {get_text(span.attributes, c.RESPONSE_ID) for span in spans}
-    return {response_id for response_id in asked - known if response_id}
+def index_answers(spans: Sequence[Span]) -> "Answers | None":
+    """Return the calls that others may go on from; None if no span goes on from another."""
+    if not any(c.REQUEST_PREVIOUS_RESPONSE in span.attributes for span in spans):
+        return None
+    return Answers(filter(is_call, spans))
 
 
-def join_histories(steps: Mapping[int, Call], answers: Answers) -> dict[int, Call]:
-    """Return the calls with all that the model was told."""
-    joiner = _Joiner(steps.values(), answers)
-    return {position: joiner.join(call) for position, call in steps.items()}
+class Answers:
+    """The calls of many attempts by the id of their response.
 
+    Each is read once, and the conversation up to each is put together once.
+    """
 
-class _Joiner:
-    """Joins calls with what they go on from; each answer's conversation is put together once."""
-
-    def __init__(self, calls: Iterable[Call], answers: Answers) -> None:
-        named = ((get_text(call.span.attributes, c.RESPONSE_ID), call) for call in calls)
-        self._calls: dict[str, Call | str] = {key: call for key, call in named if key}
-        self._answers = answers
+    def __init__(self, calls: Iterable[Span]) -> None:
+        named = ((get_text(span.attributes, c.RESPONSE_ID), span) for span in calls)
+        self._calls: dict[str, Span | Call | str] = {key: span for key, span in named if key}
         self._known: dict[str, tuple[Message, ...]] = {}
 
-    def join(self, call: Call) -> Call:
+    def join_histories(self, steps: Mapping[int, Call]) -> dict[int, Call]:
+        """Return the calls of an attempt with all that the model was told."""
+        for call in steps.values():
+            if response_id := get_text(call.span.attributes, c.RESPONSE_ID):
+                self._calls[response_id] = call  # of several records it is what they say together
+                self._known.pop(response_id, None)
+        return {position: self._join(call) for position, call in steps.items()}
+
+    def _join(self, call: Call) -> Call:
         previous_id = _previous_of(call)
         if not previous_id:
             return call
@@ -81,14 +80,14 @@ class _Joiner:
         return self._known[response_id]
 
     def _find(self, response_id: str) -> Call | str:
-        if response_id not in self._calls:
-            span = self._answers.get(response_id)
-            self._calls[response_id] = NOT_HERE if span is None else read_call(span, "")
-        return self._calls[response_id]
+        call = self._calls.get(response_id, NOT_HERE)
+        if isinstance(call, Span):
+            call = self._calls[response_id] = read_call(call, "")
+        return call
 
 
 def _previous_of(call: Call) -> str | None:
-    return get_text(call.span.attributes, c.REQUEST_PREVIOUS_RESPONSE) or None
+    return get_text(call.span.attributes, c.REQUEST_PREVIOUS_RESPONSE)
 
 
 def _split_rules(call: Call) -> tuple[tuple[Message, ...], tuple[Message, ...]]:

@@ -251,8 +251,8 @@ class TripletAdapter:
         )
 
     def _adapt_attempt(
-        self, key: AttemptKey, own: Sequence[Span], repeated: Sequence[Span], answers: Answers,
-        *, is_complete: bool,
+        self, key: AttemptKey, own: Sequence[Span], repeated: Sequence[Span],
+        answers: Answers | None, *, is_complete: bool,
     ) -> Adaptation:  # fmt: skip
         is_usual = self.credit == "previous" and self.compose is advantages.primary
         if is_complete and is_usual and not repeated:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.calls import is_call
-from lightning_otel.adapter.continuations import find_missing
+from lightning_otel.adapter.continuations import find_ids
 from lightning_otel.adapter.selection import Selection as StepSelection
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
@@ -63,16 +63,21 @@ def read_origins(
 ) -> list[Span]:
     """Return the calls of other rollouts that some of these go on from, by a response's id."""
     origins: list[Span] = []
-    while missing := find_missing([*spans, *origins]):
+    seen: set[str] = set()
+    asked, known = find_ids(spans)
+    while missing := asked - known:
         # With all of their traces: a conversation is not looked up answer by answer.
         where = "response_id IN (SELECT unnest(?))"
         rows = con.execute(f"SELECT DISTINCT trace_id FROM spans WHERE {where}", [[*missing]])
-        traces = {trace_id for (trace_id,) in rows.fetchall()} - {each.trace_id for each in origins}
+        traces = {trace_id for (trace_id,) in rows.fetchall()} - seen
         if not traces:
             break
+        seen |= traces
         selection = Selection(trace_ids=sorted(traces))
-        found = map(build_span, source.fetch(selection, con).dicts())
-        origins += (span for span in found if is_call(span))
+        calls = [*filter(is_call, map(build_span, source.fetch(selection, con).dicts()))]
+        origins += calls
+        asked, others = find_ids(calls)
+        known |= others
     return origins
 
 
