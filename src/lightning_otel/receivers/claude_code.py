@@ -6,10 +6,11 @@ record that starts anew begins a conversation: after a compaction, of a subagent
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from lightning_otel.dialects.anthropic import Anthropic
 from lightning_otel.messages import message, object_of, read_message
 from lightning_otel.receivers.otlp import Object
 from lightning_otel.receivers.sessions import Messages, Session, list_parts
@@ -19,14 +20,10 @@ from lightning_otel.types.values import json_text
 
 NAME: Final = "claude-code"
 _SPOKEN: Final = frozenset({"user", "assistant", "attachment"})
-_FINISH: Final = {
-    "end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length",
-    "refusal": "content_filter",
-}  # fmt: skip
+_MESSAGES: Final = Anthropic()
 _FAILED: Final = "isApiErrorMessage"
 _SYNTHETIC: Final = "<synthetic>"
 """The model of an answer that no model gave."""
-_CACHE_COUNTS: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _ABOUT: Final = ("cwd", "gitBranch", "version")
 
 
@@ -179,18 +176,18 @@ class ClaudeCode:
         if turn.body.get("model") == _SYNTHETIC:  # said in the model's name, and never asked
             turn.response_id = ""
             return
-        reason = turn.body.get("stop_reason")
-        finish = _FINISH.get(str(reason), reason)
-        if finish is not None:
-            turn.messages[0]["finish_reason"] = finish
+        attributes = {
+            **_MESSAGES.response_attributes(turn.body),
+            c.PROVIDER: _MESSAGES.provider,
+            c.REQUEST_MODEL: turn.body.get("model"),
+        }
+        for reason in attributes.get(c.FINISH_REASONS, ()):
+            turn.messages[0]["finish_reason"] = reason
         previous, messages = _find_history(turn.parent)
         yield self._session.make_call(
             turn.agent, self._agents[turn.agent].name, (turn.start_ns, turn.end_ns),
             response_id=turn.response_id, previous_id=previous, messages=messages,
-            answer=turn.messages,
-            attributes={
-                **_read_model(turn.body), c.FINISH_REASONS: None if finish is None else [finish],
-            },
+            answer=turn.messages, attributes=attributes,
         )  # fmt: skip
 
     def _make_failure(
@@ -205,7 +202,7 @@ class ClaudeCode:
         return self._session.make_call(
             agent, self._agents[agent].name, (start_ns, now_ns), response_id=str(own_id),
             previous_id=previous, messages=messages, answer=(), error=error or "the request failed",
-            attributes={c.PROVIDER: "anthropic"},
+            attributes={c.PROVIDER: _MESSAGES.provider},
         )  # fmt: skip
 
 
@@ -223,16 +220,3 @@ def _find_history(turn: _Turn | None) -> tuple[str | None, Messages]:
         beside = [each for each in turn.answers if all(each is not other for other in path)]
         path = sorted([*beside, *path], key=lambda each: each.start_ns)
     return (turn.response_id if turn else None), [each for at in path for each in at.messages]
-
-
-def _read_model(body: Mapping[str, Any]) -> dict[str, Any]:
-    usage = object_of(body.get("usage"))
-    counts = [usage.get(name) for name in ("input_tokens", *_CACHE_COUNTS)]
-    numbers = [each for each in counts if isinstance(each, int)]
-    return {
-        c.PROVIDER: "anthropic",
-        c.REQUEST_MODEL: body.get("model"),
-        c.INPUT_TOKENS: sum(numbers) if numbers else None,
-        c.CACHED_TOKENS: usage.get(_CACHE_COUNTS[0]),
-        c.OUTPUT_TOKENS: usage.get("output_tokens"),
-    }
