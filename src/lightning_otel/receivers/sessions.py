@@ -4,8 +4,8 @@ A session is a rollout: a span for the agent and one for each subagent, model ca
 holds what was said since the answer that it goes on from, and names that answer: a session of
 200 MB stays one of 200 MB.
 
-Source: the files that Claude Code 1 and 2 keep below ``~/.claude/projects`` and Codex 0.20 to 0.171
-below ``~/.codex/sessions``; neither format is documented.
+Source: the files that Claude Code keeps below ``~/.claude/projects``, and Codex below
+``~/.codex/sessions`` since its records have a type and a payload; neither format is documented.
 """
 
 from __future__ import annotations
