@@ -28,16 +28,18 @@ class _Server(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer."""
+        # The next answer may be set while the rest of this one, after its end mark, is sent.
+        answer, is_stream = self.answer, self.is_stream
         self.rfile.read(int(self.headers["content-length"]))
-        kind = "text/event-stream" if self.is_stream else "application/json"
+        kind = "text/event-stream" if is_stream else "application/json"
         self.send_response(200)
         self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(self.answer)))
+        self.send_header("content-length", str(len(answer)))
         self.end_headers()
         at = 0
-        while at < len(self.answer):
-            size = self.sizes.randint(1, 200) if self.is_stream else len(self.answer)
-            self.wfile.write(self.answer[at : at + size])
+        while at < len(answer):
+            size = self.sizes.randint(1, 200) if is_stream else len(answer)
+            self.wfile.write(answer[at : at + size])
             at += size
 
     def log_message(self, *args: Any) -> None:
