@@ -136,6 +136,7 @@ class LightningSpanProcessor(FrameSpanProcessor):
         Args:
             store: ``X.duckdb`` or a folder; by default the store the settings name.
         """
+        super().__init__()
         self._frame: capture.Frame | None = None
         if config.is_enabled():
             capture.guard_call(self._begin_writer, Layout(store or config.STORE.read()))
