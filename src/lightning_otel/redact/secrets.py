@@ -47,6 +47,9 @@ _KEPT: Final = frozenset(
 _KEPT_PREFIXES: Final = (f"{c.LINK_PREFIX}.", f"{c.REWARD_PREFIX}.")
 _NUMBERS: Final = frozenset({int, float, bool})
 _NEAR: Final = 96
+_AROUND: Final = 256
+_SENTENCE: Final = re.compile(r"[a-z]{2,}[ :,]{1,3}['\"`(]?$|['\"`)]?[.,;:]? [a-z]{2,}")
+"""How what a value stands in ends before it, or goes on after it."""
 _NAME_LENGTH: Final = 32
 _NAMES: Final = tuple(_SHAPES["named"])
 _NAME_ENDS: Final = frozenset(name[-3:] for name in _NAMES)
@@ -214,10 +217,24 @@ def _find_token(text: str, start: int, end: int) -> tuple[int, int, str] | None:
             match = _compiled(shape["pattern"]).match(text, head)
             if match and (before == "/" or _is_random(match[0])):
                 return head, match.end(), f"[redacted:{shape['kind']}]"
+    for shape in _SHAPES["bare"]:
+        match = _compiled(shape["pattern"]).match(text, head)
+        if match and _is_random(match[0]) and _stands_bare(text, match, shape["words"]):
+            return head, match.end(), f"[redacted:{shape['kind']}]"
     key = _AWS_KEY.match(text, head) if before not in ("+", "/") else None
     if key is None or len(_TURNS.findall(key[0])) < _AWS_TURNS or b64decode(key[0]).isascii():
         return None
     return head, key.end(), "[redacted:aws_key]"
+
+
+def _stands_bare(text: str, match: re.Match[str], words: list[str]) -> bool:
+    """Say whether a value stands in a sentence that does not speak of versions or files."""
+    before = text[max(0, match.start() - _AROUND) : match.start()].lower()
+    after = text[match.end() : match.end() + _AROUND].lower()
+    if not _SENTENCE.search(before) and not _SENTENCE.match(after):
+        return False
+    around = f"{before} {after}"
+    return not any(word in around for word in words) and not match.re.search(around)
 
 
 def _list_heads(text: str, start: int, end: int) -> Iterator[int]:
