@@ -394,7 +394,6 @@ def enter_process(*, is_worker: bool) -> str:
     return program_id
 
 
-def bare_environment() -> dict[str, str]:
-    """Return what Python needs to start, and DuckDB to tell the time: no secrets."""
-    names = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")
-    return {name: os.environ[name] for name in names if name in os.environ}
+def read_environment(*prefixes: str) -> dict[str, str]:
+    """Return the variables whose names begin so, as they stand for what this process starts."""
+    return {name: text for name, text in os.environ.items() if name.startswith(prefixes)}

@@ -35,9 +35,9 @@ INSTRUMENTORS: Mapping[str, str] = {
     "litellm": "lightning_otel.instrumentors.openai.litellm:LiteLLMInstrumentor",
     "autogen": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
     "ag2": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
+    "mcp": "lightning_otel.instrumentors.mcp:MCPInstrumentor",
 }
 """The library each instrumentor is for, and where it stands: imported when its library is."""
-
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "autogen_core": (

@@ -111,11 +111,15 @@ _DETAILS: Final = f"""
 WITH spans AS (FROM page), {DUPLICATE_CALLS},
 counted AS (SELECT *, operation IN ({CALL_OPERATIONS})
   -- What several instrumentors told of one request counts once.
-  AND (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM repeated) AS is_call FROM page)
+  AND (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM repeated) AS is_call,
+  -- A framework's tool, MCP's client and its server tell of one execution, each within the other.
+  operation = {quote_text(c.EXECUTE_TOOL)} AND (trace_id, coalesce(parent_span_id, '')) NOT IN
+    (SELECT trace_id, span_id FROM page WHERE operation = {quote_text(c.EXECUTE_TOOL)}) AS is_tool
+  FROM page)
 SELECT trace_id, string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   coalesce(list_sort(list(DISTINCT model) FILTER (model <> '')), []) AS models,
   count(*) FILTER (status = 'ERROR') AS errors, count(*) FILTER (is_call) AS calls,
-  count(*) FILTER (operation = {quote_text(c.EXECUTE_TOOL)}) AS tools,
+  count(*) FILTER (is_tool) AS tools,
   sum(input_tokens) FILTER (is_call)::BIGINT AS input_tokens,
   sum(output_tokens) FILTER (is_call)::BIGINT AS output_tokens
 FROM counted GROUP BY trace_id"""

@@ -1,6 +1,7 @@
 """Today's ``gen_ai.*`` as others write it: the same keys, in a few other shapes.
 
-Source: the GenAI semantic conventions; ``opentelemetry-util-genai`` 1.3b0; Traceloop's 0.62.
+Source: the GenAI semantic conventions, those of MCP among them; ``opentelemetry-util-genai`` 1.3b0;
+Traceloop's 0.62; ``mcp`` 2.3.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,9 @@ from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
 
-MARKS = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.FINISH_REASONS, c.EVALUATION_SCORE)
+_MCP_METHOD: Final = "mcp.method.name"
+_CALL_TOOL: Final = "tools/call"
+MARKS = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.FINISH_REASONS, c.EVALUATION_SCORE, _MCP_METHOD)
 
 # The conventions name it in the singular, the servers do not.
 _REASONS: Final = {"tool_call": "tool_calls"}
@@ -22,11 +25,16 @@ _RESULT: Final = "tool_call_response"
 
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Reasons for which the choices ended, and an evaluation as a reward: the rest is as ours."""
+    """A tool called by MCP, why the choices ended, and an evaluation as a reward."""
     found: dict[str, Any] = {}
+    if attributes.get(_MCP_METHOD) == _CALL_TOOL:
+        found[c.OPERATION] = c.EXECUTE_TOOL
+        tool = name.partition(f"{_CALL_TOOL} ")[2]
+        if tool and c.TOOL_NAME not in attributes:
+            found[c.TOOL_NAME] = tool
     score = attributes.get(c.EVALUATION_SCORE)
     if to_number(score) is not None and c.REWARD_VALUE not in attributes:
-        found = {c.REWARD_VALUE: score, c.REWARD_NAME: attributes.get(c.EVALUATION_NAME)}
+        found |= {c.REWARD_VALUE: score, c.REWARD_NAME: attributes.get(c.EVALUATION_NAME)}
     reasons = attributes.get(c.FINISH_REASONS)
     if isinstance(reasons, str) and reasons.startswith("["):
         reasons = parse_json(reasons)

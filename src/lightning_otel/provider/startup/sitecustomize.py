@@ -11,7 +11,7 @@ import sys
 
 LIBRARIES = frozenset(
     ("openai", "langchain_core", "langgraph", "autogen_core", "autogen_agentchat", "autogen_ext",
-     "agents", "crewai", "litellm", "autogen", "ag2")
+     "agents", "crewai", "litellm", "autogen", "ag2", "mcp")
 )  # fmt: skip
 """Packages with modules that the instrumentors patch: none is half made as they start."""
 

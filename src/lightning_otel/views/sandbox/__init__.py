@@ -140,7 +140,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=config.bare_environment(),
+            env=config.read_environment("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ"),
             start_new_session=True,
         )
         package = str(Path(lightning_otel.__file__).parents[1])

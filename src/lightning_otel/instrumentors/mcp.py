@@ -1,0 +1,98 @@
+"""MCP's clients: the servers that they start are recorded, in the traces of the calls.
+
+The library makes the spans itself, of each request and, in the server, of what it does (``mcp`` 2,
+scope ``mcp-python-sdk``). It starts a server with six variables of the environment, and its
+propagation finds nothing to send while the program has no OpenTelemetry of its own: what a run
+hands to its children, and the ids of its spans, go to servers that are child processes, no others.
+
+Source: ``mcp.client.stdio``; the ids' place is ``params._meta`` of a request (SEP-414).
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from lightning_otel import capture, config
+from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
+from lightning_otel.messages import fields_of
+
+_STARTUP: Final = ("lightning_otel", "provider", "startup")
+_write_ids = TraceContextTextMapPropagator().inject
+
+
+class MCPInstrumentor(LibraryInstrumentor):
+    """Switches the recording of MCP's servers on and off; ``mcp`` itself is never imported."""
+
+    requires = ("mcp >= 1.9",)
+
+    def patches(self) -> Mapping[str, Patch]:
+        """The module of the transport that starts servers."""
+        return {"mcp.client.stdio": self._patch_stdio}
+
+    def _patch_stdio(self, module: ModuleType) -> None:
+        self.wrap(module, "stdio_client", self._make_client)
+
+    def _make_client(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @asynccontextmanager
+        async def stdio_client(server: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            handed = capture.guard_call(_handed_environment) if self.is_wanted() else None
+            if handed:
+                server = capture.guard_call(_hand_on, server, handed) or server
+            async with original(server, *args, **kwargs) as streams:
+                if handed:
+                    capture.guard_call(_carry_ids, streams[1])
+                yield streams
+
+        return stdio_client
+
+
+def _handed_environment() -> dict[str, str]:
+    """Return the variables by which a run has its children recorded, without keys.
+
+    Empty outside of a run, where the run records no children, and where its store asks for a key.
+    """
+    held = config.read_environment("LIGHTNING_OTEL", "TRACEPARENT", "PYTHONPATH")
+    if config.RUN.name not in held or config.TOKEN.name in held:
+        return {}
+    held.pop(config.ENDPOINT_KEY.name, None)
+    paths = held.get("PYTHONPATH", "").split(os.pathsep)
+    startup = next((path for path in paths if Path(path).parts[-3:] == _STARTUP), "")
+    return held | {"PYTHONPATH": startup}
+
+
+def _hand_on(server: Any, handed: Mapping[str, str]) -> Any:
+    """Return a server's parameters with the settings of the run, beside its own environment."""
+    own = dict(server.env or {})
+    paths = (handed["PYTHONPATH"], own.get("PYTHONPATH"))
+    path = os.pathsep.join(filter(None, paths))
+    return server.model_copy(update={"env": {**handed, **own, "PYTHONPATH": path}})
+
+
+def _carry_ids(stream: Any) -> None:
+    """Let each request that goes into a stream carry the ids of the span that it is made in."""
+    send = stream.send
+
+    async def send_with_ids(message: Any) -> None:
+        capture.guard_call(_add_ids, message)
+        await send(message)
+
+    stream.send = send_with_ids
+
+
+def _add_ids(message: Any) -> None:
+    """Put the current span's ids into a request that has none."""
+    request = getattr(message.message, "root", message.message)
+    held = fields_of(request)
+    if "id" not in held or "method" not in held or not trace.get_current_span().is_recording():
+        return
+    params = held.get("params") or {}
+    meta = dict(params.get("_meta") or {})
+    if "traceparent" not in meta:
+        _write_ids(meta)
+        request.params = {**params, "_meta": meta}
