@@ -59,7 +59,7 @@ def import_files(files: tuple[Path, ...], follow: bool, limit: str, store: str |
     before = _count_spans(opened)
     reader = FileReader(opened, limit_bytes, is_following=follow)
     spans = 0
-    with list_files(files, limit_bytes) as list_them:
+    with list_files(files, limit_bytes, refusals.note_file) as list_them:
         for path in list_them():
             count = reader.keep_spans(path, partial(refusals.note, path))
             refusals.end_file(path, is_empty=not count)
@@ -70,6 +70,9 @@ def import_files(files: tuple[Path, ...], follow: bool, limit: str, store: str |
     opened.writer().seal()
     new = _count_spans(opened) - before
     print_note(f"⚡ {count_noun(spans, 'span')} read, {new} new → {opened.name}")
+    if reader.open:
+        answers = count_noun(reader.open, "answer")
+        print_note(f"  {answers} not read: still being written; import again when it is whole")
     if reader.known:
         print_note(f"  {count_noun(reader.known, 'attempt')} not read: the store recorded them")
     refusals.print_all()
@@ -96,6 +99,11 @@ class _Refusals:
         self._of_file[reason] += 1
         if len(self._lines) < _MOST_NAMED:
             self._lines.append(f"  {path}, line {number}: {reason}")
+
+    def note_file(self, path: Path, reason: str) -> None:
+        """Note a file that could not be read."""
+        self.counts[reason] += 1
+        self._lines.append(f"  {path}: {reason}")
 
     def end_file(self, path: Path, *, is_empty: bool) -> None:
         """Say it once where all of a file is of a kind that is not read."""

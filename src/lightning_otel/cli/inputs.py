@@ -2,16 +2,17 @@
 
 import contextlib
 import gzip
+import os
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.cli.output import format_size, progress_bar
+from lightning_otel.cli.output import format_size, print_note, progress_bar
 from lightning_otel.errors import ReceiveError, StoreError, TooLargeError
 from lightning_otel.messages import object_of
 from lightning_otel.types.values import parse_json
@@ -20,33 +21,40 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
     from lightning_otel.dataset import Store
-    from lightning_otel.receivers.sessions import SessionReader
+    from lightning_otel.receivers.sessions import Links, Session, SessionReader
     from lightning_otel.types import Span
 
 _BATCH: Final = 1000
 _BATCH_CHARACTERS: Final = 32 << 20
-_PEEK_LINES: Final = 50
-"""Of a file, in which the first record of a session's conversation stands."""
 _SHORTEST: Final = 1000
 """Bytes that a line or row counts at least: a span is about as long, and takes its time."""
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_ZIP: Final = b"PK\x03\x04"
+_ZIP_FAULTS: Final = (
+    zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError,
+    NotImplementedError, OverflowError,
+)  # fmt: skip
+_QUIET_S: Final = 600
+"""The longest that either program waits for an answer."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 Refuse = Callable[[int, str], None]
 """Counts a line, by its number, or a span in it that could not be read."""
 
 
-class _Session:
-    """A session file, and how far it was read.
+class _Growth:
+    """A session file that is followed, and how far it was read.
 
     Attributes:
         reader: None for a file that is no session.
         end: The byte after its last line that was read.
+        line: That line; where it stands no more, the file was rewritten.
     """
 
     def __init__(self, reader: "SessionReader | None") -> None:
         self.reader = reader
         self.end = self.lines = 0
-        self.is_told = False
+        self.line = b""
+        self.is_flushed = self.is_gone = False
 
 
 class FileReader:
@@ -54,67 +62,110 @@ class FileReader:
 
     Attributes:
         known: Attempts that were not read, as the store recorded them itself.
+        open: Answers of sessions that were not read, as they may be half written.
     """
 
     def __init__(self, opened: "Store", limit_bytes: int, *, is_following: bool) -> None:
+        from lightning_otel.receivers.sessions import Links
+
         self._opened = opened
         self._is_following = is_following
         self._limit_bytes = limit_bytes
         self._traces: dict[tuple[str, str], set[str]] | None = None
-        self._sessions: dict[Path, _Session] = {}
-        self.known = 0
+        self._links = Links()
+        self._growths: dict[Path, _Growth] = {}
+        self._sessions: list[Session] = []
+        self.known = self.open = 0
 
     def keep_spans(self, path: Path, refuse: Refuse) -> int:
         """Keep the spans of a file, and return how many there are."""
-        session, size = _Session(_open_session(path)), path.stat().st_size
-        if self._is_following and session.reader is not None:
-            self._sessions[path] = session
+        reader, is_packed = _open_session(path, self._links)
+        if self._is_following and reader is not None and not is_packed:
+            self._growths[path] = _Growth(reader)
             return self.keep_growth(path, refuse)
+        size, is_over = path.stat().st_size, _is_quiet(path)
         with progress_bar(path.name.replace("[", r"\[")) as progress:
 
             def read() -> "Iterator[Span]":
                 for text, number, end in _read_documents(path, refuse, self._limit_bytes):
-                    yield from self._read_spans(text, partial(refuse, number), session.reader)
+                    yield from self._read_spans(text, partial(refuse, number), reader)
                     if progress is not None:
                         progress(end, size)
-                if session.reader is not None:
-                    yield from session.reader.flush()
+                if reader is not None:
+                    yield from self._end_session(path, reader, is_over=is_over)
 
             return self._keep_all(read())
 
     def keep_growth(self, path: Path, refuse: Refuse) -> int:
         """Keep what came to a session since it was read; what nothing came to is flushed."""
-        session = self._sessions.get(path)
-        if session is None or session.reader is None:  # its first lines may come late
-            session = self._sessions[path] = _Session(_open_session(path))
-        if (reader := session.reader) is None:
-            return 0
-        if path.stat().st_size <= session.end:
-            if session.is_told:
+        growth = self._growths.get(path)
+        try:
+            if growth is None or growth.reader is None:  # its first lines may come late
+                reader, is_packed = _open_session(path, self._links)
+                growth = self._growths[path] = _Growth(None if is_packed else reader)
+            if growth.reader is None:
                 return 0
-            session.is_told = True
-            return self._keep_all(reader.flush(is_over=False))
-        session.is_told = False
+            if _is_rewritten(path, growth):
+                print_note(f"  {path} was rewritten: read again from its start")
+                count = self._keep_all(growth.reader.flush(is_over=True))
+                del self._growths[path]
+                return count + self.keep_growth(path, refuse)
+            if path.stat().st_size <= growth.end:
+                return self._flush_growth(path, growth, growth.reader)
+            return self._keep_all(self._read_growth(path, growth, growth.reader, refuse))
+        except OSError as exc:
+            if growth is None or growth.is_gone:
+                return 0
+            growth.is_gone = True
+            print_note(f"  {path} cannot be read any more: {exc.strerror or exc}; following others")
+            return 0
 
-        def read() -> "Iterator[Span]":
-            with path.open("rb") as raw, _open_inflated(raw) as file:
-                file.seek(session.end)
-                for line in file:
-                    if not line.endswith(b"\n"):  # it is being written
-                        break
-                    session.end += len(line)
-                    session.lines += 1
-                    if not line.isspace():
-                        told = partial(refuse, session.lines)
-                        yield from self._read_spans(line, told, reader)
+    def _read_growth(
+        self, path: Path, growth: _Growth, reader: "SessionReader", refuse: Refuse
+    ) -> "Iterator[Span]":
+        growth.is_flushed = growth.is_gone = False
+        with path.open("rb") as file:
+            file.seek(growth.end)
+            for line in file:
+                if not line.endswith(b"\n"):  # it is being written
+                    break
+                growth.end += len(line)
+                growth.lines += 1
+                growth.line = line
+                if not line.isspace():
+                    yield from self._read_spans(line, partial(refuse, growth.lines), reader)
 
-        return self._keep_all(read())
+    def _flush_growth(self, path: Path, growth: _Growth, reader: "SessionReader") -> int:
+        is_over = _is_quiet(path)
+        if growth.is_flushed and not is_over:
+            return 0
+        growth.is_flushed = True
+        return self._keep_all(reader.flush(is_over=is_over))
+
+    def _end_session(
+        self, path: Path, reader: "SessionReader", *, is_over: bool
+    ) -> "Iterator[Span]":
+        yield from reader.flush(is_over=is_over)
+        self.open += reader.count_open()
+        self._sessions.append(reader.session)
+        if not reader.session.agents:
+            print_note(f"  {path}: nothing to take: a session without a conversation")
 
     def end_sessions(self) -> int:
-        """Keep what the ends of followed sessions complete; return how many spans that are."""
-        readers = [each.reader for each in self._sessions.values() if each.reader is not None]
-        self._sessions = {}
-        return self._keep_all(span for reader in readers for span in reader.flush())
+        """Keep what the ends of sessions complete; return how many spans that are.
+
+        Agents are last: another file may say which tool began one.
+        """
+
+        def read() -> "Iterator[Span]":
+            for path, growth in self._growths.items():
+                if growth.reader is not None:
+                    is_over = not path.is_file() or _is_quiet(path)
+                    yield from self._end_session(path, growth.reader, is_over=is_over)
+            for session in self._sessions:
+                yield from session.make_agents(self._links)
+
+        return self._keep_all(read())
 
     def _keep_all(self, spans: "Iterable[Span]") -> int:
         count = characters = 0
@@ -172,25 +223,30 @@ class FileReader:
 
 
 @contextlib.contextmanager
-def list_files(paths: Iterable[Path], limit_bytes: int) -> Iterator[Callable[[], list[Path]]]:
+def list_files(
+    paths: Iterable[Path], limit_bytes: int, refuse: Callable[[Path, str], None]
+) -> Iterator[Callable[[], list[Path]]]:
     """Give what lists the files: of a folder each ``.jsonl`` below it, of a zip what it holds.
+
+    A zip of sessions is as their folder is, which holds other files beside them.
 
     Raises:
         TooLargeError: A zip holds more than a limit.
     """
+    from lightning_otel.receivers.sessions import Links
+
     with tempfile.TemporaryDirectory() as scratch:
         folders: list[Path] = []
         for number, path in enumerate(paths):
-            if path.is_dir() or not zipfile.is_zipfile(path):
+            if path.is_dir() or not _is_zip(path):
                 folders.append(path)
                 continue
-            with zipfile.ZipFile(path) as archive:
-                if sum(each.file_size for each in archive.infolist()) > limit_bytes:
-                    size = format_size(limit_bytes)
-                    raise TooLargeError(f"{path} holds more than {size}; raise --limit")
-                folder = Path(scratch, str(number), path.name)
-                archive.extractall(folder)
-            folders += sorted(each for each in folder.rglob("*") if each.is_file())
+            folder = Path(scratch, str(number), path.name)
+            _extract_zip(path, folder, limit_bytes, partial(refuse, path))
+            lines = sorted(folder.rglob("*.jsonl"))
+            is_of_sessions = any(_open_session(file, Links())[0] for file in lines)
+            members = sorted(each for each in folder.rglob("*") if each.is_file())
+            folders += lines if is_of_sessions else members
 
         def list_them() -> list[Path]:
             return [
@@ -202,8 +258,43 @@ def list_files(paths: Iterable[Path], limit_bytes: int) -> Iterator[Callable[[],
         yield list_them
 
 
-def _open_session(path: Path) -> "SessionReader | None":
-    """Return a reader of a session file; None for another file."""
+def _is_zip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_ZIP)) == _ZIP or zipfile.is_zipfile(path)
+
+
+def _extract_zip(path: Path, folder: Path, limit_bytes: int, refuse: Callable[[str], None]) -> None:
+    """Extract what can be read, each file with its time."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [each for each in archive.infolist() if not each.is_dir()]
+            if sum(each.file_size for each in members) > limit_bytes:
+                size = format_size(limit_bytes)
+                raise TooLargeError(f"{path} holds more than {size}; raise --limit")
+            for member in members:
+                try:
+                    file = archive.extract(member, folder)
+                    time_s = time.mktime((*member.date_time, 0, 0, -1))
+                    os.utime(file, (time_s, time_s))
+                except _ZIP_FAULTS as exc:
+                    refuse(f"{member.filename} in it cannot be read to its end: {exc}")
+    except _ZIP_FAULTS as exc:
+        refuse(f"the zip is damaged: {exc}; repair it, or import what it holds")
+
+
+def _is_quiet(path: Path) -> bool:
+    """Return whether a file was not written to for so long that no answer is being written."""
+    return time.time() - path.stat().st_mtime > _QUIET_S
+
+
+def _is_rewritten(path: Path, growth: _Growth) -> bool:
+    with path.open("rb") as file:
+        file.seek(growth.end - len(growth.line))
+        return file.read(len(growth.line)) != growth.line
+
+
+def _open_session(path: Path, links: "Links") -> "tuple[SessionReader | None, bool]":
+    """Return a reader of a session file, None for another; and whether it is compressed."""
     from lightning_otel.receivers.coding_agents import open_session
     from lightning_otel.receivers.documents import FILE_LIMITS
 
@@ -212,9 +303,9 @@ def _open_session(path: Path) -> "SessionReader | None":
         about = object_of(parse_json(beside.read_text()) if beside.is_file() else None)
         with path.open("rb") as raw, _open_inflated(raw) as file:
             lines = iter(lambda: file.readline(FILE_LIMITS.body_bytes), b"")
-            return open_session(islice(lines, _PEEK_LINES), about)
+            return open_session(lines, about, links), file is not raw
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, ReceiveError):
-        return None  # who reads it all says why
+        return None, False  # who reads it all says why
 
 
 def _read_documents(

@@ -1,7 +1,7 @@
 """Sessions of Claude Code: a tree of records, of which each names the one before it.
 
-An answer comes in a record for each of its blocks, with results of its first tools between them. A
-record that starts anew begins a conversation: after a compaction, of a subagent, or after a rewind.
+An answer comes in a record for each of its blocks, with other records between them. A record that
+starts anew begins a conversation: after a compaction, of a subagent, or after a rewind.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from lightning_otel.dialects.anthropic import Anthropic
 from lightning_otel.messages import message, object_of, read_message
+from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.otlp import Object
-from lightning_otel.receivers.sessions import Messages, Session, list_parts
+from lightning_otel.receivers.sessions import ROOT, Agent, Links, Messages, Session, list_parts
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import json_text
@@ -24,6 +25,11 @@ _MESSAGES: Final = Anthropic()
 _FAILED: Final = "isApiErrorMessage"
 _SYNTHETIC: Final = "<synthetic>"
 """The model of an answer that no model gave."""
+_TURN_ENDS: Final = frozenset({"turn_duration", "stop_hook_summary"})
+"""What a system record says when the model is done."""
+_GOES_ON: Final = frozenset({None, "tool_use", "pause_turn"})
+"""Stop reasons of answers of which another block may come."""
+_THOUGHTS: Final = frozenset({"reasoning", "redacted_thinking"})
 _ABOUT: Final = ("cwd", "gitBranch", "version")
 
 
@@ -33,30 +39,27 @@ class _Turn:
 
     Attributes:
         parent: The turn before it; None where a conversation begins.
-        agent: The id of the subagent, empty for the agent itself.
-        answers: Messages with results of the tools that this turn asked for.
+        agent_id: Of the subagent, empty for the agent itself.
+        message_id: Of an answer.
+        response_id: Of a call that others go on from; empty for a message and for an answer that is
+            no call of this session.
+        stop_reason: As its latest block has it; empty where that has none.
+        history: The call that an answer goes on from, and what was said since.
+        results: Of the tools that it asked for, by their ids, each with its number among them.
     """
 
     parent: _Turn | None
-    agent: str
+    agent_id: str
     messages: Messages
     start_ns: int
     end_ns: int
+    message_id: str = ""
     response_id: str = ""
+    stop_reason: str | None = None
     body: dict[str, Any] = field(default_factory=dict)
-    is_written: bool = False
-    answers: list[_Turn] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Agent:
-    """A conversation's agent: when it spoke, and the key of the span that it stands below."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    above: object = None
-    attributes: dict[str, Any] = field(default_factory=dict)
+    history: tuple[str | None, Messages] = (None, [])
+    results: dict[object, dict[int, _Turn]] = field(default_factory=dict)
+    is_failure: bool = False
 
 
 class ClaudeCode:
@@ -65,15 +68,17 @@ class ClaudeCode:
     Args:
         session_id: Of the session; a subagent's records state the one they belong to.
         about: What Claude Code keeps of a subagent beside its file, ``agent-ID.meta.json``.
+        links: What other files say.
     """
 
-    def __init__(self, session_id: str, about: Object) -> None:
-        self._session = Session(NAME, session_id)
+    def __init__(self, session_id: str, about: Object, links: Links) -> None:
+        self.session = Session(NAME, session_id)
         self._about = about
+        self._links = links
         self._turns: dict[object, _Turn | None] = {}
         self._askers: dict[object, tuple[_Turn, Object]] = {}
+        self._seen: set[object] = set()  # answers and results, by the ids of answers and tools
         self._open: dict[str, _Turn] = {}
-        self._agents: dict[str, _Agent] = {}
 
     def feed(self, record: Object) -> Iterator[Span]:
         """Return the spans that a record completes."""
@@ -83,98 +88,135 @@ class ClaudeCode:
             return
         body = dict(object_of(record.get("message")))
         if kind == "attachment":
-            told = object_of(record.get("attachment"))
-            body = {"role": "user", "parts": [{**told, "type": f"{NAME}.{told.get('type')}"}]}
+            content = object_of(record.get("attachment"))
+            body = {"role": "user", "parts": [{**content, "type": f"{NAME}.{content.get('type')}"}]}
         if own_id is None or kind not in _SPOKEN or not body:
-            subtype = record.get("subtype")
-            self._session.others[f"{kind}/{subtype}" if subtype else kind] += 1
-            self._turns[own_id] = parent
+            self.session.count_other(kind, record.get("subtype"))
+            if own_id is not None:
+                self._turns[own_id] = parent
+            if record.get("subtype") in _TURN_ENDS:
+                yield from self._close(parent.agent_id if parent else ROOT)
             return
-        now_ns = self._session.read_time(record)
-        agent = self._find_agent(record, parent)
-        self._note_agent(agent, record, now_ns)
+        now_ns = self.session.read_time(record)
+        agent_id = self._find_agent(record, parent)
+        if parent is not None and agent_id not in (ROOT, parent.agent_id):
+            parent = None  # a subagent begins a conversation of its own
+        self._note_agent(agent_id, record, body, now_ns)
         if kind != "assistant":
-            yield from self._take_input(own_id, parent, agent, body, now_ns)
+            yield from self._take_input(record, parent, agent_id, body, now_ns)
         elif record.get(_FAILED):
-            yield self._make_failure(own_id, parent, agent, body, now_ns)
+            yield self._make_failure(own_id, parent, agent_id, body, now_ns)
         else:
-            yield from self._take_answer(own_id, parent, agent, body, now_ns)
+            yield from self._take_answer(record, parent, agent_id, body, now_ns)
 
-    def flush(self, *, is_over: bool = True) -> Iterator[Span]:
-        """Return the latest answers, and the agents as far as they are known."""
-        for turn in list(self._open.values()):
-            if is_over or turn.body.get("stop_reason"):
-                yield from self._close(turn)
-        for agent_id, agent in self._agents.items() if is_over else ():
-            times_ns = agent.start_ns, agent.end_ns
-            yield self._session.make_agent(
-                agent_id, agent.name, times_ns, agent.above, agent.attributes
-            )
+    def flush(self, *, is_over: bool) -> Iterator[Span]:
+        """Return the answers at the end that are whole; all of them if the session is over."""
+        for agent_id, turn in list(self._open.items()):
+            if is_over or _is_whole(turn):
+                yield from self._close(agent_id)
+
+    def count_open(self) -> int:
+        """Return the number of answers that may be half written."""
+        return sum(bool(turn.response_id) for turn in self._open.values())
 
     def _find_agent(self, record: Object, parent: _Turn | None) -> str:
         if isinstance(record.get("agentId"), str):
             return str(record["agentId"])
         if not record.get("isSidechain"):
-            return ""
-        return parent.agent if parent else str(record.get("uuid"))
+            return ROOT
+        return parent.agent_id if parent and parent.agent_id else str(record.get("uuid"))
 
-    def _note_agent(self, agent_id: str, record: Object, now_ns: int) -> None:
-        if agent := self._agents.get(agent_id):
+    def _note_agent(self, agent_id: str, record: Object, body: Object, now_ns: int) -> None:
+        agents = self.session.agents
+        if agent := agents.get(agent_id):
             agent.end_ns = max(agent.end_ns, now_ns)
             return
-        agent = self._agents[agent_id] = _Agent(NAME, now_ns, now_ns)
-        if not agent_id:
+        agent = agents[agent_id] = Agent(NAME, now_ns, now_ns, {})
+        if agent_id == ROOT:
             agent.attributes = {f"{NAME}.{name}": record.get(name) for name in _ABOUT}
             return
-        agent.name = str(self._about.get("agentType") or "subagent")
-        tool_id = self._about.get("toolUseId")
-        agent.above = ("tool", tool_id) if tool_id else ("agent", "")
+        session_id, tools = self.session.id, self._links.tools
+        content = list_parts([read_message(body, "user")], "text")
+        task = content[0].get("content") if content else None
+        agent.origins = (session_id, agent_id), (session_id, "task", task)
+        if tool_id := self._about.get("toolUseId"):
+            self._links.add_tool(agent.origins[0], str(tool_id))
+        tool_ids = next((tools[key] for key in agent.origins if key in tools), [""])
+        _, call = self._askers.get(tool_ids[0], (None, {}))
+        kind = object_of(call.get("arguments")).get("subagent_type")
+        agent.name = str(self._about.get("agentType") or kind or "subagent")
 
     def _take_input(
-        self, own_id: object, parent: _Turn | None, agent: str, body: Object, now_ns: int
+        self, record: Object, parent: _Turn | None, agent_id: str, body: Object, now_ns: int
     ) -> Iterator[Span]:
         messages: Messages = [read_message(body, "user")]
-        turn = self._turns[own_id] = _Turn(parent, agent, messages, now_ns, now_ns)
+        turn = self._turns[record["uuid"]] = _Turn(parent, agent_id, messages, now_ns, now_ns)
         results = list_parts(messages, "tool_call_response")
-        if not results:
-            yield from self._close(self._open.get(agent))
-            root = self._agents[agent]
-            if list_parts(messages, "text") and c.TASK not in root.attributes:
-                root.attributes[c.TASK] = json_text(body.get("content"))
+        agent = self.session.agents[agent_id]
+        if not results and list_parts(messages, "text"):
+            agent.attributes.setdefault(c.TASK, json_text(body.get("content")))
         for part in results:
-            asker, call = self._askers.get(part.get("id"), (None, {}))
-            if asker is not None:
-                asker.answers.append(turn)
-                yield self._session.make_tool(
-                    agent, self._agents[agent].name, (asker.end_ns, max(asker.end_ns, now_ns)),
-                    call, part.get("response"), is_error=bool(part.get("is_error")),
+            tool_id = part.get("id")
+            asker, call = self._askers.get(tool_id, (None, {}))
+            if asker is None:
+                continue
+            number = sum(map(len, asker.results.values()))
+            asker.results.setdefault(tool_id, {})[number] = turn
+            subagent_id = object_of(record.get("toolUseResult")).get("agentId")
+            if isinstance(subagent_id, str):
+                self._links.add_tool((self.session.id, subagent_id), str(tool_id))
+            if asker.response_id and tool_id not in self._seen:  # a branch may have it anew
+                self._seen.add(tool_id)
+                yield self.session.make_tool(
+                    agent_id, (asker.end_ns, max(asker.end_ns, now_ns)), call,
+                    part.get("response"), is_error=bool(part.get("is_error")),
                 )  # fmt: skip
 
     def _take_answer(
-        self, own_id: object, parent: _Turn | None, agent: str, body: dict[str, Any], now_ns: int
+        self, record: Object, parent: _Turn | None, agent_id: str, body: dict[str, Any], now_ns: int
     ) -> Iterator[Span]:
-        turn = self._open.get(agent)
-        if turn is None or turn.response_id != (body.get("id") or own_id) or turn.is_written:
-            yield from self._close(turn)
-            start_ns = parent.end_ns if parent else now_ns
-            start_ns, answer = min(start_ns, now_ns), message("assistant", [])
-            turn = _Turn(parent, agent, [answer], start_ns, now_ns, str(body.get("id") or own_id))
-            self._open[agent] = turn
-        self._turns[own_id] = turn
+        message_id = str(body.get("id") or record["uuid"])
+        turn = self._open.get(agent_id)
+        if turn is None or turn.message_id != message_id:
+            yield from self._close(agent_id)
+            turn = self._begin_answer(record, parent, agent_id, message_id, now_ns)
+            if body.get("model") == _SYNTHETIC:  # said in the model's name, and never asked
+                turn.response_id = ""
+        self._turns[record["uuid"]] = turn
         turn.end_ns = max(turn.end_ns, now_ns)
         block = read_message({**body, "role": "assistant"})
         turn.messages[0]["parts"] += block["parts"]
         turn.body |= {name: value for name, value in body.items() if value is not None}
+        if (stop_reason := body.get("stop_reason", "")) is not None:
+            turn.body["stop_reason"] = stop_reason = to_text(stop_reason)
+        turn.stop_reason = stop_reason
         for part in list_parts([block], "tool_call"):
             self._askers[part.get("id")] = turn, part
+            task = object_of(part.get("arguments")).get("prompt")
+            if isinstance(task, str):
+                self._links.add_tool((self.session.id, "task", task), str(part.get("id")))
 
-    def _close(self, turn: _Turn | None) -> Iterator[Span]:
-        """Yield the call of an answer that is whole."""
-        if turn is None or turn.is_written:
-            return
-        turn.is_written = True
-        if turn.body.get("model") == _SYNTHETIC:  # said in the model's name, and never asked
+    def _begin_answer(
+        self, record: Object, parent: _Turn | None, agent_id: str, message_id: str, now_ns: int
+    ) -> _Turn:
+        """Open an answer: a call, unless it was copied from one that is."""
+        start_ns = min(parent.end_ns, now_ns) if parent else now_ns
+        answers: Messages = [message("assistant", [])]
+        turn = _Turn(parent, agent_id, answers, start_ns, now_ns, message_id, message_id)
+        owner = self._links.answers.setdefault(message_id, self.session.id)
+        is_own = owner == self.session.id and not record.get("forkedFrom")
+        if message_id in self._seen or not is_own:
             turn.response_id = ""
+        else:
+            turn.history = _find_history(parent)
+        self._seen.add(message_id)
+        self._open[agent_id] = turn
+        return turn
+
+    def _close(self, agent_id: str) -> Iterator[Span]:
+        """Yield the call of an answer that is whole."""
+        turn = self._open.pop(agent_id, None)
+        if turn is None or not turn.response_id:
             return
         attributes = {
             **_MESSAGES.response_attributes(turn.body),
@@ -183,40 +225,67 @@ class ClaudeCode:
         }
         for reason in attributes.get(c.FINISH_REASONS, ()):
             turn.messages[0]["finish_reason"] = reason
-        previous, messages = _find_history(turn.parent)
-        yield self._session.make_call(
-            turn.agent, self._agents[turn.agent].name, (turn.start_ns, turn.end_ns),
-            response_id=turn.response_id, previous_id=previous, messages=messages,
-            answer=turn.messages, attributes=attributes,
+        previous_id, messages = turn.history
+        yield self.session.make_call(
+            agent_id, (turn.start_ns, turn.end_ns), response_id=turn.response_id,
+            previous_id=previous_id, messages=messages, answer=turn.messages, attributes=attributes,
         )  # fmt: skip
+        turn.messages, turn.history, turn.body = [], (None, []), {}
 
     def _make_failure(
-        self, own_id: object, parent: _Turn | None, agent: str, body: Object, now_ns: int
+        self, own_id: object, parent: _Turn | None, agent_id: str, body: Object, now_ns: int
     ) -> Span:
-        """Return the call that failed; what was asked is asked anew by the next one."""
-        self._turns[own_id] = parent
-        previous, messages = _find_history(parent)
-        said = read_message(body, "assistant")
-        error = "\n".join(str(part.get("content")) for part in said["parts"])
+        """Return the call that failed; what was asked is asked anew by the next one.
+
+        Of many in a row each holds what came since the one before: together, what was asked.
+        """
         start_ns = min(parent.end_ns, now_ns) if parent else now_ns
-        return self._session.make_call(
-            agent, self._agents[agent].name, (start_ns, now_ns), response_id=str(own_id),
-            previous_id=previous, messages=messages, answer=(), error=error or "the request failed",
+        history = previous_id, messages = _find_history(parent, is_failure=True)
+        turn = _Turn(parent, agent_id, [], start_ns, now_ns, history=history, is_failure=True)
+        self._turns[own_id] = turn
+        parts = read_message(body, "assistant")["parts"]
+        error = "\n".join(str(part.get("content")) for part in parts)
+        return self.session.make_call(
+            agent_id, (start_ns, now_ns), response_id=str(own_id), previous_id=previous_id,
+            messages=messages, answer=(), error=error or "the request failed",
             attributes={c.PROVIDER: _MESSAGES.provider},
         )  # fmt: skip
 
 
-def _find_history(turn: _Turn | None) -> tuple[str | None, Messages]:
-    """Return the id of the answer that a turn goes on from, and what was said since then.
+def _is_whole(turn: _Turn) -> bool:
+    """Return whether an answer says that it is; one of its first blocks may say so, too."""
+    kinds = [part.get("type") for part in turn.messages[0]["parts"][-1:]]
+    return turn.stop_reason not in _GOES_ON and not _THOUGHTS.intersection(kinds)
 
-    Results of parallel tools stand beside the path from one answer to the next: each is sent.
+
+def _find_history(turn: _Turn | None, *, is_failure: bool = False) -> tuple[str | None, Messages]:
+    """Return the id of the call that a turn goes on from, and what was said since then.
+
+    Results of parallel tools stand beside the path from one answer to the next, each below the
+    block that asked for it: they come first.
     """
     path: list[_Turn] = []
-    while turn is not None and not turn.response_id:
+    while turn and not (turn.response_id or (is_failure and turn.is_failure)):
         path.append(turn)
         turn = turn.parent
     path.reverse()
-    if turn is not None:
-        beside = [each for each in turn.answers if all(each is not other for other in path)]
-        path = sorted([*beside, *path], key=lambda each: each.start_ns)
-    return (turn.response_id if turn else None), [each for at in path for each in at.messages]
+    beside = [] if turn is None else _find_beside(turn, {id(each) for each in path})
+    messages = [each for at in (*beside, *path) for each in at.messages]
+    return (turn.response_id or turn.history[0] if turn else None), messages
+
+
+def _find_beside(asker: _Turn, path: set[int]) -> list[_Turn]:
+    """Return the results of an answer's tools that a path lacks, in the order of their times.
+
+    Of several for one tool, from branches, it is the one that came next to those of the path.
+    """
+    numbers = [n for each in asker.results.values() for n, turn in each.items() if id(turn) in path]
+    latest = max(numbers, default=sum(map(len, asker.results.values())))
+    beside: dict[int, _Turn] = {}
+    for results in asker.results.values():
+        if not any(id(turn) in path for turn in results.values()):
+            apart = {abs(n - latest): turn for n, turn in results.items() if turn.parent is asker}
+            if apart:
+                turn = apart[min(apart)]
+                beside[id(turn)] = turn
+    return sorted(beside.values(), key=lambda turn: turn.start_ns)

@@ -3,157 +3,287 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lightning_otel.messages import message, object_of, read_items, text_part
+from lightning_otel.messages import message, object_of, objects, read_items, text_part
 from lightning_otel.receivers.otlp import Object
-from lightning_otel.receivers.sessions import Messages, Session, list_parts
+from lightning_otel.receivers.sessions import ROOT, Agent, Links, Messages, Session, list_parts
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-from lightning_otel.types.values import json_text
+from lightning_otel.types.values import json_text, parse_json
 
 NAME: Final = "codex"
-_AGENT: Final = ""
 _ABOUT: Final = ("cwd", "cli_version", "originator")
 _COUNTS: Final = {
     c.INPUT_TOKENS: "input_tokens", c.OUTPUT_TOKENS: "output_tokens",
     c.CACHED_TOKENS: "cached_input_tokens", c.REASONING_TOKENS: "reasoning_output_tokens",
 }  # fmt: skip
+_CONTEXT: Final = (
+    "<environment_context>", "<user_instructions>", "<turn_aborted>", "<skill>",
+    "<user_shell_command>", "<subagent_notification>", "<additional_context>", "<hook_prompt",
+    "<goal_context>", "<user_action>", "# agents.md instructions",
+)  # fmt: skip
+"""Beginnings of what Codex says in the user's name."""
+_SPAWN: Final = "spawn_agent"
+_NO_ITEMS: Final = frozenset({"ghost_snapshot", "compaction_trigger"})
+_CALLS: Final = frozenset({"function_call", "custom_tool_call"})
+_SUMMARIES: Final = frozenset({"compaction", "context_compaction"})
+_TURN_STARTS: Final = frozenset({"task_started", "turn_started", "user_message"})
+"""Events of a Codex that counts the tokens of each answer."""
+_TURN_ENDS: Final = frozenset({"task_complete", "turn_complete", "turn_aborted"})
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer as its items come.
+
+    Attributes:
+        said_ns: The time of what it answers.
+        is_message: Whether its latest item is a message.
+        is_counted: Whether its tokens were counted after its first item.
+    """
+
+    model: object
+    said_ns: int
+    end_ns: int
+    messages: Messages
+    previous_id: str | None
+    said: Messages
+    usage: dict[str, Any] = field(default_factory=dict)
+    response_id: str = ""
+    is_message: bool = False
+    is_counted: bool = False
 
 
 class Codex:
-    """Reads the records of a session.
+    """Reads the records of a session, or of one of its subagents.
 
-    Attributes:
-        session_id: Of the session; answers are told by it and their number, as no record has their
-            ids.
+    Args:
+        head: What the file begins with. Answers are told by the session and their number, as no
+            record has their ids.
+        links: What other files say.
     """
 
-    def __init__(self, session_id: str, head: Object) -> None:
-        self._session = Session(NAME, session_id)
-        self._id = session_id
+    def __init__(self, head: Object, links: Links) -> None:
+        self._id = str(head["id"])
+        spawn = object_of(object_of(head.get("source")).get("subagent"))
+        spawn = object_of(spawn.get("thread_spawn"))
+        parent_id = head.get("parent_thread_id") or spawn.get("parent_thread_id")
+        self._agent_id = self._id if parent_id else ROOT
+        session_id = str((head.get("session_id") or parent_id) if parent_id else self._id)
+        self.session = Session(NAME, session_id)
+        now_ns = self.session.read_time(head)
+        name = spawn.get("agent_role") or spawn.get("agent_nickname") or "subagent"
+        self._agent = Agent(str(name) if parent_id else NAME, 0, now_ns, {
+            f"{NAME}.{name}": head.get(name) for name in _ABOUT
+        })  # fmt: skip
+        places = self._id, spawn.get("agent_path")
+        self._agent.origins = [(session_id, str(place)) for place in places] if parent_id else ()
+        self.session.agents[self._agent_id] = self._agent
         self._head = head
+        self._links = links
         self._model: object = None
         self._previous: str | None = None
         self._said: Messages = self._instruct()
-        self._made: Messages = []
+        self._said_ns = 0
+        self._answer: _Answer | None = None
+        self._last: _Answer | None = None
         self._answers = 0
         self._usage: dict[str, Any] = {}
         self._total: object = None
-        self._last: dict[str, Any] | None = None
-        self._said_ns = self._made_ns = 0
-        self._start_ns = 0
-        self._prompts: list[str | None] = []
+        self._is_counting = False
+        self._prompts: list[tuple[str | None, Messages, int]] = []
         self._calls: dict[object, tuple[int, Object]] = {}
-        self._task: str | None = None
+        self._source = links.items.get(str(head.get("forked_from_id") or parent_id), [])
+        self._items: list[int] = []
+        links.items[self._id] = self._items
 
     def feed(self, record: Object) -> Iterator[Span]:
         """Return the spans that a record completes."""
-        kind, payload = str(record.get("type")), object_of(record.get("payload"))
-        now_ns = self._session.read_time(record)
-        self._start_ns = self._start_ns or now_ns
-        if kind == "response_item":
+        payload = object_of(record.get("payload"))
+        kind = str(record.get("type") or record.get("record_type") or "session_meta")
+        if "payload" not in record and "type" in record:  # as Codex wrote items in its first year
+            kind, payload = "response_item", record
+        elif kind == "inter_agent_communication":
+            kind, payload = "response_item", {**payload, "type": "agent_message"}
+        event = payload.get("type") if kind == "event_msg" else None
+        now_ns = self.session.read_time(record)
+        self._agent.start_ns = self._agent.start_ns or now_ns
+        self._agent.end_ns = max(self._agent.end_ns, now_ns)
+        if kind == "response_item" and payload.get("type") not in _NO_ITEMS:
             yield from self._take_item(payload, record, now_ns)
-        elif kind == "event_msg" and payload.get("type") == "token_count":
-            self._take_usage(object_of(payload.get("info")))
-        elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
-            yield from self._close()
-            self._roll_back(payload.get("num_turns"))
         elif kind == "compacted":
             yield from self._close()
+            yield from self._write_last()
             history = payload.get("replacement_history") or [
                 {"role": "user", "content": payload.get("message")}
             ]
             self._previous, self._said = None, [*self._instruct(), *read_items(history)]
-        else:
-            self._model = payload.get("model") or self._model
-            inner = payload.get("type") if kind == "event_msg" else None
-            self._session.others[f"{kind}/{inner}" if inner else kind] += 1
-
-    def flush(self, *, is_over: bool = True) -> Iterator[Span]:
-        """Return the latest answer, and the agent as far as it is known."""
-        if is_over or self._usage:
+            self._prompts, self._usage = [], {}
+        elif event == "token_count":
+            self._take_usage(object_of(payload.get("info")))
+        elif event == "thread_rolled_back":
             yield from self._close()
-            yield from self._write_last()
-        if not is_over:
-            return
-        about = {f"{NAME}.{name}": self._head.get(name) for name in _ABOUT}
-        times_ns = self._start_ns or self._session.clock_ns, self._session.clock_ns
-        attributes = {**about, c.TASK: self._task}
-        yield self._session.make_agent(_AGENT, NAME, times_ns, None, attributes)
+            self._roll_back(payload.get("num_turns"))
+        else:
+            yield from self._take_other(kind, payload, event)
+
+    def flush(self, *, is_over: bool) -> Iterator[Span]:
+        """Return the answers at the end that are whole; all of them if the session is over."""
+        if answer := self._answer:
+            is_told = answer.is_message and (answer.usage or not self._is_counting)
+            if is_over or is_told or answer.is_counted:
+                yield from self._close()
+        if last := self._last:
+            is_counted = last.usage or self._answer or not self._is_counting
+            if is_over or is_counted:
+                yield from self._write_last()
+
+    def count_open(self) -> int:
+        """Return the number of answers that may be half written."""
+        return sum(answer is not None for answer in (self._answer, self._last))
 
     def _instruct(self) -> Messages:
         given = self._head.get("base_instructions") or self._head.get("instructions")
         text = object_of(given).get("text", given)
         return [message("system", [text_part(text)])] if isinstance(text, str) else []
 
+    def _take_other(self, kind: str, payload: Object, event: object) -> Iterator[Span]:
+        """Take what is no part of the conversation, and may say of it."""
+        if kind == "turn_context":
+            self._model = payload.get("model") or self._model
+        if event in _TURN_ENDS:
+            yield from self._close()
+            yield from self._write_last()
+        self._is_counting = self._is_counting or event in _TURN_STARTS
+        if event == "collab_agent_spawn_end":
+            self._link_subagent(payload.get("new_thread_id"), payload.get("call_id"))
+        self.session.count_other(payload.get("type") if kind == "response_item" else kind, event)
+
     def _take_item(self, item: Object, record: Object, now_ns: int) -> Iterator[Span]:
-        messages: Messages = read_items([item])
-        if all(each["role"] == "assistant" for each in messages):
-            start = self._head.get("subagent_history_start_ordinal")
-            ordinal = record.get("ordinal")
-            if isinstance(start, int) and isinstance(ordinal, int) and ordinal < start:
-                self._said += messages  # its parent's answer, and no call of its own
-                return
-            if self._made and self._usage:  # it was counted: what comes is the next answer
-                yield from self._close()
-            for part in list_parts(messages, "tool_call"):
-                self._calls[part.get("id")] = now_ns, part
-            self._made, self._made_ns = read_items([*self._made, *messages]), now_ns
+        is_copied = self._is_copied(item, record)
+        kind = str(item.get("type") or "message")
+        messages: Messages = read_items([_name_tool(item, kind)])
+        is_made = all(each["role"] == "assistant" for each in messages) and kind not in _SUMMARIES
+        if is_made and not is_copied:
+            yield from self._extend_answer(messages, kind, now_ns)
             return
         yield from self._close()
-        if item.get("role") == "user":
-            self._prompts.append(self._previous)
-            self._task = self._task or json_text(item.get("content"))
-        self._said += messages
+        if _is_prompt(item):
+            yield from self._write_last()
+            self._prompts.append((self._previous, self._said, len(self._said)))
+            self._agent.attributes.setdefault(c.TASK, json_text(item.get("content")))
+        if is_made and self._said and self._said[-1]["role"] == "assistant":
+            self._said[-1]["parts"] += [part for each in messages for part in each["parts"]]
+        else:
+            self._said += messages
         self._said_ns = now_ns
         for part in list_parts(messages, "tool_call_response"):
-            start_ns, call = self._calls.get(part.get("id"), (0, None))
-            if call is not None:
-                yield self._session.make_tool(
-                    _AGENT, NAME, (min(start_ns, now_ns), now_ns), call, part.get("response")
-                )
+            start_ns, call = self._calls.pop(part.get("id"), (0, None))
+            if call is None:
+                continue
+            if call.get("name") == _SPAWN:
+                output = object_of(parse_json(part.get("response")))
+                for name in ("agent_id", "task_name"):
+                    self._link_subagent(output.get(name), part.get("id"))
+            yield self.session.make_tool(
+                self._agent_id, (min(start_ns, now_ns), now_ns), call, part.get("response")
+            )
+
+    def _extend_answer(self, messages: Messages, kind: str, now_ns: int) -> Iterator[Span]:
+        if self._answer and self._answer.is_counted:  # what comes is the next answer
+            yield from self._close()
+        for part in list_parts(messages, "tool_call"):
+            self._calls[part.get("id")] = now_ns, part
+        if (answer := self._answer) is None:
+            answer = self._answer = _Answer(
+                self._model, self._said_ns or self._agent.start_ns, now_ns,
+                [message("assistant", [])], self._previous, self._said, self._usage,
+            )  # fmt: skip
+            self._said, self._usage = [], {}
+        for each in messages:
+            answer.messages[0]["parts"] += each["parts"]
+        answer.end_ns, answer.is_message = now_ns, kind == "message"
+
+    def _is_copied(self, item: Object, record: Object) -> bool:
+        """Return whether an item was said in the session that this one was copied from."""
+        self._items.append(hash(json_text(item)))
+        number, head = len(self._items), self._head
+        if self._source[number - 1 : number] == self._items[-1:]:
+            return True
+        self._source = []
+        start, ordinal = head.get("subagent_history_start_ordinal"), record.get("ordinal")
+        return isinstance(start, int) and isinstance(ordinal, int) and ordinal < start
+
+    def _link_subagent(self, subagent_id: object, call_id: object) -> None:
+        if isinstance(subagent_id, str) and isinstance(call_id, str):
+            self._links.add_tool((self.session.id, subagent_id), call_id)
 
     def _take_usage(self, info: Object) -> None:
         """Count the tokens of an answer; they stand behind its items, its tools or before it."""
         usage, total = object_of(info.get("last_token_usage")), info.get("total_token_usage")
         if not usage or (total and total == self._total):
             return
-        self._total = total
+        self._total, self._is_counting = total, True
         counts = {key: usage.get(name) for key, name in _COUNTS.items()}
-        if not self._made and self._last and not self._last["usage"]:
-            self._last["usage"] = counts
+        if (answer := self._answer) is not None:
+            if not answer.is_counted:  # a second one is a compaction's
+                answer.usage, answer.is_counted = counts, True
+        elif self._last is not None and not self._last.usage:
+            self._last.usage = counts
         else:
             self._usage = counts
 
     def _roll_back(self, count: object) -> None:
-        """Go back to before the latest prompts; what stood before the first is said anew."""
-        if isinstance(count, int) and 0 < count <= len(self._prompts):
-            self._previous = self._prompts[-count]
-            del self._prompts[-count:]
-            self._said = [] if self._previous else self._instruct()
+        """Go back to before the latest prompts; of more than are known to before the first."""
+        if isinstance(count, int) and count > 0 and self._prompts:
+            first = max(0, len(self._prompts) - count)
+            self._previous, said, length = self._prompts[first]
+            self._said = said[:length]
+            del self._prompts[first:]
 
     def _close(self) -> Iterator[Span]:
         """End the answer whose items came; yield the call before it."""
-        if not self._made:
+        if (answer := self._answer) is None:
             return
         yield from self._write_last()
         self._answers += 1
-        response_id = f"{self._id}/{self._answers}"
-        self._last = {
-            "times_ns": (min(self._said_ns or self._start_ns, self._made_ns), self._made_ns),
-            "response_id": response_id, "previous_id": self._previous, "messages": self._said,
-            "answer": self._made, "model": self._model, "usage": self._usage,
-        }  # fmt: skip
-        self._previous, self._said, self._made, self._usage = response_id, [], [], {}
+        answer.response_id = self._previous = f"{self._id}/{self._answers}"
+        self._answer, self._last = None, answer
 
     def _write_last(self) -> Iterator[Span]:
-        if (call := self._last) is None:
+        if (answer := self._last) is None:
             return
         self._last = None
         attributes = {
             c.PROVIDER: self._head.get("model_provider") or "openai",
-            c.REQUEST_MODEL: call.pop("model"), **call.pop("usage"),
+            c.REQUEST_MODEL: answer.model, **answer.usage,
         }  # fmt: skip
-        times_ns = call.pop("times_ns")
-        yield self._session.make_call(_AGENT, NAME, times_ns, **call, attributes=attributes)
+        yield self.session.make_call(
+            self._agent_id, (min(answer.said_ns, answer.end_ns), answer.end_ns),
+            response_id=answer.response_id, previous_id=answer.previous_id, messages=answer.said,
+            answer=answer.messages, attributes=attributes,
+        )  # fmt: skip
+
+
+def _name_tool(item: Object, kind: str) -> Object:
+    """Return an item, one of a tool that is called by its kind as a function's."""
+    call_id = item.get("call_id") or (item.get("id") if kind == "local_shell_call" else None)
+    if kind.endswith("_call") and call_id and kind not in _CALLS:
+        arguments = item.get("action", item.get("arguments", item.get("input")))
+        name = kind.removesuffix("_call")
+        return {"type": "function_call", "name": name, "call_id": call_id, "arguments": arguments}
+    if kind.endswith("_output") and "output" not in item:
+        return {**item, "output": item.get("tools")}
+    return item
+
+
+def _is_prompt(item: Object) -> bool:
+    """Return whether an item is a turn's begin: a user's or another agent's words."""
+    if item.get("type") == "agent_message":
+        return True
+    content = item.get("content")
+    texts = [content] if isinstance(content, str) else [p.get("text") for p in objects(content)]
+    starts = [text.lstrip()[:40].lower() for text in texts if isinstance(text, str)]
+    return item.get("role") == "user" and not any(each.startswith(_CONTEXT) for each in starts)

@@ -12,31 +12,47 @@ from lightning_otel.receivers.claude_code import ClaudeCode
 from lightning_otel.receivers.codex import Codex
 from lightning_otel.receivers.documents import FILE_LIMITS
 from lightning_otel.receivers.otlp import InvalidSpanError, Object
-from lightning_otel.receivers.sessions import SessionReader
+from lightning_otel.receivers.sessions import Links, SessionReader
 from lightning_otel.types import Span
 
+_MOST_UNKNOWN: Final = 50
+"""Lines before the first that tells what a file is."""
 _RECORD: Final = frozenset({"uuid", "parentUuid", "sessionId"})
-"""What a record of a conversation of Claude Code's has; others may stand before the first."""
+"""What a record of a conversation of Claude Code's has."""
+_BESIDE: Final = frozenset({"leafUuid", "messageId", "sessionId"})
+"""Of which other records of Claude Code's have one, and a type."""
+_TRACE: Final = frozenset({"id", "traceId", "trace_id"})
+_OLD_HEAD: Final = frozenset({"id", "timestamp"})
+_OLD_HEADS: Final = _OLD_HEAD | {"instructions", "git"}
+"""What the first line of Codex's sessions had before its records had a type."""
 
 
-def open_session(lines: Iterable[bytes], about: Object) -> SessionReader | None:
-    """Return a reader of the session that a file's first lines are of; None if they are of none.
+def open_session(lines: Iterable[bytes], about: Object, links: Links) -> SessionReader | None:
+    """Return a reader of the session that a file's lines are of; None if they are of none.
 
     Args:
-        lines: The first lines.
+        lines: The lines, of which no more are read than needed.
         about: What stands beside the file, of a subagent of Claude Code's.
+        links: What other sessions say.
     """
+    unknown, is_session = 0, False
     for line in lines:
         try:
             record = object_of(otlp.load_json(line, FILE_LIMITS))
         except ReceiveError:
-            continue
-        payload = object_of(record.get("payload"))
-        if record.keys() >= _RECORD and isinstance(record["sessionId"], str):
-            return ClaudeCode(record["sessionId"], about)
+            record = {}
+        payload, keys = object_of(record.get("payload")), record.keys()
+        if keys >= _RECORD and isinstance(record["sessionId"], str):
+            return ClaudeCode(record["sessionId"], about, links)
         if record.get("type") == "session_meta" and isinstance(payload.get("id"), str):
-            return Codex(payload["id"], payload)
-    return None
+            return Codex(payload, links)
+        if _OLD_HEAD <= keys <= _OLD_HEADS and isinstance(record["id"], str):
+            return Codex(record, links)
+        is_beside = isinstance(record.get("type"), str) and keys & _BESIDE and not keys & _TRACE
+        is_session, unknown = is_session or bool(is_beside), unknown + (not is_beside)
+        if unknown >= _MOST_UNKNOWN:
+            break
+    return ClaudeCode("", about, links) if is_session else None
 
 
 def read_line(reader: SessionReader, line: bytes) -> Iterator[Span | Rejected]:
@@ -53,3 +69,8 @@ def read_line(reader: SessionReader, line: bytes) -> Iterator[Span | Rejected]:
         yield from reader.feed(record)
     except (InvalidSpanError, RecursionError) as exc:
         yield Rejected(str(exc))
+    except (AttributeError, TypeError, ValueError) as exc:
+        yield Rejected(f"a value is of another kind than in any session: {exc}")
+    if reader.session.problem:
+        yield Rejected(reader.session.problem)
+        reader.session.problem = ""

@@ -5,37 +5,83 @@ holds what was said since the answer that it goes on from, and names that answer
 200 MB stays one of 200 MB.
 
 Source: the files that Claude Code keeps below ``~/.claude/projects``, and Codex below
-``~/.codex/sessions`` since its records have a type and a payload; neither format is documented.
+``~/.codex/sessions``; neither format is documented.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.builder import Builder, parse_time
-from lightning_otel.receivers.otlp import TIMES, Object
+from lightning_otel.receivers.otlp import TIMES, InvalidSpanError, Object
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import json_text
 
 Messages = list[dict[str, Any]]
+ROOT: Final = ""
+"""The agent whose session it is, among its subagents' ids."""
 _ATTEMPT: Final = "1"
+
+
+@dataclass(slots=True)
+class Links:
+    """What session files say of each other.
+
+    Attributes:
+        tools: Tools that began a subagent, by its session and by its id or what it was asked.
+        answers: By the id of an answer the session that it is a call of; others copied it.
+        items: By session a hash of each item, for those that copied them.
+    """
+
+    tools: dict[Hashable, list[str]] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
+    items: dict[str, list[int]] = field(default_factory=dict)
+
+    def add_tool(self, key: Hashable, tool_id: str) -> None:
+        """Note that a tool began a subagent."""
+        tools = self.tools.setdefault(key, [])
+        if tool_id not in tools:
+            tools.append(tool_id)
+
+    def take_tool(self, keys: Sequence[Hashable]) -> str | None:
+        """Return the tool of the first key that is known; of several, each is returned once."""
+        tools = next((self.tools[key] for key in keys if key in self.tools), None)
+        return None if tools is None else tools.pop(0) if len(tools) > 1 else tools[0]
+
+
+@dataclass(slots=True)
+class Agent:
+    """A conversation's agent, as far as its records were read.
+
+    Attributes:
+        origins: Keys in :class:`Links` of the tool that began it.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Any]
+    origins: Sequence[Hashable] = ()
 
 
 class SessionReader(Protocol):
     """Reads the records of one session file, in their order."""
 
+    session: Session
+
     def feed(self, record: Object) -> Iterator[Span]:
         """Return the spans that a record completes."""
 
-    def flush(self, *, is_over: bool = True) -> Iterator[Span]:
-        """Return the spans that nothing completed so far.
+    def flush(self, *, is_over: bool) -> Iterator[Span]:
+        """Return the answers at the end that are whole; all of them if the session is over."""
 
-        While the session may still grow these are the answers that say that they are whole.
-        """
+    def count_open(self) -> int:
+        """Return the number of answers that may be half written."""
 
 
 class Session:
@@ -43,44 +89,64 @@ class Session:
 
     Attributes:
         others: Records that are no part of a conversation, counted by their kind.
+        agents: By their ids.
         clock_ns: The time of the latest record.
+        problem: What could not be read of the latest record.
     """
 
     def __init__(self, tool: str, session_id: str) -> None:
+        self.id = session_id
         self.others: Counter[str] = Counter()
+        self.agents: dict[str, Agent] = {}
         self.clock_ns = 0
+        self.problem = ""
         self._tool = tool
         common = {c.ROLLOUT_ID: session_id, c.ATTEMPT_ID: _ATTEMPT, c.CONVERSATION_ID: session_id}
         self._builder = Builder(tool, session_id, common)
 
     def read_time(self, record: Object) -> int:
         """Return the time of a record in nanoseconds, the one before where it states none."""
-        time_ns = parse_time(record.get("timestamp"))
-        self.clock_ns = time_ns if time_ns in TIMES else self.clock_ns or TIMES.start
+        value, self.problem = record.get("timestamp"), ""
+        try:
+            time_ns = parse_time(value)
+        except (InvalidSpanError, OverflowError):
+            time_ns = 0
+        if time_ns in TIMES:
+            self.clock_ns = time_ns
+        elif value:
+            self.problem = f"timestamp is {value!r}, no time; that of the record before counts"
+        self.clock_ns = self.clock_ns or TIMES.start
         return self.clock_ns
 
-    def make_agent(
-        self, agent: str, name: str, times_ns: tuple[int, int], above: object = None,
-        attributes: Mapping[str, Any] | None = None,
-    ) -> Span:  # fmt: skip
-        """Return the span of the agent, or of a subagent by its id, below a key."""
-        known = {
-            c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: name, c.AGENT_ID: agent or None,
-            **(attributes or {}),
-        }  # fmt: skip
-        if not agent and self.others:
-            known[f"{self._tool}.other_records"] = json_text(dict(self.others))
-        title = f"invoke_agent {name}"
-        return self._builder.make_span(("agent", agent), above, title, *times_ns, attributes=known)
+    def count_other(self, *kinds: object) -> None:
+        """Count a record that is no part of a conversation."""
+        self.others["/".join(str(kind) for kind in kinds if kind)] += 1
+
+    def make_agents(self, links: Links) -> Iterator[Span]:
+        """Yield the spans of the agent and its subagents, each below the tool that began it."""
+        for agent_id, agent in self.agents.items():
+            tool_id = links.take_tool(agent.origins)
+            known = {
+                c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: agent.name, c.AGENT_ID: agent_id or None,
+                **agent.attributes,
+            }  # fmt: skip
+            if self.others and agent_id == next(iter(self.agents)):
+                known[f"{self._tool}.other_records"] = json_text(dict(self.others))
+            above = ("tool", tool_id) if tool_id else ("agent", ROOT) if agent_id else None
+            yield self._builder.make_span(
+                ("agent", agent_id), above, f"invoke_agent {agent.name}", agent.start_ns,
+                agent.end_ns, attributes=known,
+            )  # fmt: skip
 
     def make_call(
-        self, agent: str, name: str, times_ns: tuple[int, int], *, response_id: str,
+        self, agent_id: str, times_ns: tuple[int, int], *, response_id: str,
         previous_id: str | None, messages: Messages, answer: Sequence[Mapping[str, Any]],
         attributes: Mapping[str, Any], error: str = "",
     ) -> Span:  # fmt: skip
         """Return the span of a model call; one that failed has no answer."""
         known = {
-            c.OPERATION: c.CHAT, c.AGENT_NAME: name, c.REQUEST_PREVIOUS_RESPONSE: previous_id,
+            c.OPERATION: c.CHAT, c.AGENT_NAME: self.agents[agent_id].name,
+            c.REQUEST_PREVIOUS_RESPONSE: previous_id,
             c.RESPONSE_ID: None if error else response_id,
             c.INPUT_MESSAGES: json_text(messages),
             c.OUTPUT_MESSAGES: json_text(answer) if answer else None,
@@ -90,22 +156,23 @@ class Session:
             known[c.ERROR_TYPE] = "error"
         title = f"chat {attributes.get(c.REQUEST_MODEL) or ''}".strip()
         return self._builder.make_span(
-            ("call", response_id), ("agent", agent), title, *times_ns, attributes=known,
+            ("call", response_id), ("agent", agent_id), title, *times_ns, attributes=known,
             kind="CLIENT", status="ERROR" if error else "OK", status_message=error,
         )  # fmt: skip
 
     def make_tool(
-        self, agent: str, name: str, times_ns: tuple[int, int], call: Object, result: object,
+        self, agent_id: str, times_ns: tuple[int, int], call: Object, result: object,
         *, is_error: bool = False,
     ) -> Span:  # fmt: skip
         """Return the span of a tool, from the part that asked for it and what came of it."""
         known = {
-            c.OPERATION: c.EXECUTE_TOOL, c.AGENT_NAME: name, c.TOOL_NAME: call.get("name"),
+            c.OPERATION: c.EXECUTE_TOOL, c.AGENT_NAME: self.agents[agent_id].name,
+            c.TOOL_NAME: call.get("name"),
             c.TOOL_CALL_ID: call.get("id"), c.TOOL_ARGUMENTS: to_text(call.get("arguments")),
             c.TOOL_RESULT: to_text(result), c.ERROR_TYPE: "tool_error" if is_error else None,
         }  # fmt: skip
         return self._builder.make_span(
-            ("tool", call.get("id")), ("agent", agent), f"execute_tool {call.get('name')}",
+            ("tool", call.get("id")), ("agent", agent_id), f"execute_tool {call.get('name')}",
             *times_ns, attributes=known, status="ERROR" if is_error else "OK",
         )  # fmt: skip
 
