@@ -46,6 +46,8 @@ class _Turn:
         stop_reason: As its latest block has it; empty where that has none.
         history: The call that an answer goes on from, and what was said since.
         results: Of the tools that it asked for, by their ids, each with its number among them.
+        between: What was said between its blocks.
+        is_failure: Whether it is a call that failed.
     """
 
     parent: _Turn | None
@@ -59,6 +61,7 @@ class _Turn:
     body: dict[str, Any] = field(default_factory=dict)
     history: tuple[str | None, Messages] = (None, [])
     results: dict[object, dict[int, _Turn]] = field(default_factory=dict)
+    between: list[_Turn] = field(default_factory=list)
     is_failure: bool = False
 
 
@@ -182,6 +185,8 @@ class ClaudeCode:
             turn = self._begin_answer(record, parent, agent_id, message_id, now_ns)
             if body.get("model") == _SYNTHETIC:  # said in the model's name, and never asked
                 turn.response_id = ""
+        elif path := _find_path(parent, turn):
+            turn.between += path
         self._turns[record["uuid"]] = turn
         turn.end_ns = max(turn.end_ns, now_ns)
         block = read_message({**body, "role": "assistant"})
@@ -258,19 +263,30 @@ def _is_whole(turn: _Turn) -> bool:
     return turn.stop_reason not in _GOES_ON and not _THOUGHTS.intersection(kinds)
 
 
+def _find_path(turn: _Turn | None, answer: _Turn) -> list[_Turn]:
+    """Return what stands between a turn and the answer above it; nothing if that is another."""
+    path: list[_Turn] = []
+    while turn and turn is not answer and not turn.message_id:
+        path.append(turn)
+        turn = turn.parent
+    return path[::-1] if turn is answer else []
+
+
 def _find_history(turn: _Turn | None, *, is_failure: bool = False) -> tuple[str | None, Messages]:
     """Return the id of the call that a turn goes on from, and what was said since then.
 
     Results of parallel tools stand beside the path from one answer to the next, each below the
-    block that asked for it: they come first.
+    block that asked for it: they come before it.
     """
     path: list[_Turn] = []
     while turn and not (turn.response_id or (is_failure and turn.is_failure)):
         path.append(turn)
         turn = turn.parent
     path.reverse()
-    beside = [] if turn is None else _find_beside(turn, {id(each) for each in path})
-    messages = [each for at in (*beside, *path) for each in at.messages]
+    if turn is not None:
+        known = {id(each) for each in (*turn.between, *path)}
+        path = [*turn.between, *_find_beside(turn, known), *path]
+    messages = [m for at in path for each in (at, *at.between) for m in each.messages]
     return (turn.response_id or turn.history[0] if turn else None), messages
 
 
@@ -281,11 +297,12 @@ def _find_beside(asker: _Turn, path: set[int]) -> list[_Turn]:
     """
     numbers = [n for each in asker.results.values() for n, turn in each.items() if id(turn) in path]
     latest = max(numbers, default=sum(map(len, asker.results.values())))
-    beside: dict[int, _Turn] = {}
+    beside: dict[int, tuple[int, int, _Turn]] = {}
     for results in asker.results.values():
         if not any(id(turn) in path for turn in results.values()):
-            apart = {abs(n - latest): turn for n, turn in results.items() if turn.parent is asker}
-            if apart:
-                turn = apart[min(apart)]
-                beside[id(turn)] = turn
-    return sorted(beside.values(), key=lambda turn: turn.start_ns)
+            own = {abs(n - latest): n for n, turn in results.items() if turn.parent is asker}
+            if own:
+                number = own[min(own)]
+                turn = results[number]
+                beside[id(turn)] = turn.start_ns, number, turn
+    return [turn for *_, turn in sorted(beside.values(), key=lambda each: each[:2])]
