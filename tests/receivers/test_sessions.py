@@ -90,7 +90,7 @@ def claude_user(uuid: str, below: str | None, content: Any, **fields: Any) -> di
 def claude_answer(uuid: str, below: str, part: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return a record of Claude Code: an answer of one block."""
     reason = "tool_use" if part["type"] == "tool_use" else "end_turn"
-    message = {"id": f"msg_{uuid}", "role": "assistant", "model": "claude-haiku-5",
+    message = {"id": f"msg_{uuid.removesuffix('b')}", "role": "assistant", "model": "claude-haiku-5",
                "content": [part], "stop_reason": reason}  # fmt: skip
     return {**CLAUDE, "type": "assistant", "uuid": uuid, "parentUuid": below, "message": message,
             **fields}  # fmt: skip
@@ -140,13 +140,13 @@ def read_parents(store: Path) -> set[tuple[str, str]]:
 MAIN = [
     claude_user("u1", None, "Look"),
     claude_answer("u2", "u1", ask_task("toolu_1", "Go left")),
-    claude_answer("u3", "u2", ask_task("toolu_2", "Go right")),
+    claude_answer("u2b", "u2", ask_task("toolu_2", "Go right")),
     claude_user(
         "u4", "u2", [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "Left."}],
         toolUseResult={"agentId": "a1"},
     ),
     claude_user(
-        "u5", "u3", [{"type": "tool_result", "tool_use_id": "toolu_2", "content": "Right."}],
+        "u5", "u2b", [{"type": "tool_result", "tool_use_id": "toolu_2", "content": "Right."}],
     ),
     claude_answer("u6", "u5", text("Seen.")),
 ]  # fmt: skip
@@ -156,8 +156,8 @@ def draw_subagent(agent_id: str, prompt: str) -> list[dict[str, Any]]:
     """Return the records of a subagent."""
     side = {"isSidechain": True, "agentId": agent_id}
     return [
-        claude_user(f"{agent_id}1", None, prompt, **side),
-        claude_answer(f"{agent_id}2", f"{agent_id}1", text(f"{prompt}: done"), **side),
+        claude_user(f"{agent_id}u", None, prompt, **side),
+        claude_answer(f"{agent_id}v", f"{agent_id}u", text(f"{prompt}: done"), **side),
     ]
 
 
