@@ -90,7 +90,8 @@ def claude_user(uuid: str, below: str | None, content: Any, **fields: Any) -> di
 def claude_answer(uuid: str, below: str, part: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """Return a record of Claude Code: an answer of one block."""
     reason = "tool_use" if part["type"] == "tool_use" else "end_turn"
-    message = {"id": f"msg_{uuid.removesuffix('b')}", "role": "assistant", "model": "claude-haiku-5",
+    message_id = f"msg_{uuid.removesuffix('b')}"
+    message = {"id": message_id, "role": "assistant", "model": "claude-haiku-5",
                "content": [part], "stop_reason": reason}  # fmt: skip
     return {**CLAUDE, "type": "assistant", "uuid": uuid, "parentUuid": below, "message": message,
             **fields}  # fmt: skip

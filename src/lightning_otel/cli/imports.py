@@ -131,7 +131,9 @@ def _follow_sessions(
     print_note("  following; end with Ctrl-C")
     with Stop() as stop:
         while not stop.wait(_POLL_S):
-            for path in list_them():
+            paths = list_them()
+            count += reader.end_missing({*paths})
+            for path in paths:
                 count += reader.keep_growth(path, partial(refusals.note, path))
     return count
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -48,13 +48,14 @@ class _Growth:
         reader: None for a file that is no session.
         end: The byte after its last line that was read.
         line: That line; where it stands no more, the file was rewritten.
+        is_over: Whether it was when it was flushed; None while something comes.
     """
 
     def __init__(self, reader: "SessionReader | None") -> None:
         self.reader = reader
         self.end = self.lines = 0
         self.line = b""
-        self.is_flushed = self.is_gone = False
+        self.is_over: bool | None = None
 
 
 class FileReader:
@@ -106,24 +107,31 @@ class FileReader:
             if growth.reader is None:
                 return 0
             if _is_rewritten(path, growth):
-                print_note(f"  {path} was rewritten: read again from its start")
-                count = self._keep_all(growth.reader.flush(is_over=True))
+                print_note(f"  {path} was rewritten: it is read again from its start")
                 del self._growths[path]
-                return count + self.keep_growth(path, refuse)
+                ended = self._end_session(path, growth.reader, is_over=True)
+                return self._keep_all(ended) + self.keep_growth(path, refuse)
             if path.stat().st_size <= growth.end:
                 return self._flush_growth(path, growth, growth.reader)
             return self._keep_all(self._read_growth(path, growth, growth.reader, refuse))
-        except OSError as exc:
-            if growth is None or growth.is_gone:
-                return 0
-            growth.is_gone = True
-            print_note(f"  {path} cannot be read any more: {exc.strerror or exc}; following others")
+        except OSError:
+            return self._end_growth(path)
+
+    def end_missing(self, paths: Collection[Path]) -> int:
+        """Keep what followed sessions say that are no more; return how many spans that are."""
+        return sum(self._end_growth(path) for path in [*self._growths] if path not in paths)
+
+    def _end_growth(self, path: Path) -> int:
+        growth = self._growths.pop(path, None)
+        if growth is None or growth.reader is None:
             return 0
+        print_note(f"  {path} cannot be read any more: what was read of it is kept")
+        return self._keep_all(self._end_session(path, growth.reader, is_over=True))
 
     def _read_growth(
         self, path: Path, growth: _Growth, reader: "SessionReader", refuse: Refuse
     ) -> "Iterator[Span]":
-        growth.is_flushed = growth.is_gone = False
+        growth.is_over = None
         with path.open("rb") as file:
             file.seek(growth.end)
             for line in file:
@@ -137,9 +145,9 @@ class FileReader:
 
     def _flush_growth(self, path: Path, growth: _Growth, reader: "SessionReader") -> int:
         is_over = _is_quiet(path)
-        if growth.is_flushed and not is_over:
+        if growth.is_over is is_over:
             return 0
-        growth.is_flushed = True
+        growth.is_over = is_over
         return self._keep_all(reader.flush(is_over=is_over))
 
     def _end_session(

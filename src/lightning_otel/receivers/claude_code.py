@@ -276,17 +276,19 @@ def _find_history(turn: _Turn | None, *, is_failure: bool = False) -> tuple[str 
     """Return the id of the call that a turn goes on from, and what was said since then.
 
     Results of parallel tools stand beside the path from one answer to the next, each below the
-    block that asked for it: they come before it.
+    block that asked for it: they come behind the answer.
     """
     path: list[_Turn] = []
     while turn and not (turn.response_id or (is_failure and turn.is_failure)):
         path.append(turn)
         turn = turn.parent
-    path.reverse()
-    if turn is not None:
-        known = {id(each) for each in (*turn.between, *path)}
-        path = [*turn.between, *_find_beside(turn, known), *path]
-    messages = [m for at in path for each in (at, *at.between) for m in each.messages]
+    path += [turn] if turn else []
+    known = {id(each) for at in path for each in (at, *at.between)}
+    messages: Messages = []
+    for at in reversed(path):
+        messages += [] if at is turn else at.messages
+        for each in (*at.between, *_find_beside(at, known)):
+            messages += each.messages
     return (turn.response_id or turn.history[0] if turn else None), messages
 
 
