@@ -50,6 +50,7 @@ class _Claude:
         self.rng, self.clock, self.made = random.Random(seed), count(1), Conversation()
         self.seed, self.side = seed, ""
         self.parent: str | None = None
+        self.between: list[Turn] = []
 
     def record(self, kind: str, below: str | None, **fields: Any) -> str:
         """Write a record, one of twenty without a time or with none that can be read."""
@@ -95,7 +96,10 @@ class _Claude:
         ]
         answer = Answer(told, ("assistant", *said), f"claude-{agent}", len(name), agent)
         self.made.calls[name] = answer
-        self.made.history += [answer.said, *between]
+        self.made.history.append(answer.said)
+        if reason == "end_turn":
+            self.made.history += between
+        self.between = between
         return blocks
 
     def use_tools(self, name: str, agent: str) -> None:
@@ -108,11 +112,11 @@ class _Claude:
             for use in uses
         ]
         askers = self.answer(name, [thought, *calls], "tool_use", agent)[1:]
-        branch = [*self.made.history]
+        branch, between = [*self.made.history], self.between
         if rng.random() < 0.3:  # another branch, whose results are not told in this one
             self.write_results(uses, askers, "old ")
             self.answer(f"{name}_lost", [{"type": "text", "text": "lost"}], "end_turn", agent)
-            self.made.history = branch
+            self.made.history, self.between = branch, between
         self.write_results(uses, askers, "")
 
     def write_results(self, uses: list[str], askers: list[str], prefix: str) -> None:
@@ -124,6 +128,7 @@ class _Claude:
             result = [{"type": "tool_result", "tool_use_id": use, "content": text}]
             self.parent = self.write_user(asker, result)
             self.made.say("user", text)
+        self.made.history += self.between  # results are sent first
 
     def fail(self) -> None:
         """Write requests that failed."""
@@ -139,7 +144,7 @@ class _Claude:
         asked = {"command": "x", "prompt": f"look {name}", "subagent_type": "Explore"}
         task = {"type": "tool_use", "id": f"{name}_task", "name": "Bash", "input": asked}
         (asker,) = self.answer(name, [task], "tool_use", "opus")
-        before, main = self.made.history, self.parent
+        before, main, between = self.made.history, self.parent, self.between
         self.made.history = []
         self.parent = asker if self.rng.random() < 0.5 else None
         self.side = "side"
@@ -147,7 +152,7 @@ class _Claude:
         self.made.say("user", f"look {name}")
         self.use_tools(f"{name}_side", "Explore")
         self.answer(f"{name}_end", [{"type": "text", "text": "seen"}], "end_turn", "Explore")
-        self.side, self.parent, self.made.history = "", main, before
+        self.side, self.parent, self.made.history, self.between = "", main, before, between
         self.write_results([f"{name}_task"], [asker], "")
 
     def draw(self) -> Conversation:

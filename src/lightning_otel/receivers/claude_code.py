@@ -289,7 +289,18 @@ def _find_history(turn: _Turn | None, *, is_failure: bool = False) -> tuple[str 
         messages += [] if at is turn else at.messages
         for each in (*at.between, *_find_beside(at, known)):
             messages += each.messages
-    return (turn.response_id or turn.history[0] if turn else None), messages
+    return (turn.response_id or turn.history[0] if turn else None), _order_results(messages)
+
+
+def _order_results(messages: Messages) -> Messages:
+    """Return messages, after each answer the results first: Claude Code sends them so."""
+    number, places = 0, []
+    for each in messages:
+        number += each["role"] == "assistant"
+        is_said = each["role"] != "assistant" and not list_parts([each], "tool_call_response")
+        places.append((number, is_said))
+    order = sorted(range(len(messages)), key=places.__getitem__)
+    return [messages[place] for place in order]
 
 
 def _find_beside(asker: _Turn, path: set[int]) -> list[_Turn]:
