@@ -7,10 +7,10 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.cli.output import format_size, print_note, progress_bar
 from lightning_otel.errors import ReceiveError, StoreError, TooLargeError
@@ -37,6 +37,7 @@ _ZIP_FAULTS: Final = (
 _QUIET_S: Final = 600
 """The longest that either program waits for an answer."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_AGENTS: Final = "SELECT trace_id, span_id FROM spans WHERE operation = 'invoke_agent'"
 Refuse = Callable[[int, str], None]
 """Counts a line, by its number, or a span in it that could not be read."""
 
@@ -162,7 +163,8 @@ class FileReader:
     def end_sessions(self) -> int:
         """Keep what the ends of sessions complete; return how many spans that are.
 
-        Agents are last: another file may say which tool began one.
+        Agents are last: another file may say which tool began one. Of a session that was read
+        before, the store has them.
         """
 
         def read() -> "Iterator[Span]":
@@ -170,10 +172,17 @@ class FileReader:
                 if growth.reader is not None:
                     is_over = not path.is_file() or _is_quiet(path)
                     yield from self._end_session(path, growth.reader, is_over=is_over)
+            known = {tuple(row.values()) for row in self._query(_AGENTS)} if self._sessions else {}
             for session in self._sessions:
-                yield from session.make_agents(self._links)
+                agents = session.make_agents(self._links)
+                yield from (span for span in agents if (span.trace_id, span.span_id) not in known)
 
         return self._keep_all(read())
+
+    def _query(self, sql: str) -> Iterable[Mapping[str, Any]]:
+        """Return the rows of a store; none of one that is not there yet."""
+        layout = self._opened.layout
+        return self._opened.sql(sql) if layout is not None and layout.exists() else ()
 
     def _keep_all(self, spans: "Iterable[Span]") -> int:
         count = characters = 0
@@ -220,12 +229,9 @@ class FileReader:
     def _is_recorded(self, span: "Span") -> bool:
         if self._traces is None:
             self._traces = {}
-            layout = self._opened.layout
-            if layout is not None and layout.exists():
-                query = "SELECT DISTINCT rollout_id, attempt_id, trace_id FROM spans"
-                for row in self._opened.sql(query):
-                    attempt = row["rollout_id"] or row["trace_id"], row["attempt_id"] or "1"
-                    self._traces.setdefault(attempt, set()).add(row["trace_id"])
+            for row in self._query("SELECT DISTINCT rollout_id, attempt_id, trace_id FROM spans"):
+                attempt = row["rollout_id"] or row["trace_id"], row["attempt_id"] or "1"
+                self._traces.setdefault(attempt, set()).add(row["trace_id"])
         traces = self._traces.get((span.rollout_id, span.attempt_id), set())
         return bool(traces - {span.trace_id})
 
