@@ -102,10 +102,11 @@ class FileReader:
         """Keep what came to a session since it was read; what nothing came to is flushed."""
         growth = self._growths.get(path)
         try:
-            if growth is None or growth.reader is None:  # its first lines may come late
+            # Its first lines may come late.
+            if growth is None or growth.reader is None or not growth.reader.session.id:
                 reader, is_packed = _open_session(path, self._links)
                 growth = self._growths[path] = _Growth(None if is_packed else reader)
-            if growth.reader is None:
+            if growth.reader is None or not growth.reader.session.id:
                 return 0
             if _is_rewritten(path, growth):
                 print_note(f"  {path} was rewritten: it is read again from its start")
@@ -166,6 +167,7 @@ class FileReader:
         Agents are last: another file may say which tool began one. Of a session that was read
         before, the store has them.
         """
+        from lightning_otel.receivers.sessions import make_agents
 
         def read() -> "Iterator[Span]":
             for path, growth in self._growths.items():
@@ -173,9 +175,8 @@ class FileReader:
                     is_over = not path.is_file() or _is_quiet(path)
                     yield from self._end_session(path, growth.reader, is_over=is_over)
             known = {tuple(row.values()) for row in self._query(_AGENTS)} if self._sessions else {}
-            for session in self._sessions:
-                agents = session.make_agents(self._links)
-                yield from (span for span in agents if (span.trace_id, span.span_id) not in known)
+            agents = make_agents(self._sessions, self._links)
+            yield from (span for span in agents if (span.trace_id, span.span_id) not in known)
 
         return self._keep_all(read())
 

@@ -11,8 +11,8 @@ Source: the files that Claude Code keeps below ``~/.claude/projects``, and Codex
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from lightning_otel.messages.media import to_text
@@ -175,6 +175,19 @@ class Session:
             ("tool", call.get("id")), ("agent", agent_id), f"execute_tool {call.get('name')}",
             *times_ns, attributes=known, status="ERROR" if is_error else "OK",
         )  # fmt: skip
+
+
+def make_agents(sessions: Iterable[Session], links: Links) -> Iterable[Span]:
+    """Return the spans of the agents of session files; of several of one session they are one."""
+    agents: dict[tuple[str, str], Span] = {}
+    for session in sessions:
+        for span in session.make_agents(links):
+            key = span.trace_id, span.span_id
+            earlier = agents.setdefault(key, span)
+            end_ns = max(earlier.end_ns or 0, span.end_ns or 0)
+            start_ns = min(earlier.start_ns, span.start_ns)
+            agents[key] = replace(earlier, start_ns=start_ns, end_ns=end_ns)
+    return agents.values()
 
 
 def list_parts(messages: Sequence[Mapping[str, Any]], kind: str) -> list[Object]:
