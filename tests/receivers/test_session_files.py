@@ -214,7 +214,7 @@ def test_a_copied_answer_is_one_call(tmp_path: Path) -> None:
               codex_message("user", "Again"), codex_message("assistant", "Older.")]  # fmt: skip
     head = {"type": "session_meta", "payload": {"id": "t2", "forked_from_id": "t1"}}
     write_session(tmp_path / "t1.jsonl", thread)
-    write_session(tmp_path / "t2.jsonl", [
+    write_session(tmp_path / "a2.jsonl", [  # read after what it copied
         head, *thread[:3], codex_message("user", "New"), codex_message("assistant", "New."),
     ])  # fmt: skip
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from lightning_otel.cli.inputs import FileReader, list_files
+from lightning_otel.cli.archives import list_files
+from lightning_otel.cli.inputs import FileReader
 from lightning_otel.cli.options import Stop, store_option
 from lightning_otel.cli.output import count_noun, print_note, suggest
 from lightning_otel.errors import ConfigError

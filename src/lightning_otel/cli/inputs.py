@@ -1,11 +1,7 @@
 """Files as spans: documents one after the other, and sessions of coding agents as they grow."""
 
-import contextlib
 import gzip
-import os
-import tempfile
 import time
-import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
@@ -29,11 +25,6 @@ _BATCH_CHARACTERS: Final = 32 << 20
 _SHORTEST: Final = 1000
 """Bytes that a line or row counts at least: a span is about as long, and takes its time."""
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
-_ZIP: Final = b"PK\x03\x04"
-_ZIP_FAULTS: Final = (
-    zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError,
-    NotImplementedError, OverflowError,
-)  # fmt: skip
 _QUIET_S: Final = 600
 """The longest that either program waits for an answer."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -81,7 +72,7 @@ class FileReader:
 
     def keep_spans(self, path: Path, refuse: Refuse) -> int:
         """Keep the spans of a file, and return how many there are."""
-        reader, is_packed = _open_session(path, self._links)
+        reader, is_packed = open_session_file(path, self._links)
         if self._is_following and reader is not None and not is_packed:
             self._growths[path] = _Growth(reader)
             return self.keep_growth(path, refuse)
@@ -104,7 +95,7 @@ class FileReader:
         try:
             # Its first lines may come late.
             if growth is None or growth.reader is None or not growth.reader.session.id:
-                reader, is_packed = _open_session(path, self._links)
+                reader, is_packed = open_session_file(path, self._links)
                 growth = self._growths[path] = _Growth(None if is_packed else reader)
             if growth.reader is None or not growth.reader.session.id:
                 return 0
@@ -237,66 +228,6 @@ class FileReader:
         return bool(traces - {span.trace_id})
 
 
-@contextlib.contextmanager
-def list_files(
-    paths: Iterable[Path], limit_bytes: int, refuse: Callable[[Path, str], None]
-) -> Iterator[Callable[[], list[Path]]]:
-    """Give what lists the files: of a folder each ``.jsonl`` below it, of a zip what it holds.
-
-    A zip of sessions is as their folder is, which holds other files beside them.
-
-    Raises:
-        TooLargeError: A zip holds more than a limit.
-    """
-    from lightning_otel.receivers.sessions import Links
-
-    with tempfile.TemporaryDirectory() as scratch:
-        folders: list[Path] = []
-        for number, path in enumerate(paths):
-            if path.is_dir() or not _is_zip(path):
-                folders.append(path)
-                continue
-            folder = Path(scratch, str(number), path.name)
-            _extract_zip(path, folder, limit_bytes, partial(refuse, path))
-            lines = sorted(folder.rglob("*.jsonl"))
-            is_of_sessions = any(_open_session(file, Links())[0] for file in lines)
-            members = sorted(each for each in folder.rglob("*") if each.is_file())
-            folders += lines if is_of_sessions else members
-
-        def list_them() -> list[Path]:
-            return [
-                file
-                for path in folders
-                for file in (sorted(path.rglob("*.jsonl")) if path.is_dir() else [path])
-            ]
-
-        yield list_them
-
-
-def _is_zip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_ZIP)) == _ZIP or zipfile.is_zipfile(path)
-
-
-def _extract_zip(path: Path, folder: Path, limit_bytes: int, refuse: Callable[[str], None]) -> None:
-    """Extract what can be read, each file with its time."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [each for each in archive.infolist() if not each.is_dir()]
-            if sum(each.file_size for each in members) > limit_bytes:
-                size = format_size(limit_bytes)
-                raise TooLargeError(f"{path} holds more than {size}; raise --limit")
-            for member in members:
-                try:
-                    file = archive.extract(member, folder)
-                    time_s = time.mktime((*member.date_time, 0, 0, -1))
-                    os.utime(file, (time_s, time_s))
-                except _ZIP_FAULTS as exc:
-                    refuse(f"{member.filename} in it cannot be read to its end: {exc}")
-    except _ZIP_FAULTS as exc:
-        refuse(f"the zip is damaged: {exc}; repair it, or import what it holds")
-
-
 def _is_quiet(path: Path) -> bool:
     """Return whether a file was not written to for so long that no answer is being written."""
     return time.time() - path.stat().st_mtime > _QUIET_S
@@ -308,7 +239,7 @@ def _is_rewritten(path: Path, growth: _Growth) -> bool:
         return file.read(len(growth.line)) != growth.line
 
 
-def _open_session(path: Path, links: "Links") -> "tuple[SessionReader | None, bool]":
+def open_session_file(path: Path, links: "Links") -> "tuple[SessionReader | None, bool]":
     """Return a reader of a session file, None for another; and whether it is compressed."""
     from lightning_otel.receivers.coding_agents import open_session
     from lightning_otel.receivers.documents import FILE_LIMITS

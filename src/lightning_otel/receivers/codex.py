@@ -67,13 +67,11 @@ class Codex:
 
     def __init__(self, head: Object, links: Links) -> None:
         self._id = str(head["id"])
-        spawn = object_of(object_of(head.get("source")).get("subagent"))
-        spawn = object_of(spawn.get("thread_spawn"))
-        parent_id = head.get("parent_thread_id") or spawn.get("parent_thread_id")
+        spawn, parent_id = _find_parent(head)
         self._agent_id = self._id if parent_id else ROOT
         session_id = str((head.get("session_id") or parent_id) if parent_id else self._id)
         self.session = Session(NAME, session_id)
-        now_ns = self.session.read_time(head)
+        self._begun_ns = now_ns = self.session.read_time(head)
         name = spawn.get("agent_role") or spawn.get("agent_nickname") or "subagent"
         self._agent = Agent(str(name) if parent_id else NAME, 0, now_ns, {
             f"{NAME}.{name}": head.get(name) for name in _ABOUT
@@ -95,9 +93,8 @@ class Codex:
         self._is_counting = False
         self._prompts: list[tuple[str | None, Messages, int]] = []
         self._calls: dict[object, tuple[int, Object]] = {}
-        self._source = links.items.get(str(head.get("forked_from_id") or parent_id), [])
+        self._source: list[int] = []
         self._items: list[int] = []
-        links.items[self._id] = self._items
 
     def feed(self, record: Object) -> Iterator[Span]:
         """Return the spans that a record completes."""
@@ -208,13 +205,20 @@ class Codex:
 
     def _is_copied(self, item: Object, record: Object) -> bool:
         """Return whether an item was said in the session that this one was copied from."""
+        head = self._head
+        if not self._items:
+            self._source = self._links.items.get(find_origin(head), [])
+            self._links.items[self._id] = self._items
         self._items.append(hash(json_text(item)))
-        number, head = len(self._items), self._head
+        number = len(self._items)
         if self._source[number - 1 : number] == self._items[-1:]:
             return True
         self._source = []
         start, ordinal = head.get("subagent_history_start_ordinal"), record.get("ordinal")
-        return isinstance(start, int) and isinstance(ordinal, int) and ordinal < start
+        is_earlier = bool(find_origin(head)) and self.session.clock_ns < self._begun_ns
+        return is_earlier or (
+            isinstance(start, int) and isinstance(ordinal, int) and ordinal < start
+        )
 
     def _link_subagent(self, subagent_id: object, call_id: object) -> None:
         if isinstance(subagent_id, str) and isinstance(call_id, str):
@@ -265,6 +269,18 @@ class Codex:
             response_id=answer.response_id, previous_id=answer.previous_id, messages=answer.said,
             answer=answer.messages, attributes=attributes,
         )  # fmt: skip
+
+
+def find_origin(head: Object) -> str:
+    """Return the session whose items another may have copied; empty for none."""
+    return str(head.get("forked_from_id") or _find_parent(head)[1] or "")
+
+
+def _find_parent(head: Object) -> tuple[Object, object]:
+    """Return how a subagent was begun, and by which session."""
+    spawn = object_of(object_of(head.get("source")).get("subagent"))
+    spawn = object_of(spawn.get("thread_spawn"))
+    return spawn, head.get("parent_thread_id") or spawn.get("parent_thread_id")
 
 
 def _name_tool(item: Object, kind: str) -> Object:

@@ -9,7 +9,7 @@ from lightning_otel.errors import ReceiveError
 from lightning_otel.messages import object_of
 from lightning_otel.receivers import Rejected, otlp
 from lightning_otel.receivers.claude_code import ClaudeCode
-from lightning_otel.receivers.codex import Codex
+from lightning_otel.receivers.codex import Codex, find_origin
 from lightning_otel.receivers.documents import FILE_LIMITS
 from lightning_otel.receivers.otlp import InvalidSpanError, Object
 from lightning_otel.receivers.sessions import Links, SessionReader
@@ -22,6 +22,9 @@ _RECORD: Final = frozenset({"uuid", "parentUuid", "sessionId"})
 _BESIDE: Final = frozenset({"leafUuid", "messageId", "sessionId"})
 """Of which other records of Claude Code's have one, and a type."""
 _TRACE: Final = frozenset({"id", "traceId", "trace_id"})
+_COPYING: Final = b"session_meta"
+"""The first record of sessions of which some copy others."""
+_HEAD_BYTES: Final = 200
 _OLD_HEAD: Final = frozenset({"id", "timestamp"})
 _OLD_HEADS: Final = _OLD_HEAD | {"instructions", "git"}
 """What the first line of Codex's sessions had before its records had a type."""
@@ -53,6 +56,16 @@ def open_session(lines: Iterable[bytes], about: Object, links: Links) -> Session
         if unknown >= _MOST_UNKNOWN:
             break
     return ClaudeCode("", about, links) if is_session else None
+
+
+def read_origin(line: bytes) -> tuple[str, str]:
+    """Return the session whose file begins with a line, and the one that it may be copied from."""
+    try:
+        record = otlp.load_json(line, FILE_LIMITS) if _COPYING in line[:_HEAD_BYTES] else None
+    except ReceiveError:
+        record = None
+    head = object_of(object_of(record).get("payload"))
+    return str(head.get("id") or ""), find_origin(head)
 
 
 def read_line(reader: SessionReader, line: bytes) -> Iterator[Span | Rejected]:

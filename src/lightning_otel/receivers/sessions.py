@@ -114,7 +114,7 @@ class Session:
         if time_ns in TIMES:
             self.clock_ns = time_ns
         elif value:
-            self.problem = f"timestamp is {value!r}, no time; that of the record before counts"
+            self.problem = f"timestamp is {value!r:.60}, no time; that of the record before counts"
         self.clock_ns = self.clock_ns or TIMES.start
         return self.clock_ns
 
