@@ -205,7 +205,7 @@ def read_message(
 ) -> Part:
     """Return a chat API message in the conventions' form; ``role`` counts where it names none."""
     if "role" not in item or "additional_kwargs" in item:
-        item = _unwrap_message(item)
+        item = unwrap_message(item)
     role = to_text(item.get("role") or role)
     role, content, parts = _ROLES.get(role, role), item.get("content"), item.get("parts")
     if role == "tool" or (not role and item.get("tool_call_id") is not None):
@@ -234,13 +234,16 @@ def read_message(
 
 _ROLES: Final = {
     "human": "user", "ai": "assistant", "model": "assistant", "function": "tool",
+    "functionexecutionresult": "tool",
 }  # fmt: skip
 """Roles as others spell them."""
-_SERIALISED: Final = frozenset({"human", "ai", "system", "tool", "function"})
-"""LangChain's types of messages, without ``Message`` and ``Chunk``."""
+_SERIALISED: Final = frozenset(
+    {"human", "ai", "system", "tool", "function", "user", "assistant", "functionexecutionresult"}
+)
+"""LangChain's types of messages, and AutoGen's, without ``Message`` and ``Chunk``."""
 
 
-def _unwrap_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
+def unwrap_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message that LangChain serialised with its role; any other as it is."""
     held, names = object_of(item.get("kwargs") or item.get("data")) or item, item.get("id")
     kind = held.get("type") or (names[-1] if isinstance(names, list) and names else "")
@@ -281,7 +284,7 @@ def read_items(
 
 def _read_item(item: Mapping[str, Any], role: str, call: ToolCall) -> Part:
     if "role" not in item or "additional_kwargs" in item:
-        item = _unwrap_message(item)
+        item = unwrap_message(item)
     kind = str(item.get("type") or "message")
     if kind == "message" or ("role" in item and ("content" in item or "parts" in item)):
         return read_message(item, role, call)
@@ -312,6 +315,8 @@ def flatten_tools(tools: object) -> list[Part]:
             flat.append({"type": "function", **_spell_schema(inner)})
         elif declared:  # Google's
             flat += flatten_tools(declared)
+        elif spec := object_of(tool.get("toolSpec") or tool.get("data")):  # Bedrock's, Haystack's
+            flat.append({"type": "function", **_spell_schema(spec)})
         else:
             flat.append({"type": "function", **_spell_schema(tool)})
     return flat
@@ -326,7 +331,8 @@ def _spell_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     if name is None or "parameters" in tool:
         return tool
     rest = {key: each for key, each in tool.items() if key != name}
-    return {**rest, "type": "function", "parameters": tool[name]}
+    schema = object_of(tool[name].get("json")) or tool[name]
+    return {**rest, "type": "function", "parameters": schema}
 
 
 # --- objects of any library, past their own methods -----------------------------------------------

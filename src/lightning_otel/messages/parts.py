@@ -29,8 +29,17 @@ _BASE64: Final = ";base64,"
 _MODALITIES: Final = ("image", "audio", "video")
 _CALL_IDS: Final = ("id", "toolCallId", "tool_call_id", "toolUseId", "call_id")
 _RESULT_IDS: Final = ("tool_use_id", *_CALL_IDS)
+_SHAPES: Final = (
+    (frozenset({"toolCallId", "toolName"}), "tool_call"),
+    (frozenset({"name", "arguments"}), "tool_call"),
+    (frozenset({"call_id", "content"}), "tool_result"),
+)
+"""Fields by which a part is known that has no type: the Vercel AI SDK's and AutoGen's."""
+_KINDS: Final = ("type", "block_type", "kind")
+"""Where a part says its kind; the last two are LlamaIndex' and Pydantic AI's."""
 _CALL_NAMES: Final = ("name", "toolName", "tool_name")
-_ARGUMENTS: Final = ("arguments", "args", "input")
+_ARGUMENTS: Final = ("arguments", "args", "input", "tool_kwargs")
+_FAILURES: Final = ("is_error", "isError", "error")
 _RESULTS: Final = ("response", "result", "output", "content")
 _WORDS: Final = ("content", "text", "thinking", "reasoning")
 _MIME_TYPES: Final = ("mime_type", "media_type", "mimeType", "mediaType")
@@ -77,10 +86,12 @@ def named_part(part: object) -> Mapping[str, Any]:
     kind = part.get("type")
     if isinstance(kind, str):
         return part
+    kind = _first(part, _KINDS)
     if kind is not None:
         return {**part, "type": to_text(kind)}
     # Where there is no type, the key that a reader is for names the part, or the only one.
-    named = next((key for key in part if key in READERS), None)
+    shapes = (kind for shape, kind in _SHAPES if shape <= part.keys())
+    named = next((key for key in part if key in READERS), None) or next(shapes, None)
     if named is None and len(part) == 1:
         named = to_text(next(iter(part)))
     return part if named is None else {**part, "type": named}
@@ -106,6 +117,17 @@ def _first(held: Mapping[str, Any], names: tuple[str, ...]) -> Any:
         if value is not None:
             return value
     return None
+
+
+def _read_id(held: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """Return the id of a call; Agent Framework's is a list that ends with it."""
+    value = _first(held, names)
+    return value[-1] if isinstance(value, list) and value else value
+
+
+def _object(held: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = held.get(name)
+    return value if is_object(value) else {}
 
 
 def _rest_of(part: Mapping[str, Any], names: tuple[str, ...]) -> Part:
@@ -137,27 +159,30 @@ def _read_reasoning(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]
 
 
 def _read_call(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
-    if kind == "tool_call" and "arguments" in part:
+    arguments = part.get("arguments")
+    is_written = isinstance(arguments, str) and arguments.startswith("{")
+    if kind == "tool_call" and arguments is not None and not is_written and "id" in part:
         return None
     held = inner or part
     name = _first(held, _CALL_NAMES)
     if not isinstance(name, str):
         return None
     arguments = _first(held, _ARGUMENTS)
-    made = tool_call_part(_first(held, _CALL_IDS), name, {} if arguments is None else arguments)
+    made = tool_call_part(_read_id(held, _CALL_IDS), name, {} if arguments is None else arguments)
     signature = _first(part, ("thoughtSignature", "thought_signature"))
     return made if signature is None else {**made, "thought_signature": signature}
 
 
 def _read_result(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
-    if kind == "tool_call_response" and "response" in part:
+    if kind == "tool_call_response" and "response" in part and type(part.get("id")) is not list:
         return None
     held = inner or part
     result = _first(held, _RESULTS)
     if is_object(result) and result.keys() == {"type", "value"}:  # the Vercel AI SDK's
         result = result["value"]
-    made = tool_response_part(_first(held, _RESULT_IDS), unwrap_response(result))
-    is_failed = held.get("is_error") or held.get("isError") or held.get("status") == "error"
+    call_id = _read_id(held, _RESULT_IDS) or _first(_object(held, "origin"), _CALL_IDS)
+    made = tool_response_part(call_id, unwrap_response(result))
+    is_failed = any(held.get(name) for name in _FAILURES) or held.get("status") == "error"
     return {**made, "is_error": True} if is_failed else made
 
 
@@ -234,8 +259,8 @@ def _readers() -> Mapping[str, _Read]:
         _read_reasoning: "reasoning thinking reasoningContent reasoning_content",
         _read_call: "tool_call tool-call tool_use toolUse functionCall function_call",
         _read_result: (
-            "tool_call_response tool_result tool-result toolResult functionResponse"
-            " function_response"
+            "tool_call_response tool_result tool-result toolResult tool_call_result"
+            " functionResponse function_response"
         ),
         _read_medium: (
             "image image_url image-url input_image image_file audio audio_url audio-url input_audio"

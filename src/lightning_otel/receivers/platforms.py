@@ -12,18 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from lightning_otel.messages import (
-    content_parts,
-    flatten_tools,
-    message,
-    object_of,
-    objects,
-    read_items,
-    text_part,
-    tool_response_part,
-)
+from lightning_otel.adapter import readers
+from lightning_otel.messages import object_of, objects
+from lightning_otel.messages.exchanges import is_cut, read_exchange
 from lightning_otel.messages.media import to_text
-from lightning_otel.messages.parts import unwrap_response
 from lightning_otel.receivers.builder import MOST_BYTES, Builder, read_time
 from lightning_otel.receivers.otlp import InvalidSpanError, Object, read_integer
 from lightning_otel.types import Span
@@ -116,18 +108,11 @@ _KINDS: Final = {
     "agent": c.INVOKE_AGENT, "embedding": c.EMBEDDINGS, "retriever": c.RETRIEVAL,
 }  # fmt: skip
 """Operations by a tool's kind of span, in lower case."""
-_ROLES: Final = frozenset({"user", "assistant", "system", "developer", "tool"})
-_MESSAGE_KEYS: Final = frozenset({"role", "content", "parts", "kwargs", "data"})
-_CANDIDATE_KEYS: Final = frozenset({"finishReason", "finish_reason", "index"})
-_WRAPPERS: Final = (
-    "messages", "choices", "generations", "candidates", "contents", "message", "input", "output",
-)  # fmt: skip
-_SYSTEMS: Final = ("system", "systemInstruction", "system_instruction")
-_OFFERS: Final = (
-    "tools extra/invocation_params/tools attributes/mlflow.chat.tools config/tools"
-    " metadata/attributes/gen_ai.tool.definitions"
-)
+_OFFERS: Final = "tools extra/invocation_params/tools attributes/mlflow.chat.tools metadata/tools"
 """Where a record holds the tools of a call, but for its input."""
+_TOLD: Final = "metadata/attributes"
+"""Where Langfuse keeps the attributes of a span that it got by OTLP."""
+_KEPT: Final = (c.RESPONSE_ID, c.FINISH_REASONS, c.PROVIDER)
 _OPENINFERENCE: Final = "openinference.span.kind"
 _COUNTS: Final = (c.INPUT_TOKENS, c.OUTPUT_TOKENS, c.CACHED_TOKENS)
 
@@ -238,85 +223,36 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
     )  # fmt: skip
 
 
-def read_messages(content: Any, role: str) -> list[dict[str, Any]]:
-    """Return the messages of an input or output, however a library wrote them."""
-    content = parse_json(content)
-    if isinstance(content, Mapping):
-        inner = next((content[key] for key in _WRAPPERS if content.get(key) is not None), None)
-        if inner is not None and "role" not in content:
-            return [*_read_system(content), *read_messages(inner, role)]
-        if content.keys() & _MESSAGE_KEYS:
-            content = [content]
-    if not isinstance(content, list) or len(objects(content)) < len(content):
-        is_batch = isinstance(content, list) and content and isinstance(content[0], list)
-        if is_batch:  # LangChain's: one prompt, or the generations of one
-            return read_messages(content[0], role)
-        return [message(role, [text_part(to_text(content))])] if content else []
-    found: list[dict[str, Any]] = []
-    for item in content:
-        answer = item.get("message") or item.get("text")  # a choice, or a generation
-        if isinstance(item.get("content"), Mapping) and item.keys() & _CANDIDATE_KEYS:
-            answer = item["content"]
-        is_answer = answer and not item.keys() & {"role", "kwargs", "data"}
-        found += read_messages(answer, role) if is_answer else read_items([item], role)
-    return found
-
-
-def _read_system(content: Object) -> list[dict[str, Any]]:
-    """Return the system prompt that stands beside a request's messages, as Anthropic's does."""
-    given = next((content[key] for key in _SYSTEMS if content.get(key)), None)
-    if isinstance(given, Mapping):  # Google's
-        given = given.get("parts")
-    return [message("system", parts)] if (parts := content_parts(given)) else []
-
-
-def _name_tools(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in which a tool's answer whose role is the tool's name is the tool's."""
-    calls: dict[str, Any] = {}
-    for item in messages:
-        role = item["role"]
-        asked = [part for part in item["parts"] if part.get("type") == "tool_call"]
-        calls |= {to_text(part.get("name")): part.get("id") for part in asked}
-        if role in calls and role not in _ROLES:
-            item["role"] = "tool"
-            response = unwrap_response(item["parts"])
-            item["parts"] = [tool_response_part(calls.pop(role), response)]
-    return messages
-
-
-def _split_tools(messages: Any) -> tuple[Any, list[Any]]:
-    """Return messages, and the tool definitions that Langfuse's callback puts among them."""
-    if not isinstance(messages, list):
-        return messages, []
-    tools = [
-        item["content"]
-        for item in objects(messages)
-        if item.get("role") == "tool" and object_of(item.get("content")).get("type") == "function"
-    ]
-    return [item for item in messages if object_of(item).get("content") not in tools], tools
-
-
 def _read_content(
     operation: str | None, name: str, found: Object, given: Any, made: Any
 ) -> dict[str, Any]:
     """Return the attributes of what a span was given and what it made."""
     texts = [None if each is None else to_text(parse_json(each)) for each in (given, made)]
     if operation == c.CHAT:
-        asked, tools = _split_tools(parse_json(given))
-        offers = tools or object_of(asked).get("tools") or parse_json(_find(found, _OFFERS))
-        system = parse_json(_find(found, "metadata/attributes/gen_ai.system_instructions"))
-        flat = flatten_tools(offers)
-        messages = _name_tools([*_read_system({"system": system}), *read_messages(asked, "user")])
-        answered = read_messages(made, "assistant")
+        known = _read_told(name, _find(found, _TOLD))
+        offers = parse_json(known.get(c.TOOL_DEFINITIONS)) or _find(found, _OFFERS)
+        said = read_exchange(given, made, offers, known.get(c.SYSTEM_INSTRUCTIONS))
         return {
-            c.INPUT_MESSAGES: json_text(messages),
-            c.OUTPUT_MESSAGES: json_text(answered) if answered else None,
-            c.TOOL_DEFINITIONS: json_text(flat) if flat else None,
+            **{key: known.get(key) for key in _KEPT},
+            c.INPUT_MESSAGES: given if is_cut(given) else json_text(said.given),
+            c.OUTPUT_MESSAGES: made
+            if is_cut(made)
+            else json_text(said.answer)
+            if said.answer
+            else None,
+            c.TOOL_DEFINITIONS: json_text(said.tools) if said.tools else None,
         }
     if operation == c.EXECUTE_TOOL:
         return {c.TOOL_NAME: name, c.TOOL_ARGUMENTS: texts[0], c.TOOL_RESULT: texts[1]}
     named = {c.AGENT_NAME: name} if operation == c.INVOKE_AGENT else {}
     return {**named, c.OPERATION_INPUT: texts[0], c.OPERATION_OUTPUT: texts[1]}
+
+
+def _read_told(name: str, attributes: Any) -> Object:
+    """Return what a span says by OTLP's attributes, which a platform keeps beside its content."""
+    held = dict(object_of(parse_json(attributes)))
+    (span,) = readers.read([Span("", "", None, name, 1, 1, attributes=held)])
+    return span.attributes
 
 
 def _find(found: Object, places: str) -> Any:

@@ -10,14 +10,20 @@ from typing import Any, Final
 
 from lightning_otel.adapter.attributes import to_number, to_text
 from lightning_otel.adapter.readers import chat
-from lightning_otel.messages import read_call, read_message
+from lightning_otel.messages import object_of, objects, part_of, read_call, read_message
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
 
+_PARAMETERS: Final = "model_request_parameters"
+"""Where Pydantic AI has a call's tools."""
 _MCP_METHOD: Final = "mcp.method.name"
 _CALL_TOOL: Final = "tools/call"
-MARKS = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.FINISH_REASONS, c.EVALUATION_SCORE, _MCP_METHOD)
+
+MARKS = (
+    c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.FINISH_REASONS, c.EVALUATION_SCORE, _PARAMETERS,
+    _MCP_METHOD,
+)  # fmt: skip
 
 # The conventions name it in the singular, the servers do not.
 _REASONS: Final = {"tool_call": "tool_calls"}
@@ -45,8 +51,12 @@ def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def content(span: Span) -> dict[str, Any]:
-    """Messages as ours are, where they are not."""
+    """Messages and tools as ours are, where they are not."""
     found = {}
+    asked = object_of(parse_json(span.attributes.get(_PARAMETERS)))
+    offers = [*objects(asked.get("function_tools")), *objects(asked.get("output_tools"))]
+    if offers and c.TOOL_DEFINITIONS not in span.attributes:
+        found[c.TOOL_DEFINITIONS] = chat.dump_tools(offers)
     for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES):
         # Structured values may stand on events; some put them on spans.
         messages = parse_json(span.attributes.get(key))
@@ -95,9 +105,14 @@ def _normalize_message(item: Mapping[str, Any]) -> dict[str, Any]:
     calls = kept.pop("tool_calls", None)
     if isinstance(calls, list):
         parts = [*parts, *(read_call(call) for call in calls if isinstance(call, Mapping))]
+    parts = [part_of(part) if _is_call(part) else part for part in parts]
     if len(parts) > 1:
         parts = [part for part in parts if not _is_empty(part)]
     return {**kept, "parts": parts}
+
+
+def _is_call(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "tool_call"
 
 
 def _is_empty(part: object) -> bool:

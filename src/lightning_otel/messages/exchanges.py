@@ -1,0 +1,250 @@
+"""Requests and answers as the traces of libraries hold them: messages, tools, the system prompt.
+
+What stands around messages is taken off, and the fields of a message are named as in the chat API;
+its parts have readers of their own, by their kind. A text that was JSON and is cut is no message.
+
+Source: Langfuse's OTLP ingestion and its callbacks; the bodies of OpenAI's, Anthropic's, Google's
+and Amazon Bedrock's APIs; events of the GenAI semantic conventions up to 1.36; OpenInference's
+flattened messages; messages of LangChain, LlamaIndex, Haystack, AutoGen, smolagents, LiveKit and
+Semantic Kernel.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from lightning_otel.messages import (
+    content_parts,
+    flatten_tools,
+    message,
+    object_of,
+    objects,
+    read_items,
+    text_part,
+    tool_response_part,
+    unwrap_message,
+)
+from lightning_otel.messages.media import to_text
+from lightning_otel.messages.parts import READERS, Part, named_part, part_of, unwrap_response
+from lightning_otel.types.values import is_object, parse_json
+
+_ROLES: Final = {
+    "user": "user", "assistant": "assistant", "system": "system", "developer": "developer",
+    "tool": "tool", "tool-call": "assistant", "tool-response": "user",
+}  # fmt: skip
+"""Roles in lower case; smolagents sends the last two to the model as what stands beside them."""
+_FIELDS: Final = {
+    "toolCalls": "tool_calls", "toolCallId": "tool_call_id", "blocks": "content",
+    "contents": "content",
+}  # fmt: skip
+"""Fields of a message as others name them."""
+_EVENT: Final = "gen_ai.event.content"
+_MARKS: Final = frozenset(
+    {"role", "content", "parts", "kwargs", "data", "tool_calls", *_FIELDS, _EVENT}
+)
+"""A message has one of these."""
+_LISTS: Final = (
+    "messages", "choices", "generations", "candidates", "contents", "replies", "items", "prompts",
+)  # fmt: skip
+_WRAPPERS: Final = ("message", "response", "output", "input")
+"""What holds messages: lists of them, and what else may be a text."""
+_AROUND: Final = frozenset({"finish_reason", "index", "tool.result"})
+"""Fields that may stand beside a message that is a text."""
+_ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+_CANDIDATE_KEYS: Final = frozenset({"finishReason", "finish_reason", "index"})
+_SYSTEMS: Final = ("system", "systemInstruction", "system_instruction", "instructions")
+_CONFIGS: Final = ("config", "toolConfig", "kwargs", "invocation_params")
+"""Objects in a request that hold its system prompt or its tools."""
+_CUT: Final = re.compile(r'\[?\{\s*"(role|messages|parts|content|choices|candidates|message)"')
+
+
+class Exchange(NamedTuple):
+    """A request with its answer."""
+
+    given: list[Part]
+    answer: list[Part]
+    tools: list[Part]
+
+
+def is_cut(text: object) -> bool:
+    """Return whether a text is the beginning of JSON that holds messages, and no JSON."""
+    return isinstance(text, str) and bool(_CUT.match(text)) and parse_json(text) is text
+
+
+def read_exchange(given: Any, made: Any, beside: Any = None, system: Any = None) -> Exchange:
+    """Return what a request and its answer say.
+
+    Args:
+        given: The request, or its messages.
+        made: The answer.
+        beside: Tools that are kept beside both, which count if the request has none.
+        system: The system prompt that is kept beside both, likewise.
+    """
+    given, made = parse_json(given), parse_json(made)
+    messages, tools = _split_tools(given)
+    # An answer of the Responses API says again what was asked with it.
+    places = (object_of(given), beside, object_of(made))
+    tools = tools or next(filter(None, map(_find_tools, places)), [])
+    found = read_messages(messages, "user")
+    if not any(each["role"] in ("system", "developer") for each in found):
+        rules = _read_system({"system": parse_json(system)}) or _read_system(object_of(made))
+        found = [*rules, *found]
+    return Exchange(_name_tools(found), read_messages(made, "assistant"), flatten_tools(tools))
+
+
+def read_messages(content: Any, role: str) -> list[Part]:
+    """Return the messages of an input or output, however a library wrote them."""
+    content = parse_json(content)
+    if is_object(content):
+        inner = None if "role" in content else _unwrap(content)
+        if inner is not None:
+            rules = _read_system(content) if role == "user" else []
+            return [*rules, *read_messages(inner, role)]
+        if content.keys() & _MARKS or _is_part(content):
+            content = [content]
+    if not isinstance(content, list):
+        return [message(role, [text_part(to_text(content))])] if content else []
+    if content and isinstance(content[0], list):  # a batch: one prompt, or the generations of one
+        return read_messages(content[0], role)
+    if not all(map(is_object, content)):
+        is_spoken = all(isinstance(each, str) or is_object(each) for each in content)
+        parts = content_parts(content) if is_spoken else [text_part(to_text(content))]
+        return [message(role, parts)]
+    found: list[Part] = []
+    is_open = False
+    for item in (each if _is_part(each) else spell_message(each) for each in content):
+        is_item = "role" not in item or item.get("type") == "message"
+        made = _read_item(item, role)
+        # One turn of the model may be several items.
+        if is_open and is_item and made and made[0]["role"] == found[-1]["role"] == "assistant":
+            found[-1]["parts"] += made.pop(0)["parts"]
+        found += made
+        is_open = is_item and "message" not in item and bool(found)
+    return found
+
+
+def spell_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with its fields named as in the chat API; anything else as it is."""
+    held = parse_json(item.get(_EVENT))
+    if is_object(held):  # Semantic Kernel's
+        item = object_of(held.get("message")) or held
+    elif is_object(inner := item.get("message")) and "role" in inner and len(item) == 1:
+        item = inner  # OpenInference's
+    fields = {_FIELDS.get(name, name): each for name, each in item.items()}
+    if "blocks" in item:  # LlamaIndex'
+        fields = {**object_of(item.get("additional_kwargs")), **fields}
+    if "tool_calls" in fields:
+        calls = objects(parse_json(fields["tool_calls"]))
+        fields["tool_calls"] = [_spell_call(call) for call in calls] or None
+    fields = dict(unwrap_message(fields))
+    role, content = fields.get("role"), fields.get("content")
+    if isinstance(role, str):
+        fields["role"] = _ROLES.get(role.lower(), role)
+    if isinstance(content, str) and content.startswith("[{"):
+        blocks = parse_json(content)
+        if isinstance(blocks, list) and all(map(_is_part, blocks)):
+            fields["content"] = blocks
+    elif isinstance(content, list):
+        fields["content"] = [_open_part(each) for each in content]
+    return fields
+
+
+def _open_part(part: Any) -> Any:
+    """Return a part out of the object that OpenInference puts it in."""
+    return object_of(part).get("message_content") or part
+
+
+def _spell_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = call.get("tool_call")
+    call = inner if is_object(inner) and len(call) == 1 else call
+    if is_object(call.get("function")) or is_object(call.get("custom")):
+        return call
+    return part_of({**call, "type": "tool_call"})
+
+
+def _is_part(item: object) -> bool:
+    """Return whether an item is a part of a message and not a message."""
+    return is_object(item) and "role" not in item and named_part(item).get("type") in READERS
+
+
+def _read_item(item: Mapping[str, Any], role: str) -> list[Part]:
+    answer = item.get("message")  # a choice, or a generation
+    if is_object(item.get("content")) and (
+        item.keys() & _CANDIDATE_KEYS or "parts" in item["content"]
+    ):
+        answer = item["content"]
+    if answer and "role" not in item:
+        return read_messages(answer, role)
+    text = item.get("text")
+    if isinstance(text, str) and text and not item.keys() & _MARKS and not _is_part(item):
+        return [message(role, [text_part(text)])]
+    if _is_part(item) and item.get("type") not in _ITEMS:
+        return [message(role, [part_of(item)])]
+    return read_items([item], role)
+
+
+def _unwrap(content: Mapping[str, Any]) -> Any:
+    """Return what a request or answer holds its messages in; None where it is none."""
+    for name in _LISTS:
+        held = parse_json(content.get(name))
+        if name == "items" and not _ITEMS.issuperset(each.get("type") for each in objects(held)):
+            continue
+        if held is not None and (isinstance(held, list) or name not in ("items", "replies")):
+            return held
+    for name in _WRAPPERS:
+        held = parse_json(content.get(name))
+        is_alone = content.keys() - {name} <= _AROUND
+        if isinstance(held, (dict, list)) or (isinstance(held, str) and is_alone):
+            return held
+    return None
+
+
+def _read_system(content: Mapping[str, Any]) -> list[Part]:
+    """Return the system prompt that stands beside a request's messages, as Anthropic's does."""
+    places = (content, *(object_of(content.get(name)) for name in _CONFIGS))
+    given = next((held[key] for held in places for key in _SYSTEMS if held.get(key)), None)
+    if is_object(given):  # Google's
+        given = given.get("parts")
+    return [message("system", parts)] if (parts := content_parts(given)) else []
+
+
+def _find_tools(content: Any) -> list[Any]:
+    """Return the tool definitions that stand in a request, each of which may be JSON text."""
+    content = parse_json(content)
+    if is_object(content):
+        held = next((content[k] for k in ("tools", "functions") if content.get(k)), None)
+        inner = (_find_tools(content.get(name)) for name in _CONFIGS)
+        return _find_tools(held) if held else next(filter(None, inner), [])
+    return objects([parse_json(each) for each in content]) if isinstance(content, list) else []
+
+
+def _split_tools(messages: Any) -> tuple[Any, list[Any]]:
+    """Return messages, and the tool definitions that Langfuse's callback puts among them."""
+    if not isinstance(messages, list):
+        return messages, []
+    offers = [each for each in messages if _is_offer(each)]
+    return [each for each in messages if each not in offers], [each["content"] for each in offers]
+
+
+def _is_offer(item: Any) -> bool:
+    content = object_of(object_of(item).get("content"))
+    if object_of(item).get("role") != "tool" or item.get("tool_call_id") is not None:
+        return False
+    return content.get("type") == "function" or any(
+        "name" in tool and ("parameters" in tool or "input_schema" in tool)
+        for tool in flatten_tools([content])
+    )
+
+
+def _name_tools(messages: list[Part]) -> list[Part]:
+    """Return messages in which a tool's answer whose role is the tool's name is the tool's."""
+    calls: dict[str, Any] = {}
+    for item in messages:
+        role = item["role"]
+        asked = [part for part in item["parts"] if part.get("type") == "tool_call"]
+        calls |= {to_text(part.get("name")): part.get("id") for part in asked}
+        if role in calls and role not in _ROLES:
+            item["role"] = "tool"
+            response = unwrap_response(item["parts"])
+            item["parts"] = [tool_response_part(calls.pop(role), response)]
+    return messages
