@@ -69,10 +69,11 @@ class Builder(NamedTuple):
         return Span(*ids, above, name, start_ns, end_ns, attributes=known, scope=scope, **fields)
 
     def make_reward(
-        self, key: object, judged: object, values: Mapping[str, float], time_ns: int
-    ) -> Span:
+        self, key: object, judged: object, values: Mapping[str, float], time_ns: int,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Span:  # fmt: skip
         """Return a reward, the primary number first, of the span of a key, or of the trace."""
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = dict(attributes or {})
         if judged:
             found[f"{c.LINK_PREFIX}.0.key_match"] = c.LINK_SPAN_ID
             found[f"{c.LINK_PREFIX}.0.value_match"] = self.id_of(judged)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.adapter import readers
-from lightning_otel.messages import object_of, objects
+from lightning_otel.messages import object_of, objects, read_settings
 from lightning_otel.messages.exchanges import is_cut, read_exchange
 from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.builder import MOST_BYTES, Builder, read_time
@@ -31,8 +31,10 @@ class Table(NamedTuple):
     Attributes:
         marks: A span has all fields of one of these; alternatives are joined by ``|``.
         scored: A score has all of these.
-        tokens: Tokens given, sampled, and read from a cache.
+        tokens: Tokens given, sampled, and read from a cache; ``*`` adds up what begins so.
+        settings: Sampling parameters.
         scores: Of a score: its id, the span it judges, its time, its name, and its number.
+        author: Of a score: who gave it, and of what kind they are.
         attributes: Attributes of a convention that the adapter reads: these are kept as they are.
         averages: Of a span: its scores by name, each an object with its ``avg``.
     """
@@ -52,6 +54,8 @@ class Table(NamedTuple):
     error: str
     session: str
     scores: tuple[str, str, str, str, str]
+    author: tuple[str, str]
+    settings: str = ""
     attributes: str = ""
     averages: str = ""
 
@@ -67,20 +71,25 @@ TABLES: Final[Mapping[str, Table]] = {
                 "prompt_token_details/cache_read"),
         error="error", session="extra/metadata/thread_id extra/metadata/session_id",
         scores=("id", "run_id", "created_at", "key", "score"),
-        averages="feedback_stats",
+        author=("feedback_source/user_name feedback_source/user_id", "feedback_source/type"),
+        settings="extra/invocation_params", averages="feedback_stats",
     ),
     "langfuse": Table(
         marks=("type traceId|trace_id startTime|start_time",
-               "id timestamp name input output userId|user_id"),
+               "id timestamp name projectId|project_id|userId|user_id|sessionId"),
         scored="name value dataType|data_type timestamp", trace="traceId trace_id id",
         span="id", parent="parentObservationId parent_observation_id",
         start="startTime start_time timestamp", end="endTime end_time timestamp", kind="type",
         given="input", made="output", model="model providedModelName provided_model_name",
-        tokens=("usageDetails/input usage_details/input usage/input",
-                "usageDetails/output usage_details/output usage/output",
-                "usageDetails/cache_read_input_tokens usage_details/cache_read_input_tokens"),
+        tokens=("usageDetails/input* usage_details/input* usage/input inputUsage promptTokens",
+                "usageDetails/output* usage_details/output* usage/output outputUsage"
+                " completionTokens",
+                "usageDetails/cache_read_input_tokens usage_details/cache_read_input_tokens"
+                " usageDetails/input_cache* usage_details/input_cache*"),
         error="statusMessage status_message", session="sessionId session_id",
         scores=("id", "observationId observation_id", "timestamp", "name", "value"),
+        author=("authorUserId author_user_id", "source"),
+        settings="modelParameters model_parameters",
     ),
     "mlflow": Table(
         marks=("trace_id span_id start_time_unix_nano attributes",),
@@ -93,6 +102,7 @@ TABLES: Final[Mapping[str, Table]] = {
                 "attributes/mlflow.chat.tokenUsage/cache_read_input_tokens"),
         error="status/message", session="info/trace_metadata/mlflow.trace.session",
         scores=("assessment_id", "span_id", "create_time", "assessment_name", "feedback/value"),
+        author=("source/source_id", "source/source_type"),
     ),
     "phoenix": Table(
         marks=("span_kind name start_time attributes",), scored="annotator_kind name span_id",
@@ -100,7 +110,8 @@ TABLES: Final[Mapping[str, Table]] = {
         start="start_time", end="end_time", kind="span_kind",
         given="attributes/input.value attributes/input/value", made="", model="",
         tokens=("", "", ""), error="status_message", session="",
-        scores=("id", "span_id", "created_at", "name", "result/score"), attributes="attributes",
+        scores=("id", "span_id", "created_at", "name", "result/score"),
+        author=("user_id identifier", "annotator_kind"), attributes="attributes",
     ),
 }  # fmt: skip
 _KINDS: Final = {
@@ -110,8 +121,8 @@ _KINDS: Final = {
 """Operations by a tool's kind of span, in lower case."""
 _OFFERS: Final = "tools extra/invocation_params/tools attributes/mlflow.chat.tools metadata/tools"
 """Where a record holds the tools of a call, but for its input."""
-_TOLD: Final = "metadata/attributes"
-"""Where Langfuse keeps the attributes of a span that it got by OTLP."""
+_TOLD: Final = "attributes"
+"""Where Langfuse keeps the attributes of a span that it got by OTLP, in its metadata."""
 _KEPT: Final = (c.RESPONSE_ID, c.FINISH_REASONS, c.PROVIDER)
 _OPENINFERENCE: Final = "openinference.span.kind"
 _COUNTS: Final = (c.INPUT_TOKENS, c.OUTPUT_TOKENS, c.CACHED_TOKENS)
@@ -124,7 +135,12 @@ def find_tool(document: Object) -> str:
 
 
 def open_trace(document: Object) -> Object:
-    """Return a trace of MLflow as a page of its records; anything else as one record."""
+    """Return a trace of MLflow or Langfuse as a page of its records; anything else as one."""
+    trace, parts = document.get("trace"), document.get("observations")
+    if isinstance(trace, dict) and isinstance(parts, list):  # as Langfuse's page saves it
+        own = {"traceId": trace.get("id")}
+        held = [{**own, **each} if isinstance(each, dict) else each for each in parts]
+        return {**document, "observations": held, "items": [trace]}
     if any(name.startswith("attributes.") for name in document):
         document = _nest_columns(document)
     info, spans = document.get("info"), object_of(document.get("data")).get("spans")
@@ -160,8 +176,8 @@ def read_record(found: Object, tool: str) -> Iterator[Span]:
     """
     table = TABLES[tool]
     builder = Builder(tool, _find(found, table.trace), {})
-    if not _has(found, *table.marks):
-        yield _read_score(found, table, builder)
+    if _has(found, table.scored):
+        yield _read_score(found, tool, table, builder)
         return
     span = _read_span(found, tool, table, builder)
     yield span
@@ -172,16 +188,24 @@ def read_record(found: Object, tool: str) -> Iterator[Span]:
             yield builder.make_reward(key, judged, {name: value}, time_ns)
 
 
-def _read_score(found: Object, table: Table, builder: Builder) -> Span:
+def _read_score(found: Object, tool: str, table: Table, builder: Builder) -> Span:
     score_id, judged, time, name, value = (_find(found, path) for path in table.scores)
-    kind = _find(found, "dataType data_type")  # a category of Langfuse's has a number, too: 0
+    value, kind = parse_json(value), _find(found, "dataType data_type")
+    # A category of Langfuse's has a number, too: 0.
     if not isinstance(value, (int, float)) or kind not in (None, "NUMERIC", "BOOLEAN"):
         raise InvalidSpanError(f"score {name!r} is {kind or repr(value)}, no number")
     if found.get("valid") is False:  # MLflow keeps what was corrected
         raise InvalidSpanError(f"score {name!r} was replaced by another one")
     trace, key = builder.trace or f"score of {judged}", f"score {score_id or (name, judged)}"
+    author, author_kind = (text_or_none(_find(found, path)) for path in table.author)
+    named = {*" ".join([table.trace, *table.scores, *table.author]).split()}
+    attributes = {
+        **_find_rest(found, named, tool),
+        c.REWARD_AUTHOR: author,
+        c.REWARD_AUTHOR_KIND: author_kind,
+    }
     made = builder._replace(trace=trace).make_reward(
-        key, judged, {to_text(name): value}, read_time(time)
+        key, judged, {to_text(name): value}, read_time(time), attributes
     )
     return made if builder.trace else replace(made, parent_span_id=None)
 
@@ -197,7 +221,7 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
         c.OPERATION: operation,
         c.CONVERSATION_ID: text_or_none(_find(found, table.session)),
         c.TASK: None if parent or given is None else json_text(parse_json(given)),
-        **_find_rest(found, table, tool),
+        **_find_rest(found, _name_places(table), tool),
     }
     if table.attributes:
         attributes |= {c.OPERATION: None, _OPENINFERENCE: kind.upper()}
@@ -208,6 +232,7 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
         attributes[c.REQUEST_MODEL] = text_or_none(parse_json(_find(found, table.model)))
         counts = (read_integer(_find(found, at), "a count of tokens") for at in table.tokens)
         attributes |= {key: count or None for key, count in zip(_COUNTS, counts, strict=True)}
+        attributes |= read_settings(object_of(parse_json(_find(found, table.settings))))
     if sum(len(write_json(each)) for each in attributes.values()) > MOST_BYTES:
         raise InvalidSpanError(
             f"the record takes more than {MOST_BYTES} bytes, which no span can hold"
@@ -219,8 +244,14 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
         span, parent, name, start_ns, start_ns if kind == "event" else end_ns,
         attributes=attributes, status="ERROR" if "ERROR" in str(told) else "OK",
         status_message="" if error is None else to_text(error),
-        scope=tool if table.attributes else c.SCOPE,
+        scope=tool if table.attributes else _read_scope(found),
     )  # fmt: skip
+
+
+def _read_scope(found: Object) -> str:
+    """Return the library that recorded a span where that is known: two may record one request."""
+    scope = _find(found, "metadata/scope/name metadata/scope.name")
+    return scope if isinstance(scope, str) else c.SCOPE
 
 
 def _read_content(
@@ -229,7 +260,7 @@ def _read_content(
     """Return the attributes of what a span was given and what it made."""
     texts = [None if each is None else to_text(parse_json(each)) for each in (given, made)]
     if operation == c.CHAT:
-        known = _read_told(name, _find(found, _TOLD))
+        known = _read_told(name, object_of(parse_json(found.get("metadata"))))
         offers = parse_json(known.get(c.TOOL_DEFINITIONS)) or _find(found, _OFFERS)
         said = read_exchange(given, made, offers, known.get(c.SYSTEM_INSTRUCTIONS))
         return {
@@ -248,9 +279,11 @@ def _read_content(
     return {**named, c.OPERATION_INPUT: texts[0], c.OPERATION_OUTPUT: texts[1]}
 
 
-def _read_told(name: str, attributes: Any) -> Object:
-    """Return what a span says by OTLP's attributes, which a platform keeps beside its content."""
-    held = dict(object_of(parse_json(attributes)))
+def _read_told(name: str, metadata: Object) -> Object:
+    """Return what a span says by OTLP's attributes, which a platform keeps in its metadata."""
+    start = f"{_TOLD}."
+    flat = {key[len(start) :]: each for key, each in metadata.items() if key.startswith(start)}
+    held = {**flat, **object_of(parse_json(metadata.get(_TOLD)))}
     (span,) = readers.read([Span("", "", None, name, 1, 1, attributes=held)])
     return span.attributes
 
@@ -261,19 +294,30 @@ def _find(found: Object, places: str) -> Any:
         value: Any = found
         for name in place.split("/"):
             value = parse_json(value)
-            value = value.get(name) if isinstance(value, dict) else None
+            if name.endswith("*"):
+                value = _add_up(value, name[:-1])
+            else:
+                value = value.get(name) if isinstance(value, dict) else None
         if value not in (None, ""):
             return value
     return None
 
 
-def _find_rest(found: Object, table: Table, tool: str) -> dict[str, str]:
-    """Return the fields of a record that the table does not name, as JSON."""
-    named = {
-        "name",
-        table.attributes,
-        *" ".join([*table[2:11], *table.tokens, table.error]).split(),
-    }
+def _add_up(held: Any, start: str) -> Any:
+    """Return the sum of what an object has under names that begin so; None for nothing."""
+    counts = [each for name, each in object_of(held).items() if name.startswith(start)]
+    whole = [count for count in counts if type(count) is int]
+    return sum(whole) if whole == counts and whole else next(iter(counts), None)
+
+
+def _name_places(table: Table) -> set[str]:
+    """Return the fields of a span that a table names."""
+    fields = [*table[2:11], *table.tokens, table.error]
+    return {"name", table.attributes, *" ".join(fields).split()}
+
+
+def _find_rest(found: Object, named: set[str], tool: str) -> dict[str, str]:
+    """Return the fields of a record that are not named, as JSON."""
     rest: dict[str, str] = {}
     for name in sorted(found.keys() - named):
         value = found[name]
