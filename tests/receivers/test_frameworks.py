@@ -1,6 +1,7 @@
 """Traces of many frameworks in Langfuse: every message, tool call and result is found again."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tests.cli.conftest import _invoke
 from tests.receivers.frameworks import ARGUMENTS, ASKED, FORMS, RESULT, SAID, SYSTEM, observe
 
 from lightning_otel import Store
+from lightning_otel.messages import plain_text
 from lightning_otel.messages.chat import messages_of, tools_of
 from lightning_otel.types import Transition
 
@@ -62,3 +64,57 @@ def test_a_trace_is_read_message_by_message(name: str, steps: Steps) -> None:
         (tool,) = tools_of(step.tools or ())
         assert tool["function"]["name"] == "weather"
         assert list(tool["function"]["parameters"]["properties"]) == ["city"]
+
+
+PLAIN = [
+    {"message": "hi", "score": 3},
+    {"items": [{"name": "a"}], "input": "x"},
+    {"output": {"x": 1}, "y": 2},
+    {"name": "Bob", "arguments": "none"},
+    [{"name": "Bob", "age": 3}, {"name": "Al", "age": 4}],
+    {"content": "text", "title": "t"},
+]
+HELD: list[tuple[Any, Any, str, str]] = [
+    ({"prompt": "Say", "model": "m"}, {"completion": "hi"}, "Say", "hi"),
+    ({"args": [], "kwargs": {"messages": [{"role": "user", "content": "q"}]}}, "a", "q", "a"),
+    ({"prompts": ["q"]}, {"generations": [[{"text": "a", "type": "Generation"}]]}, "q", "a"),
+    ("q", {"messages": [{"type": "human", "content": "q"}, {"type": "ai", "content": "a"}]},
+     "q", "a"),
+    ({"contents": ["q"]}, {"candidates": [{"content": {"parts": [{"text": "a"}]}}]}, "q", "a"),
+]  # fmt: skip
+
+
+def test_an_answer_that_is_no_message_stays_as_it_came(tmp_path: Path) -> None:
+    """Structured output is its JSON, even if it has a field that others hold messages in."""
+    cases = [*HELD, *(("q", made, "q", json.dumps(made)) for made in PLAIN)]
+
+    steps = _import_calls([(given, made) for given, made, *_ in cases], tmp_path)
+
+    told = [(plain_text(step.observation), plain_text(step.action)) for step in steps]
+    assert told == [(asked, said) for _, _, asked, said in cases]
+
+
+def test_a_text_that_was_cut_is_no_message(tmp_path: Path) -> None:
+    """A request whose JSON breaks off makes no step, and the report says that it is unreadable."""
+    cut = json.dumps([{"role": "user", "content": "q" * 99}])[:60]
+    record = observe(f"{1:032x}", FORMS["OpenAI"])[1]
+    file, store = tmp_path / "cut.json", str(tmp_path / "s.duckdb")
+    file.write_text(json.dumps({**record, "input": cut}))
+    assert _invoke("import", str(file), "--store", store).returncode == 0
+
+    done = _invoke("export", "sft", "--store", store)
+
+    assert done.stdout == ""
+    assert "unreadable" in done.stderr
+
+
+def _import_calls(exchanges: list[tuple[Any, Any]], folder: Path) -> list[Transition]:
+    file, store = folder / "calls.jsonl", Store(folder / "s.duckdb")
+    record = observe(f"{1:032x}", FORMS["OpenAI"])[1]
+    file.write_text("\n".join(
+        json.dumps({**record, "id": f"o{place}", "traceId": f"{place + 1:032x}",
+                    "parentObservationId": None, "input": given, "output": made})
+        for place, (given, made) in enumerate(exchanges)
+    ))  # fmt: skip
+    assert _invoke("import", str(file), "--store", store.name).returncode == 0
+    return sorted(store.transitions(), key=lambda step: step.rollout_id)

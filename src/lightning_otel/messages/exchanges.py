@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.messages import (
+    SETTINGS,
     content_parts,
     flatten_tools,
     message,
@@ -39,16 +40,17 @@ _FIELDS: Final = {
 }  # fmt: skip
 """Fields of a message as others name them."""
 _EVENT: Final = "gen_ai.event.content"
-_MARKS: Final = frozenset(
-    {"role", "content", "parts", "kwargs", "data", "tool_calls", *_FIELDS, _EVENT}
+_MARKS: Final = frozenset({"role", "parts", "kwargs", "data", "tool_calls", *_FIELDS, _EVENT})
+"""A message has one of these, or ``content`` beside nothing but the fields of an answer."""
+_OF_ANSWER: Final = frozenset(
+    {"content", "finish_reason", "usage", "cached", "logprobs", "thought", "id", "index", "model"}
 )
-"""A message has one of these."""
 _LISTS: Final = (
     "messages", "choices", "generations", "candidates", "contents", "replies", "items", "prompts",
 )  # fmt: skip
-_WRAPPERS: Final = ("message", "response", "output", "input")
+_WRAPPERS: Final = ("message", "response", "output", "input", "prompt", "completion")
 """What holds messages: lists of them, and what else may be a text."""
-_AROUND: Final = frozenset({"finish_reason", "index", "tool.result"})
+_AROUND: Final = frozenset({"finish_reason", "index", "tool.result", "model", *SETTINGS})
 """Fields that may stand beside a message that is a text."""
 _ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "reasoning"})
 _CANDIDATE_KEYS: Final = frozenset({"finishReason", "finish_reason", "index"})
@@ -89,7 +91,10 @@ def read_exchange(given: Any, made: Any, beside: Any = None, system: Any = None)
     if not any(each["role"] in ("system", "developer") for each in found):
         rules = _read_system({"system": parse_json(system)}) or _read_system(object_of(made))
         found = [*rules, *found]
-    return Exchange(_name_tools(found), read_messages(made, "assistant"), flatten_tools(tools))
+    answer = read_messages(made, "assistant")
+    if found and answer[: len(found)] == found:  # the state of a graph, with what was asked
+        answer = answer[len(found) :]
+    return Exchange(_name_tools(found), answer, flatten_tools(tools))
 
 
 def read_messages(content: Any, role: str) -> list[Part]:
@@ -100,15 +105,14 @@ def read_messages(content: Any, role: str) -> list[Part]:
         if inner is not None:
             rules = _read_system(content) if role == "user" else []
             return [*rules, *read_messages(inner, role)]
-        if content.keys() & _MARKS or _is_part(content):
-            content = [content]
+        content = [content] if _is_spoken(content) else content
     if not isinstance(content, list):
         return [message(role, [text_part(to_text(content))])] if content else []
     if content and isinstance(content[0], list):  # a batch: one prompt, or the generations of one
         return read_messages(content[0], role)
-    if not all(map(is_object, content)):
-        is_spoken = all(isinstance(each, str) or is_object(each) for each in content)
-        parts = content_parts(content) if is_spoken else [text_part(to_text(content))]
+    if not all(map(_is_spoken, content)):
+        is_mixed = all(isinstance(each, str) or _is_part(each) for each in content)
+        parts = content_parts(content) if is_mixed else [text_part(to_text(content))]
         return [message(role, parts)]
     found: list[Part] = []
     is_open = False
@@ -183,18 +187,41 @@ def _read_item(item: Mapping[str, Any], role: str) -> list[Part]:
     return read_items([item], role)
 
 
+def _is_spoken(item: Any) -> bool:
+    """Return whether an item is a message, an answer's choice, or a part of a message."""
+    if not is_object(item):
+        return False
+    content = item.get("content")
+    is_answer = content is not None and (
+        not item.keys() - _OF_ANSWER or not isinstance(content, str)
+    )
+    is_named = isinstance(item.get("type"), str) or isinstance(item.get("text"), str)
+    is_message = bool(item.keys() & _MARKS) or is_answer or is_named
+    return is_message or _is_part(item) or _unwrap(item) is not None
+
+
+def _does_speak(held: Any) -> bool:
+    """Return whether a value is messages, or holds some."""
+    if isinstance(held, list):
+        return all(_is_spoken(each) or isinstance(each, (str, list)) for each in held)
+    return _is_spoken(held)
+
+
 def _unwrap(content: Mapping[str, Any]) -> Any:
     """Return what a request or answer holds its messages in; None where it is none."""
+    if "args" in content and is_object(content.get("kwargs")):  # the arguments of a function
+        held = next(filter(_does_speak, (content["kwargs"], content["args"])), None)
+        return held or None
     for name in _LISTS:
         held = parse_json(content.get(name))
         if name == "items" and not _ITEMS.issuperset(each.get("type") for each in objects(held)):
             continue
-        if held is not None and (isinstance(held, list) or name not in ("items", "replies")):
+        if _does_speak(held) or (isinstance(held, str) and held and name == "contents"):
             return held
     for name in _WRAPPERS:
         held = parse_json(content.get(name))
         is_alone = content.keys() - {name} <= _AROUND
-        if isinstance(held, (dict, list)) or (isinstance(held, str) and is_alone):
+        if (_does_speak(held) and held) or (isinstance(held, str) and is_alone):
             return held
     return None
 

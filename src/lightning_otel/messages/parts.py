@@ -31,7 +31,7 @@ _CALL_IDS: Final = ("id", "toolCallId", "tool_call_id", "toolUseId", "call_id")
 _RESULT_IDS: Final = ("tool_use_id", *_CALL_IDS)
 _SHAPES: Final = (
     (frozenset({"toolCallId", "toolName"}), "tool_call"),
-    (frozenset({"name", "arguments"}), "tool_call"),
+    (frozenset({"id", "name", "arguments"}), "tool_call"),
     (frozenset({"call_id", "content"}), "tool_result"),
 )
 """Fields by which a part is known that has no type: the Vercel AI SDK's and AutoGen's."""
