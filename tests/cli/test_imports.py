@@ -1,23 +1,30 @@
 """``import``: files into the store, once, with every line that is none named."""
 
+import csv
 import gzip
+import io
+import json
 import os
 import resource
+import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import duckdb
 import orjson
 import pytest
 from tests.cli.conftest import _invoke
+from tests.receivers.frameworks import FORMS, RESULT, SAID, observe
 from tests.receivers.requests import json_of
 from tests.receivers.test_documents import stored_span
 from tests.serve.serving import request_of
 
 from lightning_otel import Store, auto_trace, emit_message, emit_reward
+from lightning_otel.messages import plain_text
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
 
@@ -183,6 +190,74 @@ def test_import_reads_a_zip_and_a_byte_order_mark(tmp_path: Path, lines: bytes) 
     assert not (tmp_path.parent / "a").exists()
     assert limited.returncode
     assert "holds more than 1 kB" in limited.stderr
+
+
+def _compress(text: bytes) -> bytes:
+    """Lines in a frame of Zstandard, as DuckDB writes it."""
+    options = "FORMAT csv, HEADER false, QUOTE '', ESCAPE '', DELIMITER '\x01', COMPRESSION zstd"
+    with tempfile.NamedTemporaryFile(suffix=".zst") as file:
+        query = "COPY (SELECT unnest(?::VARCHAR[]) AS line) TO ? "
+        duckdb.execute(f"{query}({options})", [text.decode().split("\n"), file.name])
+        return Path(file.name).read_bytes()
+
+
+def _write_csv(records: list[dict[str, Any]]) -> bytes:
+    """Records as Langfuse's page writes them: what is nested is JSON, and lines may break in it."""
+    text = io.StringIO()
+    rows = csv.DictWriter(text, list(records[-1]), quoting=csv.QUOTE_ALL)
+    rows.writeheader()
+    rows.writerows(
+        {name: each if isinstance(each, str) else "" if each is None else json.dumps(each, indent=1)
+         for name, each in record.items()}
+        for record in records
+    )  # fmt: skip
+    return text.getvalue().encode()
+
+
+@pytest.mark.parametrize("form", ["csv", "a mark", "zstd", "a printed document", "a trace's page"])
+def test_a_platforms_records_are_read_in_any_form(form: str, tmp_path: Path) -> None:
+    """Rows of CSV, a byte order mark, Zstandard, a page, a saved trace: the same two calls."""
+    trace = f"{1:032x}"
+    records = observe(trace, FORMS["LangChain"])
+    lines = b"\n".join(map(orjson.dumps, records))
+    bare = [{k: v for k, v in each.items() if k != "traceId"} for each in records]
+    saved = {"trace": {"id": trace, "timestamp": "2026-11-01T12:00:00Z", "name": "t", "tags": [],
+                       "projectId": "p", "metadata": "{}"}, "observations": bare}  # fmt: skip
+    content = {
+        "csv": b"\xef\xbb\xbf" + _write_csv(records),
+        "a mark": b"\xef\xbb\xbf" + lines,
+        "zstd": _compress(lines),
+        "a printed document": orjson.dumps({"data": records}, option=orjson.OPT_INDENT_2),
+        "a trace's page": orjson.dumps(saved),
+    }[form]
+    file = tmp_path / "export"
+    file.write_bytes(content)
+
+    code, said = run_import(tmp_path / "s.duckdb", file)
+
+    assert code == 0, said
+    first, second = Store(tmp_path / "s.duckdb").transitions()
+    assert (first.agent, first.input_tokens, first.output_tokens) == ("agent", 3, 4)
+    assert plain_text(second.observation[-1:]) == RESULT
+    assert plain_text(second.action) == SAID
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (_compress(b'{"a": 1}\n' * 9000)[:-9], "the zstd is cut off here"),
+        ('{"a": 1}'.encode("utf-16"), "the file is UTF-16; save it as UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why(content: bytes, reason: str, tmp_path: Path) -> None:
+    """In one line, with the exit code."""
+    file = tmp_path / "export"
+    file.write_bytes(content)
+
+    code, said = run_import(tmp_path / "s.duckdb", file)
+
+    assert code == 1
+    assert reason in said
 
 
 def test_import_of_nothing_says_so(tmp_path: Path) -> None:

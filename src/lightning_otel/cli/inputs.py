@@ -1,6 +1,5 @@
 """Files as spans: documents one after the other, and sessions of coding agents as they grow."""
 
-import gzip
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -8,29 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.cli.output import format_size, print_note, progress_bar
-from lightning_otel.errors import ReceiveError, StoreError, TooLargeError
+from lightning_otel.cli.documents import Refuse, is_packed, open_lines, read_documents
+from lightning_otel.cli.output import print_note, progress_bar
+from lightning_otel.errors import ReceiveError, StoreError
 from lightning_otel.messages import object_of
 from lightning_otel.types.values import parse_json
 
 if TYPE_CHECKING:
-    from io import BufferedReader
-
     from lightning_otel.dataset import Store
     from lightning_otel.receivers.sessions import Links, Session, SessionReader
     from lightning_otel.types import Span
 
 _BATCH: Final = 1000
 _BATCH_CHARACTERS: Final = 32 << 20
-_SHORTEST: Final = 1000
-"""Bytes that a line or row counts at least: a span is about as long, and takes its time."""
-_ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _QUIET_S: Final = 600
 """The longest that either program waits for an answer."""
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _AGENTS: Final = "SELECT trace_id, span_id FROM spans WHERE operation = 'invoke_agent'"
-Refuse = Callable[[int, str], None]
-"""Counts a line, by its number, or a span in it that could not be read."""
 
 
 class _Growth:
@@ -80,7 +72,7 @@ class FileReader:
         with progress_bar(path.name.replace("[", r"\[")) as progress:
 
             def read() -> "Iterator[Span]":
-                for text, number, end in _read_documents(path, refuse, self._limit_bytes):
+                for text, number, end in read_documents(path, refuse, self._limit_bytes):
                     yield from self._read_spans(text, partial(refuse, number), reader)
                     if progress is not None:
                         progress(end, size)
@@ -242,86 +234,11 @@ def _is_rewritten(path: Path, growth: _Growth) -> bool:
 def open_session_file(path: Path, links: "Links") -> "tuple[SessionReader | None, bool]":
     """Return a reader of a session file, None for another; and whether it is compressed."""
     from lightning_otel.receivers.coding_agents import open_session
-    from lightning_otel.receivers.documents import FILE_LIMITS
 
     beside = path.with_suffix(".meta.json")
     try:
         about = object_of(parse_json(beside.read_text()) if beside.is_file() else None)
-        with path.open("rb") as raw, _open_inflated(raw) as file:
-            lines = iter(lambda: file.readline(FILE_LIMITS.body_bytes), b"")
-            return open_session(lines, about, links), file is not raw
+        with open_lines(path) as (lines, _):
+            return open_session(lines, about, links), is_packed(path)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, ReceiveError):
         return None, False  # who reads it all says why
-
-
-def _read_documents(
-    path: Path, refuse: Refuse, limit_bytes: int
-) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the lines that say something, with their number and how far into the file they end.
-
-    Of a file whose first line is no JSON by itself, that is all of it.
-    """
-    from lightning_otel.dataset.tables import is_parquet, read_parquet
-    from lightning_otel.receivers.documents import FILE_LIMITS
-
-    most = FILE_LIMITS.body_bytes
-    number = 0
-    try:
-        if is_parquet(path):
-            rows = (row.encode() for row in read_parquet(path))
-            for number, row in enumerate(_limit_lines(rows, limit_bytes), 1):
-                yield row, number, 0
-            return
-        with path.open("rb") as raw, _open_inflated(raw) as file:
-            if _is_one_document(file, most, limit_bytes):
-                text = file.read(most + 1).removeprefix(_BYTE_ORDER_MARK)
-                yield text, 1, path.stat().st_size
-                return
-            lines = _limit_lines(iter(lambda: file.readline(most + 1), b""), limit_bytes)
-            for line in lines:
-                number += 1
-                if len(line) > most:
-                    refuse(number, f"line is longer than {most} bytes")
-                    while line and not line.endswith(b"\n"):
-                        line = next(lines, b"")
-                elif not line.isspace():
-                    yield line.removeprefix(_BYTE_ORDER_MARK), number, raw.tell()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
-        refuse(number + 1, f"the gzip is damaged from here on: {exc}")
-    except ReceiveError as exc:
-        refuse(number + 1, str(exc))
-
-
-def _limit_lines(lines: Iterable[bytes], limit_bytes: int) -> Iterator[bytes]:
-    """Yield lines until they are more than a limit.
-
-    Raises:
-        TooLargeError: There are more.
-    """
-    size = 0
-    for line in lines:
-        size += max(len(line), _SHORTEST)
-        if size > limit_bytes:
-            raise TooLargeError(
-                f"the file holds more than {format_size(limit_bytes)}, and a line counts "
-                f"{_SHORTEST} bytes at least; split it, or raise --limit"
-            )
-        yield line
-
-
-def _open_inflated(raw: "BufferedReader") -> "BufferedReader | gzip.GzipFile":
-    """Open a file, inflated if it is a gzip, whatever its name."""
-    start = raw.read(4)
-    raw.seek(0)
-    if start == _ZSTD:
-        raise ReceiveError("the file is compressed by zstd; decompress it: zstd -d FILE")
-    return gzip.GzipFile(fileobj=raw) if start.startswith(b"\x1f\x8b") else raw
-
-
-def _is_one_document(file: "BufferedReader | gzip.GzipFile", most: int, limit_bytes: int) -> bool:
-    """Return True for a file that is one JSON document over several lines."""
-    lines = map(bytes.strip, _limit_lines(iter(lambda: file.readline(most), b""), limit_bytes))
-    line = next(filter(None, lines), b"")
-    file.seek(0)
-    # A damaged line ends anyhow; the first line of a printed document opens something.
-    return line.endswith((b"{", b"[", b","))

@@ -3,16 +3,18 @@
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from os import SEEK_CUR
 from pathlib import Path
 from typing import IO, Any, Final
 
-from lightning_otel.errors import ConfigError, TooLargeError
+from lightning_otel.errors import ConfigError, ReceiveError, TooLargeError
 from lightning_otel.store.sql import new_connection, quote_text, struct_sql
 from lightning_otel.store.table import Query, json_line
 from lightning_otel.types import Conversation
 
 _LINE_BYTES: Final = 1 << 20
 _PARQUET_MEMORY: Final = "1GB"
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
 
 
 def query_rows(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Query:
@@ -70,6 +72,73 @@ def read_parquet(path: Path) -> Iterator[str]:
         ) from exc
     except duckdb.Error as exc:
         raise ConfigError(f"{path} is no readable Parquet file: {exc}; write it again") from exc
+
+
+def is_zstd(path: Path) -> bool:
+    """Return whether a file begins as a frame of Zstandard does."""
+    with path.open("rb") as file:
+        return file.read(4) == _ZSTD
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether the last frame of Zstandard ends with the file: DuckDB does not say so.
+
+    Source: RFC 8878, 3.1: lengths of frame headers and of blocks.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        while file.tell() < size:
+            magic = file.read(4)
+            if magic[1:] == b"\x2a\x4d\x18":  # a frame that is skipped
+                file.seek(int.from_bytes(file.read(4), "little"), SEEK_CUR)
+                continue
+            if magic != _ZSTD:
+                return False
+            flags = (file.read(1) or b"\0")[0]
+            is_single, has_checksum = flags >> 5 & 1, flags >> 2 & 1
+            content = (is_single, 2, 4, 8)[flags >> 6]
+            file.seek((1 - is_single) + (0, 1, 2, 4)[flags & 3] + content, SEEK_CUR)
+            is_last = 0
+            while not is_last and file.tell() + 3 <= size:
+                block = int.from_bytes(file.read(3), "little")
+                is_last, is_repeated = block & 1, block >> 1 & 3 == 1
+                file.seek(1 if is_repeated else block >> 3, SEEK_CUR)
+            file.seek(4 * has_checksum, SEEK_CUR)
+            if not is_last:
+                return False
+        return file.tell() == size
+
+
+def read_zstd(path: Path, longest: int) -> Iterator[bytes]:
+    """Yield the lines of a text compressed by Zstandard, without empty ones.
+
+    DuckDB inflates it as it goes: Python has no Zstandard before 3.14.
+
+    Args:
+        path: The file.
+        longest: Bytes that a line may have.
+
+    Raises:
+        ReceiveError: It is damaged, no text, or has a longer line.
+    """
+    import duckdb
+
+    options = (
+        "compression = 'zstd', columns = {'line': 'VARCHAR'}, header = false, auto_detect = false, "
+        "delim = '\x01', quote = '', escape = '', nullstr = '\x02', strict_mode = false, "
+        f"max_line_size = {longest}, buffer_size = {2 * longest}"
+    )
+    try:
+        with new_connection() as con:
+            con.execute("SET threads = 1")
+            found = con.execute(f"SELECT line FROM read_csv({quote_text(str(path))}, {options})")
+            while row := found.fetchone():
+                yield row[0].encode() + b"\n"
+    except duckdb.Error as exc:
+        what = str(exc).partition("\n")[0]
+        raise ReceiveError(f"the zstd is damaged from here on: {what}") from exc
+    if not _is_whole(path):
+        raise ReceiveError("the zstd is cut off here")
 
 
 MESSAGE_COLUMNS: Mapping[str, str] = {

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -82,6 +83,7 @@ def load_json(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Any:
         TooLargeError: It has more objects, lists and values than it may; nothing was decoded.
         ReceiveError: It is no JSON, or nested too deep.
     """
+    body = body.removeprefix(BOM_UTF8)
     # Texts may hold JSON too: left out where they matter, which takes longer than decoding.
     if _has_too_many(body, limits) and _has_too_many(_TEXT.sub(b"", body), limits):
         raise limits.too_many()
