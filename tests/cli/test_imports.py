@@ -65,7 +65,7 @@ def test_import_names_what_it_cannot_read(tmp_path: Path, lines: bytes) -> None:
     bad_span["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] = "abcd"
     file = tmp_path / "traces.jsonl"
     file.write_bytes(
-        lines + b"\n{torn\n" + orjson.dumps(bad_span) + b'\n{"resourceLogs":[]}\n' + lines[:100]
+        lines + b"\n{torn\n" + orjson.dumps(bad_span) + b'\n{"resourceMetrics":[]}\n' + lines[:100]
     )
 
     code, said = run_import(tmp_path / "s.duckdb", file)
@@ -152,9 +152,9 @@ def test_import_keeps_what_stands_before_the_damage(tmp_path: Path, lines: bytes
 @pytest.mark.parametrize(
     ("record", "kind"),
     [
-        ({"messages": [{"role": "user", "content": "hi"}]}, "chat messages"),
+        ({"conversations": [{"from": "human", "value": "hi"}]}, "ShareGPT's"),
         ({"resourceMetrics": []}, "OTLP metrics"),
-        ({"traceID": "1", "operationName": "get"}, "Jaeger's"),
+        ({"custom_id": "1", "body": {"messages": []}}, "half of a batch of requests"),
         ({"neither": 1}, ""),
     ],
 )

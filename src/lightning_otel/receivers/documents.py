@@ -22,7 +22,7 @@ import orjson
 
 from lightning_otel.errors import ReceiveError
 from lightning_otel.messages import object_of, objects
-from lightning_otel.receivers import Limits, Rejected, atif, otlp, platforms
+from lightning_otel.receivers import Limits, Rejected, atif, chats, jaeger, logs, otlp, platforms
 from lightning_otel.receivers.builder import IMPORTED, parse_time
 from lightning_otel.receivers.otlp import (
     KINDS,
@@ -50,16 +50,17 @@ _UNKNOWN: Final = (
     "neither OTLP JSON nor a span of the SDK's, Agent Lightning 0.3 or another tool{guess}"
 )
 _OTHERS: Final = {
-    "resourceLogs": "OTLP logs", "resourceMetrics": "OTLP metrics", "operationName": "Jaeger's",
-    "messages": "chat messages", "conversations": "chat messages", "trajectory": "SWE-agent's",
-    "samples": "a log of Inspect", "localEndpoint": "Zipkin's", "sessionId": "a coding agent's",
+    "resourceMetrics": "OTLP metrics", "conversations": "ShareGPT's", "chosen": "preferences",
+    "preferred_output": "preferences", "custom_id": "half of a batch of requests",
+    "trajectory": "SWE-agent's", "samples": "a log of Inspect", "localEndpoint": "Zipkin's",
+    "sessionId": "a coding agent's", "history": "OpenHands'", "messages": "messages without roles",
 }  # fmt: skip
 """By a field what a document that is not read seems to be."""
 _LISTS: Final = (
     "items", "data", "runs", "feedback", "observations", "scores", "spans", "annotations",
 )  # fmt: skip
 """Names under which a page of another tool's records holds them."""
-_MARKS: Final = ("resourceSpans", "schema_version")
+_MARKS: Final = ("resourceSpans", "resourceLogs", "schema_version")
 _IDS: Final = {"traceId": "trace_id", "spanId": "span_id"}
 _STORED_FIELDS: Final = ("rollout_id", "attempt_id", "sequence_id", "span_id")
 """Fields by which a span of Agent Lightning is known."""
@@ -107,7 +108,9 @@ def _unfold(document: object) -> list[object]:
     """Return the records of a page, or of a trace with that one; of anything else itself."""
     if not isinstance(document, dict):
         return [document]
-    document = platforms.open_trace(document)
+    if "resourceSpans" in object_of(document.get("result")):  # Jaeger's API of version 3
+        return [document["result"]]
+    document = jaeger.open_trace(platforms.open_trace(document))
     held = [name for name in _LISTS if isinstance(document.get(name), list)]
     own = {name: value for name, value in document.items() if name not in held}
     alone = [own] if _is_known(own) or not held else []
@@ -119,7 +122,8 @@ def _is_known(document: object) -> bool:
         return False
     is_printed = "trace_id" in object_of(document.get("context")) and "start_time" in document
     is_ours = is_printed or any(mark in document for mark in _MARKS) or _is_stored(document)
-    return is_ours or bool(platforms.find_tool(document))
+    is_theirs = all(mark in document for mark in jaeger.MARKS) or chats.is_chat(document)
+    return is_ours or is_theirs or bool(platforms.find_tool(document))
 
 
 def _is_stored(document: Object) -> bool:
@@ -129,13 +133,13 @@ def _is_stored(document: Object) -> bool:
 def _read_spans(document: object, is_recorded: Callable[[Span], bool]) -> Iterator[Span | Rejected]:
     if not isinstance(document, dict) or not _is_known(document):
         yield Rejected(_explain_unknown(document))
-    elif "resourceSpans" in document:
-        yield from otlp.decode_request(document, IMPORTED, FILE_LIMITS)
-    elif "schema_version" in document or (tool := platforms.find_tool(document)):
-        try:
-            if "schema_version" not in document:
-                yield from platforms.read_record(document, tool)
-                return
+        return
+    try:
+        if "resourceSpans" in document:
+            yield from otlp.decode_request(document, IMPORTED, FILE_LIMITS)
+        elif "resourceLogs" in document:
+            yield from logs.read_logs(logs.decode_request(document), IMPORTED, FILE_LIMITS)
+        elif "schema_version" in document:
             spans = atif.read_trajectory(document)
             first = next(spans)
             if is_recorded(first):
@@ -143,10 +147,16 @@ def _read_spans(document: object, is_recorded: Callable[[Span], bool]) -> Iterat
                 return
             yield first
             yield from spans
-        except (InvalidSpanError, RecursionError, orjson.JSONEncodeError) as exc:
-            yield Rejected(str(exc))
-    else:
-        yield span_of(document, IMPORTED)
+        elif tool := platforms.find_tool(document):
+            yield from platforms.read_record(document, tool)
+        elif all(mark in document for mark in jaeger.MARKS):
+            yield jaeger.read_span(document, IMPORTED, FILE_LIMITS)
+        elif chats.is_chat(document):
+            yield from chats.read_row(document)
+        else:
+            yield span_of(document, IMPORTED)
+    except (InvalidSpanError, RecursionError, orjson.JSONEncodeError) as exc:
+        yield Rejected(str(exc))
 
 
 def span_of(document: Object, came: str) -> Span | Rejected:

@@ -107,7 +107,7 @@ def decode_request(request: Object, came: str, limits: Limits) -> Iterator[Span 
     for in_resource in objects(request.get("resourceSpans")):
         otel_resource, unread = None, ""
         try:
-            otel_resource = _read_attributes(object_of(in_resource.get("resource")))
+            otel_resource = read_attributes(object_of(in_resource.get("resource")))
         except InvalidSpanError as exc:
             unread = f"resource cannot be read: {exc}"
         for in_scope in objects(in_resource.get("scopeSpans")):
@@ -129,7 +129,7 @@ def read_span(
     Raises:
         InvalidSpanError: It cannot be kept.
     """
-    attributes, status = _read_attributes(found), object_of(found.get("status"))
+    attributes, status = read_attributes(found), object_of(found.get("status"))
     number = len(attributes)
     if number > limits.attributes:
         raise InvalidSpanError(f"more than {limits.attributes} attributes")
@@ -208,7 +208,7 @@ def _read_event(found: Object) -> Event:
     """Return an event; its time is 0 where that is none."""
     time_ns = read_integer(found.get("timeUnixNano"), "time of an event")
     name = text(found.get("name"))
-    return Event(name, time_ns if time_ns in TIMES else 0, _read_attributes(found))
+    return Event(name, time_ns if time_ns in TIMES else 0, read_attributes(found))
 
 
 def _read_link(found: Object) -> Link | None:
@@ -216,7 +216,7 @@ def _read_link(found: Object) -> Link | None:
     trace_id, span_id = read_id_bytes(found.get("traceId")), read_id_bytes(found.get("spanId"))
     if len(trace_id) != TRACE_ID_BYTES or len(span_id) != SPAN_ID_BYTES:
         return None
-    return Link(trace_id.hex(), span_id.hex(), _read_attributes(found))
+    return Link(trace_id.hex(), span_id.hex(), read_attributes(found))
 
 
 def _read_id(content: object, size: int, noun: str) -> str:
@@ -268,17 +268,22 @@ def _note_cut(attributes: dict[str, Any], noun: str, kept: int, lost: int) -> No
     attributes[c.CUT] = orjson.dumps(cut).decode()
 
 
-def _read_attributes(found: Object, key: str = "attributes", depth: int = 0) -> dict[str, Any]:
+def read_attributes(found: Object, key: str = "attributes", depth: int = 0) -> dict[str, Any]:
+    """Return the attributes under a key.
+
+    Raises:
+        InvalidSpanError: One is none of OTLP's.
+    """
     content = found.get(key)
     if type(content) is DecodedAttributes:
         return dict(content)
     return {
-        text(pair.get("key")): _read_value(pair.get("value"), depth)
+        text(pair.get("key")): read_value(pair.get("value"), depth)
         for pair in objects(found.get(key))
     }
 
 
-def _read_value(found: object, depth: int) -> Any:
+def read_value(found: object, depth: int = 0) -> Any:
     """Return the value of an attribute; None for none, and for one of an unknown kind."""
     if found is None:
         return None
@@ -294,9 +299,9 @@ def _read_value(found: object, depth: int) -> Any:
         if kind == "doubleValue":
             return _read_double(content)
         if kind == "arrayValue":
-            return [_read_value(item, depth + 1) for item in _items(as_object(content), "values")]
+            return [read_value(item, depth + 1) for item in _items(as_object(content), "values")]
         if kind == "kvlistValue":
-            return _read_attributes(as_object(content), "values", depth + 1)
+            return read_attributes(as_object(content), "values", depth + 1)
     return None
 
 

@@ -1,0 +1,184 @@
+"""Conversations, and requests with their answers, as files of the chat API hold them: model calls.
+
+A row of ``messages``, as for fine-tuning, is a rollout in which each answer is a call. A request
+beside its response is one call, read by the dialect of its path or of its form. Rows mostly tell no
+time: such calls stand in 1970, in their order. Equal rows are one.
+
+Source: OpenAI's guides to fine-tuning and to its Batch API; TRL's conversational data sets;
+LiteLLM's ``StandardLoggingPayload``.
+"""
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+from lightning_otel.dialects import Dialect, find_dialect
+from lightning_otel.messages import flatten_tools, object_of, objects
+from lightning_otel.messages.exchanges import read_exchange, read_messages
+from lightning_otel.receivers.builder import Builder, parse_time
+from lightning_otel.receivers.otlp import TIMES, InvalidSpanError, Object
+from lightning_otel.types import Span
+from lightning_otel.types import conventions as c
+from lightning_otel.types.values import json_text, parse_json, text_or_none, write_json
+
+_REQUESTS: Final = ("request", "request_body", "requestBody")
+_RESPONSES: Final = ("response", "response_body", "responseBody")
+_QUESTIONS: Final = ("messages", "input", "contents", "prompt")
+_PATHS: Final = ("url", "path", "endpoint")
+_CONVERSATIONS: Final = ("conversation_id", "session_id", "trace_id", "rollout_id")
+_STARTS: Final = ("start_time", "startTime", "timestamp", "created_at", "time")
+_ENDS: Final = ("end_time", "endTime")
+_SECONDS_UNTIL: Final = 1e11
+"""A time above is in nanoseconds already."""
+_FORMS: Final = (
+    ("contents", "candidates", "/models/-:generateContent"),
+    ("messages", "stop_reason", "/v1/messages"),
+    ("messages", "choices", "/chat/completions"), ("input", "output", "/responses"),
+    ("prompt", "choices", "/completions"), ("messages", "", "/chat/completions"),
+    ("contents", "", "/models/-:generateContent"), ("input", "", "/responses"),
+)  # fmt: skip
+"""By a field of the request and one of the answer the path of a dialect."""
+_NO_ANSWER: Final = "the conversation has no answer of the assistant to learn from"
+_NAMED: Final = frozenset(
+    {"messages", "prompt", "completion", "tools", "functions", "model", "reward",
+     *_REQUESTS, *_RESPONSES, *_STARTS, *_ENDS}
+)  # fmt: skip
+
+
+def is_chat(found: Object) -> bool:
+    """Return whether a row is a conversation, or a request with its response."""
+    if _are_messages(found.get("messages")):
+        return True
+    if _are_messages(found.get("prompt")) and _are_messages(found.get("completion")):
+        return True
+    request, response = _find_exchange(found)
+    return response is not None and any(name in request for name in _QUESTIONS)
+
+
+def read_row(found: Object) -> Iterator[Span]:
+    """Yield the calls of a row, and its reward.
+
+    Raises:
+        InvalidSpanError: It cannot be kept.
+    """
+    digest = sha256(write_json(found)).hexdigest()
+    stated = (found.get(name) for name in _CONVERSATIONS)
+    trace = next((each for each in stated if isinstance(each, str) and each), digest)
+    builder = Builder("chat", trace, {})
+    rest = {f"chat.{name}": json_text(found[name]) for name in sorted(found.keys() - _NAMED)}
+    request, response = _find_exchange(found)
+    if response is None:
+        calls = list(_read_conversation(found, builder, digest, rest))
+    else:
+        calls = [_read_exchange(found, request, response, builder, digest, rest)]
+    if not calls:
+        raise InvalidSpanError(_NO_ANSWER)
+    yield from calls
+    reward = found.get("reward")
+    if isinstance(reward, (int, float)) and not isinstance(reward, bool):
+        key, last = f"reward of {digest}", calls[-1]
+        yield builder.make_reward(key, last.span_id, {c.PRIMARY_REWARD: reward}, last.start_ns)
+
+
+def _are_messages(held: Any) -> bool:
+    return isinstance(held, list) and bool(held) and all(
+        isinstance(object_of(each).get("role"), str) for each in held
+    )  # fmt: skip
+
+
+def _read_conversation(
+    found: Object, builder: Builder, digest: str, rest: Mapping[str, Any]
+) -> Iterator[Span]:
+    prompt = objects(found.get("prompt")) if "messages" not in found else []
+    rows = [*prompt, *objects(found.get("messages") or found.get("completion"))]
+    said = read_messages(rows, "user")
+    tools = flatten_tools(parse_json(found.get("tools") or found.get("functions")))
+    start_ns, _ = _read_times(found, {})
+    for place, (row, each) in enumerate(zip(rows, said, strict=True)):
+        # An answer of weight 0 is history alone.
+        if each["role"] != "assistant" or row.get("weight") == 0 or place < len(prompt):
+            continue
+        attributes = {
+            c.OPERATION: c.CHAT,
+            c.REQUEST_MODEL: text_or_none(found.get("model")),
+            c.INPUT_MESSAGES: json_text(said[:place]),
+            c.OUTPUT_MESSAGES: json_text([each]),
+            c.TOOL_DEFINITIONS: json_text(tools) if tools else None,
+            **rest,
+        }
+        rest = {}
+        times_ns = start_ns + 2 * place, start_ns + 2 * place + 1
+        yield builder.make_span((digest, place), None, c.CHAT, *times_ns, attributes=attributes)
+
+
+def _find_exchange(found: Object) -> tuple[Object, Any]:
+    """Return a request's body, with the response beside it; None for one if there is none."""
+    response = next((found[name] for name in _RESPONSES if found.get(name) is not None), None)
+    held = next((found[name] for name in _REQUESTS if name in found), found)
+    request = object_of(parse_json(held))
+    return object_of(parse_json(request.get("body"))) or request, parse_json(response)
+
+
+def _read_exchange(
+    found: Object, request: Object, response: Any, builder: Builder, digest: str,
+    rest: Mapping[str, Any],
+) -> Span:  # fmt: skip
+    places = (found, object_of(found.get("request")))
+    path = next((held[name] for held in places for name in _PATHS if held.get(name)), "")
+    inner = object_of(response)
+    response = parse_json(inner.get("body")) if "body" in inner else response
+    dialect = _find_dialect(str(path), request, response)
+    start_ns, end_ns = _read_times(found, object_of(response))
+    error: Any = found.get("error")
+    if dialect is None or (isinstance(response, str) and "data:" not in response):
+        said = read_exchange(request, response)
+        attributes: dict[str, Any] = {
+            c.OPERATION: c.CHAT,
+            c.REQUEST_MODEL: text_or_none(request.get("model")),
+            c.INPUT_MESSAGES: json_text(said.given),
+            c.OUTPUT_MESSAGES: json_text(said.answer) if said.answer else None,
+            c.TOOL_DEFINITIONS: json_text(said.tools) if said.tools else None,
+        }
+    else:
+        data = response.encode() if isinstance(response, str) else write_json(response)
+        body = dialect.read_body(data).body
+        error = error or dialect.error_of(body)
+        attributes = {
+            c.OPERATION: dialect.operation,
+            c.PROVIDER: dialect.provider or None,
+            c.REQUEST_MODEL: dialect.model_of(request, str(path)),
+            **dialect.request_attributes(request), **dialect.request_content(request),
+            **dialect.response_attributes(body), **dialect.response_content(body),
+        }  # fmt: skip
+    key = attributes.get(c.RESPONSE_ID) or digest
+    name, attributes = str(attributes[c.OPERATION]), {**attributes, **rest}
+    return builder.make_span(
+        key, None, name, start_ns, end_ns, attributes=attributes,
+        status="ERROR" if error else "OK", status_message=json_text(error) if error else "",
+    )  # fmt: skip
+
+
+def _find_dialect(path: str, request: Object, response: Any) -> Dialect | None:
+    named = find_dialect("POST", path) if path else None
+    answer = object_of(response)
+    forms = (
+        find_dialect("POST", place)
+        for asked, made, place in _FORMS
+        if asked in request and (made in answer or not made)
+    )
+    return named or next(forms, None)
+
+
+def _read_times(found: Object, response: Object) -> tuple[int, int]:
+    """Return when a call began and ended; 1 and 2 where nothing says it."""
+    start = _first_time(found, _STARTS) or _first_time(response, ("created", "created_at"))
+    start = start if start in TIMES else TIMES.start
+    end = _first_time(found, _ENDS)
+    return start, end if end in TIMES and end > start else start + 1
+
+
+def _first_time(found: Object, names: tuple[str, ...]) -> int:
+    value = next((found[name] for name in names if found.get(name)), None)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return int(value * 1_000_000_000) if value < _SECONDS_UNTIL else int(value)
+    return parse_time(value) if isinstance(value, str) else 0

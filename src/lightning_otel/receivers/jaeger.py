@@ -1,0 +1,101 @@
+"""Traces as Jaeger's page and its query API write them, as spans.
+
+Source: ``model/json/model.go`` of Jaeger: times in microseconds, attributes as typed tags; the keys
+of OpenTelemetry's mapping to Jaeger, such as ``span.kind`` and ``otel.status_code``.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lightning_otel.messages import object_of, objects
+from lightning_otel.receivers import Limits, otlp
+from lightning_otel.receivers.otlp import (
+    KINDS,
+    STATUSES,
+    DecodedAttributes,
+    InvalidSpanError,
+    Object,
+    read_integer,
+    text,
+)
+from lightning_otel.types import Span
+
+MARKS: Final = ("traceID", "spanID", "operationName", "startTime")
+_NS: Final = 1000
+_KIND, _CODE, _MESSAGE = "span.kind", "otel.status_code", "otel.status_description"
+_SCOPES: Final = ("otel.scope.name", "otel.library.name")
+_CHILD: Final = "CHILD_OF"
+
+
+def open_trace(document: Object) -> Object:
+    """Return a trace with the process in each of its spans; anything else as it is."""
+    processes, spans = document.get("processes"), document.get("spans")
+    if not isinstance(processes, dict) or not isinstance(spans, list):
+        return document
+    held = [
+        {**span, "process": processes.get(str(span.get("processID")))}
+        if isinstance(span, dict)
+        else span
+        for span in spans
+    ]
+    return {"spans": held}
+
+
+def read_span(found: Object, came: str, limits: Limits) -> Span:
+    """Return a span of Jaeger's.
+
+    Raises:
+        InvalidSpanError: It cannot be kept.
+    """
+    attributes = _read_tags(found.get("tags"))
+    process = object_of(found.get("process"))
+    name = process.get("serviceName")
+    otel_resource = {**({"service.name": name} if name else {}), **_read_tags(process.get("tags"))}
+    start = read_integer(found.get("startTime"), "start time")
+    length = read_integer(found.get("duration"), "duration")
+    trace, span = text(found.get("traceID")), text(found.get("spanID"))
+    links = objects(found.get("references"))
+    parents = [each.get("spanID") for each in links if each.get("refType") == _CHILD]
+    parent = next(iter(parents), found.get("parentSpanID"))
+    kind, code = str(attributes.pop(_KIND, "")).upper(), str(attributes.pop(_CODE, "")).upper()
+    if code not in STATUSES:
+        code = "ERROR" if attributes.get("error") in (True, "true") else "UNSET"
+    message = attributes.pop(_MESSAGE, None)
+    fields = {
+        # Leading zeros are left out.
+        "traceId": trace.zfill(2 * otlp.TRACE_ID_BYTES),
+        "spanId": span.zfill(2 * otlp.SPAN_ID_BYTES),
+        "parentSpanId": text(parent).zfill(2 * otlp.SPAN_ID_BYTES),
+        "name": found.get("operationName"),
+        "kind": KINDS.index(kind) if kind in KINDS else 0,
+        "startTimeUnixNano": start * _NS,
+        "endTimeUnixNano": (start + length) * _NS,
+        "status": {"code": STATUSES.index(code), "message": message},
+        "attributes": DecodedAttributes(attributes),
+        "events": [_read_log(each) for each in objects(found.get("logs"))],
+    }
+    scope = next((each for key in _SCOPES if (each := attributes.get(key))), "")
+    return otlp.read_span(fields, otel_resource, scope, came, limits)
+
+
+def _read_log(found: Object) -> Mapping[str, Any]:
+    fields = _read_tags(found.get("fields"))
+    time = read_integer(found.get("timestamp"), "time of an event")
+    name = fields.pop("event", None) or fields.pop("name", None)
+    attributes = DecodedAttributes(fields)
+    return {"name": str(name or ""), "timeUnixNano": time * _NS, "attributes": attributes}
+
+
+def _read_tags(found: object) -> dict[str, Any]:
+    """Return tags as attributes; a number may come as text."""
+    tags: dict[str, Any] = {}
+    for tag in objects(found):
+        key, kind, value = tag.get("key"), tag.get("type"), tag.get("value")
+        if not isinstance(key, str):
+            raise InvalidSpanError("the key of a tag is no text")
+        if kind == "int64":
+            value = read_integer(value, f"tag {key}")
+        elif kind == "float64" and isinstance(value, str):
+            value = float(value) if value.replace(".", "", 1).lstrip("-").isdigit() else value
+        tags[key] = value
+    return tags
