@@ -19,7 +19,13 @@ import pytest
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # no stubs
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
+    ExportLogsServiceRequest,
+    ExportLogsServiceResponse,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -27,6 +33,7 @@ from tests.receivers.requests import json_of
 from tests.serve.serving import JSON, PROTOBUF, Serving, body_of, request_of
 
 from lightning_otel import Store
+from lightning_otel.messages import plain_text
 from lightning_otel.serve import ingest, maintenance
 from lightning_otel.serve.ingest import Ingester
 from lightning_otel.serve.responses import RefusalError
@@ -131,10 +138,63 @@ def test_traces_refuses_what_is_none(
     assert body[:8] not in answer.body
 
 
+@pytest.mark.parametrize("content_type", [PROTOBUF, JSON])
+def test_logs_of_model_calls_are_joined_with_their_spans(
+    shared: Serving, content_type: str
+) -> None:
+    """What an instrumentation tells by events alone is the call's; other logs are counted out."""
+    trace, span = os.urandom(16), os.urandom(8)
+    call = request_of(1)
+    found = call.resource_spans[0].scope_spans[0].spans[0]
+    found.trace_id, found.span_id = trace, span
+    found.attributes.extend(_attributes({c.OPERATION: "chat", c.RESPONSE_ID: span.hex()}))
+    said = {
+        key: [{"role": role, "parts": [{"type": "text", "content": text}]}]
+        for key, role, text in (
+            (c.INPUT_MESSAGES, "user", "q"),
+            (c.OUTPUT_MESSAGES, "assistant", "a"),
+        )
+    }
+    told = _attributes({c.OPERATION: "chat", c.RESPONSE_ID: span.hex(), **said})
+    at_ns = found.end_time_unix_nano
+    name = "gen_ai.client.inference.operation.details"
+    event = LogRecord(
+        time_unix_nano=at_ns, trace_id=trace, span_id=span, event_name=name, attributes=told
+    )
+    scoped = ScopeLogs(log_records=[event, LogRecord(time_unix_nano=at_ns)])
+    logs = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[scoped])])
+    body = json_of(logs) if content_type == JSON else logs.SerializeToString()
+    assert shared.post(call.SerializeToString()).status == 200
+
+    answer = shared.ask("POST", "/v1/logs", body, content_type=content_type)
+
+    assert answer.status == 200
+    reason = "1 × the log record tells of no model call; only spans and GenAI events are kept"
+    if content_type == JSON:
+        expected = {"rejectedLogRecords": "1", "errorMessage": reason}
+        assert orjson.loads(answer.body) == {"partialSuccess": expected}
+    else:
+        partial = ExportLogsServiceResponse.FromString(answer.body).partial_success
+        assert (partial.rejected_log_records, partial.error_message) == (1, reason)
+    steps = [s for s in Store(shared.store).transitions() if s.rollout_id == trace.hex()]
+    assert [(plain_text(s.observation), plain_text(s.action)) for s in steps] == [("q", "a")]
+
+
+def _attributes(values: dict[str, object]) -> list[KeyValue]:
+    return [KeyValue(key=key, value=_value(value)) for key, value in values.items()]
+
+
+def _value(value: object) -> AnyValue:
+    if isinstance(value, dict):
+        return AnyValue(kvlist_value=KeyValueList(values=_attributes(value)))
+    if isinstance(value, list):
+        return AnyValue(array_value=ArrayValue(values=map(_value, value)))
+    return AnyValue(string_value=str(value))
+
+
 def test_other_signals_are_refused_for_good(shared: Serving) -> None:
-    """Metrics and logs are not stored: 404, which no sender tries again."""
-    for path in ("/v1/metrics", "/v1/logs"):
-        assert shared.ask("POST", path, b"", content_type=PROTOBUF).status == 404
+    """Metrics are not stored: 404, which no sender tries again."""
+    assert shared.ask("POST", "/v1/metrics", b"", content_type=PROTOBUF).status == 404
     key = f"Bearer {shared.key}"
     other = shared.ask("POST", "/v1/other", b"", content_type=PROTOBUF, authorization=key)
     assert other.status == 404

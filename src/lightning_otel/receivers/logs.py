@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
+from lightning_otel.errors import ReceiveError
 from lightning_otel.messages import object_of, objects
 from lightning_otel.receivers import Limits, Rejected, otlp
 from lightning_otel.receivers.otlp import DecodedAttributes, InvalidSpanError, Object
@@ -31,16 +32,29 @@ _OUTSIDE: Final = "the log record belongs to no span; enable tracing beside logs
 
 
 class Log(NamedTuple):
-    """A log record, whatever it was decoded from; ids may be bytes."""
+    """A log record, whatever it was decoded from; ids are hex."""
 
     name: str
     time_ns: int
-    trace_id: Any
-    span_id: Any
+    trace_id: str
+    span_id: str
     attributes: Mapping[str, Any]
     body: Any
     otel_resource: dict[str, Any]
     scope: str
+
+
+def decode_logs(body: bytes, came: str, limits: Limits) -> Iterator[Span | Rejected]:
+    """Return spans of the records of a log request in JSON.
+
+    Raises:
+        TooLargeError: It holds more than it may; nothing was decoded.
+        ReceiveError: It is no such JSON.
+    """
+    request = otlp.load_json(body, limits)
+    if not isinstance(request, dict):
+        raise ReceiveError("the body is no JSON object; see the OTLP specification")
+    return read_logs(decode_request(request), came, limits)
 
 
 def decode_request(request: Object) -> Iterator[Log | Rejected]:
@@ -70,9 +84,10 @@ def make_log(
     times = (record.get("timeUnixNano"), record.get("observedTimeUnixNano"))
     sent = [otlp.read_integer(time, "time of a log record") for time in times]
     name = otlp.text(record.get("eventName") or attributes.get("event.name"))
-    ids = record.get("traceId"), record.get("spanId")
+    trace_id, span_id = (otlp.read_id_bytes(record.get(key)).hex() for key in ("traceId", "spanId"))
     scope = scope if isinstance(scope, str) else ""
-    return Log(name, sent[0] or sent[1], *ids, attributes, body, otel_resource, scope)
+    time_ns = sent[0] or sent[1]
+    return Log(name, time_ns, trace_id, span_id, attributes, body, otel_resource, scope)
 
 
 def read_logs(

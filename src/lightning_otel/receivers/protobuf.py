@@ -1,6 +1,6 @@
-"""OTLP's protobuf as spans.
+"""OTLP's protobuf as spans, and as log records.
 
-Source: ``opentelemetry/proto/trace/v1/trace.proto`` of OTLP 1.x, and the protobuf encoding guide.
+Source: ``trace.proto`` and ``logs.proto`` of OTLP 1.x, and the protobuf encoding guide.
 """
 
 import base64
@@ -18,11 +18,12 @@ from google.protobuf.message_factory import (  # type: ignore[import-untyped]  #
     GetMessageClass,
 )
 from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from lightning_otel.errors import ReceiveError
-from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected
+from lightning_otel.receivers import DEFAULT_LIMITS, Limits, Rejected, logs
 from lightning_otel.receivers.otlp import DecodedAttributes, InvalidSpanError, read_span
 from lightning_otel.types import Span
 
@@ -37,6 +38,8 @@ _LINK: Final[_Schema] = {4: _KEY_VALUE}
 _SPAN: Final[_Schema] = {9: _KEY_VALUE, 11: _EVENT, 13: _LINK, 15: {}}
 _SCOPE_SPANS: Final[_Schema] = {1: {3: _KEY_VALUE}, 2: _SPAN}
 _REQUEST: Final[_Schema] = {1: {1: {1: _KEY_VALUE, 3: {}}, 2: _SCOPE_SPANS}}
+_SCOPE_LOGS: Final[_Schema] = {1: {3: _KEY_VALUE}, 2: {5: _ANY_VALUE, 6: _KEY_VALUE}}
+_LOG_REQUEST: Final[_Schema] = {1: {1: {1: _KEY_VALUE, 3: {}}, 2: _SCOPE_LOGS}}
 
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 _MAX_VARINT_BYTES: Final = 10
@@ -49,7 +52,9 @@ _APART: Final = (
     "opentelemetry.proto.trace.v1.Span",
     "opentelemetry.proto.resource.v1.Resource",
     "opentelemetry.proto.common.v1.InstrumentationScope",
+    "opentelemetry.proto.logs.v1.LogRecord",
 )
+_TEXTS: Final = frozenset({"name", "message", "event_name", "severity_text"})
 
 
 def _message_classes() -> list[Any]:
@@ -58,7 +63,7 @@ def _message_classes() -> list[Any]:
     The decoder refuses a whole message for one byte that is no UTF-8, or one value too deep in it.
     """
     pool = DescriptorPool()
-    for module in (common_pb2, resource_pb2, trace_pb2):
+    for module in (common_pb2, resource_pb2, trace_pb2, logs_pb2):
         file = FileDescriptorProto()
         module.DESCRIPTOR.CopyToProto(file)
         messages = list(file.message_type)
@@ -69,11 +74,12 @@ def _message_classes() -> list[Any]:
                     field.type = field.TYPE_BYTES
                     field.ClearField("type_name")
         pool.AddSerializedFile(file.SerializeToString())
-    names = ("opentelemetry.proto.trace.v1.TracesData", *_APART)
+    requests = "opentelemetry.proto.trace.v1.TracesData", "opentelemetry.proto.logs.v1.LogsData"
+    names = (*requests, *_APART)
     return [GetMessageClass(pool.FindMessageTypeByName(name)) for name in names]
 
 
-_Request, _Span, _Resource, _Scope = _message_classes()
+_Request, _LogRequest, _Span, _Resource, _Scope, _Log = _message_classes()
 
 
 def decode_spans(
@@ -90,39 +96,71 @@ def decode_spans(
         TooLargeError: It holds more; nothing was decoded.
         ReceiveError: It is no such message.
     """
+    return _read_spans(_parse(body, _Request, _REQUEST, limits), came, limits)
+
+
+def decode_logs(
+    body: bytes, came: str, limits: Limits = DEFAULT_LIMITS
+) -> Iterator[Span | Rejected]:
+    """Return spans of the records of an ``ExportLogsServiceRequest``, likewise."""
+    return logs.read_logs(_read_logs(_parse(body, _LogRequest, _LOG_REQUEST, limits)), came, limits)
+
+
+def _parse(body: bytes, message: Any, schema: _Schema, limits: Limits) -> Any:
     # An empty message takes two bytes: a short body cannot have too many.
     if len(body) > 2 * limits.messages:
         try:
-            left = _count_messages_left(body, 0, len(body), _REQUEST, limits.messages)
+            left = _count_messages_left(body, 0, len(body), schema, limits.messages)
         except IndexError as exc:
             raise _malformed_error() from exc
         if left < 0:
             raise limits.too_many()
     try:
-        request = _Request.FromString(body)
+        return message.FromString(body)
     except _UNDECODABLE as exc:
         raise _malformed_error() from exc
-    return _read_spans(request, came, limits)
 
 
 def _read_spans(request: Any, came: str, limits: Limits) -> Iterator[Span | Rejected]:
-    for in_resource in request.resource_spans:
-        for in_scope in in_resource.scope_spans:
+    for item in _read_items(request.resource_spans, "scope_spans", "spans", _Span):
+        try:
+            yield item if isinstance(item, Rejected) else read_span(*item, came, limits)
+        except InvalidSpanError as exc:
+            yield Rejected(str(exc))
+
+
+def _read_logs(request: Any) -> Iterator[logs.Log | Rejected]:
+    for item in _read_items(request.resource_logs, "scope_logs", "log_records", _Log):
+        if isinstance(item, Rejected):
+            yield item
+            continue
+        fields, otel_resource, scope = item
+        try:
+            attributes = fields.get("attributes", {})
+            yield logs.make_log(fields, attributes, fields.get("body"), otel_resource, scope)
+        except InvalidSpanError as exc:
+            yield Rejected(str(exc))
+
+
+def _read_items(
+    resources: Any, scoped: str, names: str, message: Any
+) -> Iterator[tuple[dict[str, Any], dict[str, Any], str] | Rejected]:
+    """Yield the fields of each span or log record, with its resource and the name of its scope."""
+    for in_resource in resources:
+        for in_scope in getattr(in_resource, scoped):
             try:
                 attributes = _read_attributes(_Resource.FromString(in_resource.resource).attributes)
                 scope = _decode_text(_Scope.FromString(in_scope.scope).name)
             except _UNDECODABLE:
                 reason = "resource or scope cannot be decoded"
-                yield from (Rejected(reason) for _ in in_scope.spans)
+                yield from (Rejected(reason) for _ in getattr(in_scope, names))
                 continue
-            for encoded in in_scope.spans:
+            for encoded in getattr(in_scope, names):
                 try:
-                    found = _read_fields(_Span.FromString(encoded))
-                    yield read_span(found, attributes, scope, came, limits)
+                    yield _read_fields(message.FromString(encoded)), attributes, scope
                 except _UNDECODABLE:
-                    yield Rejected("span cannot be decoded: malformed, or nested too deep")
-                except InvalidSpanError as exc:
-                    yield Rejected(str(exc))
+                    noun = message.DESCRIPTOR.name.lower()
+                    yield Rejected(f"{noun} cannot be decoded: malformed, or nested too deep")
 
 
 def _read_fields(found: Any) -> dict[str, Any]:
@@ -131,8 +169,10 @@ def _read_fields(found: Any) -> dict[str, Any]:
     for field, content in found.ListFields():
         if field.name == "attributes":
             content = DecodedAttributes(_read_attributes(content))
-        elif field.name in ("name", "message"):
+        elif field.name in _TEXTS:
             content = _decode_text(content)
+        elif field.name == "body":
+            content = _read_value(content)
         elif field.name in ("events", "links"):
             content = [_read_fields(each) for each in content]
         elif field.name == "status":
@@ -214,4 +254,7 @@ def _read_varint(body: bytes, position: int) -> tuple[int, int]:
 
 
 def _malformed_error() -> ReceiveError:
-    return ReceiveError("the body is not a trace request in protobuf; see the OTLP specification")
+    return ReceiveError(
+        "the body is not a trace request in protobuf, nor one of logs at /v1/logs; "
+        "see the OTLP specification"
+    )

@@ -3,18 +3,20 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import StoreError
 from lightning_otel.receivers import (
     DEFAULT_LIMITS,
+    Limits,
     Rejected,
     inflated,
+    logs,
     otlp,
     protobuf,
 )
@@ -27,6 +29,14 @@ _MOST_WAITING: Final = 64
 _LONGEST_WAIT_S: Final = 30.0
 """For its turn and its end: senders wait 10 s by default."""
 _DISK_RETRY_S: Final = "5"
+_Decode: TypeAlias = Callable[[bytes, str, Limits], Iterator[Span | Rejected]]
+_DECODERS: Final[Mapping[tuple[bool, bool], _Decode]] = {
+    (False, False): protobuf.decode_spans,
+    (False, True): otlp.decode_spans,
+    (True, False): protobuf.decode_logs,
+    (True, True): logs.decode_logs,
+}
+"""By whether a body is logs, and whether it is JSON."""
 
 
 @dataclass(slots=True)
@@ -53,7 +63,13 @@ class Ingester:
         self.counts = Counts()
 
     async def take(
-        self, body: bytes, content_type: str, *, is_compressed: bool, came: str
+        self,
+        body: bytes,
+        content_type: str,
+        *,
+        is_compressed: bool,
+        came: str,
+        is_logs: bool = False,
     ) -> Mapping[str, int]:
         """Have the spans of a body in a segment, where no death of this process loses them.
 
@@ -63,7 +79,8 @@ class Ingester:
         if self._waiting >= _MOST_WAITING:
             raise busy()
         self._waiting += 1
-        take = partial(self._take_body, body, content_type, came, is_compressed=is_compressed)
+        decode = _DECODERS[is_logs, content_type == JSON]
+        take = partial(self._take_body, body, decode, came, is_compressed=is_compressed)
         try:
             async with asyncio.timeout(_LONGEST_WAIT_S):
                 return await asyncio.get_running_loop().run_in_executor(self._turn, take)
@@ -98,12 +115,11 @@ class Ingester:
         self._seal_segment()
 
     def _take_body(
-        self, body: bytes, content_type: str, came: str, *, is_compressed: bool
+        self, body: bytes, decode: _Decode, came: str, *, is_compressed: bool
     ) -> Mapping[str, int]:
         if is_compressed:
             body = inflated(body, DEFAULT_LIMITS)
-        read = otlp.decode_spans if content_type == JSON else protobuf.decode_spans
-        found = read(body, came, DEFAULT_LIMITS)  # what is no request is refused here
+        found = decode(body, came, DEFAULT_LIMITS)  # what is no request is refused here
         rejected: Counter[str] = Counter()
         count = 0
 

@@ -1,4 +1,4 @@
-"""Spans in by OTLP/HTTP and OTLP/gRPC, each answered in the sender's own format.
+"""Spans in by OTLP/HTTP and OTLP/gRPC, logs by HTTP, each answered in the sender's own format.
 
 gRPC comes on the same port: one unary call, whose frames HTTP/2 carries as they are. A gRPC library
 would bring 19 MB and a server of its own beside the guard; of what it does this needs five bytes
@@ -10,6 +10,7 @@ from typing import Final
 from urllib.parse import quote
 
 import orjson
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,10 +34,11 @@ GRPC_TYPES: Final = ("application/grpc", "application/grpc+proto")
 _UNIMPLEMENTED: Final = 12
 _HEAD_BYTES: Final = 5
 _COMPRESSED: Final = ("gzip", "deflate")
+LOGS: Final = "/v1/logs"
 
 
 async def traces(request: Request) -> Response:
-    """Take spans by OTLP/HTTP; 200 says that they are in a segment."""
+    """Take spans, or logs of GenAI events, by OTLP/HTTP; 200 says that they are in a segment."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", *_COMPRESSED):
         raise RefusalError(415, "a body is sent as it is, or as gzip or deflate")
@@ -47,7 +49,8 @@ async def traces(request: Request) -> Response:
     )
     if kind != JSON:
         return Response(answer, media_type=PROTOBUF)
-    partial = {"partialSuccess": {"rejectedSpans": str(count), "errorMessage": message}}
+    name = "rejectedLogRecords" if request.url.path == LOGS else "rejectedSpans"
+    partial = {"partialSuccess": {name: str(count), "errorMessage": message}}
     return Response(orjson.dumps(partial if count else {}), media_type=JSON)
 
 
@@ -71,11 +74,15 @@ async def _take_spans(
     """Return how many spans were rejected, why, and OTLP's answer that says so."""
     state, peer = request.app.state, request.client.host if request.client else ""
     came = f"{'otlp+token' if state.access.token else 'otlp'}:{peer}"
-    rejected = await state.ingester.take(body, kind, is_compressed=is_compressed, came=came)
-    answer = ExportTraceServiceResponse()
+    is_logs = request.url.path == LOGS
+    rejected = await state.ingester.take(
+        body, kind, is_compressed=is_compressed, is_logs=is_logs, came=came
+    )
+    answer = ExportLogsServiceResponse() if is_logs else ExportTraceServiceResponse()
     count, message = sum(rejected.values()), said(rejected)
     if count:
-        answer.partial_success.rejected_spans = count
+        name = "rejected_log_records" if is_logs else "rejected_spans"
+        setattr(answer.partial_success, name, count)
         answer.partial_success.error_message = message
     return count, message, answer.SerializeToString()
 
@@ -113,5 +120,6 @@ class _CallAnswer(Response):
 
 ROUTES: Final[list[Route]] = [
     Route("/v1/traces", traces, methods=["POST"]),
+    Route(LOGS, traces, methods=["POST"]),
     Route(EXPORT, export, methods=["POST"]),
 ]
