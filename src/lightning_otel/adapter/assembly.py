@@ -21,6 +21,7 @@ from lightning_otel.adapter.calls import (
     INCOMPLETE,
     NO_CONTENT,
     NOT_TRACKED,
+    UNANSWERED,
     UNKNOWN,
     UNREADABLE,
     HistoryParser,
@@ -212,7 +213,7 @@ class Assembly:
     def _drop_call(self, position: int, reason: str, span: Span) -> None:
         """Drop a call that cannot be read, by the span it is known by."""
         self._drop_span(span, "call", reason)
-        if reason in (ABANDONED, INCOMPLETE) or reason.startswith("failed:"):
+        if reason in (ABANDONED, INCOMPLETE, UNANSWERED) or reason.startswith("failed:"):
             self._failed.append(position)
         if reason not in (EMBEDDING, NOT_TRACKED):
             self._lost.append(position)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ABANDONED = "abandoned: the program left the stream before its end"
 INCOMPLETE = "incomplete: the call never ended"
+UNANSWERED = "unanswered: it was made in the background, and nothing retrieved its answer"
 NO_CONTENT = "no content: neither messages nor token ids were recorded"
 EMBEDDING = "an embedding: no action follows from it"
 NOT_TRACKED = "not tracked: the agent is not in track_only"
@@ -63,6 +64,16 @@ def seems_call(span: Span) -> bool:
         (c.INPUT_TOKENS in attributes or c.OUTPUT_TOKENS in attributes)
         and attributes.get(c.OPERATION) not in _NO_CALLS
         and not is_call(span)
+    )
+
+
+def is_unanswered(span: Span) -> bool:
+    """Return whether a call's answer is made in the background, and was not there as it ended."""
+    attributes = span.attributes
+    return (
+        attributes.get(c.REQUEST_BACKGROUND) is True
+        and c.FINISH_REASONS not in attributes
+        and c.ERROR_TYPE not in attributes
     )
 
 
@@ -121,6 +132,8 @@ def read_call(span: Span, agent: str, history: HistoryParser | None = None) -> C
         if answered is None and not len(response_ids):
             return NO_CONTENT if inexact == NO_IDS else inexact
     if not len(response_ids) and not any(item.get("parts") for item in answered or ()):
+        if is_unanswered(span):
+            return UNANSWERED
         return NO_OUTPUT if inexact in (NO_IDS, NO_RESPONSE_IDS) else inexact
     tools = get(c.TOOL_DEFINITIONS)
     rules = history.read_instructions(get(c.SYSTEM_INSTRUCTIONS))
@@ -188,7 +201,7 @@ def _why_unusable(span: Span, agent: str) -> str | None:
     if span.end_ns is None:
         return INCOMPLETE
     if get(c.ABANDONED):
-        return ABANDONED
+        return UNANSWERED if is_unanswered(span) else ABANDONED
     # With a finish reason the model's answer is whole: what failed is what the client made of it,
     # such as a structured output that did not validate.
     if span.status == "ERROR" and not get(c.FINISH_REASONS):

@@ -15,6 +15,7 @@ from lightning_otel.adapter.advantages import Advantage, Outcome, group_of
 from lightning_otel.adapter.attempts import AttemptKey, order_by_time
 from lightning_otel.adapter.attributes import has_id
 from lightning_otel.adapter.calls import HistoryParser, make_transition, read_call, seems_call
+from lightning_otel.adapter.continuations import goes_on
 from lightning_otel.adapter.histories import find_choice, message_key
 from lightning_otel.adapter.identities import identify
 from lightning_otel.adapter.rewards import (
@@ -182,7 +183,7 @@ def adapt_linear(
         span = spans[position]
         # One response twice is one request, or a server that repeats its ids.
         response_id = span.attributes.get(c.RESPONSE_ID)
-        if c.REQUEST_PREVIOUS_RESPONSE in span.attributes:
+        if goes_on(span):
             return False  # what it goes on from is told elsewhere
         if type(response_id) is str:
             if response_id in responses:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from lightning_otel.adapter import advantages, readers
 from lightning_otel.adapter.advantages import Advantage, Estimate, Outcome
 from lightning_otel.adapter.attempts import AttemptKey, sort_attempts
-from lightning_otel.adapter.continuations import Answers, index_answers
+from lightning_otel.adapter.continuations import Answers, complete_calls, index_answers
 from lightning_otel.adapter.linear import Adaptation, adapt_linear
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.selection import Matcher, apply_matchers
@@ -223,15 +223,15 @@ class TripletAdapter:
         attempts, repeated, waiting = sort_attempts(
             apply_matchers(readers.read(map(span_of, spans)), self.is_call, self.is_reward)
         )
-        answers = index_answers(
-            [*readers.read(origins), *(span for own in attempts.values() for span in own)]
-        )
+        every = [*readers.read(origins), *(span for own in attempts.values() for span in own)]
+        answers = index_answers(complete_calls(every, every))
         found = [
             self._adapt_attempt(
-                key, own, repeated.get(key, ()), answers, is_complete=key not in incomplete
+                key, complete_calls(own, every), repeated.get(key, ()), answers,
+                is_complete=key not in incomplete,
             )
             for key, own in attempts.items()
-        ]
+        ]  # fmt: skip
         reasons = [(span, read_reward(span)) for span in waiting]
         dropped = [
             Dropped(span.span_id, span.trace_id, "reward", why if isinstance(why, str) else WAITING)

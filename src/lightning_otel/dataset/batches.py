@@ -1,18 +1,18 @@
 """Spans in batches of whole rollouts, each reward with the rollout it judges, in bounded memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lightning_otel.adapter.calls import is_call
-from lightning_otel.adapter.continuations import find_ids
+from lightning_otel.adapter.continuations import Reference, find_references, is_source
 from lightning_otel.adapter.selection import Selection as StepSelection
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource
-from lightning_otel.store.sql import ROLLOUT
+from lightning_otel.store.sql import ROLLOUT, attribute_sql
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import ALIVE, MAY_MOVE, REWARD_TARGETS
 from lightning_otel.types import Span
+from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     import duckdb
@@ -61,24 +61,38 @@ def read_batches(
 def read_origins(
     source: SpanSource, con: "duckdb.DuckDBPyConnection", spans: Sequence[Span]
 ) -> list[Span]:
-    """Return the calls of other rollouts that some of these go on from, by a response's id."""
+    """Return the spans of other rollouts that some of these refer to, by ids of the server's."""
     origins: list[Span] = []
     seen: set[str] = set()
-    asked, known = find_ids(spans)
+    asked, known = find_references(spans)
     while missing := asked - known:
+        known |= missing
         # With all of their traces: a conversation is not looked up answer by answer.
-        where = "response_id IN (SELECT unnest(?))"
-        rows = con.execute(f"SELECT DISTINCT trace_id FROM spans WHERE {where}", [[*missing]])
-        traces = {trace_id for (trace_id,) in rows.fetchall()} - seen
+        traces = _find_traces(source, con, missing) - seen
         if not traces:
             break
         seen |= traces
         selection = Selection(trace_ids=sorted(traces))
-        calls = [*filter(is_call, map(build_span, source.fetch(selection, con).dicts()))]
+        calls = [*filter(is_source, map(build_span, source.fetch(selection, con).dicts()))]
         origins += calls
-        asked, others = find_ids(calls)
+        asked, others = find_references(calls)
         known |= others
     return origins
+
+
+def _find_traces(
+    source: SpanSource, con: "duckdb.DuckDBPyConnection", wanted: Iterable[Reference]
+) -> set[str]:
+    """Return the traces in which something of the server's is recorded."""
+    ids: dict[str, list[str]] = {}
+    for key, server_id in wanted:
+        ids.setdefault(key, []).append(server_id)
+    if ids.keys() - {c.RESPONSE_ID}:
+        con = source.connect(_LOOKED_AT, (*INDEX_COLUMNS, "attributes"))
+    columns = ["response_id" if key == c.RESPONSE_ID else attribute_sql(key) for key in ids]
+    where = " OR ".join(f"{column} IN (SELECT unnest(?))" for column in columns)
+    rows = con.execute(f"SELECT DISTINCT trace_id FROM spans WHERE {where}", [*ids.values()])
+    return {trace_id for (trace_id,) in rows.fetchall()}
 
 
 class Clauses(NamedTuple):

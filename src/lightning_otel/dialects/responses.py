@@ -52,6 +52,10 @@ class Responses(Chat):
     def request_attributes(self, body: Json) -> Attributes:
         """Attributes of a request, with its effort and conversation."""
         found = {**super().request_attributes(body), **_conversation_id(body)}
+        if c.CONVERSATION_ID in found:
+            found[c.REQUEST_CONVERSATION] = found[c.CONVERSATION_ID]
+        if body.get("background") is True:
+            found[c.REQUEST_BACKGROUND] = True
         prompt = object_of(body.get("prompt"))
         for key, name in ((c.PROMPT_ID, "id"), (c.PROMPT_VERSION, "version")):
             if isinstance(prompt.get(name), str):
@@ -131,6 +135,12 @@ class Responses(Chat):
     def response_attributes(self, body: Json) -> Attributes:
         """Attributes of an answer, with its conversation."""
         return {**super().response_attributes(body), **_conversation_id(body)}
+
+    def error_of(self, body: Json) -> tuple[str, str] | None:
+        """Return kind and message of an error; an answer that was cancelled is none."""
+        if body.get("status") == "cancelled":
+            return "cancelled", "the program cancelled the answer"
+        return super().error_of(body)
 
     def finish_reasons(self, body: Json) -> list[object]:
         """Return the finish reason, which this API says by status and kind of output."""

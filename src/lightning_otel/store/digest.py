@@ -45,7 +45,7 @@ _IS_CALL: Final = f"""(operation IN ({GENERATIVE_OPERATIONS}) AND scope = {quote
   AND starts_with(output_messages, {quote_text(_GIVEN + _ANSWER + "{")})
   AND NOT contains(output_messages, {quote_text(_BETWEEN)})
   AND json_valid(input_messages) AND json_valid(output_messages)
-  AND NOT {_says_sql(c.REQUEST_PREVIOUS_RESPONSE)}
+  AND NOT {_says_sql(c.REQUEST_PREVIOUS_RESPONSE)} AND NOT {_says_sql(c.REQUEST_CONVERSATION)}
   AND NOT {_says_sql(c.ABANDONED)} AND NOT {_says_sql(c.CUT)}
   AND NOT {_says_sql(c.REWARD_PREFIX + ".")})"""
 _IS_REWARD: Final = f"""(reward IS NOT NULL AND operation IS NULL AND scope = {quote_text(c.SCOPE)}

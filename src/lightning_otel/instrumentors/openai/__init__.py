@@ -7,10 +7,8 @@ untouched, and the caller gets the very object the client returned.
 
 import time
 from collections.abc import Mapping
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
 
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
@@ -19,9 +17,11 @@ from lightning_otel import capture, debugging
 from lightning_otel.capture import operations
 from lightning_otel.dialects import Dialect, find_dialect
 from lightning_otel.dialects.dialect import Attributes, Json
+from lightning_otel.dialects.stored import find_stored
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.openai import token_ids
 from lightning_otel.instrumentors.openai.body import BodyRecorder
+from lightning_otel.instrumentors.openai.stored import StoredRequest, body_of, server_of
 from lightning_otel.instrumentors.wrappers import Run, wrap_call
 from lightning_otel.types import conventions as c
 
@@ -48,11 +48,13 @@ class OpenAIInstrumentor(LibraryInstrumentor):
 _instrumentor = OpenAIInstrumentor()
 
 
-def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "ModelRequest | None":
+def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     client, given = args[0], args[2] if len(args) > 2 else kwargs.get("options")
     context = otel_context.get_current()
     if given is None or not _instrumentor.is_active or not capture.is_wanted(context):
         return None
+    if stored := find_stored(given.method, str(given.url)):
+        return StoredRequest(client, given, *stored)
     endpoint = endpoint_of(given.method, str(given.url))
     if endpoint is None:
         return None
@@ -137,14 +139,11 @@ class ModelRequest(Run):
         self._endpoint = endpoint
         self._response: Any = None
         self._is_streaming = self._is_refused = False
-        body = options.json_data if isinstance(options.json_data, Mapping) else {}
-        if options.extra_json:
-            body = {**body, **options.extra_json}
+        body = body_of(options)
         model = endpoint.model_of(body, str(options.url))
         attributes: Attributes = {
             c.OPERATION: endpoint.operation,
-            c.PROVIDER: _provider_of(type(client)),  # type: ignore[arg-type]  # a class has a hash
-            **_server_of(client, str(options.url)),
+            **server_of(client, str(options.url)),
         }
         name = endpoint.operation
         if model is not None:
@@ -255,22 +254,3 @@ def _read_request(
     attributes.update(endpoint.request_attributes(body))
     if capture.process.content.is_kept:
         content.update(endpoint.request_content(body))
-
-
-@lru_cache(64)
-def _provider_of(client: type) -> str:
-    # By name, not issubclass: the Azure class is known only to a module we do not import.
-    is_azure = any(cls.__name__ == "BaseAzureClient" for cls in client.__mro__)
-    return "azure.ai.openai" if is_azure else "openai"
-
-
-def _server_of(client: Any, sent_to: str) -> Attributes:
-    url = client.base_url
-    host, port = url.host, url.port
-    if "://" in sent_to:  # a whole address, which the client's own does not count for
-        parts = urlsplit(sent_to)
-        host, port = parts.hostname or host, parts.port
-    found: Attributes = {c.SERVER_ADDRESS: host}
-    if port is not None:
-        found[c.SERVER_PORT] = port
-    return found
