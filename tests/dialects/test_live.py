@@ -1,5 +1,7 @@
 """Drawn conversations through the ``openai`` client: transitions say what went over the wire."""
 
+import contextlib
+import itertools
 import json
 import random
 import threading
@@ -24,23 +26,28 @@ class _Server(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     answer: ClassVar[bytes] = b""
     is_stream: ClassVar[bool] = False
+    status: ClassVar[int] = 200
+    missing: ClassVar[int] = 0
+    """Bytes that are promised, and never come."""
     sizes: ClassVar[random.Random] = random.Random(3)
 
     def do_POST(self) -> None:
         """Answer."""
         # The next answer may be set while the rest of this one, after its end mark, is sent.
-        answer, is_stream = self.answer, self.is_stream
+        answer, is_stream, missing = self.answer, self.is_stream, self.missing
         self.rfile.read(int(self.headers["content-length"]))
         kind = "text/event-stream" if is_stream else "application/json"
-        self.send_response(200)
+        self.send_response(self.status)
         self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(answer)))
+        self.send_header("content-length", str(len(answer) + missing))
         self.end_headers()
         at = 0
-        while at < len(answer):
-            size = self.sizes.randint(1, 200) if is_stream else len(answer)
-            self.wfile.write(answer[at : at + size])
-            at += size
+        with contextlib.suppress(ConnectionError):  # the program may leave
+            while at < len(answer):
+                size = self.sizes.randint(1, 200) if is_stream else len(answer)
+                self.wfile.write(answer[at : at + size])
+                at += size
+        self.close_connection = bool(missing) or at < len(answer)
 
     def log_message(self, *args: Any) -> None:
         """Say nothing."""
@@ -50,6 +57,8 @@ class _Server(BaseHTTPRequestHandler):
 def base_url() -> Iterator[str]:
     """A server on loopback."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Server)
+    # Clients leave in the middle of an answer.
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a stub of one method
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}/v1"
@@ -104,6 +113,9 @@ def draw_chat(draw: random.Random, number: int) -> Drawn:
     if draw.random() < 0.4:
         answer["reasoning_content"] = "a thought"
         found.insert(0, {"type": "reasoning", "content": "a thought"})
+    if draw.random() < 0.3:
+        answer["refusal"] = "I would rather not."
+        found.append({"type": "refusal", "content": "I would rather not."})
     if calls:
         answer["tool_calls"] = write_calls(calls)
     return sent, said, [answer], [*found, *map(make_call, calls)]
@@ -130,7 +142,9 @@ def draw_responses(draw: random.Random, number: int) -> Drawn:
             sent.append({"type": "function_call_output", "call_id": call[0], "output": "done"})
             said.append({"role": "tool", "parts": [make_result(call[0])]})
     text = f"answer é {number} " * draw.randint(1, 3)
-    part = {"type": "output_text", "text": text, "annotations": []}
+    part, made = {"type": "output_text", "text": text, "annotations": []}, make_text(text)
+    if draw.random() < 0.3:
+        part, made = {"type": "refusal", "refusal": text}, {"type": "refusal", "content": text}
     thought = {"type": "summary_text", "text": "a thought"}
     calls = [draw_call(draw, 9) for _ in range(draw.randint(0, 3))]
     output: list[Any] = [
@@ -140,7 +154,7 @@ def draw_responses(draw: random.Random, number: int) -> Drawn:
         *map(write_item, calls),
     ]  # fmt: skip
     reasoning = {"type": "reasoning", "content": "a thought"}
-    return sent, said, output, [reasoning, make_text(text), *map(make_call, calls)]
+    return sent, said, output, [reasoning, made, *map(make_call, calls)]
 
 
 def write_item(call: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
@@ -158,7 +172,7 @@ def pieces_of(text: str, draw: random.Random) -> list[str]:
 def stream_chat(answer: dict[str, Any], draw: random.Random) -> Iterator[dict[str, Any]]:
     """The chunks of an answer, parallel calls by their indexes."""
     deltas: list[dict[str, Any]] = [{"role": "assistant"}]
-    for name in ("reasoning_content", "content"):
+    for name in ("reasoning_content", "content", "refusal"):
         deltas += [{name: piece} for piece in pieces_of(answer.get(name) or "", draw)]
     for index, call in enumerate(answer.get("tool_calls", ())):
         function = {**call["function"], "arguments": ""}
@@ -176,12 +190,30 @@ def chunk_of(choice: dict[str, Any]) -> dict[str, Any]:
     return {**head, "choices": [choice]}
 
 
-def stream_responses(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The events of an answer."""
-    yield {"type": "response.created", "response": {**whole, "output": []}}
+def stream_responses(whole: dict[str, Any], draw: random.Random) -> Iterator[dict[str, Any]]:
+    """The events of an answer, each item in pieces."""
+    yield {"type": "response.created", "response": {**whole, "status": "in_progress", "output": []}}
     for index, item in enumerate(whole["output"]):
+        empty = {key: [] if key in ("content", "summary") else each for key, each in item.items()}
+        if item["type"] == "function_call":
+            empty["arguments"] = ""
+        yield {"type": "response.output_item.added", "output_index": index, "item": empty}
+        for kind, text in texts_of(item):
+            for piece in pieces_of(text, draw):
+                yield {"type": f"response.{kind}.delta", "output_index": index, "delta": piece,
+                       "content_index": 0, "summary_index": 0, "item_id": "i",
+                       "logprobs": [], "sequence_number": 0}  # fmt: skip
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
     yield {"type": "response.completed", "response": whole}
+
+
+def texts_of(item: dict[str, Any]) -> list[tuple[str, str]]:
+    """The texts of an item that stream, by the kinds of their events."""
+    if item["type"] == "function_call":
+        return [("function_call_arguments", item["arguments"])]
+    if item["type"] == "reasoning":
+        return [("reasoning_summary_text", item["summary"][0]["text"])]
+    return [(part["type"], part.get("text", part.get("refusal"))) for part in item["content"]]
 
 
 def write_events(events: Iterator[dict[str, Any]]) -> bytes:
@@ -189,14 +221,91 @@ def write_events(events: Iterator[dict[str, Any]]) -> bytes:
     return b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events)
 
 
+def read_chat(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts that some chunks say."""
+    texts, calls = {"reasoning_content": "", "content": "", "refusal": ""}, dict[int, Any]()
+    for event in events:
+        delta = event["choices"][0]["delta"]
+        for name in texts:
+            texts[name] += delta.get(name) or ""
+        for call in delta.get("tool_calls", ()):
+            known = calls.setdefault(call["index"], {**call, "function": {**call["function"]}})
+            if "id" not in call:
+                known["function"]["arguments"] += call["function"]["arguments"]
+    kinds = {"reasoning_content": "reasoning", "content": "text", "refusal": "refusal"}
+    said = [{"type": kinds[name], "content": text} for name, text in texts.items() if text]
+    made = [(call["id"], call["function"]) for call in calls.values()]
+    return [*said, *(read_call(each, function) for each, function in made)]
+
+
+def read_responses(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts that some events say."""
+    kinds = {"output_text": "text", "refusal": "refusal", "reasoning_summary_text": "reasoning"}
+    items: dict[int, tuple[Any, str, str]] = {}
+    for event in events:
+        index, kind = event.get("output_index", 0), event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            items[index] = (event["item"], "", "")
+        elif kind == "output_item.done":
+            items[index] = (event["item"], *texts_of(event["item"])[0])
+        elif "delta" in event:
+            item, _, text = items[index]
+            items[index] = (item, kind.removesuffix(".delta"), text + event["delta"])
+    parts = []
+    for item, kind, text in items.values():
+        if item["type"] == "function_call":
+            parts.append(read_call(item["call_id"], {**item, "arguments": text}))
+        elif text:
+            parts.append({"type": kinds[kind], "content": text})
+    return parts
+
+
+def read_call(call_id: str, held: dict[str, Any]) -> dict[str, Any]:
+    """A call with the arguments as far as they came."""
+    arguments = held["arguments"]
+    with contextlib.suppress(ValueError):
+        arguments = json.loads(arguments)
+    return make_call((call_id, held["name"], arguments))
+
+
+def ask(create: Any, request: dict[str, Any], most: int | None) -> None:
+    """Ask as a program does that reads so many events at most, and goes on after errors."""
+    with contextlib.suppress(Exception):
+        made = create(model="m", **request)
+        if request["stream"]:
+            with made as stream:
+                list(itertools.islice(stream, most))
+
+
+def draw_ending(draw: random.Random, *, is_stream: bool) -> str:
+    """How an exchange ends."""
+    if draw.random() < 0.5:
+        return "whole"
+    return draw.choice(["left", "cut", "error"]) if is_stream else "refused"
+
+
+def write_answer(ending: str, api: str, events: list[Any], whole: Any, draw: random.Random) -> int:
+    """Set what the server sends next; return how many events come for sure."""
+    is_stream, error = bool(events), {"error": {"message": "no", "type": "server_error"}}
+    count = draw.randint(1, len(events) - 1) if ending in ("left", "cut", "error") else len(events)
+    _Server.is_stream, _Server.status = is_stream, 400 if ending == "refused" else 200
+    _Server.missing = 99 if ending == "cut" else 0
+    sent = events if ending == "left" else events[:count]
+    end = b"data: [DONE]\n\n" if api == "chat" and ending in ("whole", "left") else b""
+    if ending in ("refused", "error"):
+        whole, sent = error, [*sent, error]
+    _Server.answer = write_events(sent) + end if is_stream else json.dumps(whole).encode()
+    return count
+
+
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_transitions_say_what_went_over_the_wire(api: str, base_url: str, tmp_path: Path) -> None:
-    """Every message, tool call, result, image and thought of 200 drawn conversations."""
-    draw, expected, store = random.Random(11), {}, tmp_path / "s.duckdb"
+    """Every message, call, result, image and thought of 200 drawn conversations, whole and cut."""
+    draw, store = random.Random(11), tmp_path / "s.duckdb"
+    expected, partial, refused = {}, {}, set[str]()
     with openai.OpenAI(base_url=base_url, api_key="k", max_retries=0) as client:
         for number in range(CONVERSATIONS):
-            _Server.is_stream = draw.random() < 0.5
-            is_stream: Any = _Server.is_stream
+            name, is_stream = f"r{number}", draw.random() < 0.6
             drawer = draw_chat if api == "chat" else draw_responses
             sent, said, answer, parts = drawer(draw, number)
             if api == "chat":
@@ -205,20 +314,32 @@ def test_transitions_say_what_went_over_the_wire(api: str, base_url: str, tmp_pa
                 events, create = stream_chat(answer[0], draw), client.chat.completions.create
                 request: Any = {"messages": sent}
             else:
-                whole = {"id": f"r{number}", "object": "response", "created_at": 1, "model": "m",
+                whole = {"id": name, "object": "response", "created_at": 1, "model": "m",
                          "status": "completed", "output": answer, "tools": []}  # fmt: skip
-                events, create = stream_responses(whole), client.responses.create
+                events, create = stream_responses(whole, draw), client.responses.create
                 request = {"input": sent}
-            end = b"data: [DONE]\n\n" if api == "chat" else b""
-            _Server.answer = write_events(events) + end if is_stream else json.dumps(whole).encode()
-            with auto_trace(store=store, rollout_id=f"r{number}"):
-                made: Any = create(model="m", stream=is_stream, **request)
-                if is_stream:
-                    list(made)
-            expected[f"r{number}"] = (said, parts)
-    steps = list(Store(store).transitions())
-    assert len(steps) == CONVERSATIONS
-    for step in steps:
-        said, parts = expected[step.rollout_id]
+            ending = draw_ending(draw, is_stream=is_stream)
+            wire = list(events) if is_stream else []
+            count = write_answer(ending, api, wire, whole, draw)
+            with auto_trace(store=store, rollout_id=name):
+                ask(create, {**request, "stream": is_stream}, count if ending == "left" else None)
+            if ending == "refused":
+                refused.add(name)
+            elif ending == "whole":
+                expected[name] = (said, parts)
+            else:
+                read = read_chat if api == "chat" else read_responses
+                rest = len(wire) if ending == "left" else count
+                partial[name] = [read(wire[:end]) for end in range(count, rest + 1)]
+    steps = {step.rollout_id: step for step in Store(store).transitions()}
+    assert steps.keys() - partial.keys() == expected.keys()
+    for name, (said, parts) in expected.items():
+        step = steps[name]
         assert [{"role": m["role"], "parts": [*m["parts"]]} for m in step.observation] == said
         assert [*step.action[0]["parts"]] == parts
+    for span in Store(store).spans():
+        if span.rollout_id in partial and span.name.startswith("chat"):
+            (answered,) = json.loads(str(span.attributes["gen_ai.output.messages"])) or [{}]
+            assert answered.get("parts", []) in partial[span.rollout_id], span.rollout_id
+        assert not (span.rollout_id in refused and span.name == "chat m" and span.status != "ERROR")
+    assert min(len(expected), len(partial), len(refused)) > CONVERSATIONS // 10

@@ -204,7 +204,8 @@ def _why_unusable(span: Span, agent: str) -> str | None:
         return UNANSWERED if is_unanswered(span) else ABANDONED
     # With a finish reason the model's answer is whole: what failed is what the client made of it,
     # such as a structured output that did not validate.
-    if span.status == "ERROR" and not get(c.FINISH_REASONS):
+    reasons = get(c.FINISH_REASONS)
+    if span.status == "ERROR" and (not reasons or finish_reason(reasons) == "error"):
         why = to_text(get(c.ERROR_TYPE) or span.status_message or "the call ended in an error")
         return f"failed: {why}"
     if c.TRACK_ONLY in span.attributes and not is_tracked(agent, get(c.TRACK_ONLY)):

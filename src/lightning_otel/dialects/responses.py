@@ -4,7 +4,8 @@ Source: OpenAI's API reference for responses; its streams end with an event that
 answer, so only a stream that was left early is put together from its pieces.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from lightning_otel.adapter.tokens import token_content
@@ -24,13 +25,20 @@ from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
 
 _REFUSED: Final = frozenset({"stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias"})
-_DELTAS: Final = frozenset(
-    {
-        "response.output_text.delta",
-        "response.function_call_arguments.delta",
-        "response.custom_tool_call_input.delta",
-    }
-)
+_PARTS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "output_text": ("message", "content", "text"),
+    "refusal": ("message", "content", "refusal"),
+    "reasoning_text": ("reasoning", "content", "text"),
+    "summary_text": ("reasoning", "summary", "text"),
+}
+"""By kind of a part that streams: the item it is in, the list of that, and its own text."""
+_FIELDS: Final[Mapping[str, tuple[str, str]]] = {
+    "function_call_arguments": ("function_call", "arguments"),
+    "custom_tool_call_input": ("custom_tool_call", "input"),
+    "mcp_call_arguments": ("mcp_call", "arguments"),
+    "code_interpreter_call_code": ("code_interpreter_call", "code"),
+}
+"""By kind of a text that streams: the item it is in, and its field there."""
 _TURN: Final = '{"role":"assistant","parts":['
 _END: Final = "]}"
 _CALLS: Final = ("function_call", "custom_tool_call")
@@ -179,20 +187,28 @@ class Responses(Chat):
         """The whole answer: the closing event's, else what the pieces so far add up to."""
         whole: dict[str, Any] = {}
         items: dict[int, Json] = {}
-        texts: dict[int, list[str]] = {}
+        pieces: dict[int, dict[tuple[str, int], str]] = {}
         for event in events:
-            kind, index = event.get("type"), event.get("output_index")
+            kind, index = str(event.get("type")), event.get("output_index")
             whole.update(object_of(event.get("response")))
             if kind == "error" or isinstance(event.get("error"), dict):
                 whole["error"] = event.get("error") or {**event, "type": event.get("code")}
-            elif isinstance(index, int):
-                items[index] = object_of(event.get("item")) or items.get(index, {})
-                if kind in _DELTAS and isinstance(event.get("delta"), str):
-                    texts.setdefault(index, []).append(event["delta"])
-        if not self.is_complete(events):
+                continue
+            place = index if isinstance(index, int) else 0
+            if item := object_of(event.get("item")):
+                items[place] = item
+                pieces[place] = {}  # one that is done has it all
+            elif kind.endswith(".delta") and isinstance(event.get("delta"), str):
+                name = kind.removeprefix("response.").removesuffix(".delta")
+                name = name.removeprefix("reasoning_") if "summary" in name else name
+                number = event.get("content_index", event.get("summary_index"))
+                key = (name, number if isinstance(number, int) else 0)
+                own = pieces.setdefault(place, {})
+                own[key] = own.get(key, "") + event["delta"]
+        if not (self.is_complete(events) and whole.get("output")):
             whole["output"] = [
-                _unfinished_item(items[index], "".join(texts.get(index, ())))
-                for index in sorted(items)
+                _unfinished_item(items.get(place, {}), pieces.get(place, {}))
+                for place in sorted({*items, *pieces})
             ]
         return whole
 
@@ -223,11 +239,18 @@ def _conversation_id(body: Json) -> Attributes:
     return {c.CONVERSATION_ID: held} if isinstance(held, str) else {}
 
 
-def _unfinished_item(item: Json, text: str) -> Json:
-    """An output item with what came of it; one that is done has it all."""
-    if item.get("status") == "completed" or not text:
-        return item
-    if item.get("type") in _CALLS:
-        return {**item, "arguments": text}
-    part = {"type": "output_text", "text": text}
-    return {"type": "message", "role": "assistant", **item, "content": [part]}
+def _unfinished_item(item: Json, pieces: Mapping[tuple[str, int], str]) -> Json:
+    """Return an output item with the pieces that came of it, by their kinds and numbers."""
+    lists: dict[str, list[Json]] = {}
+    fields: dict[str, str] = {}
+    kind = item.get("type")
+    for name, number in sorted(pieces, key=itemgetter(1)):
+        text = pieces[name, number]
+        if name in _PARTS:
+            default, holder, field = _PARTS[name]
+            lists.setdefault(holder, []).append({"type": name, field: text})
+        else:
+            default, field = _FIELDS.get(name, (name, name))
+            fields[field] = text
+        kind = kind or default
+    return {**item, "type": kind or "message", **lists, **fields}

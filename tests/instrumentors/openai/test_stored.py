@@ -158,6 +158,21 @@ def test_cancelled_answer_is_no_step(client: openai.OpenAI, tmp_path: Path) -> N
     assert list(store.report().reasons()) == ["failed: cancelled"]
 
 
+def test_answer_that_failed_is_no_step(tmp_path: Path) -> None:
+    """Whatever came of it before."""
+    store, error = Store(tmp_path / "s.duckdb"), {"code": "server_error", "message": "broken"}
+    failed = response(1, "", status="failed", output=[], error=error)
+    events = [events_of(failed)[0], {"type": "response.failed", "response": failed}]
+    with (
+        serving(lambda *_: events) as base_url,
+        openai.OpenAI(base_url=base_url, api_key="k") as client,
+        auto_trace(store=store),
+    ):
+        list(client.responses.create(model="m", input="think", stream=True))
+    assert list(store.transitions()) == []
+    assert list(store.report().reasons()) == ["failed: server_error"]
+
+
 @pytest.mark.parametrize("rollouts", ["one", "many"])
 def test_conversation_on_the_server_is_joined(
     rollouts: str, client: openai.OpenAI, tmp_path: Path

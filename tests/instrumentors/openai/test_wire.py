@@ -330,6 +330,28 @@ def test_arguments_under_way_and_errors_are_kept_beside_what_came() -> None:
         assert each[c.RESPONSE_ID].startswith("resp_")
 
 
+def test_pieces_of_an_answer_that_failed_are_kept_under_their_kinds() -> None:
+    """Its last event holds nothing of them; one of a kind that nobody knows has its name."""
+    deltas = [("refusal", "I can"), ("refusal", "not"), ("custom_tool_call_input", "ls -"),
+              ("mime", "what"), ("reasoning_text", "hm")]  # fmt: skip
+    places = {name: place for place, name in enumerate(dict(deltas))}
+    events = [
+        {"type": f"response.{name}.delta", "output_index": places[name], "delta": text}
+        for name, text in deltas
+    ]
+    error = {"code": "server_error", "message": "broken"}
+    failed = {"id": "r", "status": "failed", "output": [], "error": error}
+    found = read(RESPONSES, {}, [*events, {"type": "response.failed", "response": failed}])
+    (said,) = found[c.OUTPUT_MESSAGES]
+    assert said["parts"] == [
+        {"type": "refusal", "content": "I cannot"},
+        {"type": "tool_call", "id": None, "name": None, "arguments": "ls -"},
+        {"type": "openai.mime", "mime": "what"},
+        {"type": "reasoning", "content": "hm"},
+    ]
+    assert (said["finish_reason"], found[c.ERROR_TYPE]) == ("error", "server_error")
+
+
 def logprobs(*tokens: Any) -> dict[str, Any]:
     """What a choice says of these tokens."""
     return {"logprobs": {"content": [{"token": token, "logprob": -0.5} for token in tokens]}}
