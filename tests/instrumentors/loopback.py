@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+_GZIP = b"\x1f\x8b"
 Answer = Callable[[str, str, dict[str, Any]], Any]
 """Gives the answer to a method, a path and a body: an object, or a list of events; bytes as
 they are, and None for one that does not exist."""
@@ -30,6 +31,8 @@ def serving(answer: Answer) -> Iterator[str]:
                 body = json.dumps(found or {"error": {"message": "no such thing"}}).encode()
             self.send_response(404 if found is None else 200)
             self.send_header("content-type", kind)
+            if body.startswith(_GZIP):
+                self.send_header("content-encoding", "gzip")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import gzip
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import openai
 import pytest
+from tests.instrumentors.loopback import serving
 
 from lightning_otel import Store, auto_trace
 from lightning_otel.demo.server import DemoServer
@@ -205,3 +207,91 @@ def test_stream_still_open_at_exit_is_silent(how: str, store: Store) -> None:
     assert (traced.stdout, traced.stderr) == ("Stream\n", "")
     (call,) = [span for span in store.spans().rows() if span.name == "chat toy"]
     assert call.is_incomplete or call.attributes["lightning.abandoned"] is True
+
+
+def _read_raw(response: Any) -> bytes:
+    return b"".join(response.http_response.iter_raw())
+
+
+def _read_raw_by_lines(response: Any) -> bytes:
+    """As a proxy does that looks at each line, and leaves once it saw the last."""
+    read = b""
+    for chunk in response.http_response.iter_raw(64):
+        read += chunk
+        if b"[DONE]" in read:
+            break
+    return read
+
+
+def _read_bytes(response: Any) -> bytes:
+    return b"".join(response.iter_bytes())
+
+
+def _read_text(response: Any) -> bytes:
+    return "".join(response.iter_text()).encode()
+
+
+def _read_lines(response: Any) -> bytes:
+    return "\n".join(response.iter_lines()).encode()
+
+
+async def _read_raw_async(client: openai.AsyncOpenAI, **request: Any) -> bytes:
+    create = client.chat.completions.with_streaming_response.create
+    async with client, create(**request) as response:
+        return b"".join([chunk async for chunk in response.http_response.aiter_raw()])
+
+
+READING = [_read_raw, _read_raw_by_lines, _read_bytes, _read_text, _read_lines]
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("read", READING)
+def test_bytes_that_a_proxy_hands_on_are_kept(
+    read: Any, is_stream: bool, store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """Whichever way it reads them."""
+    create = client.chat.completions.with_streaming_response.create
+    with auto_trace(store=store) as recording:
+        with create(model="toy", messages=ASKED, stream=is_stream) as response:
+            assert b"choices" in read(response)
+        (span,) = facts.calls(recording)
+    facts.agree(span, server.log[0])
+
+
+def test_raw_bytes_are_kept_asynchronously(store: Store, server: DemoServer, facts: Any) -> None:
+    """As the synchronous ones."""
+    client = openai.AsyncOpenAI(base_url=server.base_url, api_key="k")
+    with auto_trace(store=store) as recording:
+        asyncio.run(_read_raw_async(client, model="toy", messages=ASKED, stream=True))
+        (span,) = facts.calls(recording)
+    facts.agree(span, server.log[0])
+
+
+def test_raw_bytes_left_early_are_kept_as_far_as_they_came(
+    store: Store, server: DemoServer, client: openai.OpenAI, facts: Any
+) -> None:
+    """The call is abandoned, with its beginning."""
+    server.chunk_delay_s = 0.1
+    create = client.chat.completions.with_streaming_response.create
+    with auto_trace(store=store) as recording:
+        with create(model="toy", messages=ASKED, stream=True) as response:
+            next(response.http_response.iter_raw())
+        (span,) = facts.calls(recording)
+    assert span.attributes["lightning.abandoned"] is True
+    assert span.attributes["gen_ai.response.id"]
+
+
+def test_compressed_raw_bytes_are_read() -> None:
+    """The program gets them as they came."""
+    whole = {"id": "r", "model": "m", "choices": [{"message": {"content": "hi"}}]}
+    sent = gzip.compress(json.dumps(whole).encode())
+    with (
+        serving(lambda *_: sent) as base_url,
+        openai.OpenAI(base_url=base_url, api_key="k") as client,
+        auto_trace(store=Store(":memory:")) as recording,
+    ):
+        create = client.chat.completions.with_streaming_response.create
+        with create(model="m", messages=ASKED) as response:
+            assert _read_raw(response) == sent
+        _, span = recording.spans()
+    assert said(span) == "hi"

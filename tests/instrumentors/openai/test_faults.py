@@ -38,7 +38,10 @@ CLASSES = [
 ]  # fmt: skip
 FENCE = {"guard_call", "note_fault", "__del__"}
 """What keeps faults in cannot be tried by failing itself."""
-HOST = {"_iter_bytes", "_aiter_bytes", "_close", "_aclose", "attached"}
+HOST = {
+    "_iter_bytes", "_aiter_bytes", "_iter_raw", "_aiter_raw", "_pass_on", "_pass_on_async",
+    "_close", "_aclose", "attached",
+}  # fmt: skip
 """What the program's own work runs through: failing there is failing to do it."""
 SET_UP = {"around", "_send_request", "_send_async"}
 """What runs when instrumentation is switched on, tried apart."""

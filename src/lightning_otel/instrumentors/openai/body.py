@@ -9,7 +9,7 @@ from lightning_otel import capture
 MAX_KEPT_BYTES: Final = 32 << 20
 _END_MARK: Final = b"\ndata: [DONE]"
 """The end of a stream. LiteLLM reads no further, and lets go of the response some time later."""
-_REPLACED: Final = ("iter_bytes", "aiter_bytes", "close", "aclose")
+_REPLACED: Final = ("iter_bytes", "aiter_bytes", "iter_raw", "aiter_raw", "close", "aclose")
 
 
 class BodyRecorder:
@@ -32,7 +32,7 @@ class BodyRecorder:
         self._started_s = started_s
         self._first_chunk_s: float | None = None
         # While the client's own code reads, it also closes: at the end and when the body breaks.
-        self._is_reading = False
+        self._is_reading = self._is_raw = False
         self._response = response
         self._class = type(response)
         self._is_over = False
@@ -58,9 +58,29 @@ class BodyRecorder:
             capture.guard_call(self._closed)
 
     def _iter_bytes(self, *args: Any, **kwargs: Any) -> Iterator[bytes]:
+        return self._pass_on(self._class.iter_bytes(self._response, *args, **kwargs))
+
+    def _aiter_bytes(self, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
+        return self._pass_on_async(self._class.aiter_bytes(self._response, *args, **kwargs))
+
+    def _iter_raw(self, *args: Any, **kwargs: Any) -> Iterator[bytes]:
+        chunks: Iterator[bytes] = self._class.iter_raw(self._response, *args, **kwargs)
+        if self._is_reading:  # what it reads is decoded, and passes by then
+            return chunks
+        self._is_raw = True
+        return self._pass_on(chunks)
+
+    def _aiter_raw(self, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
+        chunks: AsyncIterator[bytes] = self._class.aiter_raw(self._response, *args, **kwargs)
+        if self._is_reading:  # as above
+            return chunks
+        self._is_raw = True
+        return self._pass_on_async(chunks)
+
+    def _pass_on(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         self._is_reading = True
         try:
-            for chunk in self._class.iter_bytes(self._response, *args, **kwargs):
+            for chunk in chunks:
                 try:  # for each chunk, the fence itself costs as much as the keeping
                     self._keep(chunk)
                 except Exception:  # noqa: BLE001  # capture never raises into the traced program
@@ -73,12 +93,12 @@ class BodyRecorder:
             raise
         capture.guard_call(self._finish, is_whole=True)
 
-    async def _aiter_bytes(self, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
+    async def _pass_on_async(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         self._is_reading = True
         try:
             # The inner generator is not closed from here: several that are collected together are
             # all closed by the event loop, and each may be closed only once.
-            async for chunk in self._class.aiter_bytes(self._response, *args, **kwargs):
+            async for chunk in chunks:
                 try:  # for each chunk, the fence itself costs as much as the keeping
                     self._keep(chunk)
                 except Exception:  # noqa: BLE001  # capture never raises into the traced program
@@ -118,4 +138,12 @@ class BodyRecorder:
             self._response.__dict__.pop(name, None)
         body = b"".join(self._chunks)
         self._chunks.clear()
+        if self._is_raw:
+            body = capture.guard_call(self._decode, body) or b""
         self._ended(body, is_whole=is_whole, first_chunk_s=self._first_chunk_s, exc=exc)
+
+    def _decode(self, body: bytes) -> bytes:
+        """Return a body as its encoding says, such as gzip."""
+        headers = self._response.headers
+        encoding = {key: headers[key] for key in ("content-encoding",) if key in headers}
+        return bytes(self._class(200, headers=encoding, content=body).content)
