@@ -32,8 +32,11 @@ class OpenAIInstrumentor(LibraryInstrumentor):
     requires = ("openai >= 2.20",)
 
     def patches(self) -> Mapping[str, Patch]:
-        """The module of the two base clients."""
-        return {"openai._base_client": self._patch_clients}
+        """The module of the two base clients, and that of connections by websocket."""
+        return {
+            "openai._base_client": self._patch_clients,
+            "openai.resources.responses.responses": self._patch_connections,
+        }
 
     def _patch_clients(self, module: ModuleType) -> None:
         request = wrap_call(_begin_request)
@@ -43,6 +46,12 @@ class OpenAIInstrumentor(LibraryInstrumentor):
             self.wrap_past(client, "request", request)
             if hasattr(client, "_process_response"):
                 self.wrap(client, "_process_response", wrap_call(_note_response))
+
+    def _patch_connections(self, module: ModuleType) -> None:
+        from lightning_otel.instrumentors.openai.sockets import patch_connections
+
+        names = ("ResponsesConnection", "AsyncResponsesConnection")  # not in older releases
+        patch_connections(self, *(getattr(module, name) for name in names if hasattr(module, name)))
 
 
 _instrumentor = OpenAIInstrumentor()

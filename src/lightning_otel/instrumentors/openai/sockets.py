@@ -1,0 +1,104 @@
+"""Calls over a websocket, each from its request to the last event of its answer.
+
+Source: ``responses.connect()`` of the ``openai`` client, which sends ``response.create`` events; a
+server answers those of a connection one after the other, with the events of a stream.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, Final
+
+from opentelemetry import context as otel_context
+
+from lightning_otel import capture
+from lightning_otel.dialects.events import parse_object
+from lightning_otel.dialects.responses import Responses
+from lightning_otel.instrumentors.base import LibraryInstrumentor
+from lightning_otel.instrumentors.openai import ModelRequest
+from lightning_otel.instrumentors.wrappers import Run, wrap_call
+
+_CALLS: Final = "_lightning_otel_calls"
+"""Where a connection holds its calls that are not over."""
+_DIALECT: Final = Responses()
+
+
+def patch_connections(instrumentor: LibraryInstrumentor, *connections: type) -> None:
+    """Record what goes over connections of these classes."""
+    for connection in connections:
+        instrumentor.wrap_calls(connection, _begin_call, "send")
+        for name in ("recv_bytes", "close"):
+            instrumentor.wrap(connection, name, wrap_call(_follow_calls))
+
+
+class _Call(ModelRequest):
+    """One call, with the events of its answer."""
+
+    def __init__(self, connection: Any, body: Mapping[str, Any]) -> None:
+        uri = capture.read_attribute(connection._connection.protocol, "uri")
+        client = SimpleNamespace(
+            base_url=SimpleNamespace(host=getattr(uri, "host", ""), port=getattr(uri, "port", None))
+        )
+        options = SimpleNamespace(json_data=body, extra_json=None, url="/responses")
+        super().__init__(client, options, _DIALECT, otel_context.get_current(), is_stream=True)
+        self._events: list[bytes] = []
+        self._first_s: float | None = None
+        self._is_streaming = True  # what was sent is not yet answered
+        self._calls = vars(connection).setdefault(_CALLS, deque())
+        self._calls.append(self)
+
+    def fail(self, exc: BaseException) -> None:
+        """End it, as it was not sent."""
+        self._calls.remove(self)
+        super().fail(exc)
+
+    def take(self, data: bytes) -> bool:
+        """Keep an event; return whether it was the last one."""
+        if self._first_s is None:
+            self._first_s = time.perf_counter() - self._started_s
+        self._events.append(data)
+        event = parse_object(data) or {}
+        return event.get("type") in (*self._endpoint.end_marks, "error")
+
+    def finish(self, exc: BaseException | None = None, *, is_whole: bool) -> None:
+        """End it with what came."""
+        body = b"".join(b"data: %s\n\n" % event for event in self._events)
+        self._end(body, is_whole=is_whole, first_chunk_s=self._first_s, exc=exc)
+
+
+class _Following(Run):
+    """A look at what comes over a connection, or its end."""
+
+    def __init__(self, calls: deque[_Call]) -> None:
+        self._calls = calls
+
+    def succeed(self, result: Any) -> None:
+        """Give an event to the call that is answered; without one the connection was closed."""
+        if result is None:
+            self._leave(None)
+        elif self._calls and self._calls[0].take(bytes(result)):
+            self._calls.popleft().finish(is_whole=True)
+
+    def fail(self, exc: BaseException) -> None:
+        """End the calls of a connection that broke; whoever only stopped waiting may go on."""
+        if isinstance(exc, Exception) and not isinstance(exc, TimeoutError):
+            self._leave(exc)
+
+    def _leave(self, exc: BaseException | None) -> None:
+        while self._calls:
+            self._calls.popleft().finish(exc, is_whole=False)
+
+
+def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call | None:
+    event: Any = args[1] if len(args) > 1 else kwargs.get("event")
+    if hasattr(event, "model_dump"):
+        event = event.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    if not isinstance(event, Mapping) or event.get("type") != "response.create":
+        return None
+    return _Call(args[0], {key: value for key, value in event.items() if key != "type"})
+
+
+def _follow_calls(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Following | None:
+    calls = vars(args[0]).get(_CALLS)
+    return _Following(calls) if calls else None
