@@ -394,6 +394,43 @@ def test_cancelled_agent_ends_all_its_spans(silent: Any, chat: Chat, store: Stor
     outline(recording)
 
 
+def test_events_left_early_are_no_error(chat: Chat, store: Store) -> None:
+    """LangChain cancels the run in its task; a run that the program cancels has failed."""
+
+    async def wait(_: State) -> State:
+        await asyncio.sleep(60)
+        return {}
+
+    def events_of(name: str) -> Any:
+        graph = graph_of(name, one=asking(chat), two=wait)
+        return graph.astream_events({}, version="v2")
+
+    async def read_some(events: Any) -> None:
+        async with aclosing(events) as stream:
+            async for event in stream:
+                if "two" in repr(event):
+                    break
+
+    async def main() -> None:
+        await read_some(events_of("left"))
+        running = asyncio.ensure_future(all_of(events_of("cancelled")))
+        await asyncio.sleep(0.5)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    with auto_trace(store=store) as recording:
+        asyncio.run(main())
+
+    left, cancelled = (
+        named(recording, f"invoke_workflow {name}") for name in ("left", "cancelled")
+    )
+    assert [left.status, cancelled.status] == ["UNSET", "ERROR"]
+    nodes = [span for span in recording.spans() if span.parent_span_id == left.span_id]
+    assert {span.status for span in nodes} == {"UNSET"}
+    outline(recording)
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_abandoned_graph_ends_its_spans(is_async: bool, chat: Chat, store: Store) -> None:
     """A graph's stream that the program leaves ends without an error."""

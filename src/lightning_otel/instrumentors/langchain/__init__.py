@@ -64,6 +64,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
         methods = {name: functools.partial(self._patch_methods, name) for name, *_ in _METHODS}
         return methods | {
             "langchain_core.callbacks.base": self._patch_managers,
+            "langchain_core.runnables.base": self._patch_events,
             "langchain_core.runnables.config": self._patch_config,
             "langgraph._internal._runnable": self._patch_graph_config,
         }
@@ -143,6 +144,11 @@ class LangChainInstrumentor(LibraryInstrumentor):
             manager.handlers = [handler, *handlers]
         if not inheritable or handler not in inheritable:
             manager.inheritable_handlers = [handler, *inheritable]
+
+    def _patch_events(self, module: ModuleType) -> None:
+        # It begins the run in a task; the first version's waits for the run, and cancels nothing.
+        begin = wrap_generator(runs.begin_events)
+        self._replace(module, begin, "_astream_events_implementation_v2")
 
     def _patch_config(self, module: ModuleType) -> None:
         self._replace(module, _within_run, "_set_config_context")

@@ -105,6 +105,7 @@ class ModelCall(steps.ModelCall):
     def end(self, answer: Any, exc: BaseException | None = None) -> None:
         """End it with LangChain's result, if it has one; to be interrupted is no error."""
         runs.take(self._run_id)
+        exc = exc and runs.read_cause(exc)
         if exc is not None and not isinstance(exc, GeneratorExit) and runs.is_control_flow(exc):
             exc = None
         super().end(answer, exc)

@@ -8,6 +8,7 @@ retriever that was interrupted. And it runs tools, retrievers and streams in the
 called in. A :class:`Place` is around that code; the handler puts the run into it once it starts.
 """
 
+import contextlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -56,6 +57,7 @@ class Run:
 
     def end(self, exc: BaseException | None = None) -> None:
         """End its span, if it has one; a call that nobody has ended before was left."""
+        exc = exc and read_cause(exc)
         if self.call is not None:
             self.call.end(None, exc or GeneratorExit())
         elif self.operation is None:
@@ -77,6 +79,8 @@ def find(run_id: Any) -> Run | None:
 def add(run_id: UUID, run: Run) -> None:
     """Keep a run until it is taken."""
     _open[run_id] = run
+    if (events := _events.get()) is not None:
+        events.run_ids.append(run_id)
     if len(_open) > OPEN_LIMIT:
         end(next(iter(_open)))
 
@@ -114,6 +118,55 @@ def is_control_flow(exc: BaseException) -> bool:
     return isinstance(exc, GeneratorExit) or any(
         cls.__name__ == "GraphBubbleUp" for cls in type(exc).__mro__
     )
+
+
+_events: ContextVar["Events | None"] = ContextVar("lightning-otel-langchain-events", default=None)
+
+
+class Events(wrappers.Run, AbstractContextManager[None]):
+    """A stream of a run's events: LangChain cancels the run where the program leaves the stream.
+
+    Attributes:
+        run_ids: The runs that began in it.
+        is_left: Whether the program left it.
+    """
+
+    is_left = False
+
+    def __init__(self) -> None:
+        self.run_ids: list[UUID] = []
+
+    def __enter__(self) -> None:
+        self._mark = _events.set(self)
+
+    def __exit__(self, *exc: object) -> None:
+        with contextlib.suppress(ValueError):  # left in another context than it was entered in
+            _events.reset(self._mark)
+
+    def active(self) -> "Events":
+        """Return itself: the task of the run is begun in it."""
+        return self
+
+    def note_throw(self, exc: BaseException) -> None:
+        """Note that the program leaves the stream."""
+        self.is_left = isinstance(exc, GeneratorExit)
+
+    def fail(self, exc: BaseException) -> None:
+        """End what LangChain tells no handler of, such as a node that was cancelled as it began."""
+        for run_id in reversed(self.run_ids if self.is_left else ()):
+            end(run_id, exc)
+
+
+def begin_events(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Events:
+    """Begin a stream of events."""
+    return Events()
+
+
+def read_cause(exc: BaseException) -> BaseException:
+    """Return what ended a run; that the program left it, where it was cancelled for that."""
+    events = _events.get()
+    is_left = events is not None and events.is_left and type(exc).__name__ == "CancelledError"
+    return GeneratorExit() if is_left else exc
 
 
 _here: ContextVar["Place | None"] = ContextVar("lightning-otel-langchain-place", default=None)
