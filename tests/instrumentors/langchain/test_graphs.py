@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import openai
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -178,6 +179,28 @@ def prebuilt(chat: Chat, server: DemoServer) -> None:
         create_react_agent(chat(), [calculator_of(chat)], name="older").invoke(QUESTION)
 
 
+class Summary(AgentMiddleware):
+    """Asks a model before the agent does."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def before_agent(self, state: Any, runtime: Any) -> None:
+        """Ask."""
+        self.model.invoke("sum it up")
+
+
+def deep(chat: Chat, server: DemoServer) -> None:
+    """Agents without a name, with metadata as Deep Agents has them, and as nobody knows them."""
+    for maker in ("deepagents", "of tomorrow"):
+        metadata = {"ls_integration": maker, "lc_agent_name": None}
+        agent: Any = create_agent(
+            chat(), [calculator_of(chat)], middleware=[Summary(chat(model="sums"))]
+        )
+        agent.with_config({"metadata": metadata}).invoke(QUESTION)
+
+
 def beside_an_agents(chat: Chat, server: DemoServer) -> None:
     """A graph that begins with a node called as an agent's is; with a name it is one."""
     nodes = {"agent": asking(chat), "critic": asking(chat)}
@@ -224,6 +247,19 @@ def threaded(chat: Chat, server: DemoServer) -> None:
     graph_of(ask=ask).invoke({})
 
 
+DEEP = """
+invoke_agent LangGraph
+  Summary.before_agent
+    chat sums
+  model
+    chat toy
+  tools
+    execute_tool calculator
+      mine
+        chat inner
+  model
+    chat toy
+"""
 CHAIN = "RunnableSequence\n  mine\n    chat toy"
 PROGRAMS: list[tuple[Callable[[Chat, DemoServer], None], str, list[str]]] = [
     (
@@ -263,6 +299,11 @@ invoke_workflow LangGraph
         prebuilt,
         "invoke_agent older\n",
         ["older"] * 3,
+    ),
+    (
+        deep,
+        f"{DEEP.strip()}\n{DEEP.strip()}",
+        ["Summary", "LangGraph", "LangGraph", "LangGraph"] * 2,
     ),
     (
         beside_an_agents,

@@ -15,7 +15,7 @@ from opentelemetry.util.types import AttributeValue
 from lightning_otel import capture
 from lightning_otel.capture import operations
 from lightning_otel.instrumentors.langchain import runs
-from lightning_otel.instrumentors.langchain.models import conversation_of
+from lightning_otel.instrumentors.langchain.models import conversation_of, middleware_of
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import text_of
 
@@ -26,8 +26,9 @@ _WITHOUT_CALLS: Final = frozenset({"prompt", "parser"})
 _GRAPHS: Final = {
     "langgraph": c.INVOKE_WORKFLOW,
     "langchain_create_agent": c.INVOKE_AGENT,
+    "deepagents": c.INVOKE_AGENT,
 }
-"""What LangGraph and ``create_agent`` say of themselves in a run's metadata, and what each is."""
+"""What graphs say of themselves in a run's metadata, and what each is."""
 _UNNAMED: Final = "LangGraph"
 """What a graph is called that was given no name."""
 _FIRST_NODES: Final = frozenset({"agent", "model"})
@@ -294,18 +295,20 @@ def _acts_itself(run: runs.Run, node: str) -> bool:
     """Return whether a node of a run acts under its own name, and not as the run's agent.
 
     The first node makes a run a graph, whatever it seemed to be until then. A graph that has a
-    name, and of whose nodes the first is the one that prebuilt agents begin with, is an agent:
-    only LangChain's newest ``create_agent`` says so itself.
+    name, and of whose nodes the first is the one that prebuilt agents begin with, is an agent, and
+    so is one that begins with middleware: only LangChain's newest ``create_agent`` says so itself.
     """
     if run.is_first and run.operation is not None and run.graph != c.INVOKE_AGENT:
-        run.is_guessed = node in _FIRST_NODES and run.name != _UNNAMED
+        is_named = node in _FIRST_NODES and run.name != _UNNAMED
+        run.is_guessed = is_named or bool(middleware_of(node))
         graph = c.INVOKE_AGENT if run.is_guessed else c.INVOKE_WORKFLOW
         if graph != run.graph:
             run.graph = graph
             run.operation.rename(f"{graph} {run.name}")
             run.operation.attributes.update({c.OPERATION: graph, _NAME_KEYS[graph]: run.name})
     run.is_first = False
-    return run.graph != c.INVOKE_AGENT or (run.is_guessed and node not in _AGENT_NODES)
+    is_inner = node in _AGENT_NODES or bool(middleware_of(node))
+    return run.graph != c.INVOKE_AGENT or (run.is_guessed and not is_inner)
 
 
 def _serialized_name(serialized: object) -> str | None:

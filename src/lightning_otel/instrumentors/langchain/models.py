@@ -51,6 +51,8 @@ _COST: Final = "total_cost"
 """What LangChain puts into the usage of an answer from its cache, and only there."""
 _CACHE_HIT: Final = "cache_hit"
 """The operation of a run that sent no request: it is no call, and used nothing."""
+_HOOKS: Final = ("before_agent", "before_model", "after_model", "after_agent")
+"""Hooks of middleware that ``create_agent`` makes nodes of, named after both."""
 _OWN_ID: Final = ("lc_run-", "run-")
 """How the ids begin that LangChain gives to answers without one."""
 
@@ -85,6 +87,8 @@ class ModelCall(steps.ModelCall):
         """
         name, provider = metadata.get("ls_model_name"), metadata.get("ls_provider")
         attributes = conversation_of(metadata)
+        if middleware := middleware_of(metadata.get("langgraph_node")):
+            attributes[c.AGENT_NAME] = middleware  # what it asks is no step of its agent
         if isinstance(provider, str):
             attributes[c.PROVIDER] = _PROVIDERS.get(provider, provider)
         if isinstance(name, str):
@@ -145,6 +149,12 @@ def conversation_of(metadata: Mapping[str, Any]) -> dict[str, AttributeValue]:
         return {}
     is_plain = type(thread_id) in (str, int, UUID)
     return {c.CONVERSATION_ID: str(thread_id) if is_plain else f"<{type(thread_id).__name__}>"}
+
+
+def middleware_of(node: object) -> str:
+    """Return the name of the middleware that a node of an agent is a hook of; empty for others."""
+    name, _, hook = node.rpartition(".") if isinstance(node, str) else ("", "", "")
+    return name if hook in _HOOKS else ""
 
 
 def _read_facts(
