@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from langchain_core.caches import InMemoryCache
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from pydantic import BaseModel, field_validator
@@ -164,6 +165,16 @@ def test_each_request_of_a_fallback_and_its_retries_is_a_span(
     ]  # fmt: skip
     assert outline(recording).startswith("RunnableWithFallbacks\n  ")
     assert len(server.log) == 3
+
+
+def test_answer_without_cost_is_a_call(store: Store) -> None:
+    """Only LangChain's cache makes an answer a hit, and no server that asks for nothing."""
+    usage: Any = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3, "total_cost": 0}
+    answer = AIMessage(content="free", usage_metadata=usage)
+    with auto_trace(store=store):
+        GenericFakeChatModel(messages=iter([answer])).invoke("hello")
+    (step,) = store.transitions()
+    assert step.output_tokens == 2
 
 
 def test_hit_of_the_cache_is_no_call(chat: Chat, server: DemoServer, store: Store) -> None:

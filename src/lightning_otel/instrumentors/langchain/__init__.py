@@ -27,6 +27,8 @@ _MODELS: Final = "langchain_core.language_models"
 _METHODS: Final[tuple[Any, ...]] = (
     (f"{_MODELS}.chat_models", "BaseChatModel", wrap_call(models.begin_chat),
      "_generate_with_cache", "_agenerate_with_cache"),
+    (f"{_MODELS}.chat_models", "BaseChatModel", wrap_call(models.note_cache_hit),
+     "_convert_cached_generations"),
     (f"{_MODELS}.chat_models", "BaseChatModel", wrap_generator(models.begin_stream(c.CHAT)),
      "stream", "astream"),
     (f"{_MODELS}.chat_models", "BaseChatModel", wrap_generator(models.begin_events),

@@ -15,6 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture
+from lightning_otel.capture import operations
 from lightning_otel.instrumentors import steps
 from lightning_otel.instrumentors.langchain import runs
 from lightning_otel.instrumentors.wrappers import Begin, bind_names
@@ -47,8 +48,6 @@ _PROVIDERS: Final = {
 """LangChain's names of providers that the conventions name otherwise."""
 _SETTINGS: Final = {f"ls_{name}": name for name in (*SETTINGS, "stop")}
 """By the key of LangChain's metadata a request's field."""
-_COST: Final = "total_cost"
-"""What LangChain puts into the usage of an answer from its cache, and only there."""
 _CACHE_HIT: Final = "cache_hit"
 """The operation of a run that sent no request: it is no call, and used nothing."""
 _HOOKS: Final = ("before_agent", "before_model", "after_model", "after_agent")
@@ -125,8 +124,7 @@ class ModelCall(steps.ModelCall):
         settings = {_SETTINGS[key]: metadata[key] for key in metadata if key in _SETTINGS}
         if settings:
             attributes.update(read_settings(settings))
-        if held and (held[0].get("usage_metadata") or {}).get(_COST) == 0:
-            attributes[c.OPERATION] = _CACHE_HIT
+        if attributes.get(c.OPERATION) == _CACHE_HIT:
             self.operation.rename(f"{_CACHE_HIT} {metadata.get('ls_model_name') or ''}".strip())
         elif choices:
             _read_facts(held[0], getattr(answer, "llm_output", None), attributes)
@@ -215,6 +213,13 @@ def begin_chat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | 
     """Begin the call of ``BaseChatModel._generate_with_cache``."""
     given = bind_names(("messages", "stop", "run_manager"), args, kwargs)
     return _begin_call(args[0], c.CHAT, given.get("run_manager"), given["messages"], kwargs)
+
+
+def note_cache_hit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Note that the call under way is answered from LangChain's cache, and asks no model."""
+    call = operations.unclaimed_call()
+    if call is not None:
+        call.attributes[c.OPERATION] = _CACHE_HIT
 
 
 def begin_completion(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
