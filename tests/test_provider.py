@@ -233,6 +233,51 @@ SCRIPTS: dict[str, tuple[str, dict[str, str], str | None, list[str]]] = {
             pass
         """, ENDPOINT, "", [ROOT],
     ),
+    "a suppressed operation is no parent to the program's own spans": (
+        """
+        from opentelemetry.instrumentation.utils import suppress_instrumentation
+        exporter, processor = in_memory()
+        own_provider(processor)
+        with lo.auto_trace() as recording, suppress_instrumentation(), lo.operation("x"):
+            lo.emit_message("near")
+            with trace.get_tracer("app").start_as_current_span("app"):
+                lo.emit_message("far")
+        app, root = exporter.get_finished_spans()
+        assert app.parent.span_id == root.context.span_id
+        kept = {s.attributes.get(c.MESSAGE_BODY) or s.name: s for s in recording.spans()}
+        parents = {name: kept[name].parent_span_id for name in kept}
+        ids = {name: kept[name].span_id for name in kept}
+        assert parents["near"] == ids[c.SPAN_OPERATION]
+        assert parents["far"] == ids["app"]
+        assert parents["app"] == parents[c.SPAN_OPERATION] == ids[c.SPAN_ROLLOUT]
+        """, {}, "", [ROOT, c.SPAN_OPERATION, "app", SAID, SAID],
+    ),
+    "suppressed spans are of the service that the program names later": (
+        """
+        from opentelemetry.instrumentation.utils import suppress_instrumentation
+        from opentelemetry.sdk.resources import Resource
+        with lo.auto_trace() as recording, suppress_instrumentation():
+            lo.emit_message("before")
+            own_provider(resource=Resource.create({"service.name": "shop"}))
+            lo.emit_message("after")
+        names = [span.otel_resource["service.name"] for span in recording.spans()]
+        assert names[1].startswith("unknown_service")
+        assert names[2] == "shop"
+        """, {}, "", [ROOT, SAID, SAID],
+    ),
+    "a forked child is an instance of its own": (
+        """
+        with lo.auto_trace() as recording:
+            lo.emit_message("parent")
+            child = os.fork()
+            if not child:
+                lo.emit_message("child")
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        instances = {span.otel_resource.get("service.instance.id") for span in recording.spans()}
+        assert len(instances) == 2
+        """, {}, "", [ROOT, SAID, SAID],
+    ),
     "what is no traceparent is no parent": (
         """
         nonsense = ["", "x", "00-x-y-01", "00-0-0-01", "-", f"00-{'0' * 32}-{'cd' * 8}-01",

@@ -26,6 +26,8 @@ _CALL_KEY = otel_context.create_key("lightning-otel-call")
 _OPERATION_KEY = otel_context.create_key("lightning-otel-operation")
 (_SPAN_KEY,) = trace.set_span_in_context(trace.INVALID_SPAN, Context())
 """Where a context holds its span: to set several values at once costs what one does."""
+_OUTSIDE_KEY = otel_context.create_key("lightning-otel-outside")
+"""The span that the program sees within a hidden operation."""
 _MESSAGE_LIMIT = 8192
 _NUMBERS = frozenset(
     {c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS, c.LOGPROB_TOKEN_IDS}
@@ -43,6 +45,7 @@ class Operation:
         request: What the instrumentor that sends its request keeps with it.
         is_claimed: Whether that instrumentor took it over from a framework.
         is_over: Whether it was stopped or failed.
+        is_hidden: Whether its span is the store's alone: the program suppresses instrumentation.
         attributes: Set on the span at its end.
         body: Content, kept beside the span at its end.
         answer: The messages that the last call within it answered with; empty if none did.
@@ -54,6 +57,7 @@ class Operation:
         "attributes",
         "body",
         "is_claimed",
+        "is_hidden",
         "is_over",
         "outer",
         "parent",
@@ -85,9 +89,10 @@ class Operation:
         frame = current_frame(parent)
         # On spans of ours, so that other exporters' readers can tell rollouts apart, too.
         given = {**frame.stamps, **attributes} if frame is not None else {**attributes}
-        self.span = _find_tracer(parent).start_span(
+        self.is_hidden = process.make_quiet_tracer is not None and is_suppressed(parent)
+        self.span = _find_tracer(is_hidden=self.is_hidden).start_span(
             clean_text(name),
-            parent,
+            inner_context(parent),
             kind=kind,
             attributes=_repair_texts(given),
             start_time=start_ns,
@@ -114,7 +119,13 @@ class Operation:
         return self.within(self.parent)
 
     def within(self, context: Context) -> Context:
-        """A context with this operation as what is under way, and all else as it was."""
+        """A context with this operation as what is under way, and all else as it was.
+
+        Where it is hidden, the program's own spans stand in what its exporters see.
+        """
+        if self.is_hidden:
+            outside = context.get(_SPAN_KEY)
+            return Context({**context, _OUTSIDE_KEY: outside, _OPERATION_KEY: self})
         return Context({**context, _SPAN_KEY: self.span, _OPERATION_KEY: self})
 
     def rename(self, name: str) -> None:
@@ -165,13 +176,13 @@ class Operation:
         finally:
             if not is_exported:
                 kept.body = NO_BODY
-            if process.meter is not None and not is_suppressed(self.parent):
+            if process.meter is not None and not self.is_hidden:
                 guard_call(process.meter.note_end, self.span)
 
 
-def _find_tracer(context: Context) -> trace.Tracer:
-    """Return a context's tracer; where instrumentation is suppressed, one that nobody else sees."""
-    if process.make_quiet_tracer is not None and is_suppressed(context):
+def _find_tracer(*, is_hidden: bool) -> trace.Tracer:
+    """Return the tracer of our spans, or of those that nobody else sees."""
+    if is_hidden and process.make_quiet_tracer is not None:
         return process.make_quiet_tracer()
     if process.tracer is None:
         process.tracer = trace.get_tracer(c.SCOPE)
@@ -183,6 +194,20 @@ def operation_of(context: Context | None = None) -> Operation | None:
     held = otel_context.get_current() if context is None else context
     found = held.get(_OPERATION_KEY)
     return found if isinstance(found, Operation) else None
+
+
+def inner_context(context: Context) -> Context:
+    """The context with the span that spans of ours stand in, be it hidden from the program."""
+    operation = operation_of(context)
+    if operation is None or not operation.is_hidden or not _is_nearest(operation, context):
+        return context
+    return trace.set_span_in_context(operation.span, context)
+
+
+def _is_nearest(operation: Operation, context: Context) -> bool:
+    """Return whether no span of the program's stands between an operation and what begins now."""
+    nearest = context.get(_OUTSIDE_KEY) if operation.is_hidden else operation.span
+    return context.get(_SPAN_KEY) is nearest
 
 
 def clean_text(text: str) -> str:
@@ -258,7 +283,7 @@ def _outside_ended_call(context: Context) -> Context:
     call = operation_of(context)
     if call is None or not (call.is_claimed and call.is_over):
         return context
-    if context.get(_SPAN_KEY) is not call.span:  # a span of the program's is nearer
+    if not _is_nearest(call, context):
         return context
     around = trace.get_current_span(call.parent)
     return Context({**context, _SPAN_KEY: around, _OPERATION_KEY: call.outer})

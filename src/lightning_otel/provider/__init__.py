@@ -165,13 +165,21 @@ def _join_provider(provider: Any) -> None:
     _setup.provider = provider
 
 
-def _make_quiet_tracer() -> trace.Tracer:
+@functools.cache
+def _quiet_tracer() -> Any:
     from lightning_otel.provider import global_provider
 
-    return global_provider.make_quiet_tracer(getattr(_setup.provider, "resource", None), _Ids())
+    return global_provider.make_quiet_tracer(_Ids())
 
 
-capture.process.make_quiet_tracer = functools.cache(_make_quiet_tracer)
+def _make_quiet_tracer() -> trace.Tracer:
+    tracer, otel_resource = _quiet_tracer(), getattr(_setup.provider, "resource", None)
+    if otel_resource is not None:  # it changes with a provider of the program's, and in a fork
+        tracer.resource = otel_resource
+    return tracer  # type: ignore[no-any-return]  # the SDK's
+
+
+capture.process.make_quiet_tracer = _make_quiet_tracer
 
 
 def leave_otlp_to_the_store() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Setter, TextMapPropagator, default_setter
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
 from lightning_otel import config
@@ -43,8 +42,11 @@ class GlobalProvider(TracerProvider):
         return super().get_tracer(*args, **options)
 
     def _handle_fork(self) -> None:
-        """Take a new lock alone: the SDK's own starts threads, to detect resources nobody reads."""
+        """Take a new lock and the child's instance id; the SDK's own method starts threads."""
+        from opentelemetry.sdk.resources import ServiceInstanceIdResourceDetector
+
         self._tracers_lock = threading.Lock()
+        self._update_resource(ServiceInstanceIdResourceDetector().detect())
 
     def install(self, join: Join, *, is_hidden: Callable[[], bool]) -> trace.TracerProvider:
         """Become the global provider.
@@ -163,10 +165,10 @@ class _Propagator(TextMapPropagator):
         return self._inner.fields
 
 
-def make_quiet_tracer(otel_resource: Resource | None, ids: Any) -> trace.Tracer:
+def make_quiet_tracer(ids: Any) -> trace.Tracer:
     """Make a tracer whose spans the store takes, and nobody else."""
     from lightning_otel.exporters.duckdb import FrameSpanProcessor
 
-    quiet = GlobalProvider(resource=otel_resource, id_generator=ids, shutdown_on_exit=False)
+    quiet = GlobalProvider(id_generator=ids, shutdown_on_exit=False)
     quiet.add_span_processor(FrameSpanProcessor({c.SUPPRESSED: True}))
     return quiet.make_tracer(c.SCOPE)

@@ -91,7 +91,7 @@ def carried(function: F) -> F:
 
 def _pack_context(context: Context) -> dict[str, Any]:
     parent: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(parent, context)
+    TraceContextTextMapPropagator().inject(parent, operations.inner_context(context))
     frame = capture.current_frame(context)
     if frame is None or frame.sink is None:
         return {"parent": parent}

@@ -81,7 +81,8 @@ def _acting_agent(stamps: Mapping[str, Any]) -> str | None:
     """Return the acting agent: of the framework or the recording, else of the nearest span."""
     context, nearest = operations.parent_context(), operations.unclaimed_call()
     if nearest is None:
-        named = stamps.get(c.AGENT_NAME, _agent_on(trace.get_current_span(context)))
+        span = trace.get_current_span(operations.inner_context(context))
+        named = stamps.get(c.AGENT_NAME, _agent_on(span))
         nearest = operations.operation_of(context)
     else:
         named = _agent_on(nearest.span)
