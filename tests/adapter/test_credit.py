@@ -122,6 +122,15 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         f"root( {AGENT} t<s:titles|u:x ) #attempt=,trace=f,process=p9,tick=900 !1",
         {"previous": "a=- b=1 t=-"},
     ),
+    "beside traces of the program's own": (
+        f"+{c.SPAN_ROLLOUT}@as=r( #trace=b work( {AGENT} t<s:titles|u:x ) #trace=a r/!1 -r",
+        {"previous": "a=- b=1 t=-"},
+    ),
+    "in one of two recordings": (
+        f"{c.SPAN_ROLLOUT}( {AGENT} t<s:titles|u:x )"
+        f" #trace=b {c.SPAN_ROLLOUT}( z<s:commits|u:x !1 )",
+        {"previous": "a=- b=- t=- z=1"},
+    ),
     "a side call that is linked": (
         f"root( {AGENT} t@id=r<s:titles|u:x !1@id=r !.5 )",
         {"previous": "a=- b=- t=1 ! already"},

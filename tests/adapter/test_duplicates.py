@@ -46,6 +46,16 @@ CASES = {
         f"+x@as=out@id=r{THEIRS} +out/x@as=mid{THEIRS} mid/x@as=in@id=r{OURS} -mid -out",
         "in ! mid, out",
     ),
+    "two levels of one make in a tree of its own, and one id": (
+        f"root( +m( +m/x@as=out@id=r{THEIRS} +out/x@as=mid{THEIRS} x@as=in@id=r{OURS}"
+        " -mid -out -m )",
+        "in ! mid, out",
+    ),
+    "two tries of one make within a record, and one id": (
+        f"root( +m( +m/x@as=out@id=r{THEIRS} +out/x@as=a{THEIRS} -a +out/x@as=b{THEIRS}"
+        f" x@as=in@id=r{OURS} -b -out -m )",
+        "a, in ! b, out",
+    ),
     "made after the fact": (
         f"root( x@as=in@id=r{OURS} x@as=late@id=r@scope=litellm@at=2-3 )",
         "in ! late",

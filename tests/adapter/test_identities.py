@@ -134,6 +134,16 @@ def test_tools_tell_unnamed_agents_apart() -> None:
     assert paths(TripletAdapter().adapt(forest.spans)) == [["a"], ["b"]]
 
 
+def test_an_answer_repeated_in_other_words_goes_on() -> None:
+    """Tool calls told as text, as smolagents does; another agent is asked in between."""
+    forest = Forest()
+    forest.call("a", conversation("s:You lead.", "u:ask"))
+    forest.call("b", conversation("s:You report.", "u:report"))
+    forest.call("c", conversation("s:You lead.", "u:ask", "a:Calling tools: a", "u:b"))
+
+    assert paths(TripletAdapter().adapt(forest.spans)) == [["b"], ["a", "c"]]
+
+
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_a_history_edited_in_place_goes_on(is_dropped: bool) -> None:
     """Results that are cleared, or dropped with their answers, leave one trajectory and return."""

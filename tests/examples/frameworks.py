@@ -3,8 +3,9 @@
     python -m tests.examples.frameworks [NAME ...]
 
 Modes: own telemetry off and on; whole and streamed; under ``run``, ``opentelemetry-instrument`` and
-``auto_trace`` (R, O, A). Exits with 1 if anything is not as it should be. CI runs two of the modes;
-this runs by hand, in the environments ``frameworks`` and ``frameworks-openai-2``.
+``auto_trace`` (R, O, A). Without names, of all that is installed. Exits with 1 if anything is not
+as it should be. CI runs two of the modes; this runs by hand, in the environments ``frameworks`` and
+``frameworks-openai-2``.
 """
 
 import itertools
@@ -21,6 +22,7 @@ from tests import facts
 from tests.examples.checker import SETTINGS
 from tests.examples.policy import FrameworkPolicy
 from tests.examples.programs import EXAMPLES, FRAMEWORKS
+from tests.examples.table import is_here
 
 from lightning_otel import Store, TripletAdapter
 from lightning_otel.demo.server import DemoServer, Exchange
@@ -133,4 +135,5 @@ def main(names: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or list(FRAMEWORKS)))
+    here = [name for name, module in FRAMEWORKS.items() if is_here(module)]
+    sys.exit(main(sys.argv[1:] or here))

@@ -37,6 +37,9 @@ REQUESTS = (
     ("a@at=10-20@id=a", "b@at=30-40@id=a", 2),
     # Of three at once two were told twice, one of them without its id.
     ("a@at=10-30@id=a b@at=11-30@id=b c@at=12-30@id=c", "d@at=9-31@id=a e@at=12-31", 3),
+    # One make tells a request on two levels; of the inner ones, tries, the last is that request.
+    ("a@at=10-20@id=a", "+d@as=d@at=5-25@id=a d/e@at=6-24 -d", 1),
+    ("a@at=10-20@id=a", "+d@as=d@at=5-25@id=a d/e@at=6-12 d/f@at=13-24 -d", 2),
     # Without us a framework's record gives way to the client's within it.
     ("", "+a@at=5-25 a/b@at=10-20@id=a@scope=opentelemetry.instrumentation.openai -a", 1),
 )

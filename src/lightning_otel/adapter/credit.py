@@ -288,6 +288,9 @@ class _Rollout:
         self._mains: dict[str | None, list[int]] = {}
         places = [tree.first[call] for call in self._calls]
         self._first, self._last = (min(places), max(places)) if places else (0, 0)
+        roots = [i for i, span in enumerate(tree.spans) if span.name == c.SPAN_ROLLOUT]
+        # Of a program's own traces beside it, too, unless they are recordings of their own.
+        self._root = roots[0] if len(roots) == 1 else NO_PARENT
 
     def is_judged(self, position: int) -> bool:
         """Return whether a reward was given beside all calls, in no agent, operation or block."""
@@ -300,8 +303,10 @@ class _Rollout:
             tree.parents[site] == NO_PARENT
             and tree.agents[site] == tree.agents[position]
             and not is_block
-            and tree.first[site] <= self._first
-            and self._last <= tree.last[site]
+            and (
+                site == self._root
+                or (tree.first[site] <= self._first and self._last <= tree.last[site])
+            )
         )
 
     def main(self, agent: str | None) -> list[int]:

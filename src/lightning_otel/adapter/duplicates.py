@@ -6,6 +6,7 @@ was asked the same: under the same parent, or, since two makes may tell two whol
 other, with the same answer.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -166,8 +167,10 @@ def _join_calls(tree: Tree, requests: dict[int, _Request], one: int, other: int)
         return True
     ids = {kept.response_id, joining.response_id} - {None}
     is_other_model = kept.models and joining.models and kept.models.isdisjoint(joining.models)
-    is_apart = kept.scopes & joining.scopes and not (
-        _is_between(tree, kept, joining) or _is_between(tree, joining, kept)
+    # Of one make are two levels of a request, where a record of another make ties them.
+    is_of_one_make = tree.spans[one].scope == tree.spans[other].scope
+    is_apart = kept.scopes & joining.scopes and (
+        is_of_one_make or not _are_nested(tree, kept.members, joining.members)
     )
     if len(ids) > 1 or is_apart or is_other_model:
         return False
@@ -179,13 +182,12 @@ def _join_calls(tree: Tree, requests: dict[int, _Request], one: int, other: int)
     return True
 
 
-def _is_between(tree: Tree, request: _Request, other: _Request) -> bool:
-    """Return whether the other is one record, within one of the request and around another."""
-    (position, *more), members = other.members, request.members
-    return (
-        not more
-        and any(tree.contains(member, position) for member in members)
-        and any(tree.contains(position, member) for member in members)
+def _are_nested(tree: Tree, members: Sequence[int], others: Sequence[int]) -> bool:
+    """Return whether of records of one make each lies within the other, or around it."""
+    return all(
+        tree.contains(one, other) or tree.contains(other, one)
+        for one, other in itertools.product(members, others)
+        if tree.spans[one].scope == tree.spans[other].scope
     )
 
 

@@ -356,7 +356,9 @@ def _move_outcome(
 
 
 def _are_anew(calls: Sequence[Call]) -> bool:
-    """Return whether none was given what another one answered."""
+    """Return whether none was given what another one answered, or goes on with a longer prompt."""
+    if any(len(one.observation) < len(other.observation) for one, other in pairwise(calls)):
+        return False
     choices = [choice for call in calls for choice in call.action]
     said = {message_key(choice) for choice in choices}
     return all(choice.get("role") == _MODEL for choice in choices) and not any(

@@ -56,6 +56,13 @@ repeated AS MATERIALIZED (
       ON kept.trace_id = other.trace_id AND kept.span_id = other.parent_span_id
     WHERE kept.scope = other.scope AND kept.response_id = other.response_id
     UNION ALL
+    SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN others AS kept
+      ON kept.trace_id = other.trace_id AND kept.span_id = other.parent_span_id
+    WHERE kept.scope = other.scope AND other.response_id IS NULL
+      AND kept.span_id IN (SELECT span_id FROM same_answer)
+    QUALIFY row_number() OVER (PARTITION BY kept.trace_id, kept.span_id
+      ORDER BY other.is_done DESC, other.end_ns DESC) = 1
+    UNION ALL
     SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN requests AS kept
       ON kept.rollout = other.rollout AND kept.scope = {quote_text(c.SCOPE)}
     WHERE {_HAS_NO_ID} AND {_OVERLAP}
