@@ -96,8 +96,7 @@ def run_mode(
     driver = [str(DRIVER), telemetry, path if door == "A" else ""] if telemetry else []
     with DemoServer(FrameworkPolicy()) as server:
         variables = {"OPENAI_BASE_URL": server.base_url, "LIGHTNING_OTEL_STORE": path}
-        # Nobody takes them here, which clients wait for; the driver alone switches telemetry on.
-        variables |= {"OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"}
+        # The driver alone switches telemetry on.
         variables["OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"] = "agno,dspy,haystack,smolagents"
         process = subprocess.run(
             [*recorder, sys.executable, *driver, program, *["stream"] * is_stream],
