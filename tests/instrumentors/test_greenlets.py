@@ -15,10 +15,10 @@ pytest.importorskip("gevent")
 MONKEY = "from gevent import monkey; monkey.patch_all()\n"
 OURS = "import lightning_otel as lo, openai; lo.instrument()\n"
 BODY = """
-import gevent, gevent.pool, sys, threading
-client = openai.OpenAI()
+import gevent, gevent.hub, gevent.pool, gevent.threadpool, sys, threading
 
-def ask(text):
+def ask(text):  # each thread has a loop of gevent's own, which a connection stays in
+    client = openai.OpenAI()
     client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
 
 def start_thread(*args):
@@ -26,8 +26,46 @@ def start_thread(*args):
     thread.start()
     return thread
 
+class Greenlet(gevent.Greenlet):
+    def __init__(self, *args):
+        super().__init__()
+        self.work = args
+
+    def _run(self):
+        self.work[0](*self.work[1:])
+
+def start_greenlet(*args):
+    greenlet = Greenlet(*args)
+    greenlet.start()
+    return greenlet
+
+class Raw:
+    def __init__(self, spawn, *args):
+        self.greenlet = spawn(*args)
+
+    def join(self):
+        while not self.greenlet.dead:
+            gevent.sleep(0.01)
+
+class Pool:
+    def __init__(self, *args):
+        self.result = gevent.threadpool.ThreadPool(1).spawn(*args)
+
+    def join(self):
+        self.result.get()
+
+class Result:
+    def __init__(self, future):
+        self.join = future.result
+
 starts = {
     "spawn": gevent.spawn,
+    "class": gevent.Greenlet.spawn,
+    "subclass": start_greenlet,
+    "raw": lambda *args: Raw(gevent.spawn_raw, *args),
+    "hub": lambda *args: Raw(gevent.hub.spawn_raw, *args),
+    "threadpool": Pool,
+    "executor": lambda *args: Result(gevent.threadpool.ThreadPoolExecutor(1).submit(*args)),
     "spawn_later": lambda *args: gevent.spawn_later(0, *args),
     "pool": gevent.pool.Pool(2).spawn,
     "thread": start_thread,
@@ -37,7 +75,8 @@ with lo.auto_trace(agent="planner"):
         starts[name](ask, name).join()
 gevent.spawn(ask, "outside").join()
 lo.uninstrument()
-for owner, name in ((gevent, "spawn"), (gevent.pool.Group, "spawn"), (threading.Thread, "start")):
+pool = gevent.threadpool.ThreadPool
+for owner, name in ((gevent, "spawn_raw"), (pool, "spawn"), (threading.Thread, "start")):
     assert not hasattr(getattr(owner, name), "__lightning_otel_wrapped__"), name
 """
 
@@ -49,7 +88,8 @@ def test_greenlets_keep_their_recording_and_agent(
     script: str, server: DemoServer, tmp_path: Path
 ) -> None:
     """Patched before us, after us or not at all: each call is in the rollout and the agent's."""
-    names = ["spawn", "spawn_later", "pool", "thread"]
+    names = ["spawn", "class", "subclass", "raw", "hub", "threadpool", "executor", "spawn_later"]
+    names += ["pool", "thread"]
     if "monkey" not in script:
         names.remove("thread")  # a thread of the system's, which waits for the loop it blocks
     store = Store(tmp_path / "traces.duckdb")

@@ -18,19 +18,21 @@ from lightning_otel.instrumentors.patches import replace, restore, when_imported
 
 # gevent puts a subclass that inherits the method in Thread's place.
 _THREAD: Final = next(owner for owner in threading.Thread.__mro__ if "start" in vars(owner))
-_GREENLETS: Final = (
-    ("gevent", "", "spawn"),
-    ("gevent", "", "spawn_later"),
-    ("gevent.pool", "Group", "spawn"),
+_SPAWNS: Final = (
+    ("gevent", "", "spawn_raw"),
+    ("gevent.hub", "", "spawn_raw"),
+    ("gevent.threadpool", "ThreadPool", "spawn"),
 )
-"""Module, class and name of what makes greenlets; ``Greenlet`` itself takes no attributes."""
+"""Module, class and name of what starts work of gevent's that is no ``Greenlet``."""
+_GREENLET: Final = "gevent.greenlet"
+"""The module of ``Greenlet``, which takes no attributes, but callbacks."""
 
 
 def carry_context() -> None:
     """Wrap what starts threads, work of executors and greenlets; harmless if done before."""
     capture.guard_call(replace, _THREAD, "start", _patch_start)
     capture.guard_call(replace, ThreadPoolExecutor, "submit", _patch_submit)
-    for module in dict.fromkeys(module for module, *_ in _GREENLETS):
+    for module in (_GREENLET, *(module for module, *_ in _SPAWNS)):
         if module in sys.modules:
             capture.guard_call(_carry_to_greenlets, module)
         else:
@@ -41,9 +43,11 @@ def leave_context() -> None:
     """Put the originals back, unless someone has wrapped them after us."""
     restore(_THREAD, "start")
     restore(ThreadPoolExecutor, "submit")
-    for module, owner, name in _GREENLETS:
+    for module, owner, name in _SPAWNS:
         if module in sys.modules:
             restore(_find_owner(module, owner), name)
+    if _GREENLET in sys.modules:
+        sys.modules[_GREENLET].Greenlet.remove_spawn_callback(_carry_to)
 
 
 def _find_owner(module: str, owner: str) -> Any:
@@ -51,18 +55,24 @@ def _find_owner(module: str, owner: str) -> Any:
 
 
 def _carry_to_greenlets(imported: str) -> None:
-    for module, owner, name in _GREENLETS:
+    if imported == _GREENLET:
+        sys.modules[_GREENLET].Greenlet.add_spawn_callback(_carry_to)
+    for module, owner, name in _SPAWNS:
         if module == imported:
-            replace(_find_owner(module, owner), name, _patch_spawn)
+            replace(_find_owner(module, owner), name, _patch_submit if owner else _patch_spawn)
 
 
 def _patch_spawn(original: Any) -> Any:
     def spawn(*args: Any, **kwargs: Any) -> Any:
         greenlet = original(*args, **kwargs)  # it begins with the next turn of gevent's loop
-        capture.guard_call(_give_context, greenlet)
+        _carry_to(greenlet)
         return greenlet
 
     return spawn
+
+
+def _carry_to(greenlet: Any) -> None:
+    capture.guard_call(_give_context, greenlet)
 
 
 def _give_context(greenlet: Any) -> None:
