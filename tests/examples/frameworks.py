@@ -25,13 +25,17 @@ from tests.examples.programs import EXAMPLES, FRAMEWORKS
 from tests.examples.table import is_here
 
 from lightning_otel import Store, TripletAdapter
+from lightning_otel.adapter.tokens import encode_ids
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 
 DRIVER = Path(__file__).with_name("own_telemetry.py")
 BIN = Path(sys.executable).parent
-HEAD = ("framework", "telemetry", "answers", "under", "requests", "calls", "transitions", "agents")
+HEAD = (
+    *("framework", "telemetry", "answers", "under", "requests", "calls", "transitions", "exact"),
+    "agents",
+)
 MODES = tuple(itertools.product(("on", "off"), ("streamed", "whole"), "ORA"))
 AGENTS = {"desk": 2, "reporter": 2}
 """Steps of each agent, where its framework's telemetry names it."""
@@ -59,6 +63,7 @@ def check(name: str, mode: Sequence[str], folder: Path) -> list[object]:
         f"exit code {process.returncode}: {process.stderr[-400:]}": process.returncode != 0,
         f"{counts['rollouts']} rollouts": counts["rollouts"] != 1,
         f"left out: {explanation.report.reasons()}": not len(log) == counts["calls"] == len(steps),
+        f"token ids: {explanation.report.inexact}": explanation.report.exact != len(steps),
         f"{len(paths)} trajectories": len(paths) != 2,
         "agents": telemetry == "on" and agents != Counter(UNNAMED.get(name, AGENTS)),
         "reward": rewarded != [last],
@@ -70,6 +75,7 @@ def check(name: str, mode: Sequence[str], folder: Path) -> list[object]:
         len(log),
         counts["calls"],
         len(steps),
+        explanation.report.exact,
         ", ".join(f"{agent or '–'} {count}" for agent, count in sorted(agents.items())),
         "; ".join(text for text, is_wrong in wrong.items() if is_wrong) or "–",
     ]
@@ -96,6 +102,8 @@ def run_mode(
     driver = [str(DRIVER), telemetry, path if door == "A" else ""] if telemetry else []
     with DemoServer(FrameworkPolicy()) as server:
         variables = {"OPENAI_BASE_URL": server.base_url, "LIGHTNING_OTEL_STORE": path}
+        if telemetry:
+            variables["LIGHTNING_OTEL_RETOKENIZATION_FIX"] = "1"
         # The driver alone switches telemetry on.
         variables["OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"] = "agno,dspy,haystack,smolagents"
         process = subprocess.run(
@@ -110,15 +118,22 @@ def run_mode(
 
 
 def _find_differences(steps: Sequence[Transition], log: Sequence[Exchange]) -> Iterator[str]:
-    """Find requests whose step does not say what the server's log says."""
-    rest = [(list(step.observation), list(step.action)) for step in steps]
+    """Find requests whose step has other messages or token ids than the server's log."""
+    rest = [
+        (
+            list(step.observation), list(step.action),
+            encode_ids([step.prompt_ids]), encode_ids([step.response_ids]),
+        )
+        for step in steps
+    ]  # fmt: skip
+    keys = c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS
     for exchange in log:
         content = facts.read(facts.content(exchange))
-        messages = content[c.INPUT_MESSAGES], content[c.OUTPUT_MESSAGES]
-        if messages in rest:
-            rest.remove(messages)
+        own = tuple(content.get(key) for key in keys)
+        if own in rest:
+            rest.remove(own)
         else:
-            yield f"no step says what was asked and answered: {json.dumps(messages[0][-1:])}"
+            yield f"no step says what was asked and answered: {json.dumps(own[0][-1:])}"
 
 
 def main(names: Sequence[str]) -> int:
