@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.viewer.browsing import KEY
+from tests.viewer.client import Asking
 
 from lightning_otel import Queue, Resources, State, Store
 from lightning_otel.cli import main
@@ -59,6 +61,18 @@ QUERIES = (
     "SELECT * FROM rewards ORDER BY ALL",
     "SELECT * FROM rollouts ORDER BY ALL",
 )
+LOOKS = (
+    "show {}",
+    "show {} --tree --json",
+    "show {} --transitions",
+    "show {} --findings --json",
+    "show {} --svg -",
+)
+"""What is shown of a rollout, whatever its form."""
+TABS = ("tree", "waterfall", "chat", "tools", "rewards")
+_ROLLOUTS = "SELECT DISTINCT coalesce(rollout_id, trace_id) AS id FROM spans ORDER BY 1"
+_TRACES = "SELECT trace_id AS id FROM spans GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT 12"
+_AGES = re.compile(r"\b(?:\d+ \w+ ago|began \d+ \w+)\b")
 ROUTES = (
     "rollouts?limit=3",
     "transitions?limit=2",
@@ -178,6 +192,28 @@ def test_http_answers_as_it_did(
     url = served(settled)
     for route in ROUTES:
         check(kept, f"GET /v1/{route}", answer_route(url, route))
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_rollout_looks_as_it_did(look: str, settled: Store, kept: dict[str, str]) -> None:
+    """The terminal, programs and pictures say of every rollout what they said."""
+    ids = [row["id"] for row in settled.sql(_ROLLOUTS)]
+    told = (answer_command(settled, *look.format(each).split()) for each in ids)
+    check(kept, look, "\n".join(told))
+
+
+def test_a_trace_looks_as_it_did(
+    settled: Store, served: Callable[..., str], kept: dict[str, str]
+) -> None:
+    """The pages of a trace, and a notebook, say what they said."""
+    pytest.importorskip("hypercorn")
+    ids = [row["id"] for row in settled.sql(_TRACES)]
+    asking = Asking(served(settled, "", key=KEY))
+    for tab in TABS:
+        pages = (asking.get(f"/traces/{each}?tab={tab}").words for each in ids)
+        check(kept, f"tab {tab}", "\n".join(_AGES.sub("AGE", page) for page in pages))
+    drawn = (settled.spans(trace_id=each)._repr_html_() for each in ids)  # type: ignore[attr-defined]
+    check(kept, "notebook", "\n".join(drawn))
 
 
 @pytest.mark.pain(18)
