@@ -18,11 +18,12 @@ from tests.adapter.forest import draw, reward_attributes, said
 from tests.adapter.forests import forests
 
 from lightning_otel import Store, TripletAdapter
+from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.call_facts import Walk
 from lightning_otel.dataset import linear
 from lightning_otel.dataset.formats.format import distinct
 from lightning_otel.dataset.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
-from lightning_otel.dataset.query import TransitionQuery, strip_bodies
+from lightning_otel.dataset.query import TransitionQuery, strip_adaptation, strip_bodies
 from lightning_otel.store import settle, snapshot
 from lightning_otel.store.parquet import describe_file
 from lightning_otel.store.sql import quote_text
@@ -134,6 +135,14 @@ def assert_same(store: Store, **options: Any) -> None:
             repr(_plain(row(step, branch, columns))) for step, branch in steps
         )
     assert _funnel(store.report(**options)) == report
+    narrow = list(store.adapt(**options, bodies=False))
+    assert _describe(narrow) == _describe([*map(strip_adaptation, found)])
+
+
+def _describe(found: list[Adaptation]) -> list[str]:
+    paths = [path for each in found for path in each.trajectories]
+    credited = [each for one in found for each in one.credited]
+    return sorted(map(repr, [*paths, *(path.transitions for path in paths), *credited]))
 
 
 def _plain(row: dict[str, Any]) -> Any:
@@ -181,10 +190,10 @@ def test_transitions_are_those_of_the_general_adapter(
 
     assert_same(store, received=received)
 
-    # Each rollout is adapted once by the general adapter alone, and five times by either.
+    # Each rollout is adapted once by the general adapter alone, and six times by either.
     passes = Counter({way: count / 60 for way, count in taken.items()})
     passes["general"] -= 1
-    assert passes.total() == pytest.approx(5)
+    assert passes.total() == pytest.approx(6)
     # Of a small store the walk makes only the rows without bodies.
     share = 0.3 if snapshot._SMALL_BYTES else 1
     assert passes["linear"] > share * (1 if oddness < 0.5 else 0.05)

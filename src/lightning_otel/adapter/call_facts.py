@@ -7,14 +7,14 @@ what they do not tell for sure the general adapter reads the spans; a test compa
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, islice, repeat
+from itertools import chain, groupby, islice, repeat
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
 from lightning_otel.adapter.attributes import finish_reason, get_text
-from lightning_otel.adapter.linear import Linear, Row, walk
+from lightning_otel.adapter.linear import Adaptation, Linear, Row, walk
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.adapter.tokens import (
     LENGTH,
@@ -24,7 +24,17 @@ from lightning_otel.adapter.tokens import (
     read_tokens,
     sampling_of,
 )
-from lightning_otel.types import Call, CaptureLevel, Dropped, Report, Reward, Span, Transition
+from lightning_otel.types import (
+    Call,
+    CaptureLevel,
+    Credited,
+    Dropped,
+    Report,
+    Reward,
+    Span,
+    Trajectory,
+    Transition,
+)
 from lightning_otel.types import conventions as c
 from lightning_otel.types.transitions import fast_constructor
 
@@ -167,6 +177,8 @@ class Walk:
         self._named: dict[tuple[tuple[str, float], ...], Mapping[str, float]] = {}
         self._spans = self._judged = 0
         self._dropped: list[Dropped] = []
+        self._credited: list[tuple[str, str, str]] = []
+        self._earned: dict[tuple[str, ...], float | None] = {}
 
     def add(self, attempt: Sequence[str], rows: Sequence[Row]) -> bool:
         """Add an attempt's transitions; return whether it is linear.
@@ -190,6 +202,10 @@ class Walk:
         self.rollouts.append(attempt[0])
         self._spans += len(rows)
         self._judged += judged
+        self._earned[tuple(attempt[:2])] = found.value
+        self._credited += (
+            (rows[position][_ID], attempt[2], rows[call][_ID]) for position, call in found.placed
+        )
         self._dropped += (
             Dropped(rows[position][_ID], attempt[2], "reward", reason)
             for position, reason in found.dropped
@@ -275,3 +291,17 @@ class Walk:
                 attempt[2], span, start, end, given, made, dict(call.resources),
                 dict(call.sampling), "", None, 1.0, call.mode, call.inexact,
             )  # fmt: skip
+
+    def adaptation(self) -> Adaptation:
+        """Return the trajectories without bodies, and where each reward went."""
+        paths = [
+            Trajectory(*key, 0, tuple(steps), reward=self._earned[key[:2]])
+            for key, steps in groupby(
+                self.transitions(), lambda step: (step.rollout_id, step.attempt_id, step.agent)
+            )
+        ]
+        credited = [
+            Credited(span_id, trace_id, (call,), "previous")
+            for span_id, trace_id, call in self._credited
+        ]
+        return Adaptation(paths, self.report(), credited)

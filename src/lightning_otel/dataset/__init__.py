@@ -269,16 +269,22 @@ class Store(SpanStore):
         query, rest = _split_options(options, format)
         return rows(lambda: self._adapt(query), format, wanted=query.wanted, options=rest)
 
-    def adapt(self, **keywords: "Unpack[QueryKeywords]") -> "Iterator[Adaptation]":
+    def adapt(
+        self, *, bodies: bool = True, **keywords: "Unpack[QueryKeywords]"
+    ) -> "Iterator[Adaptation]":
         """Adapt a group of rollouts at a time, and yield the credit with the result.
 
         Args:
+            bodies: As :meth:`transitions` takes it.
             **keywords: As :meth:`transitions` takes them; of what is wanted, rollouts, times and
                 agents choose the rollouts, and all of their steps are there.
         """
         from lightning_otel.dataset.query import TransitionQuery
 
-        return self._adapt(TransitionQuery.of(keywords))
+        query = TransitionQuery.of(keywords)
+        if bodies:
+            return self._adapt(query)
+        return (part.adapt() for part in self._read_parts(query, bodies=False))
 
     def _adapt(self, query: "TransitionQuery") -> "Iterator[Adaptation]":
         from lightning_otel.adapter import TripletAdapter

@@ -231,7 +231,8 @@ class _Pass:
                     left += walk.rollouts
                     continue
                 put = None if bodies else partial(_append_rows, con, walk)
-                yield StepBatch(zip(walk.transitions(calls), repeat(0)), walk.report(), put)
+                steps = zip(walk.transitions(calls), repeat(0))
+                yield StepBatch(steps, walk.report(), walk.adaptation, put)
         for found in adapt(left) if left else ():
             yield make_batch(found, bodies=bodies)
 

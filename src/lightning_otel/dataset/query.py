@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
@@ -245,10 +246,12 @@ class StepBatch(NamedTuple):
             for.
         put: Appends the rows of all of them to a table on the pass's connection; None if that is
             not quicker than to make them of the steps.
+        adapt: Returns their trajectories without bodies, and where each reward went.
     """
 
     steps: Iterable[tuple[Transition, int]]
     report: Report
+    adapt: Callable[[], Adaptation]
     put: Callable[[str], None] | None = None
 
 
@@ -267,10 +270,22 @@ def make_batch(found: Adaptation, *, bodies: bool) -> StepBatch:
     """Each transition of an adaptation once, with its branch and with its bodies or without."""
     told = (lambda step: step) if bodies else strip_bodies
     steps = ((told(step), path.branch) for step, path in distinct(found.trajectories))
-    return StepBatch(steps, found.report)  # who wants the report alone makes no step
+    # Who wants the report alone makes no step.
+    return StepBatch(steps, found.report, partial(strip_adaptation, found))
 
 
 def strip_bodies(step: Transition) -> Transition:
     """The transition as narrow columns tell it; there is still a next observation if there was."""
     bodies: dict[str, Any] = {name: None if getattr(step, name) is None else () for name in BODIES}
     return replace(step, **bodies)
+
+
+def strip_adaptation(found: Adaptation) -> Adaptation:
+    """The adaptation with steps as narrow columns tell them, a shared one still one object."""
+    every = {id(step): step for path in found.trajectories for step in path.transitions}
+    steps = {key: strip_bodies(step) for key, step in every.items()}
+    paths = [
+        replace(path, transitions=tuple(steps[id(step)] for step in path.transitions))
+        for path in found.trajectories
+    ]
+    return Adaptation(paths, found.report, found.credited)
