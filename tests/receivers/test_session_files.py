@@ -1,6 +1,7 @@
 """Session files that are damaged, of other versions, packed, followed, or copied from others."""
 
 import gzip
+import os
 import signal
 import subprocess
 import sys
@@ -37,6 +38,23 @@ def import_files(tmp_path: Path, *files: Path) -> tuple[int, str]:
     done = _invoke("import", *files, "--store", tmp_path / "s.duckdb")
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
+
+
+def test_an_answer_that_nobody_writes_any_more_is_read(tmp_path: Path) -> None:
+    """What is half written waits, which a line says, until nothing is written for long."""
+    file, store = tmp_path / "s1.jsonl", tmp_path / "s.duckdb"
+    write_session(file, MAIN[:3])
+
+    code, told = import_files(tmp_path, file)
+    waiting = read_calls(store)
+    os.utime(file, (time.time() - 3600,) * 2)
+    later = import_files(tmp_path, file)
+
+    assert (code, later[0]) == (0, 0)
+    assert "1 answer not read: still being written" in told
+    assert "still being written" not in later[1]
+    assert not waiting
+    assert read_calls(store).keys() == {"Task Go right"}
 
 
 def test_items_of_codex_are_what_they_are(tmp_path: Path) -> None:
@@ -197,7 +215,7 @@ def test_a_zip_of_sessions_is_read_as_their_folder_is(tmp_path: Path) -> None:
         assert f"{each}: " in told
     assert f"{good}" not in told
     assert read_calls(tmp_path / "s.duckdb").keys() == {"Task Go right", "Seen.", "Go: done"}
-    assert read_parents(tmp_path / "s.duckdb") == {("subagent", "toolu_2")}
+    assert read_parents(tmp_path / "s.duckdb") == {("guide", "toolu_2")}
 
 
 def test_a_copied_answer_is_one_call(tmp_path: Path) -> None:
@@ -228,6 +246,25 @@ def test_a_copied_answer_is_one_call(tmp_path: Path) -> None:
     calls = read_calls(tmp_path / "s.duckdb")
     assert calls["Forked."][0] == [*calls["Seen."][0], *calls["Seen."][1], ("user", "And?")]
     assert calls["New."][0] == [("user", "Look"), ("assistant", "Old."), ("user", "New")]
+
+
+def test_what_a_subagent_was_told_of_the_main_conversation_is_no_answer_of_its(
+    tmp_path: Path,
+) -> None:
+    """Its file begins with a copy of that conversation."""
+    side = {"isSidechain": True, "agentId": "a5"}
+    copied = [{**record, **side} for record in MAIN]
+    own = [claude_user("x1", "u6", "Title?", **side), claude_answer("x2", "x1", text("T"), **side)]
+    write_session(tmp_path / "s1.jsonl", MAIN)
+    write_session(tmp_path / "agent-a5.jsonl", [*copied, *own])
+
+    assert import_files(tmp_path, tmp_path)[0] == 0
+
+    store = Store(tmp_path / "s.duckdb")
+    agents = [step.agent for step in store.transitions()]
+    assert sorted(agents) == ["claude-code", "claude-code", "subagent"]
+    calls = read_calls(tmp_path / "s.duckdb")
+    assert calls["T"][0] == [*calls["Seen."][0], ("assistant", "Seen."), ("user", "Title?")]
 
 
 def test_a_subagent_of_codex_stands_below_the_tool_that_began_it(tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ def text(content: str) -> dict[str, Any]:
 
 def ask_task(tool_id: str, prompt: str) -> dict[str, Any]:
     """Return a block that asks for a subagent."""
-    return {"type": "tool_use", "id": tool_id, "name": "Task", "input": {"prompt": prompt}}
+    asked = {"prompt": prompt, "subagent_type": "guide"}
+    return {"type": "tool_use", "id": tool_id, "name": "Task", "input": asked}
 
 
 def codex_item(kind: str, **fields: Any) -> dict[str, Any]:
@@ -174,10 +175,10 @@ def test_a_subagent_stands_below_the_tool_that_began_it(tmp_path: Path) -> None:
     done = _invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
 
     assert done.returncode == 0, done.stderr
-    below = {("Explore", "toolu_1"), ("subagent", "toolu_1"), ("subagent", "toolu_2")}
+    below = {("Explore", "toolu_1"), ("guide", "toolu_1"), ("guide", "toolu_2")}
     assert read_parents(tmp_path / "s.duckdb") == below
     agents = {step.agent for step in Store(tmp_path / "s.duckdb").transitions()}
-    assert agents == {"claude-code", "Explore", "subagent"}
+    assert agents == {"claude-code", "Explore", "guide"}
 
 
 @pytest.mark.parametrize("root", [None, "u2"])
@@ -200,4 +201,4 @@ def test_a_subagent_in_the_same_file_is_told_its_task_alone(
     calls = read_calls(tmp_path / "s.duckdb")
     assert calls["I went."][0] == [("user", "Go left")]
     assert calls["Seen."][0][2:] == [("user", "Left."), ("user", "Right.")]
-    assert read_parents(tmp_path / "s.duckdb") == {("subagent", "toolu_1")}
+    assert read_parents(tmp_path / "s.duckdb") == {("guide", "toolu_1")}

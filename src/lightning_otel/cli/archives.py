@@ -63,7 +63,7 @@ def list_files(
 
 
 def _order_files(paths: Sequence[Path]) -> list[Path]:
-    """Return files, a session that was copied before those that copied it."""
+    """Return files, a session before its subagents and those that copied it."""
     from lightning_otel.receivers.coding_agents import read_origin
     from lightning_otel.receivers.documents import FILE_LIMITS
 
@@ -74,15 +74,15 @@ def _order_files(paths: Sequence[Path]) -> list[Path]:
             names[path], origin = read_origin(file.readline(FILE_LIMITS.body_bytes))
             origins[names[path]] = origin
 
-    def count_origins(path: Path) -> int:
+    def rank_file(path: Path) -> tuple[int, bool]:
         seen: list[str] = []
         name = names.get(path, "")
         while name and name not in seen:
             seen.append(name)
             name = origins.get(name, "")
-        return max(1, len(seen))
+        return max(1, len(seen)), path.name.startswith("agent-") or "subagents" in path.parts
 
-    return sorted(paths, key=count_origins)
+    return sorted(paths, key=rank_file)
 
 
 def _is_zip(path: Path) -> bool:

@@ -29,7 +29,8 @@ _TURN_ENDS: Final = frozenset({"turn_duration", "stop_hook_summary"})
 """What a system record says when the model is done."""
 _GOES_ON: Final = frozenset({None, "tool_use", "pause_turn"})
 """Stop reasons of answers of which another block may come."""
-_THOUGHTS: Final = frozenset({"reasoning", "redacted_thinking"})
+_UNFINISHED: Final = frozenset({"reasoning", "redacted_thinking", "tool_call"})
+"""Parts after which another may come."""
 _ABOUT: Final = ("cwd", "gitBranch", "version")
 
 
@@ -145,9 +146,8 @@ class ClaudeCode:
         if tool_id := self._about.get("toolUseId"):
             self._links.add_tool(agent.origins[0], str(tool_id))
         tool_ids = next((tools[key] for key in agent.origins if key in tools), [""])
-        _, call = self._askers.get(tool_ids[0], (None, {}))
-        kind = object_of(call.get("arguments")).get("subagent_type")
-        agent.name = str(self._about.get("agentType") or kind or "subagent")
+        kind = self._about.get("agentType") or self._links.kinds.get(tool_ids[0])
+        agent.name = str(kind or "subagent")
 
     def _take_input(
         self, record: Object, parent: _Turn | None, agent_id: str, body: Object, now_ns: int
@@ -197,9 +197,11 @@ class ClaudeCode:
         turn.stop_reason = stop_reason
         for part in list_parts([block], "tool_call"):
             self._askers[part.get("id")] = turn, part
-            task = object_of(part.get("arguments")).get("prompt")
-            if isinstance(task, str):
-                self._links.add_tool((self.session.id, "task", task), str(part.get("id")))
+            arguments, tool_id = object_of(part.get("arguments")), str(part.get("id"))
+            if isinstance(task := arguments.get("prompt"), str):
+                self._links.add_tool((self.session.id, "task", task), tool_id)
+            if isinstance(kind := arguments.get("subagent_type"), str):
+                self._links.kinds[tool_id] = kind
 
     def _begin_answer(
         self, record: Object, parent: _Turn | None, agent_id: str, message_id: str, now_ns: int
@@ -208,8 +210,9 @@ class ClaudeCode:
         start_ns = min(parent.end_ns, now_ns) if parent else now_ns
         answers: Messages = [message("assistant", [])]
         turn = _Turn(parent, agent_id, answers, start_ns, now_ns, message_id, message_id)
-        owner = self._links.answers.setdefault(message_id, self.session.id)
-        is_own = owner == self.session.id and not record.get("forkedFrom")
+        source = self.session.id, agent_id
+        is_own = self._links.answers.setdefault(message_id, source) == source
+        is_own = is_own and not record.get("forkedFrom")
         if message_id in self._seen or not is_own:
             turn.response_id = ""
         else:
@@ -260,7 +263,7 @@ class ClaudeCode:
 def _is_whole(turn: _Turn) -> bool:
     """Return whether an answer says that it is; one of its first blocks may say so, too."""
     kinds = [part.get("type") for part in turn.messages[0]["parts"][-1:]]
-    return turn.stop_reason not in _GOES_ON and not _THOUGHTS.intersection(kinds)
+    return turn.stop_reason not in _GOES_ON and not _UNFINISHED.intersection(kinds)
 
 
 def _find_path(turn: _Turn | None, answer: _Turn) -> list[_Turn]:

@@ -26,7 +26,7 @@ _COPYING: Final = b"session_meta"
 """The first record of sessions of which some copy others."""
 _HEAD_BYTES: Final = 200
 _OLD_HEAD: Final = frozenset({"id", "timestamp"})
-_OLD_HEADS: Final = _OLD_HEAD | {"instructions", "git"}
+_OLD_HEADS: Final = _OLD_HEAD | {"instructions", "git", "cwd", "originator", "cli_version"}
 """What the first line of Codex's sessions had before its records had a type."""
 
 

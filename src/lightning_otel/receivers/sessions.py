@@ -34,12 +34,14 @@ class Links:
 
     Attributes:
         tools: Tools that began a subagent, by its session and by its id or what it was asked.
-        answers: By the id of an answer the session that it is a call of; others copied it.
+        kinds: By a tool that began a subagent, of which kind that is.
+        answers: By the id of an answer the session and agent that gave it; others copied it.
         items: By session a hash of each item, for those that copied them.
     """
 
     tools: dict[Hashable, list[str]] = field(default_factory=dict)
-    answers: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, tuple[str, str]] = field(default_factory=dict)
     items: dict[str, list[int]] = field(default_factory=dict)
 
     def add_tool(self, key: Hashable, tool_id: str) -> None:
