@@ -76,6 +76,35 @@ def test_a_session_that_is_read_half_written_is_completed(tmp_path: Path, agent:
     check_store(store, drawn)
 
 
+def list_texts(row: dict[str, Any]) -> list[str]:
+    """Return what a row of chat says: reasoning, texts, calls and results."""
+    texts: list[str] = []
+    for each in row["messages"]:
+        calls = [call["function"] for call in each.get("tool_calls") or ()]
+        texts += filter(None, (each.get("reasoning_content"), each["content"]))
+        texts += [f"{call['name']} {call['arguments']['command']}" for call in calls]
+    return texts
+
+
+@pytest.mark.parametrize("agent", DRAWN)
+def test_training_data_say_what_a_session_said(tmp_path: Path, agent: str) -> None:
+    """Each row of a chat ends in an answer, and says before it what the model was told."""
+    made = DRAWN[agent](7)
+    write_session(tmp_path / "s.jsonl", made.records)
+    _invoke("import", tmp_path / "s.jsonl", "--store", tmp_path / "s.duckdb")
+
+    done = _invoke("export", "sft", tmp_path / "out.jsonl", "--store", tmp_path / "s.duckdb")
+
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    rows = [list_texts(json.loads(line)) for line in lines]
+    calls = [(call.told, call.said) for call in made.calls.values()]
+    drawn = [[text for _, *texts in (*told, said) for text in texts] for told, said in calls]
+    assert rows
+    assert all(row in drawn for row in rows)
+    assert all(any(row[: len(call)] == call for row in rows) for call in drawn)
+
+
 CLAUDE = {"sessionId": "s1", "isSidechain": False, "timestamp": "2026-11-20T00:01:00Z"}
 META = {"type": "session_meta", "payload": {"id": "t1", "cwd": "/work"}}
 

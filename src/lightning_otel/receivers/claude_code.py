@@ -185,8 +185,8 @@ class ClaudeCode:
             turn = self._begin_answer(record, parent, agent_id, message_id, now_ns)
             if body.get("model") == _SYNTHETIC:  # said in the model's name, and never asked
                 turn.response_id = ""
-        elif path := _find_path(parent, turn):
-            turn.between += path
+        else:
+            turn.between += _find_path(parent, turn)
         self._turns[record["uuid"]] = turn
         turn.end_ns = max(turn.end_ns, now_ns)
         block = read_message({**body, "role": "assistant"})
@@ -267,12 +267,13 @@ def _is_whole(turn: _Turn) -> bool:
 
 
 def _find_path(turn: _Turn | None, answer: _Turn) -> list[_Turn]:
-    """Return what stands between a turn and the answer above it; nothing if that is another."""
+    """Return what came between the blocks of an answer, up to a turn; nothing of another's."""
     path: list[_Turn] = []
-    while turn and turn is not answer and not turn.message_id:
+    known = {id(answer), *map(id, answer.between)}
+    while turn and id(turn) not in known and not turn.message_id:
         path.append(turn)
         turn = turn.parent
-    return path[::-1] if turn is answer else []
+    return path[::-1] if id(turn) in known else []
 
 
 def _find_history(turn: _Turn | None, *, is_failure: bool = False) -> tuple[str | None, Messages]:

@@ -169,6 +169,7 @@ class Codex:
         yield from self._close()
         if _is_prompt(item):
             yield from self._write_last()
+            self._usage = {}
             self._prompts.append((self._previous, self._said, len(self._said)))
             self._agent.attributes.setdefault(c.TASK, json_text(item.get("content")))
         if is_made and self._said and self._said[-1]["role"] == "assistant":
