@@ -194,6 +194,18 @@ def test_a_file_of_summaries_is_a_session_without_anything_to_take(tmp_path: Pat
     assert "s.jsonl: nothing to take" in told
 
 
+def test_a_file_that_cannot_be_opened_takes_no_other_with_it(tmp_path: Path) -> None:
+    """A link that leads nowhere is named."""
+    write_session(tmp_path / "p" / "s1.jsonl", MAIN)
+    (tmp_path / "p" / "a.jsonl").symlink_to(tmp_path / "nowhere")
+
+    code, told = import_files(tmp_path, tmp_path / "p")
+
+    assert code == 1
+    assert "a.jsonl: it cannot be read: No such file" in told
+    assert "Seen." in read_calls(tmp_path / "s.duckdb")
+
+
 def test_a_zip_of_sessions_is_read_as_their_folder_is(tmp_path: Path) -> None:
     """What stands beside them is no session; a zip that cannot be read is named, and no other."""
     good, damaged, locked, cut = (tmp_path / f"{name}.zip" for name in "gdlc")

@@ -62,7 +62,11 @@ def import_files(files: tuple[Path, ...], follow: bool, limit: str, store: str |
     spans = 0
     with list_files(files, limit_bytes, refusals.note_file) as list_them:
         for path in list_them():
-            count = reader.keep_spans(path, partial(refusals.note, path))
+            try:
+                count = reader.keep_spans(path, partial(refusals.note, path))
+            except OSError as exc:
+                refusals.note_file(path, f"it cannot be read: {exc.strerror or exc}")
+                continue
             refusals.end_file(path, is_empty=not count)
             spans += count
         if follow:

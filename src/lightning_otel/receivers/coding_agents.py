@@ -21,7 +21,8 @@ _RECORD: Final = frozenset({"uuid", "parentUuid", "sessionId"})
 """What a record of a conversation of Claude Code's has."""
 _BESIDE: Final = frozenset({"leafUuid", "messageId", "sessionId"})
 """Of which other records of Claude Code's have one, and a type."""
-_TRACE: Final = frozenset({"id", "traceId", "trace_id"})
+_ANOTHERS: Final = frozenset({"id", "traceId", "trace_id", "message"})
+"""What no such record has."""
 _COPYING: Final = b"session_meta"
 """The first record of sessions of which some copy others."""
 _HEAD_BYTES: Final = 200
@@ -51,7 +52,8 @@ def open_session(lines: Iterable[bytes], about: Object, links: Links) -> Session
             return Codex(payload, links)
         if _OLD_HEAD <= keys <= _OLD_HEADS and isinstance(record["id"], str):
             return Codex(record, links)
-        is_beside = isinstance(record.get("type"), str) and keys & _BESIDE and not keys & _TRACE
+        kind = record.get("type")
+        is_beside = isinstance(kind, str) and keys & _BESIDE and not keys & _ANOTHERS
         is_session, unknown = is_session or bool(is_beside), unknown + (not is_beside)
         if unknown >= _MOST_UNKNOWN:
             break

@@ -116,7 +116,7 @@ class Session:
         if time_ns in TIMES:
             self.clock_ns = time_ns
         elif value:
-            self.problem = f"timestamp is {value!r:.60}, no time; that of the record before counts"
+            self.problem = "the timestamp is no time; that of the record before counts"
         self.clock_ns = self.clock_ns or TIMES.start
         return self.clock_ns
 
