@@ -2,6 +2,10 @@
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import reduce
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +13,10 @@ import pytest
 from tests.cli.conftest import _invoke
 
 from lightning_otel import Store
+from lightning_otel.errors import ReceiveError
 from lightning_otel.messages import plain_text
+from lightning_otel.receivers import Rejected, documents
+from lightning_otel.types import Span
 
 _TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
 _MADE = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
@@ -204,3 +211,28 @@ def test_a_record_that_is_not_taken_is_named(document: Any, reason: str, tmp_pat
 
     assert done.returncode == 1
     assert f"line 1: {reason}" in done.stderr
+
+
+WRONG = [None, True, -7, 1.5, "", "x", [], [[1]], {}, {"role": []}, [{}], "[" * 99, 10**30]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_field_of_any_type_breaks_nothing(name: str) -> None:
+    """Each field in turn of each other type, at any depth: spans, or a reason."""
+    for document in CASES[name].documents:
+        for place, value in product(_places(document), WRONG):
+            odd = copy.deepcopy(document)
+            *above, last = place
+            reduce(lambda held, key: held[key], above, odd)[last] = value
+            with suppress(ReceiveError):
+                records = documents.decode_spans(json.dumps(odd).encode())
+                assert all(isinstance(each, Span | Rejected) for each in records)
+
+
+def _places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    keys = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
+    for key in keys:
+        yield (*above, key)
+        yield from _places(value[key], (*above, key))

@@ -57,6 +57,7 @@ _CANDIDATE_KEYS: Final = frozenset({"finishReason", "finish_reason", "index"})
 _SYSTEMS: Final = ("system", "systemInstruction", "system_instruction", "instructions")
 _CONFIGS: Final = ("config", "toolConfig", "kwargs", "invocation_params")
 """Objects in a request that hold its system prompt or its tools."""
+_MOST_QUOTES: Final = 3
 _CUT: Final = re.compile(r'\[?\{\s*"(role|messages|parts|content|choices|candidates|message)"')
 
 
@@ -82,7 +83,7 @@ def read_exchange(given: Any, made: Any, beside: Any = None, system: Any = None)
         beside: Tools that are kept beside both, which count if the request has none.
         system: The system prompt that is kept beside both, likewise.
     """
-    given, made = parse_json(given), parse_json(made)
+    given, made = _load(given), _load(made)
     messages, tools = _split_tools(given)
     # An answer of the Responses API says again what was asked with it.
     places = (object_of(given), beside, object_of(made))
@@ -95,6 +96,16 @@ def read_exchange(given: Any, made: Any, beside: Any = None, system: Any = None)
     if found and answer[: len(found)] == found:  # the state of a graph, with what was asked
         answer = answer[len(found) :]
     return Exchange(_name_tools(found), answer, flatten_tools(tools))
+
+
+def _load(value: Any) -> Any:
+    """Return what JSON text says, even if it is quoted again, or alone in an object."""
+    for _ in range(_MOST_QUOTES):
+        value = parse_json(value)
+        inner = next(iter(value.items())) if is_object(value) and len(value) == 1 else ("", None)
+        if inner[0] in _WRAPPERS and is_object(parse_json(inner[1])):
+            value = inner[1]
+    return value
 
 
 def read_messages(content: Any, role: str) -> list[Part]:
@@ -247,6 +258,9 @@ def _find_tools(content: Any) -> list[Any]:
 
 def _split_tools(messages: Any) -> tuple[Any, list[Any]]:
     """Return messages, and the tool definitions that Langfuse's callback puts among them."""
+    if is_object(messages) and isinstance(messages.get("messages"), list):
+        rest, tools = _split_tools(messages["messages"])
+        return {**messages, "messages": rest}, tools
     if not isinstance(messages, list):
         return messages, []
     offers = [each for each in messages if _is_offer(each)]
