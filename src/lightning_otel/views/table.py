@@ -65,6 +65,7 @@ ADAPTING: Final[Mapping[str, Filter]] = {
         "", "Where a reward without a link goes [default: previous].", choices=get_args(Credit)
     ),
     "gamma": Filter("", "Discount a step, for credit discounted [default: 0.99].", float),
+    "reward": Filter("", "The name of the reward that counts [default: the first of a step]."),
     "advantage": Filter(
         "", "Estimator of advantages; by default none.", choices=get_args(Estimator)
     ),
@@ -75,10 +76,13 @@ ADAPTING: Final[Mapping[str, Filter]] = {
 
 def make_keywords(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords of ``Store.transitions`` for values of ``STEPS`` and ``ADAPTING``."""
+    given = {name: value for name, value in wanted.items() if value not in (None, ())}
+    if reward := given.pop("reward", None):
+        from lightning_otel.adapter import Composition
+
+        given["compose"] = Composition({reward: 1.0})
     return {
-        {"incomplete": "include_incomplete"}.get(name, name): value
-        for name, value in wanted.items()
-        if value not in (None, ())
+        {"incomplete": "include_incomplete"}.get(name, name): each for name, each in given.items()
     }
 
 

@@ -46,6 +46,7 @@ _MOST_STEPS: Final = 100_000
 _PART_STEPS: Final = 10_000
 _MOST_ROLLOUTS: Final = 10_000
 _MAX_IDS: Final = 200_000
+_ADAPTING: Final = ("credit", "gamma", "reward", "advantage")
 # Whole rollouts until they hold so many steps, and whether there are more of them.
 _PAGE: Final = f"""
 WITH r AS (
@@ -177,7 +178,7 @@ class RolloutResponse(ResponseModel):
     """Where it stands in the queue; null if it never was in it."""
 
 
-@with_filters({**STEPS, **{name: ADAPTING[name] for name in ("credit", "gamma", "advantage")}})
+@with_filters({**STEPS, **{name: ADAPTING[name] for name in _ADAPTING}})
 class TransitionsQuery(RequestModel):
     """Filters of the list of transitions."""
 
