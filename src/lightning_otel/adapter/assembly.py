@@ -307,9 +307,6 @@ class Assembly:
         paths = (path.transitions for path in found)
         steps = {id(step): step for path in paths for step in path}.values()
         passed = credit.count_passed_over(self._tree, placement.placed, self._lost)
-        notes = {credit.PASSED_OVER: passed} if passed else {}
-        if self._adapter.compose is advantages.primary:
-            notes |= credit.count_several(placement)
         return count_steps(
             list(steps),
             spans=len(self._tree.spans),
@@ -318,5 +315,6 @@ class Assembly:
             rewards_placed=len(placement.placed),
             dropped=tuple(self._dropped),
             repairs=self._repairs,
-            notes=notes,
+            notes={credit.PASSED_OVER: passed} if passed else {},
+            is_composed=self._adapter.compose is not advantages.primary,
         )

@@ -15,7 +15,7 @@ import orjson
 from lightning_otel.adapter.agent_patterns import is_tracked, join_versions, resources_of
 from lightning_otel.adapter.attributes import finish_reason, get_text
 from lightning_otel.adapter.linear import Adaptation, Linear, Row, walk
-from lightning_otel.adapter.rewards import read_reward
+from lightning_otel.adapter.rewards import note_choice, read_reward
 from lightning_otel.adapter.tokens import (
     LENGTH,
     NO_IDS,
@@ -258,6 +258,7 @@ class Walk:
             if calls[name].capture != "exact":
                 inexact[calls[name].inexact] += count
             notes.update(dict.fromkeys(calls[name].notes, count))
+        notes.update(note for step in self.steps for note in note_choice(step.rewards))
         steps = len(self.steps)
         return Report(
             spans=self._spans,

@@ -7,7 +7,6 @@ never 0.
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -30,7 +29,6 @@ NOT_CHOSEN: Final = "the credit function chose no call for it"
 UNUSED_PARENT: Final = "the call it was given in made no transition"
 UNUSED_TARGET: Final = "its link names a span or response that made no transition"
 PASSED_OVER: Final = "reward skipped a failed call"
-SEVERAL: Final = "the first of several rewards counts ({}); name one with --reward"
 
 Rewards = Mapping[int, Reward]
 """Rewards by position, in order."""
@@ -349,13 +347,6 @@ def _choose_calls(
             "the calls it was given, a text that says why none, or None"
         )
     return [places[id(call)] for call in found], NOT_CHOSEN
-
-
-def count_several(placement: Placement) -> dict[str, int]:
-    """Return how many calls have rewards of several names that were not given together."""
-    given = Counter(call for each in placement.placed for call in each.calls)
-    names = (placement.rewards[call] for call, count in given.items() if count > 1)
-    return Counter(SEVERAL.format(", ".join(each)) for each in names if len(each) > 1)
 
 
 def count_passed_over(tree: Tree, placed: Iterable[Placed], lost: Sequence[int]) -> int:

@@ -22,6 +22,7 @@ from lightning_otel.adapter.rewards import (
     ALREADY_REWARDED,
     NO_CALL_BEFORE,
     OUTCOME,
+    note_choice,
     read_reward,
 )
 from lightning_otel.adapter.tokens import NO_IDS, notes_of
@@ -262,10 +263,11 @@ def adapt_linear(
     return Adaptation(trajectories, report, credited, (outcome,))
 
 
-def count_steps(steps: Sequence[Transition], **counts: Any) -> Report:
+def count_steps(steps: Sequence[Transition], *, is_composed: bool = False, **counts: Any) -> Report:
     """Return the report of an attempt, given its steps, each once, and all other counts."""
     inexact = Counter(step.inexact or NO_IDS for step in steps if step.capture != "exact")
     notes = Counter(note for step in steps for note in notes_of(step))
+    notes.update(note for step in steps if not is_composed for note in note_choice(step.rewards))
     return Report(
         transitions=len(steps),
         exact=len(steps) - inexact.total(),

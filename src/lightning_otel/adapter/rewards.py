@@ -5,7 +5,7 @@ where spans are kept, so that all who read rewards know one form of them.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from lightning_otel.adapter.attributes import get_text, link_pairs, to_number
@@ -23,6 +23,8 @@ NOT_FINITE = "the reward's value is not finite"
 NO_PRIMARY = "the reward names values, but its first and primary one is missing"
 RETRACTED: Final = "it was retracted"
 NO_SEQUENCE = "the reward's steps are not a list of numbers and nulls under one name"
+
+SEVERAL: Final = "the first of several rewards counts ({}); name one with --reward"
 
 _FIRST_LINK = f"{c.LINK_PREFIX}.0.key_match"
 _SHARED: Final = (c.ROLLOUT_ID, c.ATTEMPT_ID, c.RECEIVED)
@@ -66,6 +68,11 @@ def read_reward(span: Span) -> Reward | str | None:
         links=link_pairs(attributes) if _FIRST_LINK in attributes else (),
         steps=steps,
     )
+
+
+def note_choice(rewards: Mapping[str, float]) -> tuple[str, ...]:
+    """Return the note that of a step's rewards, by name, the first is its reward."""
+    return (SEVERAL.format(", ".join(rewards)),) if len(rewards) > 1 else ()
 
 
 def reward_words(span: Span) -> str:

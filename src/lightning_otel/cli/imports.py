@@ -36,11 +36,11 @@ _POLL_S: Final = 1.0
 def import_files(files: tuple[Path, ...], follow: bool, limit: str, store: str | None) -> int:
     """Read spans from FILES into the store: what is there already is not stored again.
 
-    A file holds OTLP JSON lines, as a Collector's file exporter writes them, what export spans
-    wrote, spans of Agent Lightning 0.3 (mongoexport, GET /v1/agl/spans, model_dump_json), ATIF
-    documents, or an export of LangSmith, Langfuse, MLflow or Phoenix, whose scores become rewards;
-    it may be a gzip. LangSmith's bulk exports and Phoenix's data frames are also read from Parquet.
-    Sessions of Claude Code and Codex are read as well, and of a folder each .jsonl below it.
+    A file holds OTLP JSON (traces or logs), what export spans wrote, spans of Agent Lightning 0.3,
+    an export of Langfuse, LangSmith, MLflow, Phoenix or Jaeger, ATIF documents, chat messages, or
+    requests with their responses. Scores become rewards. It may be CSV or Parquet, a gzip,
+    Zstandard or a zip. Sessions of Claude Code and Codex are read as well, and of a folder each
+    .jsonl below it. docs/capture.md says where each comes from.
 
     An attempt that the store recorded itself is not read again from its ATIF document. No more than
     --limit is read of a file; what stands before is kept. Exits with 1 if anything could not be
