@@ -35,6 +35,7 @@ CUT = "cut: the messages were too large to keep whole"
 NO_OUTPUT = "no output: the model answered nothing"
 UNKNOWN = "unknown convention: it names a model and its tokens, but not what was said as we read it"
 UNREADABLE = "unreadable: the messages are not the JSON they should be"
+UNREAD = "unreadable: the server's answer is neither JSON nor a stream of events"
 BESIDE_CALLS = "marked by hand beside model calls: the calls make the transitions"
 INCOMPLETE_MARK = "incomplete: the mark never ended"
 IDLE = "idle: its agent saw something and never acted"
@@ -134,6 +135,8 @@ def read_call(span: Span, agent: str, history: HistoryParser | None = None) -> C
     if not len(response_ids) and not any(item.get("parts") for item in answered or ()):
         if is_unanswered(span):
             return UNANSWERED
+        if c.UNREAD_ANSWER in span.attributes:
+            return UNREAD
         return NO_OUTPUT if inexact in (NO_IDS, NO_RESPONSE_IDS) else inexact
     tools = get(c.TOOL_DEFINITIONS)
     rules = history.read_instructions(get(c.SYSTEM_INSTRUCTIONS))

@@ -6,8 +6,10 @@ stream on its first chunk) or, as SGLang has them, on each choice; sampled ids o
 
 import copy
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 from lightning_otel import messages
 from lightning_otel.adapter.tokens import add_encoded, encode_ids, sampled_ids, token_content
@@ -32,6 +34,7 @@ _RESPONSE: Final[Mapping[str, str]] = {
     "service_tier": c.OPENAI_RESPONSE_TIER,
 }
 _TOKEN_ID: Final = "token_id:"
+_DEPLOYMENT: Final = re.compile(r"/deployments/([^/?#]+)/")
 
 _FIRST: Final = frozenset({"id", "model", "system_fingerprint", "service_tier", "prompt_token_ids"})
 """Fields of a stream's events of which the first value counts."""
@@ -53,6 +56,12 @@ class Chat(Dialect):
     provider = "openai"
     end_marks = frozenset({"[DONE]"})
     api = "chat_completions"
+
+    def model_of(self, body: Json, path: str) -> str | None:
+        """Return the model that a request names, in its body or as Azure's deployment."""
+        deployment = _DEPLOYMENT.search(path)
+        named = super().model_of(body, path)
+        return unquote(deployment[1]) if named is None and deployment else named
 
     def request_attributes(self, body: Json) -> Attributes:
         """Sampling parameters and the like, where they have the type the conventions name."""

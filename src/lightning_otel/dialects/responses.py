@@ -20,7 +20,7 @@ from lightning_otel.dialects.prompts import (
 )
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import content_parts, object_of, objects, raw_call_part, read_items
-from lightning_otel.redact import Scrubbed
+from lightning_otel.redact import Scrubbed, scrub
 from lightning_otel.types import Prompt
 from lightning_otel.types import conventions as c
 
@@ -41,6 +41,7 @@ _FIELDS: Final[Mapping[str, tuple[str, str]]] = {
 """By kind of a text that streams: the item it is in, and its field there."""
 _TURN: Final = '{"role":"assistant","parts":['
 _END: Final = "]}"
+_SPOKEN: Final = ('{"role":"assistant"', '{"role": "assistant"')
 _CALLS: Final = ("function_call", "custom_tool_call")
 _AWAITED: Final = frozenset(
     {
@@ -101,6 +102,8 @@ class Responses(Chat):
         texts: list[str] = []
         for text in self.write_each(items):
             is_turn = text.startswith(_TURN) and text.endswith(_END)
+            if not is_turn and text.startswith(_SPOKEN):  # with a name, or half a character
+                return Scrubbed(scrub(dump(read_items(items, call=raw_call_part))))
             if not (is_turn and texts and texts[-1].startswith(_TURN) and texts[-1].endswith(_END)):
                 texts.append(text)
                 continue

@@ -275,8 +275,11 @@ def read_items(
         made = _read_item(item, role, call) if isinstance(item, Mapping) else None
         if made is None:
             made = message(role, content_parts([item]))
-        if found and made["role"] == found[-1]["role"] == "assistant":
-            found[-1]["parts"] += made["parts"]
+        last = found[-1] if found else {}
+        names = {last.get("name"), made.get("name")} - {None}
+        if made["role"] == last.get("role") == "assistant" and len(names) < 2:
+            last["parts"] += made["parts"]
+            last.update(_given_fields(made, "name"))
         else:
             found.append(made)
     return found
@@ -290,19 +293,25 @@ def _read_item(item: Mapping[str, Any], role: str, call: ToolCall) -> Part:
         return read_message(item, role, call)
     call_id = item.get("call_id") or item.get("id")
     if kind in _CALLS:
-        arguments = item.get("arguments", item.get("input"))
-        return message("assistant", [call(call_id, item.get("name"), arguments)])
+        made = call(call_id, item.get("name"), item.get("arguments", item.get("input")))
+        return message("assistant", [made | _given_fields(item, "namespace")])
     if kind.endswith("_output") and ("output" in item or "call_id" in item):
         return message("tool", [tool_response_part(call_id, item.get("output"))])
     if kind == "reasoning":
         pieces = objects(item.get("summary")) + objects(item.get("content"))
         text = "\n".join(str(piece.get("text", "")) for piece in pieces)
-        return message("assistant", [reasoning_part(text)] if text else [])
+        sealed = _given_fields(item, "encrypted_content")
+        return message("assistant", [reasoning_part(text) | sealed] if text or sealed else [])
     if kind in READERS:
         return message(role, [part_of(item)])
     is_of_model = kind.endswith(("_call", "_request")) or kind in _MODEL_ITEMS
     stated = to_text(item.get("role")) or ("assistant" if is_of_model else role)
     return message(stated, [{**item, "type": f"openai.{kind}"}])
+
+
+def _given_fields(item: Mapping[str, Any], *names: str) -> Part:
+    """Return fields of an item that are not null."""
+    return {name: item[name] for name in names if item.get(name) is not None}
 
 
 def flatten_tools(tools: object) -> list[Part]:
@@ -393,7 +402,4 @@ def token_counts(counts: object, *, is_zero_known: bool = True) -> dict[str, Any
 
 
 def _first(held: Any, names: tuple[str, ...]) -> Any:
-    for name in names:
-        if name in held:
-            return held[name]
-    return None
+    return next((held[name] for name in names if name in held), None)

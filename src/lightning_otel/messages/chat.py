@@ -99,7 +99,7 @@ def _make_turn(role: str, item: Message, parts: Sequence[Mapping[str, Any]]) -> 
     for part in parts:
         kind = part.get("type")
         if kind == "reasoning":
-            thought.append(to_text(part.get("content")))
+            thought.append(to_text(part.get("content") or ""))
         elif kind == "refusal":
             refused.append(to_text(part.get("content")))
         elif kind == "tool_call":
@@ -111,8 +111,8 @@ def _make_turn(role: str, item: Message, parts: Sequence[Mapping[str, Any]]) -> 
         found["name"] = item["name"]
     is_silent = not content and bool(calls or refused)
     found["content"] = None if is_silent else _join_content(content)
-    if thought:
-        found["reasoning_content"] = "\n".join(thought)
+    if any(thought):
+        found["reasoning_content"] = "\n".join(filter(None, thought))
     if refused:
         found["refusal"] = "\n".join(refused)
     if calls:
@@ -157,11 +157,18 @@ def _call_id(found: object) -> str:
 
 def _tool_content(response: object) -> str | list[dict[str, Any]]:
     """Return a tool's answer: text, parts of the chat API, or anything else as JSON text."""
-    if isinstance(response, (list, tuple)) and response:
-        objects = [part for part in response if isinstance(part, Mapping)]
-        if len(objects) == len(response) and all(isinstance(p.get("type"), str) for p in objects):
-            return _join_content([content_of(part_of(part)) for part in objects])
+    if parts := result_parts(response):
+        return _join_content(list(map(content_of, parts)))
     return "" if response is None else to_text(response)
+
+
+def result_parts(response: object) -> list[Mapping[str, Any]]:
+    """Return the parts that a tool's answer is a list of; empty if it is anything else."""
+    parts = response if isinstance(response, (list, tuple)) else ()
+    are_parts = all(
+        isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in parts
+    )
+    return list(map(part_of, parts)) if are_parts else []
 
 
 def _name_calls(found: Sequence[dict[str, Any]]) -> None:

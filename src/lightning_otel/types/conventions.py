@@ -151,6 +151,8 @@ ABANDONED: Final = "lightning.abandoned"
 """True on a call whose stream the program left before the end."""
 RETRIEVED_RESPONSE: Final = "lightning.retrieved.response.id"
 """Id of the response that was looked at; not the response id, by which a reward names a call."""
+UNREAD_ANSWER: Final = "lightning.response.unread"
+"""The text of an answer that is neither JSON nor a stream of events, as it came."""
 SUPPRESSED: Final = "lightning.suppressed"
 """A span of a program that suppressed instrumentation there: for the store alone."""
 EXECUTED: Final = "lightning.process.executed"
@@ -271,6 +273,7 @@ CONTENT_KEYS: Final = frozenset(
         LOGPROB_TOKEN_IDS,
         PROMPT_VARIABLES,
         PROMPT_MESSAGES,
+        UNREAD_ANSWER,
         REQUEST_STOP,
         TOOL_ARGUMENTS,
         TOOL_RESULT,

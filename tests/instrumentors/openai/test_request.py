@@ -144,7 +144,14 @@ BLANK = b'\n\n  \r\n{"id": "chatcmpl-1", "model": "toy", "choices": []}'
 SURROGATE = b'{"id": "1", "choices": [{"message": {"role": "assistant", "content": "\\ud800"}}]}'
 ANSWERS: dict[str, tuple[bytes, dict[str, Any]]] = {
     # The client gives the text of what is no JSON.
-    "html": (b"<html>not an API</html>", {c.RESPONSE_ID: None, c.OUTPUT_MESSAGES: None}),
+    "html": (
+        b"<html>not an API</html>",
+        {
+            c.RESPONSE_ID: None,
+            c.OUTPUT_MESSAGES: None,
+            "lightning.response.unread": "<html>not an API</html>",
+        },
+    ),
     # Gateways send status 200 and an error in the body, and blanks to keep a connection alive.
     "an error": (ERROR, {c.ERROR_TYPE: "overloaded"}),
     "blanks before it": (BLANK, {c.RESPONSE_ID: "chatcmpl-1"}),
@@ -174,6 +181,9 @@ def test_request_answered_oddly_is_read_as_far_as_it_can_be(
     (span,) = facts.calls(recording)
     assert {key: span.attributes.get(key) for key in expected} == expected
     assert span.status == ("ERROR" if name == "an error" else "UNSET")
+    if name == "html":
+        (reason,) = store.report().reasons()
+        assert reason.startswith("unreadable: the server's answer")
     assert c.INPUT_MESSAGES in span.attributes
 
 

@@ -330,6 +330,42 @@ def test_arguments_under_way_and_errors_are_kept_beside_what_came() -> None:
         assert each[c.RESPONSE_ID].startswith("resp_")
 
 
+@pytest.mark.parametrize("odd", [{"name": "bob"}, {"content": "half \ud800"}])
+def test_items_of_one_turn_are_one_message(odd: Any) -> None:
+    """Also where one of them has a name, or half a character."""
+    spoken = {"type": "message", "role": "assistant", "content": "Let me see."}
+    call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
+    items = [{"role": "user", "content": "Look!"}, {**spoken, **odd}, call, spoken]
+    asked, turn, *more = read(RESPONSES, {"input": items}, {})[c.INPUT_MESSAGES]
+    assert (asked["role"], turn["role"], more) == ("user", "assistant", [])
+    assert [part["type"] for part in turn["parts"]] == ["text", "tool_call", "text"]
+    assert turn.get("name") == odd.get("name")
+
+
+def test_what_only_the_server_reads_is_kept() -> None:
+    """Reasoning that is encrypted, and the namespace of a call."""
+    items = [
+        {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "gAAA"},
+        {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}",
+         "namespace": "eyes"},
+    ]  # fmt: skip
+    whole = {"id": "r", "status": "completed", "output": items}
+    found = read(RESPONSES, {"input": items}, whole)
+    for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES):
+        (said,) = found[key]
+        assert said["parts"] == [
+            {"type": "reasoning", "content": "", "encrypted_content": "gAAA"},
+            {"type": "tool_call", "id": "1", "name": "look", "arguments": {}, "namespace": "eyes"},
+        ]
+
+
+def test_model_of_azures_path_counts_where_the_body_names_none() -> None:
+    """A gateway's request of its own."""
+    path = "/openai/deployments/my%20gpt/chat/completions?api-version=1"
+    assert read(path, {"messages": []}, {})[c.REQUEST_MODEL] == "my gpt"
+    assert read(path, {"messages": [], "model": "m"}, {})[c.REQUEST_MODEL] == "m"
+
+
 def test_pieces_of_an_answer_that_failed_are_kept_under_their_kinds() -> None:
     """Its last event holds nothing of them; one of a kind that nobody knows has its name."""
     deltas = [("refusal", "I can"), ("refusal", "not"), ("custom_tool_call_input", "ls -"),

@@ -249,6 +249,8 @@ class ModelRequest(Run):
             self.operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
         if answer.body:
             capture.guard_call(self._take_answer, answer.body)
+        elif capture.process.content.is_kept and body.strip():
+            self.operation.body[c.UNREAD_ANSWER] = body.decode(errors="replace")
         return answer.body, answer.is_complete
 
     def _take_answer(self, answer: Json) -> None:
