@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from lightning_otel.adapter.continuations import NOT_HERE, SERVER_HISTORY
-from lightning_otel.adapter.histories import find_choice
+from lightning_otel.adapter.histories import RULES, find_choice
 from lightning_otel.dataset.formats.format import LeftOut, UnheldError, other_choices
 from lightning_otel.messages import objects
-from lightning_otel.messages.chat import messages_of
+from lightning_otel.messages.chat import messages_of, result_parts
 from lightning_otel.messages.media import to_text
 from lightning_otel.types import Message, Transition
 from lightning_otel.types.values import parse_json
@@ -39,8 +39,10 @@ def for_templates(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 def has_messages(step: Transition) -> bool:
-    """Return whether a step has its prompt and its answer as messages."""
-    return bool(step.observation) and any(each.get("parts") for each in step.action[:1])
+    """Return whether a step has its prompt and its answer as messages that can be read."""
+    parts = [part for each in step.action[:1] for part in objects(each.get("parts"))]
+    # Reasoning that is encrypted alone says nothing.
+    return bool(step.observation) and any(part.get("content", True) for part in parts)
 
 
 def is_continued(before: Transition, step: Transition) -> bool:
@@ -51,11 +53,11 @@ def is_continued(before: Transition, step: Transition) -> bool:
 def hold_parts(messages: list[dict[str, Any]], known: frozenset[str]) -> list[dict[str, Any]]:
     """Return messages without the parts that a reader does not know.
 
-    An answer is whole or raises, since it is trained; so does what was said before an answer if
-    nothing of it is left.
+    An answer is whole or raises, since it is trained; so does a tool's result, and all that was
+    said before an answer beside instructions, if nothing of it is left.
     """
     turns: list[dict[str, Any]] = []
-    lost = ""
+    lost, is_asked = "", False
     for item in messages:
         unknown = _check_parts(item, known)
         is_answer = item["role"] == "assistant"
@@ -65,13 +67,14 @@ def hold_parts(messages: list[dict[str, Any]], known: frozenset[str]) -> list[di
             rest = [part for part in item["content"] if part.get("type") in known]
             is_text = len(rest) == 1 and rest[0].get("type") == "text"
             item, lost = {**item, "content": rest[0]["text"] if is_text else rest}, unknown
-        if unknown and not item["content"]:
+        if unknown and not item["content"] and item["role"] != "tool":
             continue
-        if is_answer and lost and (not turns or turns[-1]["role"] == "assistant"):
+        if (is_answer and lost and not is_asked) or (unknown and not item["content"]):
             raise UnheldError(_UNHELD.format(lost))
         lost = "" if is_answer else lost
+        is_asked = not is_answer and (is_asked or item["role"] not in RULES)
         turns.append(item)
-    if lost and (not turns or turns[-1]["role"] == "assistant"):
+    if lost and not is_asked:
         raise UnheldError(_UNHELD.format(lost))
     return turns
 
@@ -82,7 +85,8 @@ def note_parts(step: Transition) -> Iterator[LeftOut]:
     kinds = {
         to_text(part.get("type"))
         for item in step.observation
-        for part in objects(item.get("parts"))
+        for held in objects(item.get("parts"))
+        for part in (held, *result_parts(held.get("response")))
         if item.get("role") != "assistant"
     }
     for kind in sorted(kinds - _HELD):
