@@ -187,8 +187,10 @@ def _read_result(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -
 
 
 def unwrap_response(content: object) -> object:
-    """Return a tool's answer: a list that holds one text is that text."""
+    """Return a tool's answer: a list of one text, or of one JSON value of Bedrock's, is that."""
     if isinstance(content, (list, tuple)) and len(content) == 1:
+        if is_object(content[0]) and content[0].keys() == {"json"}:
+            return content[0]["json"]
         only = part_of(content[0]) if is_object(content[0]) or type(content[0]) is str else {}
         return only.get("content", content) if only.get("type") == "text" else content
     return content

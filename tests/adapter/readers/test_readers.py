@@ -123,6 +123,45 @@ def test_blocks_of_bedrock_are_read() -> None:
     assert "Let me look." in tool[c.TOOL_RESULT]
 
 
+def test_blocks_of_bedrock_keep_all_that_they_say() -> None:
+    """Signatures, several results, values and failures of tools, and blocks of other kinds."""
+    thought = {"reasoningText": {"text": "hm", "signature": "gAAA"}}
+    asks = [
+        {"reasoningContent": thought},
+        {"toolUse": {"toolUseId": "c1", "name": "f", "input": {}}},
+    ]
+    results = [
+        {"toolResult": {"toolUseId": "c1", "content": [{"json": {"t": 20}}], "status": "success"}},
+        {"toolResult": {"toolUseId": "c2", "content": [{"text": "no"}], "status": "error"}},
+        {"text": "and?"},
+        {"cachePoint": {"type": "default"}},
+    ]
+    events = (
+        Event("gen_ai.assistant.message", 1, {"content": json.dumps(asks)}),
+        Event("gen_ai.user.message", 2, {"content": json.dumps(results)}),
+        Event("gen_ai.choice", 3, {"message": json.dumps(asks)}),
+        Event("gen_ai.user.message", 4, {"content": '[{"text": "a"}, {"novel": 1}]'}),
+    )
+    told = one({"gen_ai.system": "strands-agents", c.OPERATION: c.CHAT}, events=events).attributes
+    given, answered = (json.loads(told[key]) for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES))
+    said = [
+        {"type": "reasoning", "content": "hm", "signature": "gAAA"},
+        {"type": "tool_call", "id": "c1", "name": "f", "arguments": {}},
+    ]
+    assert answered[0]["parts"] == given[0]["parts"] == said
+    assert [(each["role"], each["parts"]) for each in given[1:3]] == [
+        ("tool", [
+            {"type": "tool_call_response", "id": "c1", "response": {"t": 20}},
+            {"type": "tool_call_response", "id": "c2", "response": "no", "is_error": True},
+        ]),
+        ("user", [
+            {"type": "text", "content": "and?"},
+            {"type": "cachePoint", "cachePoint": {"type": "default"}},
+        ]),
+    ]  # fmt: skip
+    assert given[3]["parts"][0]["content"] == events[3].attributes["content"]
+
+
 _ANSWER = "llm.output_messages.0.message"
 _CALLED = f"{_ANSWER}.tool_calls.0.tool_call.function.name"
 

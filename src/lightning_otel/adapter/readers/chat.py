@@ -5,6 +5,7 @@ Source: OpenAI's API reference for chat completions; vLLM's ``return_token_ids``
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any, Final
 
 from lightning_otel.adapter.tokens import sampled_ids, token_content
@@ -18,6 +19,8 @@ from lightning_otel.messages import (
 )
 from lightning_otel.types import Message
 
+RESULT: Final = "tool_call_response"
+"""The kind of a part that a tool answered with."""
 _DEEPEST: Final = 64
 """How many levels a key tells of; what is below them is one name."""
 
@@ -63,6 +66,25 @@ def dump(value: object) -> str:
         return json.dumps(value, default=lambda other: f"<{type(other).__name__}>")
     except (TypeError, ValueError, RecursionError):
         return ""  # Python's literals may have tuples as keys, and JSON be as deep as the stack.
+
+
+def split_results(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a message with the results of tools in it as messages of their own: the tool's."""
+    parts = item.get("parts")
+    if item.get("role") == "tool" or not isinstance(parts, list):
+        return [item]
+    runs = [
+        (is_result, list(run))
+        for is_result, run in groupby(
+            parts, lambda part: isinstance(part, Mapping) and part.get("type") == RESULT
+        )
+    ]
+    if not any(is_result for is_result, _ in runs):
+        return [item]
+    return [
+        {**item, "role": "tool" if is_result else item.get("role"), "parts": run}
+        for is_result, run in runs
+    ]
 
 
 def read_choices(choices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

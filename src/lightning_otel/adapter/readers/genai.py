@@ -5,7 +5,6 @@ Traceloop's 0.62; ``mcp`` 2.3.
 """
 
 from collections.abc import Mapping
-from itertools import groupby
 from typing import Any, Final
 
 from lightning_otel.adapter.attributes import to_number, to_text
@@ -27,7 +26,6 @@ MARKS = (
 
 # The conventions name it in the singular, the servers do not.
 _REASONS: Final = {"tool_call": "tool_calls"}
-_RESULT: Final = "tool_call_response"
 
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,29 +62,10 @@ def content(span: Span) -> dict[str, Any]:
             isinstance(item, Mapping) for item in messages
         ):
             text = span.attributes[key]
-            if not isinstance(text, str) or _RESULT in text:
-                messages = [part for item in messages for part in _split_results(item)]
+            if not isinstance(text, str) or chat.RESULT in text:
+                messages = [part for item in messages for part in chat.split_results(item)]
             found[key] = chat.dump([_normalize_message(item) for item in messages])
     return found
-
-
-def _split_results(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return a message with the results of tools in it as messages of their own: the tool's."""
-    parts = item.get("parts")
-    if item.get("role") == "tool" or not isinstance(parts, list):
-        return [item]
-    runs = [
-        (is_result, list(run))
-        for is_result, run in groupby(
-            parts, lambda part: isinstance(part, Mapping) and part.get("type") == _RESULT
-        )
-    ]
-    if not any(is_result for is_result, _ in runs):
-        return [item]
-    return [
-        {**item, "role": "tool" if is_result else item.get("role"), "parts": run}
-        for is_result, run in runs
-    ]
 
 
 def _normalize_message(item: Mapping[str, Any]) -> dict[str, Any]:

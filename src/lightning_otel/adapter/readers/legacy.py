@@ -12,10 +12,10 @@ from typing import Any, Final
 from lightning_otel.adapter.attributes import to_text
 from lightning_otel.adapter.readers import chat
 from lightning_otel.adapter.readers.chat import drop_none, read_rows
-from lightning_otel.messages import object_of, objects, read_message
+from lightning_otel.messages import objects, read_message
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-from lightning_otel.types.values import parse_json
+from lightning_otel.types.values import is_object, parse_json
 
 _SYSTEM: Final = "gen_ai.system"
 _PROMPT: Final = "gen_ai.prompt"
@@ -43,7 +43,12 @@ _EVENTS: Final = {
     "gen_ai.assistant.message": "assistant",
     "gen_ai.tool.message": "tool",
 }
-_BLOCKS: Final = frozenset({"text", "toolUse", "toolResult", "reasoningContent"})
+_BLOCKS: Final = frozenset(
+    {
+        "text", "toolUse", "toolResult", "reasoningContent", "image", "document", "video",
+        "cachePoint", "guardContent", "citationsContent",
+    }
+)  # fmt: skip
 _CHOICE_EVENT: Final = "gen_ai.choice"
 _EVENT_CONTENT: Final = "gen_ai.event.content"
 
@@ -75,7 +80,8 @@ def content(span: Span) -> dict[str, Any]:
     attributes = span.attributes
     found: dict[str, Any] = {}
     if c.INPUT_MESSAGES not in attributes and c.OUTPUT_MESSAGES not in attributes:
-        given = [read_message(_parse_parts(row), "user") for row in read_rows(attributes, _PROMPT)]
+        rows = read_rows(attributes, _PROMPT)
+        given: list[Mapping[str, Any]] = [read_message(_parse_parts(row), "user") for row in rows]
         answered = [
             read_message(_parse_parts(row), "assistant", finish_reason=row.get("finish_reason"))
             for row in read_rows(attributes, _COMPLETION)
@@ -86,7 +92,7 @@ def content(span: Span) -> dict[str, Any]:
             body = held if isinstance(held, Mapping) else event.attributes
             if event.name in _EVENTS:
                 said = {**body, **_read_blocks(body.get("content"))}
-                given.append(read_message(said, _EVENTS[event.name]))
+                given += chat.split_results(read_message(said, _EVENTS[event.name]))
             elif event.name == _CHOICE_EVENT:
                 blocks = _read_blocks(body.get("message"))
                 answered += chat.read_choices([{**body, "message": blocks} if blocks else body])
@@ -109,30 +115,12 @@ def content(span: Span) -> dict[str, Any]:
 
 
 def _read_blocks(value: object) -> dict[str, Any]:
-    """Return fields of a chat message, of Bedrock's blocks as Strands writes them; none if not."""
+    """Return the content of a chat message: Bedrock's blocks, as Strands writes them, or a text."""
     blocks = parse_json(value)
     if not isinstance(blocks, list):
         return {"content": value} if isinstance(value, str) else {}
-    known = objects(blocks)
-    if not known or any(_BLOCKS.isdisjoint(block) for block in known):
-        return {}
-    results = [result for block in known if (result := object_of(block.get("toolResult")))]
-    if results:
-        answers = objects(results[0].get("content"))
-        told = [each.get("text", each.get("json")) for each in answers]
-        content = told[0] if len(told) == 1 else told
-        return {"content": content, "tool_call_id": results[0].get("toolUseId")}
-    texts = [{"type": "text", "text": block["text"]} for block in known if "text" in block]
-    thoughts = [object_of(object_of(b.get("reasoningContent")).get("reasoningText")) for b in known]
-    thought = "".join(to_text(each.get("text", "")) for each in thoughts)
-    calls = [
-        {"id": use.get("toolUseId"), "name": use.get("name"), "arguments": use.get("input")}
-        for block in known
-        if (use := object_of(block.get("toolUse")))
-    ]
-    return drop_none(
-        {"content": texts, "tool_calls": calls or None, "reasoning_content": thought or None}
-    )
+    are_blocks = bool(blocks) and all(is_object(b) and not _BLOCKS.isdisjoint(b) for b in blocks)
+    return {"content": blocks} if are_blocks else {}
 
 
 def _read_tool(span: Span) -> dict[str, Any]:
