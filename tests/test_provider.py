@@ -542,6 +542,26 @@ def test_instrument_switches_on_by_name_and_uninstrument_off() -> None:
     assert openai.OpenAI.__mro__[1] is base.SyncAPIClient
 
 
+@pytest.mark.parametrize("disabled", ["", "lightning-openai", "lightning-langchain"])
+@pytest.mark.parametrize("switch", ["", "lo.instrument()"])
+def test_disabled_instrumentor_stays_off(
+    switch: str, disabled: str, process: Process, server: DemoServer
+) -> None:
+    """OpenTelemetry's own setting counts, whichever way the others are switched on."""
+    script = f"""
+    import openai
+    {switch}
+    with lo.auto_trace():
+        client = openai.OpenAI(base_url={server.base_url!r}, api_key="k")
+        client.chat.completions.create(model="m", messages=[{{"role": "user", "content": "a"}}])
+    """
+    done = process.run(script, OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=disabled)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    calls = [span for span in process.spans() if span.name == "chat m"]
+    assert len(calls) == (disabled != "lightning-openai")
+
+
 def test_fork_starts_no_thread_and_goes_on_recording(process: Process) -> None:
     """The SDK's hook at a fork looks for resources in a pool of threads; ours does not."""
     done = process.run(
