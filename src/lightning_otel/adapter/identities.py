@@ -26,8 +26,9 @@ _LATEST: Final = 16
 _SHORTEST: Final = 8
 """Characters of a summary."""
 _VOLATILE: Final = re.compile(
-    r"\b(?:\d{4}-\d\d-\d\d(?:[T ][\d:.,+Z-]+)?|\d{1,2}:\d\d(?::\d\d)?|\d{9,}"
-    r"|\d{1,2}/\d{1,2}/\d{2,4}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}"
+    r"\b(?=[\dA-FJMNOSTWa-f])(?:"  # most words begin otherwise, and are passed five times as fast
+    r"\d{4}-\d\d-\d\d(?:[T ][\d:.,+Z-]+)?|\d{1,2}:\d\d(?::\d\d)?|\d{1,2}/\d{1,2}/\d{2,4}"
+    r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}|\d{9,}"
     r"|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day,?|(?:\d{1,2}\.? )?(?:January|February|March|April"
     r"|May|June|July|August|September|October|November|December)(?: \d{1,2}\b)?,?(?: \d{4}\b)?)"
 )
