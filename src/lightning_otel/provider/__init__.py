@@ -35,8 +35,21 @@ INSTRUMENTORS: Mapping[str, str] = {
     "litellm": "lightning_otel.instrumentors.openai.litellm:LiteLLMInstrumentor",
     "autogen": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
     "ag2": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
+    "httpx": "lightning_otel.instrumentors.http.httpx:HTTPXInstrumentor",
+    "httpx2": "lightning_otel.instrumentors.http.httpx:HTTPX2Instrumentor",
+    "aiohttp": "lightning_otel.instrumentors.http.aiohttp:AiohttpInstrumentor",
+    "urllib3": "lightning_otel.instrumentors.http.urllib3:Urllib3Instrumentor",
+    **dict.fromkeys(
+        ("anthropic", "groq", "together"),
+        "lightning_otel.instrumentors.http.retries:RetriesInstrumentor",
+    ),
 }
 """The library each instrumentor is for, and where it stands: imported when its library is."""
+_ENTRIES: Final = {
+    "langchain_core": "langchain", "autogen_core": "autogen", "agents": "openai-agents",
+    "autogen": "ag2", **dict.fromkeys(("anthropic", "groq", "together"), "retries"),
+}  # fmt: skip
+"""Names of entry points, where they are not those of the libraries."""
 
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
@@ -221,8 +234,7 @@ def switch_on(libraries: str | Iterable[str] | None = None) -> None:
     from lightning_otel.instrumentors.patches import when_imported
 
     named = [libraries] if isinstance(libraries, str) else libraries
-    modules = {each: place.partition(":")[0] for each, place in INSTRUMENTORS.items()}
-    entries = {each: modules[each].rpartition(".")[2].replace("_", "-") for each in modules}
+    entries = {each: _ENTRIES.get(each, each) for each in INSTRUMENTORS}
     disabled = config.DISABLED.read()  # by the names of pyproject.toml's entry points
     enabled = {each for each in entries if f"lightning-{entries[each]}" not in disabled}
     asked = enabled if named is None else set(named)

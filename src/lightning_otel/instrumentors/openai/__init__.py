@@ -5,7 +5,6 @@ its JSON made; ``_process_response`` shows the HTTP response. What is not a mode
 untouched, and the caller gets the very object the client returned.
 """
 
-import time
 from collections.abc import Mapping
 from functools import lru_cache
 from types import ModuleType
@@ -15,14 +14,15 @@ from urllib.parse import urlsplit
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
-from lightning_otel import capture, debugging
+from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.dialects import Dialect, find_dialect
-from lightning_otel.dialects.dialect import Attributes, Json
+from lightning_otel.dialects import Dialect
+from lightning_otel.dialects.dialect import Attributes
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
+from lightning_otel.instrumentors.body import ResponseRecorder
+from lightning_otel.instrumentors.model_requests import ModelRequest, endpoint_of
 from lightning_otel.instrumentors.openai import token_ids
-from lightning_otel.instrumentors.openai.body import BodyRecorder
-from lightning_otel.instrumentors.wrappers import Run, wrap_call
+from lightning_otel.instrumentors.wrappers import wrap_call
 from lightning_otel.types import conventions as c
 
 
@@ -48,7 +48,7 @@ class OpenAIInstrumentor(LibraryInstrumentor):
 _instrumentor = OpenAIInstrumentor()
 
 
-def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "ModelRequest | None":
+def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "ClientRequest | None":
     client, given = args[0], args[2] if len(args) > 2 else kwargs.get("options")
     context = otel_context.get_current()
     if given is None or not _instrumentor.is_active or not capture.is_wanted(context):
@@ -66,7 +66,7 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "ModelRe
         if made is not None:
             options, resources = made
     is_stream = bool(kwargs.get("stream"))
-    request = ModelRequest(client, options, endpoint, context, resources, is_stream=is_stream)
+    request = ClientRequest(client, options, endpoint, context, resources, is_stream=is_stream)
     with_ids = None
     if capture.asks_for_ids(frame):
         with_ids = capture.guard_call(token_ids.add_requests, endpoint, client, options)
@@ -88,24 +88,15 @@ def _note_response(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     request = operation.request if operation is not None else None
     response = kwargs.get("response")
     # Another client may ask for something while this one's request is under way, such as a token.
-    if isinstance(request, ModelRequest) and request.client is args[0] and response is not None:
+    if isinstance(request, ClientRequest) and request.client is args[0] and response is not None:
         request.observe(response)
 
 
-def endpoint_of(method: str, url: str) -> Dialect | None:
-    """The dialect of a request to a model; None for everything else."""
-    dialect = find_dialect(method, url)
-    if dialect is None and debugging.is_on:
-        debugging.log(f"missed  {method} {url}: it asks no model")
-    return dialect
-
-
-class ModelRequest(Run):
-    """One request to a model: its span from the first attempt to the last byte of the answer.
+class ClientRequest(ModelRequest):
+    """One request of an ``openai`` client.
 
     Attributes:
         client: The client that sends it.
-        operation: Its span.
         fallback: Arguments to send where the server refuses what is asked besides; None if nothing
             is.
     """
@@ -134,33 +125,18 @@ class ModelRequest(Run):
         """
         self.client = client
         self._options = options
-        self._endpoint = endpoint
         self._response: Any = None
         self._is_streaming = self._is_refused = False
         body = options.json_data if isinstance(options.json_data, Mapping) else {}
         if options.extra_json:
             body = {**body, **options.extra_json}
-        model = endpoint.model_of(body, str(options.url))
+        url = str(options.url)
         attributes: Attributes = {
-            c.OPERATION: endpoint.operation,
             c.PROVIDER: _provider_of(type(client)),  # type: ignore[arg-type]  # a class has a hash
-            **_server_of(client, str(options.url)),
+            **_server_of(client, url),
+            **({c.RESOURCES: resources} if resources is not None else {}),
         }
-        name = endpoint.operation
-        if model is not None:
-            attributes[c.REQUEST_MODEL], name = model, f"{name} {model}"
-        if is_stream:
-            attributes[c.REQUEST_STREAM] = True
-        if resources is not None:
-            attributes[c.RESOURCES] = resources
-        # Read before sending: the program may change its own lists while it waits.
-        content: dict[str, str] = {}
-        capture.guard_call(_read_request, endpoint, body, attributes, content)
-        self.operation = operations.start_call(name, attributes, content, context)
-        self.operation.request = self
-        if operations.operation_of(context) is not self.operation:  # as a framework's call may be
-            self.context = self.operation.context
-        self._started_s = time.perf_counter()
+        super().__init__(endpoint, body, url, context, attributes, is_stream=is_stream)
 
     def retries(self, exc: BaseException) -> bool:
         """Return whether to send what the agent wrote, as the server refuses what was added."""
@@ -176,7 +152,7 @@ class ModelRequest(Run):
             if response.is_closed:
                 self._response = response
             else:
-                BodyRecorder(response, self._started_s, self._end)
+                ResponseRecorder(response, self.started_s, self.end)
                 self._is_streaming = True
 
     def succeed(self, result: Any) -> None:
@@ -184,77 +160,25 @@ class ModelRequest(Run):
         if self._is_refused:
             token_ids.note_refusal(self.client, self._options)
         if not self._is_streaming:
-            self._end(None, is_whole=True, result=result)
+            self.end(capture.guard_call(self._body_of, result), is_whole=True)
 
     def fail(self, exc: BaseException) -> None:
         """End the span with the exception the caller is about to see, and the answer if it came."""
-        self._end(None, is_whole=True, exc=exc)
+        self.end(capture.guard_call(self._body_of, None), is_whole=True, exc=exc)
 
-    def _end(
-        self,
-        body: bytes | None,
-        *,
-        is_whole: bool,
-        first_chunk_s: float | None = None,
-        exc: BaseException | None = None,
-        result: Any = None,
-    ) -> None:
-        """End the span with the answer's body, as far as it was read.
+    def release(self) -> None:
+        """Let go of the client's own objects, too."""
+        super().release()
+        self._response = self._options = self.fallback = None
 
-        Args:
-            body: A JSON document, or server-sent events; None for that of the response.
-            is_whole: Whether the body was read to its end.
-            first_chunk_s: Seconds from the span's start to the first byte of a stream.
-            exc: What ended the call instead.
-            result: What the client made of the response, which it may hide.
-        """
-        operation = self.operation
-        if operation.is_over:
-            return
-        read = capture.guard_call(self._read_answer, body, result, first_chunk_s)
-        answer, is_complete = read or ({}, False)
-        # Apart, both and the answer's body are freed at once.
-        operation.request = self.context = self._response = None
-        self._options = self.arguments = self.fallback = None
-        error = self._endpoint.error_of(answer)
-        if exc is not None:
-            operation.fail(exc)
-        elif error is not None:
-            operation.fail_with(*error)
-        else:
-            if not is_whole and not is_complete:
-                operation.attributes[c.ABANDONED] = True
-            operation.stop()
-
-    def _read_answer(
-        self, body: bytes | None, result: Any, first_chunk_s: float | None
-    ) -> tuple[Json, bool]:
-        """Put an answer on the span; return it, and whether a stream said that it is over."""
-        if body is None and self._response is not None:
-            body = self._response.content
-        elif body is None and hasattr(result, "model_dump_json"):
-            body = result.model_dump_json().encode()
-        if not body:
-            return {}, False
-        answer = self._endpoint.read_body(body)
-        if answer.is_stream and first_chunk_s is not None:
-            self.operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
-        if answer.body:
-            capture.guard_call(self._take_answer, answer.body)
-        return answer.body, answer.is_complete
-
-    def _take_answer(self, answer: Json) -> None:
-        self.operation.attributes.update(self._endpoint.response_attributes(answer))
-        if capture.process.content.is_kept:
-            self.operation.body.update(self._endpoint.response_content(answer))
-
-
-def _read_request(
-    endpoint: Dialect, body: Json, attributes: Attributes, content: dict[str, str]
-) -> None:
-    attributes.update(endpoint.request_attributes(body))
-    if capture.process.content.is_kept:
-        content.update(endpoint.request_content(body))
+    def _body_of(self, result: Any) -> bytes | None:
+        """Return the answer's body: the response's, else what the client made of it."""
+        if self._response is not None:
+            content: bytes = self._response.content
+            return content
+        if hasattr(result, "model_dump_json"):
+            return bytes(result.model_dump_json().encode())
+        return None
 
 
 @lru_cache(64)

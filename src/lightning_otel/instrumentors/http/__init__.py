@@ -1,0 +1,223 @@
+"""Requests of HTTP clients to models, whichever SDK or program makes them.
+
+The path says which dialect a request is in; one in none passes untouched. The outermost layer that
+knows a request records it: within a call of the ``openai`` client or LiteLLM, and within a request
+of an HTTP client above, it is an attempt of theirs.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from opentelemetry import context as otel_context
+from opentelemetry.context import Context
+
+from lightning_otel import capture
+from lightning_otel.capture import operations
+from lightning_otel.dialects import Dialect, find_dialect
+from lightning_otel.dialects.dialect import Json
+from lightning_otel.dialects.events import parse_object
+from lightning_otel.instrumentors.body import BodyRecorder
+from lightning_otel.instrumentors.model_requests import ModelRequest, open_request
+from lightning_otel.instrumentors.wrappers import Run
+from lightning_otel.types import conventions as c
+
+_SDK_KEY: Final = otel_context.create_key("lightning-otel-sdk-call")
+_FAILED: Final = 400
+_PROVIDERS: Final = {
+    "groq.com": "groq",
+    "mistral.ai": "mistral_ai",
+    "x.ai": "x_ai",
+    "deepseek.com": "deepseek",
+    "perplexity.ai": "perplexity",
+    "azure.com": "azure.ai.openai",
+}
+"""By the end of a host who serves OpenAI's dialect there, as the conventions name it."""
+
+
+class SdkCall(Run):
+    """A call of an SDK, which tries again by itself: all its requests are one call.
+
+    Attributes:
+        request: The request to a model that it made; None before.
+        is_over: Whether the SDK has returned.
+    """
+
+    def __init__(self) -> None:
+        self.request: HttpRequest | None = None
+        self.is_over = False
+        self.context = otel_context.set_value(_SDK_KEY, self)
+
+    def succeed(self, result: Any) -> None:
+        """End the call, unless its answer is still to be read."""
+        self._end(None)
+
+    def fail(self, exc: BaseException) -> None:
+        """End the call with what the SDK raises."""
+        self._end(exc)
+
+    def _end(self, exc: BaseException | None) -> None:
+        self.is_over = True
+        request, self.request, self.context = self.request, None, None
+        if request is not None:
+            request.end_sdk_call(exc)
+
+
+class HttpRequest(ModelRequest):
+    """A request to a model that nobody above the HTTP client records.
+
+    Attributes:
+        latest: The attempt at it that counts.
+        sdk_call: The SDK's call it belongs to, if one tries again.
+    """
+
+    latest: "Exchange | None" = None
+    sdk_call: SdkCall | None = None
+    _answer: tuple[bytes | None, dict[str, Any]] | None = None
+
+    def take_answer(self, body: bytes | None, *, is_stream: bool = False, **how: Any) -> None:
+        """End it with what an attempt gave; within an SDK's call that may be not the last.
+
+        Args:
+            body: The answer's body, as far as it was read.
+            is_stream: Whether the program reads it as it comes.
+            how: As :meth:`end` takes it.
+        """
+        is_failed = how.get("exc") is not None or how.get("status", 0) >= _FAILED
+        waits = self.sdk_call is not None and not self.sdk_call.is_over
+        if waits and (is_failed or not is_stream):
+            self._answer = body, how
+        else:
+            self.end(body, **how)
+
+    def end_sdk_call(self, exc: BaseException | None) -> None:
+        """End it as the SDK returns or raises, unless its answer is still being read."""
+        body, how = self._answer or (None, {"is_whole": True})
+        if exc is not None:
+            how["exc"] = exc
+        if exc is not None or self._answer is not None or self.latest is None:
+            self.end(body, **how)
+
+    def release(self) -> None:
+        """Let go of the attempts, too."""
+        super().release()
+        self.latest = self.sdk_call = self._answer = None
+
+
+class Exchange(Run):
+    """One HTTP request and its answer: an attempt at a request to a model."""
+
+    def __init__(self, request: ModelRequest, context: Context) -> None:
+        """Begin an attempt.
+
+        Args:
+            request: The request it is made for.
+            context: The current context.
+        """
+        self._request = request
+        self._started_s = time.perf_counter()
+        self._status = 0
+        if isinstance(request, HttpRequest):
+            request.latest = self
+            if operations.operation_of(context) is not request.operation:
+                self.context = request.operation.within(context)
+
+    def note_status(self, status: int) -> None:
+        """Note that an answer begins."""
+        self._status = status
+        self._request.note_attempt(self._started_s, status)
+
+    def note_earlier(self, outcome: int | str) -> None:
+        """Note an attempt that the library made by itself before this answer."""
+        self._request.note_attempt(None, outcome)
+
+    def record_body(self) -> BodyRecorder | None:
+        """Return the recorder of the answer's body; None where a layer above records it."""
+        if not isinstance(self._request, HttpRequest):
+            return None
+        return BodyRecorder(self._request.started_s, self.end_body)
+
+    def end_body(self, body: bytes, **how: Any) -> None:
+        """Take the body, as far as it was read."""
+        request = self._request
+        if isinstance(request, HttpRequest) and request.latest is self:
+            request.take_answer(
+                self.decode(body), is_stream=request.is_stream, status=self._status, **how
+            )
+
+    def decode(self, body: bytes) -> bytes:
+        """Return a body without the coding it was sent in."""
+        return body
+
+    def fail(self, exc: BaseException) -> None:
+        """End the attempt without an answer."""
+        request = self._request
+        request.note_attempt(self._started_s, operations.type_name(exc))
+        if isinstance(request, HttpRequest) and request.latest is self:
+            request.take_answer(None, is_whole=True, exc=exc)
+
+
+def begin_request(
+    method: str,
+    url: str,
+    read_content: Callable[[], Any],
+    make: Callable[[ModelRequest, Context], Exchange] = Exchange,
+) -> Exchange | None:
+    """Begin an exchange, if it asks a model and is wanted.
+
+    Args:
+        method: The HTTP method.
+        url: The whole URL.
+        read_content: Gives the body: bytes, text, or what JSON is made of.
+        make: Makes the exchange.
+    """
+    endpoint = find_dialect(method, url)
+    if endpoint is None:
+        return None
+    context = otel_context.get_current()
+    if not capture.is_wanted(context):
+        return None
+    sdk_call = context.get(_SDK_KEY)
+    request = open_request(context)
+    if isinstance(sdk_call, SdkCall) and sdk_call.request is not None:
+        request = sdk_call.request
+    if request is None:
+        request = _start_request(endpoint, url, parse_content(read_content), context)
+        if isinstance(sdk_call, SdkCall) and not sdk_call.is_over:
+            request.sdk_call, sdk_call.request = sdk_call, request
+    return make(request, context)
+
+
+def _start_request(endpoint: Dialect, url: str, body: Json, context: Context) -> HttpRequest:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    attributes: dict[str, Any] = {c.PROVIDER: endpoint.provider or _provider_at(host)}
+    if host:
+        attributes[c.SERVER_ADDRESS] = host
+    if parts.port is not None:
+        attributes[c.SERVER_PORT] = parts.port
+    is_stream = endpoint.is_stream(body, url)
+    return HttpRequest(endpoint, body, url, context, attributes, is_stream=is_stream)
+
+
+def _provider_at(host: str) -> str:
+    ends = (_PROVIDERS[end] for end in _PROVIDERS if f".{host}".endswith(f".{end}"))
+    return next(ends, "openai")
+
+
+def parse_content(read_content: Callable[[], Any]) -> Json:
+    """Return the object that is sent; an empty one where it cannot be read beforehand."""
+    content = capture.guard_call(read_content)
+    if isinstance(content, str):
+        content = content.encode()
+    if isinstance(content, bytes | bytearray):
+        return parse_object(bytes(content)) or {}
+    return content if isinstance(content, dict) else {}
+
+
+def take_name(cls: Any, library_class: Any) -> Any:
+    """Return a class under the name of the library's class that it extends."""
+    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+        setattr(cls, name, getattr(library_class, name))
+    return cls
