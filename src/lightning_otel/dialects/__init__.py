@@ -11,7 +11,7 @@ from lightning_otel.dialects.dialect import Answer, Dialect
 from lightning_otel.dialects.gemini import Gemini
 from lightning_otel.dialects.responses import Responses
 
-__all__ = ["Answer", "Dialect", "find_dialect", "register_dialect"]
+__all__ = ["Answer", "Dialect", "find_dialect", "may_ask_model", "register_dialect"]
 
 _GOOGLE: Final = r"/[^/:]+:(generateContent|streamGenerateContent)"
 _routes: list[tuple[re.Pattern[str], Dialect]] = [
@@ -27,6 +27,16 @@ _routes: list[tuple[re.Pattern[str], Dialect]] = [
     )
 ]
 """By the end of a path its dialect; the first that matches counts."""
+_OTHER: Final = re.compile(
+    r"""//bedrock-runtime\.[^/]+/model/                             # Amazon Bedrock
+    |   :(stream)?(raw)?predict$                                   # models on Vertex AI
+    |   /(api/)?(chat|generate|complete|converse|invoke|rerank|embed)(-\w+)?$
+    |   ^http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?/v\d/(?!(
+            traces|logs|metrics|models|files|batches|moderations|tokenize|detokenize)\b)
+                (?!.*[_/:]?count_?tokens)""",
+    re.VERBOSE | re.IGNORECASE,
+)
+"""Addresses that may ask a model in no dialect that is known."""
 
 
 def register_dialect(path: str, dialect: Dialect) -> None:
@@ -54,3 +64,9 @@ def find_dialect(method: str, path: str) -> Dialect | None:
 def _find_route(path: str) -> Dialect | None:
     bare = f"/{path.partition('?')[0].partition('#')[0].strip('/')}"
     return next((dialect for route, dialect in _routes if route.search(bare)), None)
+
+
+@lru_cache(256)
+def may_ask_model(url: str) -> bool:
+    """Return whether a POST to an address that is in no dialect looks as if it asked a model."""
+    return _OTHER.search(url.partition("?")[0].rstrip("/")) is not None

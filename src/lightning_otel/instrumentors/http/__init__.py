@@ -5,17 +5,18 @@ knows a request records it: within a call of the ``openai`` client or LiteLLM, a
 of an HTTP client above, it is an attempt of theirs.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
-from lightning_otel import capture
+from lightning_otel import capture, config, debugging
 from lightning_otel.capture import operations
-from lightning_otel.dialects import Dialect, find_dialect
+from lightning_otel.dialects import Dialect, find_dialect, may_ask_model
 from lightning_otel.dialects.dialect import Json
 from lightning_otel.dialects.events import parse_object
 from lightning_otel.instrumentors.body import BodyRecorder
@@ -158,35 +159,62 @@ class Exchange(Run):
             request.take_answer(None, is_whole=True, exc=exc)
 
 
+class Sent(NamedTuple):
+    """A POST that a client is about to send: whole address, and what gives body and headers."""
+
+    url: str
+    read_content: Callable[[], Any]
+    headers: Any
+
+
 def begin_request(
-    method: str,
-    url: str,
-    read_content: Callable[[], Any],
-    make: Callable[[ModelRequest, Context], Exchange] = Exchange,
+    library: str, sent: Sent, make: Callable[[ModelRequest, Context], Exchange]
 ) -> Exchange | None:
     """Begin an exchange, if it asks a model and is wanted.
 
     Args:
-        method: The HTTP method.
-        url: The whole URL.
-        read_content: Gives the body: bytes, text, or what JSON is made of.
+        library: The client that sends it.
+        sent: What it sends.
         make: Makes the exchange.
     """
-    endpoint = find_dialect(method, url)
-    if endpoint is None:
+    endpoint = find_dialect("POST", sent.url)
+    if endpoint is None and not may_ask_model(sent.url):
         return None
     context = otel_context.get_current()
     if not capture.is_wanted(context):
+        return None
+    if endpoint is None:
+        note_unknown(library, sent.url)
         return None
     sdk_call = context.get(_SDK_KEY)
     request = open_request(context)
     if isinstance(sdk_call, SdkCall) and sdk_call.request is not None:
         request = sdk_call.request
     if request is None:
-        request = _start_request(endpoint, url, parse_content(read_content), context)
+        if "OpenAI/Python" in _agent_of(sent) and "lightning-openai" in config.DISABLED.read():
+            return None
+        request = _start_request(endpoint, sent.url, parse_content(sent.read_content), context)
         if isinstance(sdk_call, SdkCall) and not sdk_call.is_over:
             request.sdk_call, sdk_call.request = sdk_call, request
     return make(request, context)
+
+
+def _agent_of(sent: Sent) -> str:
+    headers = sent.headers
+    return str(headers.get("user-agent") or headers.get("User-Agent") or "")
+
+
+def note_unknown(library: str, url: str) -> None:
+    """Note for ``run``, beside the store, an address that seems to ask a model and is not read."""
+    if debugging.is_on:
+        debugging.log(f"missed  POST {url}: no dialect reads it")
+    if not config.RUN.read():
+        return
+    parts = urlsplit(url)
+    address = f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+    place = f"{config.STORE.read()}.d/unrecorded-{config.inherited_trace_parent()}"
+    with contextlib.suppress(OSError), open(place, "ab") as file:
+        file.write(f"{library}\t\t{address}\n".encode())
 
 
 def _start_request(endpoint: Dialect, url: str, body: Json, context: Context) -> HttpRequest:

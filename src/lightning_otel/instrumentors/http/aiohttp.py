@@ -11,7 +11,7 @@ import wrapt
 from lightning_otel import capture
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.body import BodyRecorder
-from lightning_otel.instrumentors.http import Exchange, begin_request, take_name
+from lightning_otel.instrumentors.http import Exchange, Sent, begin_request, take_name
 from lightning_otel.instrumentors.wrappers import bind_names, wrap_call
 
 _READS: Final = ("read", "readany", "readline", "readuntil", "readexactly", "readchunk")
@@ -44,7 +44,7 @@ class _Exchange(Exchange):
             recorder.finish(is_whole=True)
             return
         result.content = _Reader(result.content, recorder)
-        result.__class__ = _recorded_class(type(result))
+        result.__class__ = _recorded_class(type(result))  # type: ignore[arg-type]  # a class has a hash
 
 
 def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange | None:
@@ -54,7 +54,8 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
         return None
     url = str(values["url"] if "url" in values else values["str_or_url"])
     content = values.get("json") if values.get("json") is not None else values.get("data")
-    return begin_request(method, url, lambda: content, _Exchange)
+    sent = Sent(url, lambda: content, values.get("headers") or {})
+    return begin_request("aiohttp", sent, _Exchange)
 
 
 @lru_cache(8)

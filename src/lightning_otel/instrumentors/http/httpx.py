@@ -12,7 +12,7 @@ from typing import Any
 from lightning_otel import capture
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.body import BodyRecorder
-from lightning_otel.instrumentors.http import Exchange, begin_request
+from lightning_otel.instrumentors.http import Exchange, Sent, begin_request
 from lightning_otel.instrumentors.wrappers import wrap_call
 
 
@@ -76,7 +76,9 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
     request = args[1] if len(args) > 1 else kwargs["request"]
     if request.method != "POST":
         return None
-    return begin_request("POST", str(request.url), lambda: request.content, _Exchange)
+    library = type(request).__module__.partition(".")[0]
+    sent = Sent(str(request.url), lambda: request.content, request.headers)
+    return begin_request(library, sent, _Exchange)
 
 
 def _stream_base(stream: Any) -> type:

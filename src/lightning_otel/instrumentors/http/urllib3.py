@@ -14,7 +14,7 @@ from lightning_otel import capture
 from lightning_otel.capture import operations
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.body import BodyRecorder
-from lightning_otel.instrumentors.http import Exchange, begin_request, take_name
+from lightning_otel.instrumentors.http import Exchange, Sent, begin_request, take_name
 from lightning_otel.instrumentors.model_requests import open_request
 from lightning_otel.instrumentors.wrappers import bind_names, wrap_call
 
@@ -51,7 +51,7 @@ class _Exchange(Exchange):
             recorder.finish(is_whole=True)
         else:
             result._lightning_otel = _Reading(recorder)
-            result.__class__ = _recorded_class(type(result))
+            result.__class__ = _recorded_class(type(result))  # type: ignore[arg-type]  # a class has a hash
 
 
 def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange | None:
@@ -64,7 +64,8 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
         url = f"{pool.scheme}://{host}:{pool.port}{url}"
     if open_request(otel_context.get_current()) is not None:
         return None
-    exchange = begin_request("POST", url, lambda: values.get("body"), _Exchange)
+    sent = Sent(url, lambda: values.get("body"), values.get("headers") or {})
+    exchange = begin_request("urllib3", sent, _Exchange)
     if isinstance(exchange, _Exchange):
         exchange.is_preloaded = values.get("preload_content", True)
     return exchange
