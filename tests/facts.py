@@ -64,7 +64,7 @@ _MADE_UP = re.compile(
     r"(?:resp|msg|fc|rs|chatcmpl|call|cache|agents|run)(?:[-_]\w+)*[-_][0-9a-f]{12,}[-0-9a-f]*"
 )
 """Ids that are drawn anew for each request or answer, and come back in the next request."""
-_OWN_HEADERS = ("idempotency-key", "host", "x-stainless-read-timeout")
+_OWN_HEADERS = ("idempotency-key", "host", "x-stainless-read-timeout", "x-amzn-trace-id")
 """Headers that are drawn at random for each request, or name the server's port."""
 
 
