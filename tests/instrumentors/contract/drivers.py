@@ -4,6 +4,7 @@ A way that a library does not have is left out; whatever asks gives the answer's
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ class Driver:
         tool: Asks in this thread what the agent needs its tool for.
         tool_outline: What that leaves.
         provider: Whom its calls name.
-        is_sent_by_openai: Whether the ``openai`` client sends its requests.
+        is_sent_by_openai: Whether its requests are made with what is live, and ask for token ids.
         can_fork: Whether it works in a forked child at all; CrewAI's own threads do not.
         can_be_cancelled: Whether a task of it ends with its cancelling, and not with its thread.
     """
@@ -369,8 +370,9 @@ async def _aiohttp_ask_async(base_url: str, model: str) -> str:
 
     url, body = _post(base_url, model)
     async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        answer = await response.read()
         response.raise_for_status()
-        return _text_of(await response.json())
+        return _text_of(json.loads(answer))
 
 
 async def _aiohttp_stream_async(base_url: str, model: str) -> AsyncIterator[Any]:
@@ -496,7 +498,6 @@ invoke_workflow Agent workflow
         _httpx_ask_async,
         _httpx_stream,
         _httpx_stream_async,
-        is_sent_by_openai=False,
     ),
     Driver(
         "requests",
@@ -504,7 +505,6 @@ invoke_workflow Agent workflow
         "chat toy",
         _requests_ask,
         stream=_requests_stream,
-        is_sent_by_openai=False,
     ),
     Driver(
         "aiohttp",
@@ -512,7 +512,6 @@ invoke_workflow Agent workflow
         "chat toy",
         ask_async=_aiohttp_ask_async,
         stream_async=_aiohttp_stream_async,
-        is_sent_by_openai=False,
     ),
     Driver(
         "huggingface_hub",
@@ -520,6 +519,5 @@ invoke_workflow Agent workflow
         "chat toy",
         _hub_ask,
         stream=_hub_stream,
-        is_sent_by_openai=False,
     ),
 ]

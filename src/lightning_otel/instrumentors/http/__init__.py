@@ -7,7 +7,7 @@ of an HTTP client above, it is an attempt of theirs.
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -19,7 +19,14 @@ from lightning_otel.capture import operations
 from lightning_otel.dialects import Dialect, find_dialect, may_ask_model
 from lightning_otel.dialects.dialect import Json
 from lightning_otel.dialects.events import parse_object
+from lightning_otel.instrumentors import token_ids
 from lightning_otel.instrumentors.body import BodyRecorder
+from lightning_otel.instrumentors.http.changes import (
+    Changes,
+    find_changes,
+    moved_headers,
+    server_of,
+)
 from lightning_otel.instrumentors.model_requests import ModelRequest, open_request
 from lightning_otel.instrumentors.wrappers import Run
 from lightning_otel.types import conventions as c
@@ -35,6 +42,24 @@ _PROVIDERS: Final = {
     "azure.com": "azure.ai.openai",
 }
 """By the end of a host who serves OpenAI's dialect there, as the conventions name it."""
+
+
+class Sent(NamedTuple):
+    """A POST that a client is about to send.
+
+    Attributes:
+        url: The whole address.
+        read_content: Gives the body: bytes, text, or what JSON is made of.
+        headers: Its headers.
+        write: Gives the arguments to send it otherwise: to an address, with a body and headers.
+        can_move: Whether it can be sent to another server.
+    """
+
+    url: str
+    read_content: Callable[[], Any]
+    headers: Mapping[str, str]
+    write: Callable[[str, bytes, dict[str, str]], tuple[Any, Any]]
+    can_move: bool = True
 
 
 class SdkCall(Run):
@@ -71,10 +96,12 @@ class HttpRequest(ModelRequest):
     Attributes:
         latest: The attempt at it that counts.
         sdk_call: The SDK's call it belongs to, if one tries again.
+        changes: What is sent otherwise than the program wrote it.
     """
 
     latest: "Exchange | None" = None
     sdk_call: SdkCall | None = None
+    changes: Changes | None = None
     _answer: tuple[bytes | None, dict[str, Any]] | None = None
 
     def take_answer(self, body: bytes | None, *, is_stream: bool = False, **how: Any) -> None:
@@ -103,11 +130,19 @@ class HttpRequest(ModelRequest):
     def release(self) -> None:
         """Let go of the attempts, too."""
         super().release()
-        self.latest = self.sdk_call = self._answer = None
+        self.latest = self.sdk_call = self.changes = self._answer = None
 
 
 class Exchange(Run):
-    """One HTTP request and its answer: an attempt at a request to a model."""
+    """One HTTP request and its answer: an attempt at a request to a model.
+
+    Attributes:
+        fallback: Arguments to send where the server refuses to be asked for token ids.
+        refusing: The server that did.
+    """
+
+    fallback: tuple[Any, Any] | None = None
+    refusing = ""
 
     def __init__(self, request: ModelRequest, context: Context) -> None:
         """Begin an attempt.
@@ -119,14 +154,42 @@ class Exchange(Run):
         self._request = request
         self._started_s = time.perf_counter()
         self._status = 0
+        self._server = ""
         if isinstance(request, HttpRequest):
             request.latest = self
             if operations.operation_of(context) is not request.operation:
                 self.context = request.operation.within(context)
 
+    def change(self, sent: Sent, changes: Changes) -> None:
+        """Send it otherwise."""
+        content = parse_content(sent.read_content)
+        url = changes.url or sent.url
+        self._server = server_of(url)
+        headers = moved_headers(sent.headers, sent.url, changes.url)
+        bodies = [changes.write(content, with_ids=with_ids) for with_ids in (True, False)]
+        self.arguments = sent.write(url, bodies[0], headers)
+        if changes.wanted:
+            self.fallback = sent.write(url, bodies[1], headers)
+
+    def repeats(self, result: Any) -> Callable[[], Any] | None:
+        """Return what drops a refusal of what was asked besides, to send the rest alone."""
+        status = getattr(result, "status_code", None) or result.status
+        if self.fallback is None or not token_ids.is_refusal(status):
+            return None
+        self.arguments, self.fallback = self.fallback, None
+        self.refusing = self._server
+        return self.drop(result)
+
+    def drop(self, result: Any) -> Callable[[], Any]:
+        """Return what gives an answer up."""
+        close: Callable[[], Any] = result.close
+        return close
+
     def note_status(self, status: int) -> None:
         """Note that an answer begins."""
         self._status = status
+        if self.refusing and status < _FAILED:
+            token_ids.note_refusal(self.refusing)
         self._request.note_attempt(self._started_s, status)
 
     def note_earlier(self, outcome: int | str) -> None:
@@ -159,14 +222,6 @@ class Exchange(Run):
             request.take_answer(None, is_whole=True, exc=exc)
 
 
-class Sent(NamedTuple):
-    """A POST that a client is about to send: whole address, and what gives body and headers."""
-
-    url: str
-    read_content: Callable[[], Any]
-    headers: Any
-
-
 def begin_request(
     library: str, sent: Sent, make: Callable[[ModelRequest, Context], Exchange]
 ) -> Exchange | None:
@@ -193,10 +248,13 @@ def begin_request(
     if request is None:
         if "OpenAI/Python" in _agent_of(sent) and "lightning-openai" in config.DISABLED.read():
             return None
-        request = _start_request(endpoint, sent.url, parse_content(sent.read_content), context)
+        request = _start_request(endpoint, sent, context)
         if isinstance(sdk_call, SdkCall) and not sdk_call.is_over:
             request.sdk_call, sdk_call.request = sdk_call, request
-    return make(request, context)
+    exchange = make(request, context)
+    if isinstance(request, HttpRequest) and request.changes is not None:
+        capture.guard_call(exchange.change, sent, request.changes)
+    return exchange
 
 
 def _agent_of(sent: Sent) -> str:
@@ -217,16 +275,25 @@ def note_unknown(library: str, url: str) -> None:
         file.write(f"{library}\t\t{address}\n".encode())
 
 
-def _start_request(endpoint: Dialect, url: str, body: Json, context: Context) -> HttpRequest:
+def _start_request(endpoint: Dialect, sent: Sent, context: Context) -> HttpRequest:
+    body, url = parse_content(sent.read_content), sent.url
+    changes = capture.guard_call(find_changes, endpoint, url, body, can_move=sent.can_move)
+    attributes: dict[str, Any] = {}
+    if changes is not None:
+        body, url = {**body, **changes.fields}, changes.url or url
+        if changes.stamp is not None:
+            attributes[c.RESOURCES] = changes.stamp
     parts = urlsplit(url)
     host = parts.hostname or ""
-    attributes: dict[str, Any] = {c.PROVIDER: endpoint.provider or _provider_at(host)}
+    attributes[c.PROVIDER] = endpoint.provider or _provider_at(host)
     if host:
         attributes[c.SERVER_ADDRESS] = host
     if parts.port is not None:
         attributes[c.SERVER_PORT] = parts.port
     is_stream = endpoint.is_stream(body, url)
-    return HttpRequest(endpoint, body, url, context, attributes, is_stream=is_stream)
+    request = HttpRequest(endpoint, body, url, context, attributes, is_stream=is_stream)
+    request.changes = changes
+    return request
 
 
 def _provider_at(host: str) -> str:

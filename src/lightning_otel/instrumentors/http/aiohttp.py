@@ -54,7 +54,14 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
         return None
     url = str(values["url"] if "url" in values else values["str_or_url"])
     content = values.get("json") if values.get("json") is not None else values.get("data")
-    sent = Sent(url, lambda: content, values.get("headers") or {})
+
+    def write(url: str, content: bytes, headers: dict[str, str]) -> tuple[Any, Any]:
+        names = ("method", "url", "str_or_url", "json", "data", "headers")
+        rest = {name: kwargs[name] for name in kwargs if name not in names}
+        headers = {"Content-Type": "application/json", **headers}
+        return (args[0], method, url), {**rest, "data": content, "headers": headers}
+
+    sent = Sent(url, lambda: content, values.get("headers") or {}, write)
     return begin_request("aiohttp", sent, _Exchange)
 
 

@@ -64,6 +64,11 @@ class _Exchange(Exchange):
             stream = result.stream
             result.stream = _recorded_class(_stream_base(stream))(stream, recorder)
 
+    def drop(self, result: Any) -> Any:
+        """Return what gives an answer up."""
+        is_sync = _stream_base(result.stream).__name__ == "SyncByteStream"
+        return result.close if is_sync else result.aclose
+
     def decode(self, body: bytes) -> bytes:
         """Return a body without its coding, which the library undoes."""
         if not self._coding or not body:
@@ -77,7 +82,14 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
     if request.method != "POST":
         return None
     library = type(request).__module__.partition(".")[0]
-    sent = Sent(str(request.url), lambda: request.content, request.headers)
+
+    def write(url: str, content: bytes, headers: dict[str, str]) -> tuple[Any, Any]:
+        made = type(request)(
+            "POST", url, headers=headers, content=content, extensions=request.extensions
+        )
+        return (args[0], made), {}
+
+    sent = Sent(str(request.url), lambda: request.content, request.headers, write)
     return begin_request(library, sent, _Exchange)
 
 

@@ -6,7 +6,7 @@ Its own retries and redirects lie within one request; the history of the respons
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry import context as otel_context
 
@@ -17,6 +17,8 @@ from lightning_otel.instrumentors.body import BodyRecorder
 from lightning_otel.instrumentors.http import Exchange, Sent, begin_request, take_name
 from lightning_otel.instrumentors.model_requests import open_request
 from lightning_otel.instrumentors.wrappers import bind_names, wrap_call
+
+_NAMES: Final = ("method", "url", "body", "headers")
 
 
 class Urllib3Instrumentor(LibraryInstrumentor):
@@ -55,7 +57,7 @@ class _Exchange(Exchange):
 
 
 def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange | None:
-    values = bind_names(("method", "url", "body"), args, kwargs)
+    values = bind_names(_NAMES, args, kwargs)
     if values["method"].upper() != "POST":
         return None
     pool, url = args[0], values["url"]
@@ -64,7 +66,13 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
         url = f"{pool.scheme}://{host}:{pool.port}{url}"
     if open_request(otel_context.get_current()) is not None:
         return None
-    sent = Sent(url, lambda: values.get("body"), values.get("headers") or {})
+
+    def write(url: str, content: bytes, headers: dict[str, str]) -> tuple[Any, Any]:
+        rest = {name: kwargs[name] for name in kwargs if name not in _NAMES}
+        return (pool, values["method"], values["url"], content, headers, *args[5:]), rest
+
+    own = values.get("headers") or pool.headers or {}
+    sent = Sent(url, lambda: values.get("body"), own, write, can_move=False)
     exchange = begin_request("urllib3", sent, _Exchange)
     if isinstance(exchange, _Exchange):
         exchange.is_preloaded = values.get("preload_content", True)

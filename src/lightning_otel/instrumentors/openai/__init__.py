@@ -5,6 +5,7 @@ its JSON made; ``_process_response`` shows the HTTP response. What is not a mode
 untouched, and the caller gets the very object the client returned.
 """
 
+import copy
 from collections.abc import Mapping
 from functools import lru_cache
 from types import ModuleType
@@ -18,10 +19,10 @@ from lightning_otel import capture
 from lightning_otel.capture import operations
 from lightning_otel.dialects import Dialect
 from lightning_otel.dialects.dialect import Attributes
+from lightning_otel.instrumentors import token_ids
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.body import ResponseRecorder
 from lightning_otel.instrumentors.model_requests import ModelRequest, endpoint_of
-from lightning_otel.instrumentors.openai import token_ids
 from lightning_otel.instrumentors.wrappers import wrap_call
 from lightning_otel.types import conventions as c
 
@@ -60,7 +61,7 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "ClientR
     frame = capture.current_frame(context)
     if frame is not None and frame.assigner is not None:
         # Only where it was asked for.
-        from lightning_otel.instrumentors.substitution.requests import substitute_resources
+        from lightning_otel.instrumentors.openai.options import substitute_resources
 
         made = capture.guard_call(substitute_resources, frame.assigner, client, options, endpoint)
         if made is not None:
@@ -69,12 +70,31 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "ClientR
     request = ClientRequest(client, options, endpoint, context, resources, is_stream=is_stream)
     with_ids = None
     if capture.asks_for_ids(frame):
-        with_ids = capture.guard_call(token_ids.add_requests, endpoint, client, options)
+        with_ids = capture.guard_call(_ask_for_ids, endpoint, client, options)
     if with_ids is not None:
         request.fallback = _put_options(args, kwargs, options)
     if with_ids is not None or options is not given:
         request.arguments = _put_options(args, kwargs, with_ids or options)
     return request
+
+
+def _ask_for_ids(endpoint: Dialect, client: Any, options: Any) -> Any | None:
+    """Return a copy of the options that also asks for ids; None where they are sent as they are."""
+    body, extra = options.json_data, options.extra_json or {}
+    if not isinstance(body, Mapping) or options.files or _is_azure(type(client)):  # type: ignore[arg-type]  # a class has a hash
+        return None
+    wanted = token_ids.find_wanted(endpoint, {**body, **extra}, _address_of(client, options))
+    if not wanted:
+        return None
+    asked = copy.copy(options)
+    asked.extra_json = {**extra, **wanted}
+    return asked
+
+
+def _address_of(client: Any, options: Any) -> str:
+    """The server a request goes to: the client's base URL, unless the request names a whole URL."""
+    parts = urlsplit(str(options.url))
+    return f"{parts.scheme}://{parts.netloc}" if parts.netloc else str(client.base_url)
 
 
 def _put_options(args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Any) -> tuple[Any, Any]:
@@ -132,7 +152,7 @@ class ClientRequest(ModelRequest):
             body = {**body, **options.extra_json}
         url = str(options.url)
         attributes: Attributes = {
-            c.PROVIDER: _provider_of(type(client)),  # type: ignore[arg-type]  # a class has a hash
+            c.PROVIDER: "azure.ai.openai" if _is_azure(type(client)) else "openai",  # type: ignore[arg-type]
             **_server_of(client, url),
             **({c.RESOURCES: resources} if resources is not None else {}),
         }
@@ -140,7 +160,7 @@ class ClientRequest(ModelRequest):
 
     def retries(self, exc: BaseException) -> bool:
         """Return whether to send what the agent wrote, as the server refuses what was added."""
-        if self.fallback is None or not token_ids.is_refusal(exc):
+        if self.fallback is None or not token_ids.is_refusal(getattr(exc, "status_code", None)):
             return False
         self.arguments, self.fallback = self.fallback, None
         self._is_refused = True
@@ -158,7 +178,7 @@ class ClientRequest(ModelRequest):
     def succeed(self, result: Any) -> None:
         """End the span of a call whose answer is there; a stream's span goes on."""
         if self._is_refused:
-            token_ids.note_refusal(self.client, self._options)
+            token_ids.note_refusal(_address_of(self.client, self._options))
         if not self._is_streaming:
             self.end(capture.guard_call(self._body_of, result), is_whole=True)
 
@@ -182,10 +202,9 @@ class ClientRequest(ModelRequest):
 
 
 @lru_cache(64)
-def _provider_of(client: type) -> str:
+def _is_azure(client: type) -> bool:
     # By name, not issubclass: the Azure class is known only to a module we do not import.
-    is_azure = any(cls.__name__ == "BaseAzureClient" for cls in client.__mro__)
-    return "azure.ai.openai" if is_azure else "openai"
+    return any(cls.__name__ == "BaseAzureClient" for cls in client.__mro__)
 
 
 def _server_of(client: Any, sent_to: str) -> Attributes:
