@@ -7,6 +7,7 @@ of an HTTP client above, it is an attempt of theirs.
 
 import contextlib
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -33,6 +34,10 @@ from lightning_otel.types import conventions as c
 
 _SDK_KEY: Final = otel_context.create_key("lightning-otel-sdk-call")
 _FAILED: Final = 400
+_GZIP: Final = b"\x1f\x8b"
+_ZLIB: Final = b"\x78"
+_ANY_HEADER: Final = 47
+"""How coded bodies begin, and what has zlib tell the two apart."""
 _PROVIDERS: Final = {
     "groq.com": "groq",
     "mistral.ai": "mistral_ai",
@@ -211,8 +216,9 @@ class Exchange(Run):
             )
 
     def decode(self, body: bytes) -> bytes:
-        """Return a body without the coding it was sent in."""
-        return body
+        """Return a body without its coding, where the program reads it as it was sent."""
+        is_coded = body[:2] == _GZIP or (body[:1] == _ZLIB and not int.from_bytes(body[:2]) % 31)
+        return zlib.decompressobj(_ANY_HEADER).decompress(body) if is_coded else body
 
     def fail(self, exc: BaseException) -> None:
         """End the attempt without an answer."""
