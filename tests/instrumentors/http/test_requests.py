@@ -6,6 +6,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -54,7 +55,7 @@ def post(url: str, **more: Any) -> httpx.Response:
 
 
 CODINGS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes,
+    "gzip": partial(gzip.compress, mtime=0), "deflate": zlib.compress, "identity": bytes,
 }  # fmt: skip
 
 
