@@ -64,7 +64,7 @@ _MADE_UP = re.compile(
     r"(?:resp|msg|fc|rs|chatcmpl|call|cache|agents|run)(?:[-_]\w+)*[-_][0-9a-f]{12,}[-0-9a-f]*"
 )
 """Ids that are drawn anew for each request or answer, and come back in the next request."""
-_OWN_HEADERS = ("idempotency-key", "host", "x-stainless-read-timeout")
+_OWN_HEADERS = ("idempotency-key", "host", "x-stainless-read-timeout", "x-amzn-trace-id")
 """Headers that are drawn at random for each request, or name the server's port."""
 
 
@@ -107,8 +107,11 @@ def differences(span: Span, exchange: Exchange, **more: Any) -> dict[str, tuple[
 
 
 def told(span: Span) -> dict[str, Any]:
-    """A span's attributes with its content read, but for stamps and times."""
-    left = (c.ROLLOUT_ID, c.ATTEMPT_ID, c.SEQUENCE_ID, c.TIME_TO_FIRST_CHUNK)
+    """A span's attributes with its content read, but for stamps, times and attempts."""
+    left = (
+        c.ROLLOUT_ID, c.ATTEMPT_ID, c.SEQUENCE_ID, c.TIME_TO_FIRST_CHUNK, c.RESENDS,
+        c.FAILED_ATTEMPTS,
+    )  # fmt: skip
     held = {key: value for key, value in span.attributes.items() if key not in left}
     return held | read({key: held[key] for key in c.CONTENT_KEYS if key in held})
 

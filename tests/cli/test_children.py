@@ -136,8 +136,9 @@ def test_start_is_python_2_and_knows_each_library() -> None:
     tree = ast.parse(START.read_text())
     newer = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Nonlocal, ast.AsyncFunctionDef)
     names: dict[str, Any] = {}
-    text = START.read_text().partition("LIBRARIES = ")[2].partition('"""')[0]
-    exec(f"names = {text}", names)
+    for name in ("LIBRARIES", "_CLIENTS"):
+        text = START.read_text().partition(f"\n{name} = ")[2].partition('"""')[0]
+        exec(f"{name} = {text}", names)
 
     for node in ast.walk(tree):
         assert not isinstance(node, newer), ast.dump(node)
@@ -151,7 +152,9 @@ def test_start_is_python_2_and_knows_each_library() -> None:
         for place in INSTRUMENTORS.values()
         for module in resolve_name(place)().patches()
     }
-    assert names["names"] == patched | set(INSTRUMENTORS)
+    clients = {module.partition(".")[0] for module in names["_CLIENTS"]}
+    assert names["LIBRARIES"] | clients == patched | set(INSTRUMENTORS)
+    assert not names["LIBRARIES"] & clients
 
 
 THREADS = f"""{ASK}

@@ -211,8 +211,10 @@ def write_gemini(part: tuple[Any, ...], number: int) -> tuple[dict[str, Any], di
             return {"text": values[0]}, {"type": "text", "content": values[0]}
         case "thinking":
             wire = {"text": values[0], "thought": True, "thoughtSignature": values[1]}
+            # Bytes, which Google's client writes in another alphabet than its server.
+            signature = values[1].translate(str.maketrans("-_", "+/"))
             return wire, {
-                "type": "reasoning", "content": values[0], "thought_signature": values[1],
+                "type": "reasoning", "content": values[0], "thought_signature": signature,
             }  # fmt: skip
         case "call":
             wire = {"functionCall": {"name": values[0], "args": values[1]}}

@@ -5,19 +5,22 @@
 A cell names a program; the test of that name fails if the program does not show it.
 """
 
-from tests.examples.programs import COLUMNS, PROGRAMS
+from tests.examples.programs import BY_HAND, CLIENTS, COLUMNS, LITELLM, PROGRAMS
+
+_ALL = (*PROGRAMS, *CLIENTS)
 
 NOT_APPLICABLE = {
     ("openai", "agent"): "¹",
     ("LangGraph", "tools"): "as LangChain",
-    ("LiteLLM", "agent"): "¹",
+    **{(source, "agent"): "¹" for source in (LITELLM, BY_HAND, "anthropic", "google-genai")},
+    **{(source, "token ids"): "²" for source in ("anthropic", "google-genai")},
 }
 """Cells without a program, and what stands there instead."""
 
 
 def cell(source: str, column: str) -> str:
     """The first program that proves it, as a link; a dash if there is none."""
-    names = [p.name for p in PROGRAMS if p.source == source and column in p.shows]
+    names = [p.name for p in _ALL if p.source == source and column in p.shows]
     if not names:
         return NOT_APPLICABLE.get((source, column), "–")
     return f"[✓](examples/{names[0]}.py)"
@@ -25,7 +28,7 @@ def cell(source: str, column: str) -> str:
 
 def table() -> str:
     """The whole matrix in Markdown."""
-    sources = dict.fromkeys(program.source for program in PROGRAMS)
+    sources = dict.fromkeys(program.source for program in _ALL)
     rows = [("source", *COLUMNS), ("---",) * (len(COLUMNS) + 1)]
     rows += [(source, *(cell(source, column) for column in COLUMNS)) for source in sources]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

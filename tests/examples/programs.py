@@ -47,6 +47,7 @@ AGENTS = "OpenAI Agents SDK"
 CREWAI = "CrewAI"
 AG2 = "ag2 0.x"
 LITELLM = "LiteLLM"
+BY_HAND = "httpx, requests, aiohttp, urllib3"
 
 _OPENAI = ("openai",)
 _LANGCHAIN = ("langchain_openai",)
@@ -185,7 +186,32 @@ PROGRAMS = (
         agents={"": 6},
         shows=("call", "tools", "stream", "async", "token ids"),
     ),
+    Program(
+        "httpx_loop",
+        BY_HAND,
+        ("httpx", "requests"),
+        agents={"": 6},
+        shows=("call", "tools", "stream", "async", "token ids"),
+    ),
 )
+
+CLIENTS = (
+    Program(
+        "clients/anthropic_tools",
+        "anthropic",
+        ("anthropic",),
+        agents={"": 6},
+        shows=("call", "tools", "stream", "async"),
+    ),
+    Program(
+        "clients/genai_chat",
+        "google-genai",
+        ("google.genai",),
+        agents={"": 8},
+        shows=("call", "tools", "stream", "async"),
+    ),
+)
+"""Programs that ask models of other vendors."""
 
 FRAMEWORKS = {
     "pydantic_ai_agents": "pydantic_ai",

@@ -91,7 +91,7 @@ def _is_of_request(tree: Tree, request: _Request, position: int) -> bool:
 
     A server that repeats its ids answers one call after the other, or several calls of one make
     beside each other. Of one make only a record within another is the same request: LiteLLM tells
-    each call on two levels.
+    each call on two levels. So is one to another server: the first passed the request on to it.
     """
     span, members = tree.spans[position], request.members
     scope = span.scope
@@ -103,8 +103,21 @@ def _is_of_request(tree: Tree, request: _Request, position: int) -> bool:
         return False
     own = request.log_scopes if span.start_ns == span.end_ns else request.scopes
     return not (scope and scope in own) or any(
-        tree.contains(member, position) or tree.contains(position, member) for member in members
+        tree.contains(member, position)
+        or tree.contains(position, member)
+        or _is_relayed(tree.spans[member], span)
+        for member in members
     )
+
+
+def _is_relayed(one: Span, other: Span) -> bool:
+    """Return whether two records of ours are of two servers, one of which asked the other."""
+    servers = [
+        (span.attributes.get(c.SERVER_ADDRESS), span.attributes.get(c.SERVER_PORT))
+        for span in (one, other)
+    ]
+    is_known = all(address for address, _ in servers)
+    return one.scope == other.scope == c.SCOPE and is_known and servers[0] != servers[1]
 
 
 def _do_overlap(tree: Tree, earlier: int, later: int) -> bool:
@@ -263,7 +276,10 @@ def place_of(tree: Tree, records: Sequence[int]) -> int:
         record: min(filter(lambda i: tree.contains(i, record), records), key=tree.first.__getitem__)
         for record in records
     }
-    held = next((i for i in records if tree.parents[around[i]] != NO_PARENT), records[0])
+    placed = [i for i in records if tree.parents[around[i]] != NO_PARENT] or [*records[:1]]
+    own = [i for i in placed if tree.spans[i].scope == c.SCOPE]
+    # Of a request that was passed on, the agent's own.
+    held = min(own, key=lambda i: tree.spans[i].start_ns) if len(own) > 1 else placed[0]
     outer = around[held]
     return outer if tree.agents[outer] == tree.agents[held] else held
 

@@ -19,6 +19,8 @@ _HANDED_ON = (
 )  # fmt: skip
 _NOT_FOUND = 127
 _NOT_RUNNABLE = 126
+_MOST_ADDRESSES = 3
+"""How many unread addresses are named: those that were asked most."""
 
 
 class ProgramError(LightningOtelError):
@@ -156,9 +158,11 @@ def run_child(program: Sequence[str], environment: Mapping[str, str] | None) -> 
 def take_unrecorded(notes: Path) -> list[str]:
     """Return what is to be said of processes that could not record, and remove their notes.
 
-    Each noted itself as it started, and the library that it imported and that would be recorded.
+    Each noted itself as it started, and the library that it imported and that would be recorded;
+    others note the addresses that seem to ask a model in no dialect that is known.
     """
     counts: Counter[str] = Counter()
+    asked: Counter[str] = Counter()
     libraries: dict[str, set[str]] = {}
     try:
         lines = notes.read_text(errors="replace").splitlines()
@@ -167,6 +171,9 @@ def take_unrecorded(notes: Path) -> list[str]:
         return []
     for line in lines:
         library, _, python = line.partition("\t")
+        if python.startswith("\t"):
+            asked[f"{library} asked {python[1:]}"] += 1
+            continue
         counts[python] += not library
         libraries.setdefault(python, set()).update({library} - {""})
     said = []
@@ -177,6 +184,9 @@ def take_unrecorded(notes: Path) -> list[str]:
         said.append(
             f"  {warning}not recorded: {noun} of {python}, without lightning-otel{imported}"
         )
+    for request, count in asked.most_common(_MOST_ADDRESSES):
+        times = "once" if count < 2 else f"{count:,} times"
+        said.append(f"  warning: not recorded: {request} {times}, a path of no known dialect")
     return said
 
 

@@ -207,9 +207,13 @@ def _read_part(part: Any) -> dict[str, Any]:
     """Return a part; one that the conventions have no word for is named by its kind."""
     if not isinstance(part, Mapping):
         return part_of(part)
-    held = _spell_names(part)
+    held = {**_spell_names(part)}
     kind = next((name for name in held if name not in _MARKS), "part")
     inner = object_of(held.get(kind))
+    if "thought_signature" in held:
+        held["thought_signature"] = _spell_bytes(held["thought_signature"])
+    if kind == "inline_data" and "data" in inner:
+        inner = held[kind] = {**inner, "data": _spell_bytes(inner["data"])}
     extra = {name: held[name] for name in held if name not in (kind, "thought")}
     if kind not in _WORDS:
         thought = {"thought": True} if held.get("thought") else {}
@@ -241,6 +245,11 @@ def _spell_names(value: object) -> Json:
 
 def _spell_name(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _spell_bytes(value: Any) -> Any:
+    """Return bytes in the alphabet that servers write; Google's own client sends the other one."""
+    return value.replace("-", "+").replace("_", "/") if isinstance(value, str) else value
 
 
 def _write_example(example: Json) -> Json:

@@ -47,6 +47,10 @@ class Run:
         """Return whether to call a function again, instead of ending with what it raised."""
         return False
 
+    def repeats(self, result: Any) -> Callable[[], Any] | None:
+        """Return what drops a result, to call a function again; None to end with it."""
+        return None
+
     def succeed(self, result: Any) -> None:
         """End it with the result of a call."""
 
@@ -107,7 +111,9 @@ def wrap_call(begin: Begin) -> Make:
                 try:
                     with run.active():
                         result = original(*given, **named)
-                    break
+                    if (drop := capture.guard_call(run.repeats, result)) is None:
+                        break
+                    capture.guard_call(drop)
                 except BaseException as exc:
                     if not capture.guard_call(run.retries, exc):
                         capture.guard_call(run.fail, exc)
@@ -137,7 +143,10 @@ def _wrap_async(begin: Begin, original: Any, begun: Any = None) -> Any:
             try:
                 with run.active():
                     result = await (waiting or original(*given, **named))
-                break
+                if (drop := capture.guard_call(run.repeats, result)) is None:
+                    break
+                waiting = None
+                await _drop_async(drop)
             except BaseException as exc:
                 waiting = None
                 if not capture.guard_call(run.retries, exc):
@@ -151,6 +160,14 @@ def _wrap_async(begin: Begin, original: Any, begun: Any = None) -> Any:
         return result
 
     return function
+
+
+async def _drop_async(drop: Callable[[], Any]) -> None:
+    try:
+        if inspect.isawaitable(dropping := drop()):
+            await dropping
+    except Exception:  # noqa: BLE001  # capture never raises into the traced program
+        capture.note_fault()
 
 
 def wrap_generator(begin: Begin) -> Make:

@@ -21,30 +21,11 @@ from lightning_otel import capture, config, debugging
 from lightning_otel.capture.metrics import start_metrics
 from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.provider import startup
+from lightning_otel.provider.libraries import ENTRIES, INSTRUMENTORS, PARTS
 from lightning_otel.provider.sdk_settings import SAMPLER, sampler_fault, warn_of_exporters
 from lightning_otel.types import conventions as c
 
 log = logging.getLogger(__name__)
-
-INSTRUMENTORS: Mapping[str, str] = {
-    "openai": "lightning_otel.instrumentors.openai:OpenAIInstrumentor",
-    "langchain_core": "lightning_otel.instrumentors.langchain:LangChainInstrumentor",
-    "autogen_core": "lightning_otel.instrumentors.autogen:AutoGenInstrumentor",
-    "agents": "lightning_otel.instrumentors.openai_agents:OpenAIAgentsInstrumentor",
-    "crewai": "lightning_otel.instrumentors.crewai:CrewAIInstrumentor",
-    "litellm": "lightning_otel.instrumentors.openai.litellm:LiteLLMInstrumentor",
-    "autogen": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
-    "ag2": "lightning_otel.instrumentors.ag2:AG2Instrumentor",
-    "mcp": "lightning_otel.instrumentors.mcp:MCPInstrumentor",
-}
-"""The library each instrumentor is for, and where it stands: imported when its library is."""
-
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "autogen_core": (
-        "autogen_agentchat.agents", "autogen_agentchat.teams", "autogen_ext.tools.mcp._workbench",
-    ),
-}  # fmt: skip
-"""Modules that import a library, which is switched on in their midst: they are patched after."""
 
 _RANDOM_IDS: Final = ("opentelemetry.sdk.trace.id_generator", "RandomIdGenerator")
 
@@ -229,8 +210,7 @@ def switch_on(libraries: str | Iterable[str] | None = None) -> None:
     from lightning_otel.instrumentors.patches import when_imported
 
     named = [libraries] if isinstance(libraries, str) else libraries
-    modules = {each: place.partition(":")[0] for each, place in INSTRUMENTORS.items()}
-    entries = {each: modules[each].rpartition(".")[2].replace("_", "-") for each in modules}
+    entries = {each: ENTRIES.get(each, each) for each in INSTRUMENTORS}
     disabled = config.DISABLED.read()  # by the names of pyproject.toml's entry points
     enabled = {each for each in entries if f"lightning-{entries[each]}" not in disabled}
     asked = enabled if named is None else set(named)
@@ -248,7 +228,7 @@ def switch_on(libraries: str | Iterable[str] | None = None) -> None:
             elif library not in _setup.awaited:
                 _setup.awaited.add(library)
                 when_imported(library, _switch_on)
-                for part in _PARTS.get(library, ()):
+                for part in PARTS.get(library, ()):
                     when_imported(part, functools.partial(_patch_part, library))
 
 
@@ -257,7 +237,7 @@ def _switch_on(library: str) -> None:
     if library in _setup.wanted:
         instrumentor = _instrumentor_of(library)
         if not instrumentor.is_instrumented_by_opentelemetry:
-            parts = _PARTS.get(library, ())
+            parts = PARTS.get(library, ())
             instrumentor.instrument(skip_dep_check=True, only_in_recordings=True, parts=parts)
             if debugging.is_on:
                 debugging.log(f"on      the instrumentor of {library}")

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 _OVERLAP: Final = "kept.start_ns <= other.end_ns AND other.start_ns <= kept.end_ns"
 _HAS_NO_ID: Final = "(kept.response_id IS NULL OR other.response_id IS NULL)"
 
+
+def _server_of(table: str) -> str:
+    host, port = (
+        f"{table}.attributes->>'$.\"{key}\"'" for key in (c.SERVER_ADDRESS, c.SERVER_PORT)
+    )
+    return f"({host} || ':' || coalesce({port}, ''))"
+
+
 DUPLICATE_CALLS: Final = f"""
 requests AS MATERIALIZED (
   SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, operation,
@@ -44,9 +52,21 @@ same_answer AS MATERIALIZED (
   WHERE kept.scope <> other.scope AND {_OVERLAP}
     AND (kept.scope = {quote_text(c.SCOPE)} OR kept.scope < other.scope)
 ),
+passed_on AS MATERIALIZED (
+  SELECT other.trace_id, other.span_id, kept.trace_id AS kept_trace, kept.span_id AS kept_id
+  FROM requests AS other JOIN requests AS kept
+    ON kept.rollout = other.rollout AND kept.response_id = other.response_id
+  WHERE kept.scope = {quote_text(c.SCOPE)} AND other.scope = kept.scope AND {_OVERLAP}
+    AND (kept.start_ns, kept.span_id) < (other.start_ns, other.span_id)
+),
 repeated AS MATERIALIZED (
   SELECT trace_id, span_id, min(kept_id) AS kept_id FROM (
     SELECT trace_id, span_id, kept_id FROM same_answer
+    UNION ALL
+    SELECT passed_on.trace_id, passed_on.span_id, kept_id FROM passed_on
+      JOIN spans AS other USING (trace_id, span_id)
+      JOIN spans AS kept ON kept.trace_id = kept_trace AND kept.span_id = kept_id
+    WHERE {_server_of("kept")} <> {_server_of("other")}
     UNION ALL
     SELECT other.trace_id, other.span_id, kept.span_id FROM others AS other JOIN requests AS kept
       ON kept.trace_id = other.trace_id AND kept.parent_span_id = other.span_id
@@ -78,10 +98,11 @@ repeated AS MATERIALIZED (
   ) GROUP BY ALL
 )"""
 """Common table expressions over ``spans``: ``repeated`` holds the calls of others' instrumentors
-that stand for a request another record tells of, ``kept_id``: by its response id; because the one
-stands in the other; because it overlaps one of ours that nothing else of that instrumentor stands
-for; or because it tells of no answer, where ours recorded every request of its model. The adapter's
-``duplicates`` looks at what was asked and answered, which no count should have to read."""
+that stand for a request another record tells of, ``kept_id``: by its response id, which of two
+records of ours says that a server passed the request on to another; because the one stands in the
+other; because it overlaps one of ours that nothing else of that instrumentor stands for; or because
+it tells of no answer, where ours recorded every request of its model. The adapter's ``duplicates``
+looks at what was asked and answered, which no count should have to read."""
 
 _FARTHEST: Final = 256
 _CALL_OWNERS: Final = f"""

@@ -4,6 +4,7 @@ A way that a library does not have is left out; whatever asks gives the answer's
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ class Driver:
         tool: Asks in this thread what the agent needs its tool for.
         tool_outline: What that leaves.
         provider: Whom its calls name.
-        is_sent_by_openai: Whether the ``openai`` client sends its requests.
+        is_sent_by_openai: Whether its requests are made with what is live, and ask for token ids.
         can_fork: Whether it works in a forked child at all; CrewAI's own threads do not.
         can_be_cancelled: Whether a task of it ends with its cancelling, and not with its thread.
     """
@@ -300,6 +301,104 @@ async def _turn_ask_async(base_url: str, model: str) -> str:
     return str((await ag2.Agent("ann", "Be right.", config=config).ask(ASKED)).body)
 
 
+# --- HTTP clients ---------------------------------------------------------------------------------
+
+
+def _post(base_url: str, model: str, **more: Any) -> Any:
+    """Return address and body of a request of chat completions."""
+    return f"{base_url}/chat/completions", {"model": model, "messages": _message(), **more}
+
+
+def _text_of(answer: Any) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def _httpx_ask(base_url: str, model: str) -> str:
+    import httpx
+
+    url, body = _post(base_url, model)
+    with httpx.Client() as client:
+        return _text_of(client.post(url, json=body).raise_for_status().json())
+
+
+async def _httpx_ask_async(base_url: str, model: str) -> str:
+    import httpx
+
+    url, body = _post(base_url, model)
+    async with httpx.AsyncClient() as client:
+        return _text_of((await client.post(url, json=body)).raise_for_status().json())
+
+
+def _httpx_stream(base_url: str, model: str) -> Iterator[Any]:
+    import httpx
+
+    url, body = _post(base_url, model, stream=True)
+    with httpx.Client() as client, client.stream("POST", url, json=body) as response:
+        yield from filter(None, response.iter_lines())
+
+
+async def _httpx_stream_async(base_url: str, model: str) -> AsyncIterator[Any]:
+    import httpx
+
+    url, body = _post(base_url, model, stream=True)
+    async with httpx.AsyncClient() as client, client.stream("POST", url, json=body) as response:
+        async for line in response.aiter_lines():
+            if line:
+                yield line
+
+
+def _requests_ask(base_url: str, model: str) -> str:
+    import requests
+
+    url, body = _post(base_url, model)
+    with requests.Session() as session:
+        response = session.post(url, json=body)
+        response.raise_for_status()
+        return _text_of(response.json())
+
+
+def _requests_stream(base_url: str, model: str) -> Iterator[Any]:
+    import requests
+
+    url, body = _post(base_url, model, stream=True)
+    with requests.Session() as session, session.post(url, json=body, stream=True) as response:
+        yield from filter(None, response.iter_lines(chunk_size=None))
+
+
+async def _aiohttp_ask_async(base_url: str, model: str) -> str:
+    import aiohttp
+
+    url, body = _post(base_url, model)
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        answer = await response.read()
+        response.raise_for_status()
+        return _text_of(json.loads(answer))
+
+
+async def _aiohttp_stream_async(base_url: str, model: str) -> AsyncIterator[Any]:
+    import aiohttp
+
+    url, body = _post(base_url, model, stream=True)
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        async for line in response.content:
+            if line.strip():
+                yield line
+
+
+def _hub_ask(base_url: str, model: str) -> str:
+    from huggingface_hub import InferenceClient
+
+    client = InferenceClient(base_url=base_url, api_key="k")
+    return str(client.chat_completion(_message(), model=model).choices[0].message.content)
+
+
+def _hub_stream(base_url: str, model: str) -> Iterator[Any]:
+    from huggingface_hub import InferenceClient
+
+    client = InferenceClient(base_url=base_url, api_key="k")
+    yield from client.chat_completion(_message(), model=model, stream=True)
+
+
 DRIVERS = [
     Driver(
         "openai",
@@ -390,5 +489,35 @@ invoke_workflow Agent workflow
         "ag2",
         "invoke_agent ann\n  chat toy",
         ask_async=_turn_ask_async,
+    ),
+    Driver(
+        "httpx",
+        "httpx",
+        "chat toy",
+        _httpx_ask,
+        _httpx_ask_async,
+        _httpx_stream,
+        _httpx_stream_async,
+    ),
+    Driver(
+        "requests",
+        "requests",
+        "chat toy",
+        _requests_ask,
+        stream=_requests_stream,
+    ),
+    Driver(
+        "aiohttp",
+        "aiohttp",
+        "chat toy",
+        ask_async=_aiohttp_ask_async,
+        stream_async=_aiohttp_stream_async,
+    ),
+    Driver(
+        "huggingface_hub",
+        "huggingface_hub",
+        "chat toy",
+        _hub_ask,
+        stream=_hub_stream,
     ),
 ]

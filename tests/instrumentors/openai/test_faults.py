@@ -16,9 +16,10 @@ from lightning_otel import Store, auto_trace, capture, dialects, messages, provi
 from lightning_otel.capture import operations
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.dialects import chat, completions, responses
+from lightning_otel.instrumentors import body, model_requests
 from lightning_otel.instrumentors import openai as instrumentor
 from lightning_otel.instrumentors.base import LibraryInstrumentor
-from lightning_otel.instrumentors.openai import ModelRequest, body
+from lightning_otel.instrumentors.openai import ClientRequest
 from lightning_otel.messages import media
 from lightning_otel.types import values
 
@@ -33,14 +34,15 @@ MODULES = [
     redact, messages, media, values, capture,
 ]  # fmt: skip
 CLASSES = [
-    ModelRequest, body.BodyRecorder, operations.Operation, chat.Chat,
+    ClientRequest, model_requests.ModelRequest, body.BodyRecorder, body.ResponseRecorder,
+    operations.Operation, chat.Chat,
     completions.Completions, completions.Embeddings, responses.Responses,
 ]  # fmt: skip
 FENCE = {"guard_call", "note_fault", "__del__"}
 """What keeps faults in cannot be tried by failing itself."""
 HOST = {
-    "_iter_bytes", "_aiter_bytes", "_iter_raw", "_aiter_raw", "_pass_on", "_pass_on_async",
-    "_close", "_aclose", "attached",
+    "read", "read_async", "_iter_bytes", "_aiter_bytes", "_iter_raw", "_aiter_raw", "_close",
+    "_aclose", "attached",
 }  # fmt: skip
 """What the program's own work runs through: failing there is failing to do it."""
 SET_UP = {"around", "_send_request", "_send_async"}

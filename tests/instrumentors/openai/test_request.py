@@ -14,7 +14,7 @@ from tests.instrumentors.transport import answering
 
 from lightning_otel import Store, auto_trace
 from lightning_otel.demo.server import DemoServer
-from lightning_otel.instrumentors.openai import ModelRequest
+from lightning_otel.instrumentors.openai import ClientRequest
 from lightning_otel.types import conventions as c
 
 ASKED: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
@@ -222,4 +222,4 @@ def test_request_that_is_over_is_freed_at_once(
         with contextlib.suppress(openai.BadRequestError):
             client.chat.completions.create(model="fail-400", messages=ASKED)
 
-    assert not [held for held in gc.get_objects() if type(held) is ModelRequest]
+    assert not [held for held in gc.get_objects() if type(held) is ClientRequest]

@@ -28,6 +28,7 @@ from lightning_otel import Store, auto_trace, capture, carried, context
 from lightning_otel.demo.server import DemoServer, Exchange
 from lightning_otel.errors import StoreError
 from lightning_otel.instrumentors import substitution
+from lightning_otel.instrumentors.openai import options
 from lightning_otel.instrumentors.substitution import requests as substituting
 from lightning_otel.instrumentors.substitution import watcher
 from lightning_otel.resources import Resources
@@ -440,17 +441,18 @@ def test_every_fault_of_ours_sends_the_agents_own_request(
     scene.resources.set_alias("endpoint", "canary", 1, weight=0.0)
     places: list[tuple[Any, str]] = [
         (module, name)
-        for module in (substituting, watcher, substitution)
+        for module in (substituting, options, watcher, substitution)
         for name, value in vars(module).items()
         if inspect.isfunction(value)
         and value.__module__.startswith(
-            ("lightning_otel.instrumentors.substitution", substituting.__name__)
+            ("lightning_otel.instrumentors.substitution", options.__name__)
         )
     ]
     places += [(watcher.Watch, name) for name in ("assign", "begin_reading")]
     places += [(watcher.RolloutVersions, "assign"), (substitution.Standing, "choose")]
     not_reached = {
         "_instructed_responses", "_input_message", "_limit_name", "stamps", "_begin_anew",
+        "foreign_headers", "is_plain", "note_unfit",
         "note_change", "resource_of", "standings_of",  # what was read before is kept
     }  # fmt: skip
 

@@ -5,23 +5,25 @@ its JSON made; ``_process_response`` shows the HTTP response. What is not a mode
 untouched, and the caller gets the very object the client returned.
 """
 
-import time
+import copy
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
 
-from lightning_otel import capture, debugging
+from lightning_otel import capture
 from lightning_otel.capture import operations
-from lightning_otel.dialects import Dialect, find_dialect
-from lightning_otel.dialects.dialect import Attributes, Json
+from lightning_otel.dialects import Dialect
+from lightning_otel.dialects.dialect import Attributes
 from lightning_otel.dialects.stored import find_stored
+from lightning_otel.instrumentors import token_ids
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.openai import token_ids
-from lightning_otel.instrumentors.openai.body import BodyRecorder
-from lightning_otel.instrumentors.openai.stored import StoredRequest, body_of, server_of
+from lightning_otel.instrumentors.body import ResponseRecorder
+from lightning_otel.instrumentors.model_requests import ModelRequest, endpoint_of
+from lightning_otel.instrumentors.openai.stored import StoredRequest, body_of, is_azure, server_of
 from lightning_otel.instrumentors.wrappers import Run, wrap_call
 from lightning_otel.types import conventions as c
 
@@ -71,21 +73,40 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | No
     frame = capture.current_frame(context)
     if frame is not None and frame.assigner is not None:
         # Only where it was asked for.
-        from lightning_otel.instrumentors.substitution.requests import substitute_resources
+        from lightning_otel.instrumentors.openai.options import substitute_resources
 
         made = capture.guard_call(substitute_resources, frame.assigner, client, options, endpoint)
         if made is not None:
             options, resources = made
     is_stream = bool(kwargs.get("stream"))
-    request = ModelRequest(client, options, endpoint, context, resources, is_stream=is_stream)
+    request = ClientRequest(client, options, endpoint, context, resources, is_stream=is_stream)
     with_ids = None
     if capture.asks_for_ids(frame):
-        with_ids = capture.guard_call(token_ids.add_requests, endpoint, client, options)
+        with_ids = capture.guard_call(_ask_for_ids, endpoint, client, options)
     if with_ids is not None:
         request.fallback = _put_options(args, kwargs, options)
     if with_ids is not None or options is not given:
         request.arguments = _put_options(args, kwargs, with_ids or options)
     return request
+
+
+def _ask_for_ids(endpoint: Dialect, client: Any, options: Any) -> Any | None:
+    """Return a copy of the options that also asks for ids; None where they are sent as they are."""
+    body, extra = options.json_data, options.extra_json or {}
+    if not isinstance(body, Mapping) or options.files or is_azure(type(client)):  # type: ignore[arg-type]  # a class has a hash
+        return None
+    wanted = token_ids.find_wanted(endpoint, {**body, **extra}, _address_of(client, options))
+    if not wanted:
+        return None
+    asked = copy.copy(options)
+    asked.extra_json = {**extra, **wanted}
+    return asked
+
+
+def _address_of(client: Any, options: Any) -> str:
+    """The server a request goes to: the client's base URL, unless the request names a whole URL."""
+    parts = urlsplit(str(options.url))
+    return f"{parts.scheme}://{parts.netloc}" if parts.netloc else str(client.base_url)
 
 
 def _put_options(args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Any) -> tuple[Any, Any]:
@@ -99,24 +120,15 @@ def _note_response(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     request = operation.request if operation is not None else None
     response = kwargs.get("response")
     # Another client may ask for something while this one's request is under way, such as a token.
-    if isinstance(request, ModelRequest) and request.client is args[0] and response is not None:
+    if isinstance(request, ClientRequest) and request.client is args[0] and response is not None:
         request.observe(response)
 
 
-def endpoint_of(method: str, url: str) -> Dialect | None:
-    """The dialect of a request to a model; None for everything else."""
-    dialect = find_dialect(method, url)
-    if dialect is None and debugging.is_on:
-        debugging.log(f"missed  {method} {url}: it asks no model")
-    return dialect
-
-
-class ModelRequest(Run):
-    """One request to a model: its span from the first attempt to the last byte of the answer.
+class ClientRequest(ModelRequest):
+    """One request of an ``openai`` client.
 
     Attributes:
         client: The client that sends it.
-        operation: Its span.
         fallback: Arguments to send where the server refuses what is asked besides; None if nothing
             is.
     """
@@ -145,34 +157,18 @@ class ModelRequest(Run):
         """
         self.client = client
         self._options = options
-        self._endpoint = endpoint
         self._response: Any = None
         self._is_streaming = self._is_refused = False
-        body = body_of(options)
-        model = endpoint.model_of(body, str(options.url))
+        url = str(options.url)
         attributes: Attributes = {
-            c.OPERATION: endpoint.operation,
-            **server_of(client, str(options.url)),
+            **server_of(client, url),
+            **({c.RESOURCES: resources} if resources is not None else {}),
         }
-        name = endpoint.operation
-        if model is not None:
-            attributes[c.REQUEST_MODEL], name = model, f"{name} {model}"
-        if is_stream:
-            attributes[c.REQUEST_STREAM] = True
-        if resources is not None:
-            attributes[c.RESOURCES] = resources
-        # Read before sending: the program may change its own lists while it waits.
-        content: dict[str, str] = {}
-        capture.guard_call(_read_request, endpoint, body, attributes, content)
-        self.operation = operations.start_call(name, attributes, content, context)
-        self.operation.request = self
-        if operations.operation_of(context) is not self.operation:  # as a framework's call may be
-            self.context = self.operation.context
-        self._started_s = time.perf_counter()
+        super().__init__(endpoint, body_of(options), url, context, attributes, is_stream=is_stream)
 
     def retries(self, exc: BaseException) -> bool:
         """Return whether to send what the agent wrote, as the server refuses what was added."""
-        if self.fallback is None or not token_ids.is_refusal(exc):
+        if self.fallback is None or not token_ids.is_refusal(getattr(exc, "status_code", None)):
             return False
         self.arguments, self.fallback = self.fallback, None
         self._is_refused = True
@@ -184,84 +180,30 @@ class ModelRequest(Run):
             if response.is_closed:
                 self._response = response
             else:
-                BodyRecorder(response, self._started_s, self._end)
+                ResponseRecorder(response, self.started_s, self.end)
                 self._is_streaming = True
 
     def succeed(self, result: Any) -> None:
         """End the span of a call whose answer is there; a stream's span goes on."""
         if self._is_refused:
-            token_ids.note_refusal(self.client, self._options)
+            token_ids.note_refusal(_address_of(self.client, self._options))
         if not self._is_streaming:
-            self._end(None, is_whole=True, result=result)
+            self.end(capture.guard_call(self._body_of, result), is_whole=True)
 
     def fail(self, exc: BaseException) -> None:
         """End the span with the exception the caller is about to see, and the answer if it came."""
-        self._end(None, is_whole=True, exc=exc)
+        self.end(capture.guard_call(self._body_of, None), is_whole=True, exc=exc)
 
-    def _end(
-        self,
-        body: bytes | None,
-        *,
-        is_whole: bool,
-        first_chunk_s: float | None = None,
-        exc: BaseException | None = None,
-        result: Any = None,
-    ) -> None:
-        """End the span with the answer's body, as far as it was read.
+    def release(self) -> None:
+        """Let go of the client's own objects, too."""
+        super().release()
+        self._response = self._options = self.fallback = None
 
-        Args:
-            body: A JSON document, or server-sent events; None for that of the response.
-            is_whole: Whether the body was read to its end.
-            first_chunk_s: Seconds from the span's start to the first byte of a stream.
-            exc: What ended the call instead.
-            result: What the client made of the response, which it may hide.
-        """
-        operation = self.operation
-        if operation.is_over:
-            return
-        read = capture.guard_call(self._read_answer, body, result, first_chunk_s)
-        answer, is_complete = read or ({}, False)
-        # Apart, both and the answer's body are freed at once.
-        operation.request = self.context = self._response = None
-        self._options = self.arguments = self.fallback = None
-        error = self._endpoint.error_of(answer)
-        if exc is not None:
-            operation.fail(exc)
-        elif error is not None:
-            operation.fail_with(*error)
-        else:
-            if not is_whole and not is_complete:
-                operation.attributes[c.ABANDONED] = True
-            operation.stop()
-
-    def _read_answer(
-        self, body: bytes | None, result: Any, first_chunk_s: float | None
-    ) -> tuple[Json, bool]:
-        """Put an answer on the span; return it, and whether a stream said that it is over."""
-        if body is None and self._response is not None:
-            body = self._response.content
-        elif body is None and hasattr(result, "model_dump_json"):
-            body = result.model_dump_json().encode()
-        if not body:
-            return {}, False
-        answer = self._endpoint.read_body(body)
-        if answer.is_stream and first_chunk_s is not None:
-            self.operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
-        if answer.body:
-            capture.guard_call(self._take_answer, answer.body)
-        elif capture.process.content.is_kept and body.strip():
-            self.operation.body[c.UNREAD_ANSWER] = body.decode(errors="replace")
-        return answer.body, answer.is_complete
-
-    def _take_answer(self, answer: Json) -> None:
-        self.operation.attributes.update(self._endpoint.response_attributes(answer))
-        if capture.process.content.is_kept:
-            self.operation.body.update(self._endpoint.response_content(answer))
-
-
-def _read_request(
-    endpoint: Dialect, body: Json, attributes: Attributes, content: dict[str, str]
-) -> None:
-    attributes.update(endpoint.request_attributes(body))
-    if capture.process.content.is_kept:
-        content.update(endpoint.request_content(body))
+    def _body_of(self, result: Any) -> bytes | None:
+        """Return the answer's body: the response's, else what the client made of it."""
+        if self._response is not None:
+            content: bytes = self._response.content
+            return content
+        if hasattr(result, "model_dump_json"):
+            return bytes(result.model_dump_json().encode())
+        return None

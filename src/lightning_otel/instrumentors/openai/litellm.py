@@ -15,7 +15,8 @@ from opentelemetry import context as otel_context
 
 from lightning_otel import capture
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
-from lightning_otel.instrumentors.openai import ModelRequest, endpoint_of
+from lightning_otel.instrumentors.model_requests import endpoint_of
+from lightning_otel.instrumentors.openai import ClientRequest
 from lightning_otel.instrumentors.wrappers import bind_names
 from lightning_otel.types import conventions as c
 
@@ -34,7 +35,7 @@ class LiteLLMInstrumentor(LibraryInstrumentor):
         self.wrap_calls(module.AsyncHTTPHandler, _begin_request, "post")
 
 
-class _Call(ModelRequest):
+class _Call(ClientRequest):
     """A call whose response the method itself gives."""
 
     def succeed(self, result: Any) -> None:
@@ -50,7 +51,7 @@ class _Call(ModelRequest):
         super().fail(exc)
 
 
-def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelRequest | None:
+def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ClientRequest | None:
     given = bind_names(("url", "data", "json"), args[:4], kwargs)
     url, data = str(given.get("url")), given.get("data")
     endpoint = endpoint_of("post", url)

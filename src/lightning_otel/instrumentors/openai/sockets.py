@@ -16,7 +16,7 @@ from lightning_otel import capture
 from lightning_otel.dialects.events import parse_object
 from lightning_otel.dialects.responses import Responses
 from lightning_otel.instrumentors.base import LibraryInstrumentor
-from lightning_otel.instrumentors.openai import ModelRequest
+from lightning_otel.instrumentors.openai import ClientRequest
 from lightning_otel.instrumentors.wrappers import Run, wrap_call
 
 _CALLS: Final = "_lightning_otel_calls"
@@ -32,7 +32,7 @@ def patch_connections(instrumentor: LibraryInstrumentor, *connections: type) -> 
             instrumentor.wrap(connection, name, wrap_call(_follow_calls))
 
 
-class _Call(ModelRequest):
+class _Call(ClientRequest):
     """One call, with the events of its answer."""
 
     def __init__(self, connection: Any, body: Mapping[str, Any]) -> None:
@@ -56,7 +56,7 @@ class _Call(ModelRequest):
     def take(self, data: bytes) -> bool:
         """Keep an event; return whether it was the last one."""
         if self._first_s is None:
-            self._first_s = time.perf_counter() - self._started_s
+            self._first_s = time.perf_counter() - self.started_s
         self._events.append(data)
         event = parse_object(data) or {}
         return event.get("type") in (*self._endpoint.end_marks, "error")
@@ -64,7 +64,7 @@ class _Call(ModelRequest):
     def finish(self, exc: BaseException | None = None, *, is_whole: bool) -> None:
         """End it with what came."""
         body = b"".join(b"data: %s\n\n" % event for event in self._events)
-        self._end(body, is_whole=is_whole, first_chunk_s=self._first_s, exc=exc)
+        self.end(body, is_whole=is_whole, first_chunk_s=self._first_s, exc=exc)
 
 
 class _Following(Run):

@@ -12,7 +12,7 @@ from lightning_otel import capture
 from lightning_otel.capture import operations
 from lightning_otel.dialects.dialect import Attributes, Json
 from lightning_otel.dialects.stored import StoredResponse
-from lightning_otel.instrumentors.openai.body import BodyRecorder
+from lightning_otel.instrumentors.body import ResponseRecorder
 from lightning_otel.instrumentors.wrappers import Run
 from lightning_otel.types import conventions as c
 
@@ -43,7 +43,7 @@ class StoredRequest(Run):
         if response is not None and response.is_closed:
             self._end(response.content)
         elif response is not None:
-            BodyRecorder(response, self._started_s, self._end)
+            ResponseRecorder(response, self._started_s, self._end)
 
     def _end(self, body: bytes, **_: Any) -> None:
         answer = self._dialect.read_body(body).body
@@ -77,7 +77,7 @@ def server_of(client: Any, sent_to: str) -> Attributes:
     if "://" in sent_to:  # a whole address, which the client's own does not count for
         parts = urlsplit(sent_to)
         host, port = parts.hostname or host, parts.port
-    provider = _provider_of(type(client))  # type: ignore[arg-type]  # a class has a hash
+    provider = "azure.ai.openai" if is_azure(type(client)) else "openai"  # type: ignore[arg-type]  # a class has a hash
     found: Attributes = {c.PROVIDER: provider, c.SERVER_ADDRESS: host}
     if port is not None:
         found[c.SERVER_PORT] = port
@@ -85,7 +85,7 @@ def server_of(client: Any, sent_to: str) -> Attributes:
 
 
 @lru_cache(64)
-def _provider_of(client: type) -> str:
+def is_azure(client: type) -> bool:
+    """Return whether a class of clients is of Azure."""
     # By name, not issubclass: the Azure class is known only to a module we do not import.
-    is_azure = any(cls.__name__ == "BaseAzureClient" for cls in client.__mro__)
-    return "azure.ai.openai" if is_azure else "openai"
+    return any(cls.__name__ == "BaseAzureClient" for cls in client.__mro__)

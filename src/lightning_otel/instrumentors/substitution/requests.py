@@ -4,8 +4,6 @@ Only where ``apply`` was asked for. The agent's own objects stay as they are; wh
 what is sent; and a fault of ours, or a resource that does not fit, leaves the request as it was.
 """
 
-import copy
-import sys
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -21,35 +19,40 @@ from lightning_otel.instrumentors.substitution import ENDPOINT, SUBSTITUTED, SYS
 from lightning_otel.types import Resource
 from lightning_otel.types import conventions as c
 
-_PLAIN_HEADERS: Final = ("accept", "content-type", "idempotency-key", "user-agent", "x-stainless-")
+_PLAIN_HEADERS: Final = (
+    "accept", "anthropic-", "content-type", "idempotency-key", "user-agent", "x-stainless-",
+)  # fmt: skip
 """Beginnings of headers that hold no secret, and go to any server."""
 
 
-class Substituted(NamedTuple):
-    """A request to be made.
+class Substitution(NamedTuple):
+    """What of a request is to be sent otherwise.
 
     Attributes:
-        options: The client's options of it.
+        changes: Fields of its body.
+        base_url: The server to send it to; None for the agent's own.
         stamp: The versions it is made with, as spans say it.
     """
 
-    options: Any
+    changes: dict[str, Any]
+    base_url: str | None
     stamp: str
 
 
-def substitute_resources(
-    assigner: capture.ResourceAssigner, client: Any, options: Any, dialect: Dialect
-) -> Substituted | None:
-    """The request with what it is given; None where nothing is, and it is sent as it is.
+def find_substitution(
+    assigner: capture.ResourceAssigner, body: Mapping[str, Any], dialect: Dialect
+) -> Substitution | None:
+    """Return what a request is given; None where nothing is, and it is sent as it is.
 
     Args:
         assigner: Gives it.
-        client: The client that sends it.
-        options: The client's options of it, which stay as they are.
+        body: What the agent sends.
         dialect: The reader of the request.
+
+    Raises:
+        ConfigError: The request cannot take what it is given.
     """
-    is_embedding = dialect.operation == c.EMBEDDINGS
-    if is_embedding or options.files or not isinstance(options.json_data, Mapping):
+    if dialect.operation == c.EMBEDDINGS:
         return None
     frame = capture.current_frame()
     stamps: Mapping[str, Any] = frame.stamps if frame is not None else {}
@@ -59,18 +62,22 @@ def substitute_resources(
     substitutes = {name: given for name, given in found.items() if name not in foreign}
     prompt = _of_kind("prompt", substitutes.get(SYSTEM_PROMPT))
     endpoint = _of_kind("endpoint", substitutes.get(ENDPOINT))
-    if prompt is None and endpoint is None:
-        return None
-    try:
-        task = getattr(getattr(frame, "recording", None), "task", None)
-        made, used = _make_options(prompt, endpoint, client, options, dialect, task)
-    except ConfigError as exc:
-        warn_once(f"a request is sent as the agent wrote it: {exc}")
-        return None
+    task = getattr(getattr(frame, "recording", None), "task", None)
+    changes: dict[str, Any] = {}
+    used: list[Resource] = []
+    url = None
+    if prompt is not None and (instructed := dialect.instruct(body, prompt.prompt, task)):
+        changes.update(instructed)
+        used.append(prompt)
+    if endpoint is not None:
+        changes.update(dialect.sample(body, endpoint.body))
+        url = endpoint.body.get("base_url")
+        used.append(endpoint)
     if not used:
         return None
     versions = {resource.name: str(resource.version) for resource in used}
-    return Substituted(made, resources_text({"*": versions}, stamps.get(c.RESOURCES)))
+    stamp = resources_text({"*": versions}, stamps.get(c.RESOURCES))
+    return Substitution(changes, url if isinstance(url, str) else None, stamp)
 
 
 def _of_kind(kind: str, resource: Resource | None) -> Resource | None:
@@ -114,60 +121,25 @@ def _find_pins(
     return numbers, frozenset(name.rpartition("/")[2] for name in held.keys() - numbers.keys())
 
 
-def _make_options(
-    prompt: Resource | None,
-    endpoint: Resource | None,
-    client: Any,
-    options: Any,
-    dialect: Dialect,
-    task: object,
-) -> tuple[Any, list[Resource]]:
-    """Return the options of the request, and what of the given they were made with."""
-    body = {**options.json_data, **(options.extra_json or {})}
-    changes: dict[str, Any] = {}
-    used: list[Resource] = []
-    made = copy.copy(options)
-    if prompt is not None and (instructed := dialect.instruct(body, prompt.prompt, task)):
-        changes.update(instructed)
-        used.append(prompt)
-    if endpoint is not None:
-        changes.update(dialect.sample(body, endpoint.body))
-        url = endpoint.body.get("base_url")
-        if isinstance(url, str):
-            _change_server(made, client, url)
-        used.append(endpoint)
-    made.json_data = {**options.json_data, **changes}
-    if options.extra_json:
-        # What stands there goes before the rest of the body.
-        extra = options.extra_json
-        made.extra_json = {name: changes.get(name, extra[name]) for name in extra}
-    return made, used
+def foreign_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers for another server, which is told no secret of the agent's own."""
+    key = config.ENDPOINT_KEY.read() or "none"
+    plain = {name: headers[name] for name in headers if is_plain(name)}
+    return {**plain, "Authorization": f"Bearer {key}"}
 
 
-def _change_server(options: Any, client: Any, base_url: str) -> None:
-    """Send to another server, which is not told the secrets that the client has for its own."""
-    url = str(options.url)
-    if urlsplit(url).netloc or any(
-        cls.__name__ == "BaseAzureClient" for cls in type(client).__mro__
-    ):
-        raise ConfigError("its client writes whole addresses; leave base_url out of the endpoint")
-    options.url = f"{base_url.rstrip('/')}/{url.lstrip('/')}"
-    if _origin_of(base_url) == _origin_of(str(client.base_url)):
-        return
-    # The class that leaves a header out, of the client's own library, which is not imported here.
-    omit = getattr(sys.modules.get("openai"), "Omit", str)
-    own = options.headers if isinstance(options.headers, Mapping) else {}
-    options.headers = {
-        **{
-            name: value if name.lower().startswith(_PLAIN_HEADERS) else omit()
-            for name, value in {**client.default_headers, **own}.items()
-            if name in own or not name.lower().startswith(_PLAIN_HEADERS)
-        },
-        "Authorization": f"Bearer {config.ENDPOINT_KEY.read() or 'none'}",
-    }
+def is_plain(name: str) -> bool:
+    """Return whether a header holds no secret, by its name."""
+    return name.lower().startswith(_PLAIN_HEADERS)
 
 
-def _origin_of(url: str) -> tuple[str, str | None, int | None]:
+def origin_of(url: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port of an address."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     return parts.scheme, parts.hostname, port
+
+
+def note_unfit(exc: ConfigError) -> None:
+    """Say once that a request cannot take what it is given."""
+    warn_once(f"a request is sent as the agent wrote it: {exc}")

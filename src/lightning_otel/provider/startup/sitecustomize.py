@@ -11,9 +11,18 @@ import sys
 
 LIBRARIES = frozenset(
     ("openai", "langchain_core", "langgraph", "autogen_core", "autogen_agentchat", "autogen_ext",
-     "agents", "crewai", "litellm", "autogen", "ag2", "mcp")
+     "agents", "crewai", "litellm", "autogen", "ag2", "mcp", "anthropic", "groq", "together")
 )  # fmt: skip
 """Packages with modules that the instrumentors patch: none is half made as they start."""
+_CLIENTS = {
+    "httpx": (("HTTPTransport", "handle_request"), ("AsyncHTTPTransport", "handle_async_request")),
+    "httpx2": (("HTTPTransport", "handle_request"), ("AsyncHTTPTransport", "handle_async_request")),
+    "aiohttp": (("ClientSession", "_request"),),
+    "urllib3.connectionpool": (("HTTPConnectionPool", "urlopen"),),
+}
+"""HTTP clients, and what sends: too many programs import them to start for that alone."""
+_WORDS = ("completion", "responses", "embed", "messages", "generate", "chat", "/v1/", "/model/")
+"""What stands in the addresses that may ask a model: the first request to one starts it."""
 
 _OURS = "lightning_otel"
 _TELEMETRY = "opentelemetry."
@@ -57,6 +66,7 @@ class _Hook(object):
         self.settings = settings
         self.names = LIBRARIES | frozenset((_OURS,))
         self.workers = _WORKERS if settings.get("LIGHTNING_OTEL_CHILDREN") == "own" else {}
+        self.watched = []
         from _thread import RLock  # Python 2 has no such module, and threading costs some
 
         self.make_lock = RLock
@@ -72,8 +82,10 @@ class _Hook(object):
 
     def find_spec(self, name, path=None, target=None):
         """Find what is recorded, with a loader of ours around its own; leave the rest to others."""
-        if not (name in self.names or name in self.workers or self._is_telemetry(name)):
-            return None
+        is_client = name in _CLIENTS and self.names
+        if not (name in self.names or name in self.workers or is_client):
+            if not self._is_telemetry(name):
+                return None
         if self.lock._is_owned():  # imported by what is being started
             return None
         spec = self._find(name, path, target)
@@ -122,6 +134,32 @@ class _Hook(object):
             setattr(module, function, _hand_on(getattr(module, function), self.settings))
         elif name == _OURS:
             self.start(name)
+        elif name in _CLIENTS:
+            for owner, method in _CLIENTS[name]:
+                self.watch(name, getattr(module, owner, None), method)
+
+    def watch(self, name, owner, method):
+        """Start the recording at the first request of a client that may ask a model."""
+        original = getattr(owner, method, None)
+        if original is None or not self.names:
+            return
+
+        def send(client, *args, **options):
+            if self.names and _may_ask_model(args, options):
+                self.start(name)  # which gives the client its own method back, and records it
+                return getattr(client, method)(*args, **options)
+            return original(client, *args, **options)
+
+        send.__wrapped__ = original
+        setattr(owner, method, send)
+        self.watched.append((owner, method, send, original))
+
+    def leave_clients(self):
+        """Give clients their own methods back, where nobody else replaced them since."""
+        for owner, method, ours, original in self.watched:
+            if owner.__dict__.get(method) is ours:
+                setattr(owner, method, original)
+        self.watched = []
 
     def start(self, name):
         """Start the recording, once; a thread that imports another library meanwhile waits."""
@@ -129,6 +167,7 @@ class _Hook(object):
             return
         try:
             if self.names:
+                self.leave_clients()
                 from lightning_otel.config import take_settings
 
                 take_settings(self.settings)  # before the provider is imported, which reads some
@@ -140,6 +179,14 @@ class _Hook(object):
         finally:
             self.names = frozenset()
             self.lock.release()
+
+
+def _may_ask_model(args, options):
+    """Return whether a request, or a method and an address, may ask a model."""
+    request = options.get("request", args[0] if args else None)
+    method = options.get("method", getattr(request, "method", request))
+    url = options.get("url", getattr(request, "url", args[1] if len(args) > 1 else ""))
+    return str(method).upper() == "POST" and any(word in str(url) for word in _WORDS)
 
 
 def _hand_on(function, settings):

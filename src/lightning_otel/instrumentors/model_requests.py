@@ -1,0 +1,178 @@
+"""One request to a model, of whichever client: a span from the first attempt to the last byte."""
+
+import time
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from opentelemetry.context import Context
+
+from lightning_otel import capture, debugging
+from lightning_otel.capture import operations
+from lightning_otel.dialects import Dialect, find_dialect
+from lightning_otel.dialects.dialect import Attributes, Json, dump
+from lightning_otel.instrumentors.wrappers import Run
+from lightning_otel.types import conventions as c
+
+_FAILED: Final = 400
+"""The lowest status of an answer that is an error."""
+
+
+def endpoint_of(method: str, url: str) -> Dialect | None:
+    """Return the dialect of a request to a model; None for everything else."""
+    dialect = find_dialect(method, url)
+    if dialect is None and debugging.is_on:
+        debugging.log(f"missed  {method} {url}: it asks no model")
+    return dialect
+
+
+def open_request(context: Context) -> "ModelRequest | None":
+    """Return the request to a model that is under way in a context."""
+    operation = operations.operation_of(context)
+    if operation is None or operation.is_over:
+        return None
+    return operation.request if isinstance(operation.request, ModelRequest) else None
+
+
+class _Attempt(NamedTuple):
+    """One attempt at a request: when it began and was answered, and with what status or error."""
+
+    started_s: float | None
+    answered_s: float
+    outcome: int | str
+
+
+class ModelRequest(Run):
+    """One request to a model.
+
+    Attributes:
+        operation: Its span.
+        is_stream: Whether the answer is streamed.
+        started_s: When it began, on the clock of ``time.perf_counter``.
+    """
+
+    def __init__(
+        self,
+        endpoint: Dialect,
+        body: Json,
+        url: str,
+        context: Context,
+        attributes: Attributes,
+        *,
+        is_stream: bool,
+    ) -> None:
+        """Start the span.
+
+        Args:
+            endpoint: The endpoint it goes to.
+            body: What is sent; an empty one if that is unknown.
+            url: Where to.
+            context: The current context.
+            attributes: What else the span says, such as the provider.
+            is_stream: Whether the answer is streamed.
+        """
+        self._endpoint = endpoint
+        self.is_stream = is_stream
+        self._attempts: list[_Attempt] = []
+        model = endpoint.model_of(body, url)
+        attributes = {c.OPERATION: endpoint.operation, **attributes}
+        name = endpoint.operation
+        if model is not None:
+            attributes[c.REQUEST_MODEL], name = model, f"{name} {model}"
+        if is_stream:
+            attributes[c.REQUEST_STREAM] = True
+        # Read before sending: the program may change its own lists while it waits.
+        content: dict[str, str] = {}
+        capture.guard_call(_read_request, endpoint, body, attributes, content)
+        self.operation = operations.start_call(name, attributes, content, context)
+        self.operation.request = self
+        if operations.operation_of(context) is not self.operation:  # as a framework's call may be
+            self.context = self.operation.context
+        self.started_s = time.perf_counter()
+
+    def note_attempt(self, started_s: float | None, outcome: int | str) -> None:
+        """Note that an attempt was answered or failed.
+
+        Args:
+            started_s: When it began; None if that is unknown.
+            outcome: Its status, or what it raised.
+        """
+        if not self.operation.is_over:
+            self._attempts.append(_Attempt(started_s, time.perf_counter(), outcome))
+
+    def end(
+        self,
+        body: bytes | None,
+        *,
+        is_whole: bool,
+        first_chunk_s: float | None = None,
+        exc: BaseException | None = None,
+        status: int = 0,
+    ) -> None:
+        """End the span with the answer's body, as far as it was read.
+
+        Args:
+            body: A JSON document, or server-sent events; None if none came.
+            is_whole: Whether the body was read to its end.
+            first_chunk_s: Seconds from the span's start to the first byte of a stream.
+            exc: What ended the call instead.
+            status: The answer's HTTP status, where it is no business of ``exc``.
+        """
+        operation = self.operation
+        if operation.is_over:
+            return
+        read = capture.guard_call(self._read_answer, body, first_chunk_s)
+        answer, is_complete = read or ({}, False)
+        if len(self._attempts) > 1:
+            capture.guard_call(self._tell_attempts)
+        self.release()
+        error = self._endpoint.error_of(answer)
+        if exc is not None:
+            operation.fail(exc)
+        elif error is not None:
+            operation.fail_with(*error)
+        elif status >= _FAILED:
+            operation.fail_with(str(status), f"the server answered {status}")
+        else:
+            if not is_whole and not is_complete:
+                operation.attributes[c.ABANDONED] = True
+            operation.stop()
+
+    def release(self) -> None:
+        """Let go of all that it holds: apart, it and the answer's body are freed at once."""
+        self.operation.request = self.context = self.arguments = None
+
+    def _tell_attempts(self) -> None:
+        self.operation.attributes[c.RESENDS] = len(self._attempts) - 1
+        failed: list[dict[str, Any]] = []
+        for attempt, later in pairwise(self._attempts):
+            failed.append({"outcome": attempt.outcome})
+            if later.started_s is not None and attempt.started_s is not None:
+                failed[-1]["wait_s"] = round(later.started_s - attempt.answered_s, 3)
+        self.operation.attributes[c.FAILED_ATTEMPTS] = dump(failed)
+
+    def _read_answer(self, body: bytes | None, first_chunk_s: float | None) -> tuple[Json, bool]:
+        """Put an answer on the span; return it, and whether a stream said that it is over."""
+        if not body:
+            return {}, False
+        answer = self._endpoint.read_body(body)
+        if answer.is_stream and first_chunk_s is not None:
+            self.operation.attributes[c.TIME_TO_FIRST_CHUNK] = first_chunk_s
+        if answer.body:
+            capture.guard_call(self._take_answer, answer.body)
+        elif capture.process.content.is_kept and body.strip():
+            self.operation.body[c.UNREAD_ANSWER] = body.decode(errors="replace")
+        return answer.body, answer.is_complete
+
+    def _take_answer(self, answer: Json) -> None:
+        self.operation.attributes.update(self._endpoint.response_attributes(answer))
+        if capture.process.content.is_kept:
+            self.operation.body.update(self._endpoint.response_content(answer))
+
+
+def _read_request(
+    endpoint: Dialect, body: Mapping[str, Any], attributes: Attributes, content: dict[str, str]
+) -> None:
+    attributes.update(endpoint.request_attributes(body))
+    if capture.process.content.is_kept:
+        content.update(endpoint.request_content(body))

@@ -1,0 +1,114 @@
+"""A server that answers what it is told to, byte for byte, and keeps what it was sent."""
+
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        body: Its bytes, coded as the headers say.
+        status: Its status.
+        headers: More headers.
+        is_cut: Whether the connection ends before the body does.
+        pause_s: How long it waits between two pieces.
+    """
+
+    body: bytes
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    is_cut: bool = False
+    pause_s: float = 0.0
+
+
+class Wire:
+    """The server.
+
+    Attributes:
+        answers: What is sent next; the last one stays.
+        asked: Path, headers and JSON of each request.
+        url: Its address.
+    """
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.asked: list[tuple[str, dict[str, str], Any]] = []
+        self.draw = random.Random(5)
+        self.lock = threading.Lock()
+        self.url = ""
+
+    def take(self) -> Answer:
+        """Return the next answer."""
+        with self.lock:
+            return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def cut(self, body: bytes) -> Iterator[bytes]:
+        """Return a body in pieces of random size."""
+        at = 0
+        while at < len(body):
+            size = self.draw.randint(1, 200)
+            yield body[at : at + size]
+            at += size
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wire: ClassVar[Wire]
+
+    def do_POST(self) -> None:
+        """Answer."""
+        body = self.rfile.read(int(self.headers["content-length"]))
+        headers = {name.lower(): text for name, text in self.headers.items()}
+        self.wire.asked.append((self.path, headers, json.loads(body or b"null")))
+        answer = self.wire.take()
+        self.send_response(answer.status)
+        for name, text in answer.headers.items():
+            self.send_header(name, text)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for piece in self.wire.cut(answer.body):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            self.wfile.flush()
+            time.sleep(answer.pause_s)
+        if answer.is_cut:
+            self.close_connection = True
+        else:
+            self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serve() -> Iterator[Wire]:
+    """Run one."""
+    wire = Wire()
+    handler = type("Handler", (_Handler,), {"wire": wire})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    wire.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield wire
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def write_events(events: Iterator[dict[str, Any]], *, is_named: bool = False) -> bytes:
+    """Server-sent events, with names where the API gives them."""
+    return b"".join(
+        (f"event: {event['type']}\n" if is_named else "").encode()
+        + b"data: %s\n\n" % json.dumps(event).encode()
+        for event in events
+    )
