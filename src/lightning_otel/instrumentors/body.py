@@ -122,6 +122,7 @@ class ResponseRecorder(BodyRecorder):
     def __init__(self, response: Any, started_s: float, ended: Callable[..., None]) -> None:
         """Begin to observe a response whose body is still unread."""
         super().__init__(started_s, ended)
+        self._is_raw = False
         self._response = response
         self._class = type(response)
         for name in _REPLACED:
@@ -144,6 +145,28 @@ class ResponseRecorder(BodyRecorder):
 
     def _aiter_bytes(self, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
         return self.read_async(self._class.aiter_bytes(self._response, *args, **kwargs))
+
+    def _iter_raw(self, *args: Any, **kwargs: Any) -> Iterator[bytes]:
+        chunks: Iterator[bytes] = self._class.iter_raw(self._response, *args, **kwargs)
+        if self._is_reading:  # what it reads is decoded, and passes by then
+            return chunks
+        self._is_raw = True
+        return self.read(chunks)
+
+    def _aiter_raw(self, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
+        chunks: AsyncIterator[bytes] = self._class.aiter_raw(self._response, *args, **kwargs)
+        if self._is_reading:  # as above
+            return chunks
+        self._is_raw = True
+        return self.read_async(chunks)
+
+    def decode(self, body: bytes) -> bytes:
+        """Return a body as its encoding says, such as gzip, if the program reads it raw."""
+        if not self._is_raw:
+            return body
+        headers = self._response.headers
+        encoding = {key: headers[key] for key in ("content-encoding",) if key in headers}
+        return bytes(self._class(200, headers=encoding, content=body).content)
 
     def finish(self, *, is_whole: bool = False, exc: BaseException | None = None) -> None:
         """End it; the response gets its own methods back, so that the two let each other go."""
