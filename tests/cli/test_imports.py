@@ -170,8 +170,9 @@ def test_a_kind_that_is_not_read_is_said_once(
     assert code == 1
     (line,) = [line for line in said.splitlines() if "others.jsonl" in line]
     assert f"{file}: 7 × " in line
-    assert (f"(it seems to be {kind})" if kind else "another tool") in line
+    assert (f"(it seems to be {kind}: " if kind else "another tool;") in line
     assert "import --help" in line
+    assert "in all" not in said
 
 
 def test_import_reads_a_zip_and_a_byte_order_mark(tmp_path: Path, lines: bytes) -> None:

@@ -97,6 +97,7 @@ class _Refusals:
         self.counts: Counter[str] = Counter()
         self._lines: list[str] = []
         self._of_file: Counter[str] = Counter()
+        self._joined = 0  # refusals beyond the first that a file's line stands for
 
     def note(self, path: Path, number: int, reason: str) -> None:
         """Note a line that could not be read, or a span in it."""
@@ -116,14 +117,15 @@ class _Refusals:
         if is_empty and len(counts) == 1 and counts.total() > 1:
             ((reason, count),) = counts.items()
             prefix = f"  {path}, "
-            self._lines = [line for line in self._lines if not line.startswith(prefix)]
-            self._lines.append(f"  {path}: {count} × {reason}; see import --help")
+            others = [line for line in self._lines if not line.startswith(prefix)]
+            self._joined += count - 1
+            self._lines = [*others, f"  {path}: {count} × {reason}; see import --help"]
 
     def print_all(self) -> None:
         """Print the lines, and how many there are of each reason where that is more."""
         for line in self._lines:
             print_note(line)
-        if self.counts.total() > len(self._lines):
+        if self.counts.total() > len(self._lines) + self._joined:
             for reason, count in self.counts.most_common():
                 print_note(f"  in all {count} × {reason}")
 

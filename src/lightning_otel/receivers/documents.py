@@ -50,12 +50,20 @@ _UNKNOWN: Final = (
     "neither OTLP JSON nor a span of the SDK's, Agent Lightning 0.3 or another tool{guess}"
 )
 _OTHERS: Final = {
-    "resourceMetrics": "OTLP metrics", "conversations": "ShareGPT's", "chosen": "preferences",
-    "preferred_output": "preferences", "custom_id": "half of a batch of requests",
-    "trajectory": "SWE-agent's", "samples": "a log of Inspect", "localEndpoint": "Zipkin's",
-    "sessionId": "a coding agent's", "history": "OpenHands'", "messages": "messages without roles",
-}  # fmt: skip
-"""By a field what a document that is not read seems to be."""
+    "resourceMetrics": ("OTLP metrics", "send traces"),
+    "conversations": ("ShareGPT's", "write its turns as messages with role and content"),
+    "chosen": ("preferences", "write prompt and completion of the better answer"),
+    "preferred_output": ("preferences", "write prompt and completion of the better answer"),
+    "custom_id": ("half of a batch of requests", "put request and response into one row"),
+    "localEndpoint": ("Zipkin's", "send it through a Collector, which writes OTLP JSON"),
+    "op_name": ("Weave's", "export its spans by OTLP"),
+    "trajectory": ("SWE-agent's", "record its runs with: lightning-otel run"),
+    "samples": ("a log of Inspect", "write each sample's messages as a row"),
+    "history": ("OpenHands'", "record its runs with: lightning-otel run"),
+    "sessionId": ("a coding agent's", "only sessions of Claude Code and Codex are read"),
+    "messages": ("messages without roles", "give each a role and content"),
+}
+"""By a field what a document that is not read seems to be, and what to do with it."""
 _LISTS: Final = (
     "items", "data", "runs", "feedback", "observations", "scores", "spans", "annotations",
 )  # fmt: skip
@@ -99,9 +107,9 @@ def decode_spans(
 
 
 def _explain_unknown(document: object) -> str:
-    kinds = (kind for field, kind in _OTHERS.items() if field in object_of(document))
-    kind = next(kinds, None)
-    return _UNKNOWN.format(guess=f" (it seems to be {kind})" if kind else "")
+    kinds = (known for field, known in _OTHERS.items() if field in object_of(document))
+    kind, hint = next(kinds, ("", ""))
+    return _UNKNOWN.format(guess=f" (it seems to be {kind}: {hint})" if kind else "")
 
 
 def _unfold(document: object) -> list[object]:

@@ -265,18 +265,21 @@ def _read_content(
         said = read_exchange(given, made, offers, known.get(c.SYSTEM_INSTRUCTIONS))
         return {
             **{key: known.get(key) for key in _KEPT},
-            c.INPUT_MESSAGES: given if is_cut(given) else json_text(said.given),
-            c.OUTPUT_MESSAGES: made
-            if is_cut(made)
-            else json_text(said.answer)
-            if said.answer
-            else None,
+            c.INPUT_MESSAGES: _write_messages(given, said.given),
+            c.OUTPUT_MESSAGES: _write_messages(made, said.answer),
             c.TOOL_DEFINITIONS: json_text(said.tools) if said.tools else None,
         }
     if operation == c.EXECUTE_TOOL:
         return {c.TOOL_NAME: name, c.TOOL_ARGUMENTS: texts[0], c.TOOL_RESULT: texts[1]}
     named = {c.AGENT_NAME: name} if operation == c.INVOKE_AGENT else {}
     return {**named, c.OPERATION_INPUT: texts[0], c.OPERATION_OUTPUT: texts[1]}
+
+
+def _write_messages(content: Any, messages: list[dict[str, Any]]) -> str | None:
+    """Return messages as JSON; what is cut as it is, which makes the call unreadable."""
+    if is_cut(content):
+        return str(content)
+    return json_text(messages) if messages else None
 
 
 def _read_told(name: str, metadata: Object) -> Object:
