@@ -279,13 +279,17 @@ def test_what_a_subagent_was_told_of_the_main_conversation_is_no_answer_of_its(
     assert calls["T"][0] == [*calls["Seen."][0], ("assistant", "Seen."), ("user", "Title?")]
 
 
-def test_a_subagent_of_codex_stands_below_the_tool_that_began_it(tmp_path: Path) -> None:
-    """It is an agent of the rollout that began it."""
+@pytest.mark.parametrize("output", ['{"agent_id":"t0"}', "started"])
+def test_a_subagent_of_codex_stands_below_the_tool_that_began_it(
+    tmp_path: Path, output: str
+) -> None:
+    """It is an agent of the rollout that began it; of a result without its id by its task."""
+    arguments = orjson.dumps({"command": "go", "message": "go" if output == "started" else ""})
     call = codex_item("function_call", name="spawn_agent", call_id="c1",
-                      arguments='{"command":"go"}')  # fmt: skip
-    output = codex_item("function_call_output", call_id="c1", output='{"agent_id":"t0"}')
+                      arguments=arguments.decode())  # fmt: skip
+    result = codex_item("function_call_output", call_id="c1", output=output)
     write_session(tmp_path / "t1.jsonl", [
-        META, codex_message("user", "Look"), call, output, codex_message("assistant", "Seen."),
+        META, codex_message("user", "Look"), call, result, codex_message("assistant", "Seen."),
     ])  # fmt: skip
     spawn = {"parent_thread_id": "t1", "depth": 1, "agent_role": "explorer"}
     head = {"id": "t0", "source": {"subagent": {"thread_spawn": spawn}}}

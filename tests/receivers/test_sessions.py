@@ -210,15 +210,15 @@ def test_a_subagent_stands_below_the_tool_that_began_it(tmp_path: Path) -> None:
     assert agents == {"claude-code", "Explore", "guide"}
 
 
-@pytest.mark.parametrize("root", [None, "u2"])
+@pytest.mark.parametrize(("root", "task"), [(None, "Go left"), ("u2b", "Go left"), ("u2", "Go")])
 def test_a_subagent_in_the_same_file_is_told_its_task_alone(
-    tmp_path: Path, root: str | None
+    tmp_path: Path, root: str | None, task: str
 ) -> None:
     """Its first record may name one of the main conversation before it."""
     side = {"isSidechain": True}
     records = [
         *MAIN[:3],
-        claude_user("x1", root, "Go left", **side),
+        claude_user("x1", root, task, **side),
         claude_answer("x2", "x1", text("I went."), **side),
         *MAIN[3:],
     ]
@@ -228,6 +228,6 @@ def test_a_subagent_in_the_same_file_is_told_its_task_alone(
 
     assert done.returncode == 0, done.stderr
     calls = read_calls(tmp_path / "s.duckdb")
-    assert calls["I went."][0] == [("user", "Go left")]
+    assert calls["I went."][0] == [("user", task)]
     assert calls["Seen."][0][2:] == [("user", "Left."), ("user", "Right.")]
     assert read_parents(tmp_path / "s.duckdb") == {("guide", "toolu_1")}

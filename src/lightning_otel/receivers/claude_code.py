@@ -142,7 +142,8 @@ class ClaudeCode:
         session_id, tools = self.session.id, self._links.tools
         content = list_parts([read_message(body, "user")], "text")
         task = content[0].get("content") if content else None
-        agent.origins = (session_id, agent_id), (session_id, "task", task)
+        keys = agent_id, ("task", task), ("block", record.get("parentUuid"))
+        agent.origins = [(session_id, key) for key in keys]
         if tool_id := self._about.get("toolUseId"):
             self._links.add_tool(agent.origins[0], str(tool_id))
         tool_ids = next((tools[key] for key in agent.origins if key in tools), [""])
@@ -198,8 +199,9 @@ class ClaudeCode:
         for part in list_parts([block], "tool_call"):
             self._askers[part.get("id")] = turn, part
             arguments, tool_id = object_of(part.get("arguments")), str(part.get("id"))
+            self._links.add_tool((self.session.id, ("block", record["uuid"])), tool_id)
             if isinstance(task := arguments.get("prompt"), str):
-                self._links.add_tool((self.session.id, "task", task), tool_id)
+                self._links.add_tool((self.session.id, ("task", task)), tool_id)
             if isinstance(kind := arguments.get("subagent_type"), str):
                 self._links.kinds[tool_id] = kind
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lightning_otel.messages import message, object_of, objects, read_items, text_part
+from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.otlp import Object
 from lightning_otel.receivers.sessions import ROOT, Agent, Links, Messages, Session, list_parts
 from lightning_otel.types import Span
@@ -77,7 +78,7 @@ class Codex:
             f"{NAME}.{name}": head.get(name) for name in _ABOUT
         })  # fmt: skip
         places = self._id, spawn.get("agent_path")
-        self._agent.origins = [(session_id, str(place)) for place in places] if parent_id else ()
+        self._agent.origins = [(session_id, str(place)) for place in places if place]
         self.session.agents[self._agent_id] = self._agent
         self._head = head
         self._links = links
@@ -155,7 +156,7 @@ class Codex:
             yield from self._write_last()
         self._is_counting = self._is_counting or event in _TURN_STARTS
         if event == "collab_agent_spawn_end":
-            self._link_subagent(payload.get("new_thread_id"), payload.get("call_id"))
+            self._link_subagent(to_text(payload.get("new_thread_id")), payload.get("call_id"))
         self.session.count_other(payload.get("type") if kind == "response_item" else kind, event)
 
     def _take_item(self, item: Object, record: Object, now_ns: int) -> Iterator[Span]:
@@ -171,7 +172,7 @@ class Codex:
             yield from self._write_last()
             self._usage = {}
             self._prompts.append((self._previous, self._said, len(self._said)))
-            self._agent.attributes.setdefault(c.TASK, json_text(item.get("content")))
+            self._begin_task(item, messages)
         if is_made and self._said and self._said[-1]["role"] == "assistant":
             self._said[-1]["parts"] += [part for each in messages for part in each["parts"]]
         else:
@@ -184,7 +185,7 @@ class Codex:
             if call.get("name") == _SPAWN:
                 output = object_of(parse_json(part.get("response")))
                 for name in ("agent_id", "task_name"):
-                    self._link_subagent(output.get(name), part.get("id"))
+                    self._link_subagent(to_text(output.get(name)), part.get("id"))
             yield self.session.make_tool(
                 self._agent_id, (min(start_ns, now_ns), now_ns), call, part.get("response")
             )
@@ -194,6 +195,9 @@ class Codex:
             yield from self._close()
         for part in list_parts(messages, "tool_call"):
             self._calls[part.get("id")] = now_ns, part
+            if part.get("name") == _SPAWN:
+                task = object_of(part.get("arguments")).get("message")
+                self._link_subagent(("task", task), part.get("id"))
         if (answer := self._answer) is None:
             answer = self._answer = _Answer(
                 self._model, self._said_ns or self._agent.start_ns, now_ns,
@@ -221,9 +225,17 @@ class Codex:
             isinstance(start, int) and isinstance(ordinal, int) and ordinal < start
         )
 
-    def _link_subagent(self, subagent_id: object, call_id: object) -> None:
-        if isinstance(subagent_id, str) and isinstance(call_id, str):
-            self._links.add_tool((self.session.id, subagent_id), call_id)
+    def _begin_task(self, item: Object, messages: Messages) -> None:
+        """Note what the session is about, by which a subagent's tool is known, too."""
+        attributes = self._agent.attributes
+        if c.TASK not in attributes:
+            attributes[c.TASK] = json_text(item.get("content"))
+            texts = [part.get("content") for part in list_parts(messages, "text")]
+            self._agent.origins += [(self.session.id, ("task", text)) for text in texts]
+
+    def _link_subagent(self, key: Hashable, call_id: object) -> None:
+        if isinstance(call_id, str):
+            self._links.add_tool((self.session.id, key), call_id)
 
     def _take_usage(self, info: Object) -> None:
         """Count the tokens of an answer; they stand behind its items, its tools or before it."""

@@ -68,7 +68,7 @@ class Agent:
     start_ns: int
     end_ns: int
     attributes: dict[str, Any]
-    origins: Sequence[Hashable] = ()
+    origins: list[Hashable] = field(default_factory=list)
 
 
 class SessionReader(Protocol):
@@ -127,7 +127,7 @@ class Session:
     def make_agents(self, links: Links) -> Iterator[Span]:
         """Yield the spans of the agent and its subagents, each below the tool that began it."""
         for agent_id, agent in self.agents.items():
-            tool_id = links.take_tool(agent.origins)
+            tool_id = links.take_tool(agent.origins) if agent_id else None
             known = {
                 c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: agent.name, c.AGENT_ID: agent_id or None,
                 **agent.attributes,
