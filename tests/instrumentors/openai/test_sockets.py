@@ -65,23 +65,30 @@ async def ask_async(urls: Any, texts: list[str]) -> None:
                     break
 
 
-def ask(urls: Any, texts: list[str]) -> None:
+def ask(urls: Any, texts: list[str], *, is_beta: bool = False) -> None:
     """Ask one after the other."""
-    with openai.OpenAI(**urls) as client, client.responses.connect() as connection:
+    with openai.OpenAI(**urls) as client:
+        responses: Any = client.beta.responses if is_beta else client.responses
+        ask_within(responses.connect(), texts)
+
+
+def ask_within(connecting: Any, texts: list[str]) -> None:
+    """Ask over one connection."""
+    with connecting as connection:
         for text in texts:
             connection.response.create(model="m", input=text)
             read_answer(connection)
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("way", ["sync", "async", "beta"])
 def test_each_request_of_a_connection_is_a_call(way: str, urls: Any, tmp_path: Path) -> None:
     """One that fails leaves the next as it is."""
     store, texts = Store(tmp_path / "s.duckdb"), ["one", "fail", "two"]
     with auto_trace(store=store):
-        if way == "sync":
-            ask(urls, texts)
-        else:
+        if way == "async":
             asyncio.run(ask_async(urls, texts))
+        else:
+            ask(urls, texts, is_beta=way == "beta")
     steps = list(store.transitions())
     assert [messages_of([*step.observation, *step.action]) for step in steps] == [
         [{"role": "user", "content": text}, {"role": "assistant", "content": f"answer to {text}"}]

@@ -8,7 +8,7 @@ untouched, and the caller gets the very object the client returned.
 import copy
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from opentelemetry import context as otel_context
@@ -27,6 +27,10 @@ from lightning_otel.instrumentors.openai.stored import StoredRequest, body_of, i
 from lightning_otel.instrumentors.wrappers import Run, wrap_call
 from lightning_otel.types import conventions as c
 
+_CONNECTIONS: Final = (
+    "openai.resources.responses.responses", "openai.resources.beta.responses.responses",
+)  # fmt: skip
+
 
 class OpenAIInstrumentor(LibraryInstrumentor):
     """Switches the capture of ``openai`` calls on and off; ``openai`` itself is never imported."""
@@ -34,11 +38,9 @@ class OpenAIInstrumentor(LibraryInstrumentor):
     requires = ("openai >= 2.20",)
 
     def patches(self) -> Mapping[str, Patch]:
-        """The module of the two base clients, and that of connections by websocket."""
-        return {
-            "openai._base_client": self._patch_clients,
-            "openai.resources.responses.responses": self._patch_connections,
-        }
+        """The module of the two base clients, and those of connections by websocket."""
+        connections = dict.fromkeys(_CONNECTIONS, self._patch_connections)
+        return {"openai._base_client": self._patch_clients, **connections}
 
     def _patch_clients(self, module: ModuleType) -> None:
         request = wrap_call(_begin_request)
