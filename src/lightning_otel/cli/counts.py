@@ -21,7 +21,7 @@ def count_records(
     from lightning_otel.types import conventions as c
 
     counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
-    rollouts, frameworks = set[str](), set[str]()
+    rollouts, frameworks, response_ids = set[str](), set[str](), set[str]()
     for each in records:
         get, is_root = each.get, each["span_id"] == recording.span_id
         rollout_id = get("rollout_id") or each["trace_id"]
@@ -35,6 +35,9 @@ def count_records(
         is_call = get("operation") in c.CALL_OPERATIONS
         counts["calls"] += is_call
         counts["others"] += (is_call and get("scope") != c.SCOPE) or get("name") == c.SPAN_ACTION
+        if is_call and (response_id := get("response_id")):
+            counts["others"] += response_id in response_ids  # of a request that was passed on
+            response_ids.add(response_id)
         counts["named"] += get("agent") is not None
         rollouts.add(rollout_id)
         attributes = get("attributes") or {c.FRAMEWORK: get("framework")}

@@ -319,7 +319,7 @@ class _Run:
                 return count_records(records, recording, self._started_ns)
         query = f"""
             SELECT trace_id, span_id, rollout_id, operation, reward, start_ns, end_ns, name, scope,
-              agent, {attribute_sql(c.FRAMEWORK)} AS framework,
+              agent, response_id, {attribute_sql(c.FRAMEWORK)} AS framework,
               left(prompt_token_ids, 1) AS prompt_token_ids,
               left(response_token_ids, 1) AS response_token_ids
             FROM spans WHERE start_ns >= ?"""

@@ -14,6 +14,8 @@ from lightning_otel.dialects.dialect import Attributes, Json, dump
 from lightning_otel.instrumentors.wrappers import Run
 from lightning_otel.types import conventions as c
 
+_UNKNOWN: Final = "the client gave no body that could be read"
+"""What stands for the messages of such a request: no list of messages, so it makes no step."""
 _FAILED: Final = 400
 """The lowest status of an answer that is an error."""
 
@@ -54,7 +56,7 @@ class ModelRequest(Run):
     def __init__(
         self,
         endpoint: Dialect,
-        body: Json,
+        body: Json | None,
         url: str,
         context: Context,
         attributes: Attributes,
@@ -65,7 +67,7 @@ class ModelRequest(Run):
 
         Args:
             endpoint: The endpoint it goes to.
-            body: What is sent; an empty one if that is unknown.
+            body: What is sent; None if that is unknown, until :meth:`read_sent`.
             url: Where to.
             context: The current context.
             attributes: What else the span says, such as the provider.
@@ -74,21 +76,37 @@ class ModelRequest(Run):
         self._endpoint = endpoint
         self.is_stream = is_stream
         self._attempts: list[_Attempt] = []
-        model = endpoint.model_of(body, url)
         attributes = {c.OPERATION: endpoint.operation, **attributes}
-        name = endpoint.operation
-        if model is not None:
-            attributes[c.REQUEST_MODEL], name = model, f"{name} {model}"
-        if is_stream:
-            attributes[c.REQUEST_STREAM] = True
         # Read before sending: the program may change its own lists while it waits.
         content: dict[str, str] = {}
-        capture.guard_call(_read_request, endpoint, body, attributes, content)
+        name = self._describe(body, url, attributes, content)
         self.operation = operations.start_call(name, attributes, content, context)
         self.operation.request = self
         if operations.operation_of(context) is not self.operation:  # as a framework's call may be
             self.context = self.operation.context
         self.started_s = time.perf_counter()
+
+    def read_sent(self, body: Json, url: str) -> None:
+        """Say what was sent, where that could not be read beforehand."""
+        if not self.operation.is_over:
+            self.is_stream = self._endpoint.is_stream(body, url)
+            operation = self.operation
+            operation.rename(self._describe(body, url, operation.attributes, operation.body))
+
+    def _describe(
+        self, body: Json | None, url: str, attributes: Attributes, content: dict[str, str]
+    ) -> str:
+        """Put what a request says on its span, and return the span's name."""
+        if body is None:
+            content[c.INPUT_MESSAGES] = _UNKNOWN
+        model = self._endpoint.model_of(body or {}, url)
+        if model is not None:
+            attributes[c.REQUEST_MODEL] = model
+        if self.is_stream:
+            attributes[c.REQUEST_STREAM] = True
+        if body is not None:
+            capture.guard_call(_read_request, self._endpoint, body, attributes, content)
+        return f"{self._endpoint.operation} {model or ''}".rstrip()
 
     def note_attempt(self, started_s: float | None, outcome: int | str) -> None:
         """Note that an attempt was answered or failed.

@@ -1,10 +1,12 @@
 """Requests of HTTP clients: which are calls, what their attempts and codings tell, who has them."""
 
+import asyncio
 import gzip
+import io
 import json
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -79,8 +81,6 @@ def test_coded_answer_passes_as_it_is_and_is_read(
 
             with requests.post(url, json=given, stream=True) as answer:
                 return bytes(answer.raw.read(decode_content=False))
-        import asyncio
-
         import aiohttp
 
         async def read() -> bytes:
@@ -136,6 +136,50 @@ def test_other_questions_are_no_calls(path: str, wire: Wire, store: Store) -> No
     with auto_trace(store=store) as recording:
         httpx.post(wire.url + path, json=BODY)
     assert not ours(recording.spans())
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_body_that_a_generator_makes_is_read_as_it_goes(
+    is_async: bool, wire: Wire, store: Store
+) -> None:
+    """It is made once, and sent as it is made."""
+    wire.answers = [GOOD]
+    content, url = json.dumps(BODY).encode(), f"{wire.url}/v1/chat/completions"
+    headers = {"content-length": str(len(content))}
+
+    def make() -> Iterator[bytes]:
+        yield content[:9]
+        yield content[9:]
+
+    async def make_async() -> AsyncIterator[bytes]:
+        for piece in make():
+            yield piece
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient() as client:
+            return await client.post(url, content=make_async(), headers=headers)
+
+    with auto_trace(store=store):
+        answer = (
+            asyncio.run(ask()) if is_async else httpx.post(url, content=make(), headers=headers)
+        )
+    assert answer.json() == WHOLE
+    assert wire.asked[0][2] == BODY
+    (step,) = store.transitions()
+    assert (step.model, step.observation[0]["parts"][0]["content"]) == ("m", "hello")
+
+
+def test_body_that_cannot_be_read_makes_no_step(wire: Wire, store: Store) -> None:
+    """The call is there, and says why."""
+    requests = pytest.importorskip("requests")
+    wire.answers = [GOOD]
+    content = json.dumps(BODY).encode()
+    with auto_trace(store=store):
+        url, headers = f"{wire.url}/v1/chat/completions", {"content-length": str(len(content))}
+        assert requests.post(url, data=io.BytesIO(content), headers=headers).json() == WHOLE
+    report = store.transitions().report()
+    assert (report.calls, report.transitions) == (1, 0)
+    assert [each.reason.partition(":")[0] for each in report.dropped] == ["unreadable"]
 
 
 def test_failures_are_named(wire: Wire, store: Store) -> None:
@@ -281,8 +325,6 @@ def test_other_server_is_told_no_secret(library: str, wire: Wire, store: Store) 
         if library == "httpx":
             answer = httpx.post(url, json=BODY, headers=headers).json()
         else:
-            import asyncio
-
             import aiohttp
 
             async def ask() -> Any:

@@ -167,7 +167,7 @@ class Exchange(Run):
 
     def change(self, sent: Sent, changes: Changes) -> None:
         """Send it otherwise."""
-        content = parse_content(sent.read_content)
+        content = parse_content(sent.read_content) or {}
         url = changes.url or sent.url
         self._server = server_of(url)
         headers = moved_headers(sent.headers, sent.url, changes.url)
@@ -220,6 +220,12 @@ class Exchange(Run):
         is_coded = body[:2] == _GZIP or (body[:1] == _ZLIB and not int.from_bytes(body[:2]) % 31)
         return zlib.decompressobj(_ANY_HEADER).decompress(body) if is_coded else body
 
+    def take_sent(self, body: bytes, url: str) -> None:
+        """Take what was sent, where that could only be read as it went."""
+        content = parse_object(self.decode(body))
+        if content is not None and isinstance(self._request, HttpRequest):
+            self._request.read_sent(content, url)
+
     def fail(self, exc: BaseException) -> None:
         """End the attempt without an answer."""
         request = self._request
@@ -271,7 +277,7 @@ def _agent_of(sent: Sent) -> str:
 def note_unknown(library: str, url: str) -> None:
     """Note for ``run``, beside the store, an address that seems to ask a model and is not read."""
     if debugging.is_on:
-        debugging.log(f"missed  POST {url}: no dialect reads it")
+        debugging.log(f"missed  POST {url.partition('?')[0]}: no dialect reads it")
     if not config.RUN.read():
         return
     parts = urlsplit(url)
@@ -283,9 +289,11 @@ def note_unknown(library: str, url: str) -> None:
 
 def _start_request(endpoint: Dialect, sent: Sent, context: Context) -> HttpRequest:
     body, url = parse_content(sent.read_content), sent.url
-    changes = capture.guard_call(find_changes, endpoint, url, body, can_move=sent.can_move)
+    changes = None
+    if body is not None:
+        changes = capture.guard_call(find_changes, endpoint, url, body, can_move=sent.can_move)
     attributes: dict[str, Any] = {}
-    if changes is not None:
+    if body is not None and changes is not None:
         body, url = {**body, **changes.fields}, changes.url or url
         if changes.stamp is not None:
             attributes[c.RESOURCES] = changes.stamp
@@ -296,7 +304,7 @@ def _start_request(endpoint: Dialect, sent: Sent, context: Context) -> HttpReque
         attributes[c.SERVER_ADDRESS] = host
     if parts.port is not None:
         attributes[c.SERVER_PORT] = parts.port
-    is_stream = endpoint.is_stream(body, url)
+    is_stream = endpoint.is_stream(body or {}, url)
     request = HttpRequest(endpoint, body, url, context, attributes, is_stream=is_stream)
     request.changes = changes
     return request
@@ -307,14 +315,14 @@ def _provider_at(host: str) -> str:
     return next(ends, "openai")
 
 
-def parse_content(read_content: Callable[[], Any]) -> Json:
-    """Return the object that is sent; an empty one where it cannot be read beforehand."""
+def parse_content(read_content: Callable[[], Any]) -> Json | None:
+    """Return the object that is sent; None where it cannot be read beforehand."""
     content = capture.guard_call(read_content)
     if isinstance(content, str):
         content = content.encode()
     if isinstance(content, bytes | bytearray):
-        return parse_object(bytes(content)) or {}
-    return content if isinstance(content, dict) else {}
+        return parse_object(bytes(content))
+    return content if isinstance(content, dict) else None
 
 
 def take_name(cls: Any, library_class: Any) -> Any:

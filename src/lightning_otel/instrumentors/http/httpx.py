@@ -4,6 +4,7 @@ The transports are wrapped, not the clients: what a program answers itself, as `
 ``ASGITransport`` and a cache do, is no request.
 """
 
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import lru_cache
 from types import ModuleType
@@ -89,8 +90,27 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
         )
         return (args[0], made), {}
 
-    sent = Sent(str(request.url), lambda: request.content, request.headers, write)
-    return begin_request(library, sent, _Exchange)
+    sent = Sent(str(request.url), lambda: _content_of(request), request.headers, write)
+    exchange = begin_request(library, sent, _Exchange)
+    if exchange is not None and _content_of(request) is None:
+        capture.guard_call(_read_as_it_goes, request, exchange)
+    return exchange
+
+
+def _read_as_it_goes(request: Any, exchange: Exchange) -> None:
+    """Have a body that a generator makes be kept as it is sent."""
+
+    def ended(body: bytes, **how: Any) -> None:
+        exchange.take_sent(body, str(request.url))
+
+    recorder = BodyRecorder(time.perf_counter(), ended)
+    request.stream = _recorded_class(_stream_base(request.stream))(request.stream, recorder)
+
+
+def _content_of(request: Any) -> bytes | None:
+    """Return a request's body; None where a generator makes it, which may run once only."""
+    content: bytes | None = request.content if hasattr(request, "_content") else None
+    return content
 
 
 def _stream_base(stream: Any) -> type:
