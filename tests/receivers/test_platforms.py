@@ -10,6 +10,7 @@ import duckdb
 import orjson
 import pytest
 from tests.cli.conftest import _invoke
+from tests.receivers.frameworks import FORMS, observe
 
 from lightning_otel import Store
 from lightning_otel.errors import ReceiveError
@@ -191,3 +192,62 @@ def _is_damaged(record: dict[str, Any]) -> bool:
     except ReceiveError:
         return True
     return any(isinstance(each, Rejected) for each in found)
+
+
+SCORES: dict[str, tuple[dict[str, Any], tuple[str | None, str]]] = {
+    "langfuse": (
+        {"id": "s", "traceId": "t", "name": "n", "value": 1, "dataType": "NUMERIC",
+         "timestamp": "2026-11-01T12:00:20Z", "source": "ANNOTATION", "authorUserId": "u1"},
+        ("u1", "ANNOTATION"),
+    ),
+    "langsmith": (
+        {"id": "s", "run_id": "r", "key": "n", "score": 1, "created_at": "2026-11-01T12:00:20",
+         "feedback_source": {"type": "app", "user_id": "u1", "metadata": {}}},
+        ("u1", "app"),
+    ),
+    "mlflow": (
+        {"assessment_id": "s", "assessment_name": "n", "trace_id": "tr-1", "span_id": "p",
+         "create_time": "2026-11-01T12:00:20Z", "feedback": {"value": 1},
+         "source": {"source_type": "LLM_JUDGE", "source_id": "judge-1"}},
+        ("judge-1", "LLM_JUDGE"),
+    ),
+    "phoenix": (
+        {"id": "s", "span_id": "p", "name": "n", "annotator_kind": "HUMAN",
+         "created_at": "2026-11-01T12:00:20Z", "result": {"score": 1, "explanation": "good"}},
+        (None, "HUMAN"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", SCORES)
+def test_who_gave_a_score_is_kept(tool: str) -> None:
+    """By the platform's own names, with what else it says."""
+    record, author = SCORES[tool]
+
+    (span,) = _read(record)
+
+    get = span.attributes.get
+    assert (get(c.REWARD_AUTHOR), get(c.REWARD_AUTHOR_KIND)) == author
+    assert get(c.REWARD_VALUE) == 1
+    if tool == "phoenix":
+        assert "good" in get("phoenix.result")
+
+
+def test_which_of_several_scores_counts_is_told(tmp_path: Path) -> None:
+    """The report names them, and an option the one that counts."""
+    call = observe(f"{1:032x}", FORMS["OpenAI"])[2]
+    score = {**SCORES["langfuse"][0], "traceId": call["traceId"], "observationId": call["id"]}
+    scores = [{**score, "id": name, "name": name, "value": value, "timestamp": time}
+              for name, value, time in (("hallucination", 1, "2026-11-01T12:01:00Z"),
+                                        ("correctness", 0, "2026-11-01T12:02:00Z"))]  # fmt: skip
+    file, store = tmp_path / "scores.json", tmp_path / "s.duckdb"
+    file.write_bytes(orjson.dumps([call, *scores]))
+    assert _invoke("import", file, "--store", store).returncode == 0
+
+    usual = _invoke("export", "kto", "--store", store)
+    chosen = _invoke("export", "kto", "--reward", "correctness", "--store", store)
+
+    assert "1 × the first of several rewards counts (hallucination, correctness)" in usual.stderr
+    assert "several" not in chosen.stderr
+    rows = [orjson.loads(each.stdout) for each in (usual, chosen)]
+    assert [(row["reward"], row["label"]) for row in rows] == [(1.0, True), (0.0, False)]
