@@ -91,10 +91,11 @@ EXACT = {
         {**CALL, "arguments": {"command": "ls"}, "thought_signature": "c2ln"},
     ],
     "responses_codex": [
-        {"type": "reasoning", "content": "I look first."},
+        {"type": "reasoning", "content": "I look first.", "encrypted_content": "Z0FBQQ=="},
         {
             "type": "tool_call", "id": "call_1", "name": "exec",
             "arguments": "text(await tools.exec_command({cmd: 'ls'}))",
+            "namespace": "functions",
         },
     ],
 }  # fmt: skip

@@ -29,7 +29,9 @@ def patch_connections(instrumentor: LibraryInstrumentor, *connections: type) -> 
     for connection in connections:
         instrumentor.wrap_calls(connection, _begin_call, "send")
         for name in ("recv_bytes", "close"):
-            instrumentor.wrap(connection, name, wrap_call(_follow_calls))
+            # Where it is defined, as else it could not be pickled: releases differ.
+            owner = next(each for each in connection.__mro__ if name in vars(each))
+            instrumentor.wrap(owner, name, wrap_call(_follow_calls))
 
 
 class _Call(ClientRequest):
