@@ -1,5 +1,6 @@
 """What OpenAI's server keeps: background responses and conversations, joined as they are read."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,32 @@ def test_background_answer_completes_its_call(
             "retrieve_response"
         ) == 1  # no look in vain
         store.settle()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_background_answer_is_retrieved_asynchronously(is_stream: bool, tmp_path: Path) -> None:
+    """As by the synchronous client; of a stream that is left early nothing is known."""
+
+    async def work(base_url: str) -> None:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="k") as client:
+            for text in ("one", "two"):
+                made = await client.responses.create(model="m", input=text, background=True)
+                if is_stream:
+                    async for _ in await client.responses.retrieve(made.id, stream=True):
+                        if text == "two":
+                            break
+                else:
+                    for _ in range(2 if text == "one" else 1):
+                        await client.responses.retrieve(made.id)
+
+    store = Store(tmp_path / "s.duckdb")
+    with serving(Keeper()) as base_url, auto_trace(store=store):
+        asyncio.run(work(base_url))
+    step, *more = store.transitions()
+    assert step.action[0]["parts"][0]["content"] == "answer 1"
+    if not is_stream:  # of the other stream all may have come as the program left
+        assert more == []
+        assert [reason.split(":")[0] for reason in store.report().reasons()] == ["unanswered"]
 
 
 def test_background_answer_is_found_in_another_rollout(
