@@ -21,9 +21,6 @@ from lightning_otel.types import conventions as c
 SERVER_HISTORY: Final = "openai.previous_response"
 """The kind of the part that stands for a history which is on the server alone."""
 NOT_HERE: Final = "its history is on the server"
-_REFERENCES: Final = (
-    c.REQUEST_PREVIOUS_RESPONSE, c.REQUEST_CONVERSATION, c.RETRIEVED_RESPONSE,
-)  # fmt: skip
 _REFUSED: Final = (
     "openai.BadRequestError", "openai.AuthenticationError", "openai.PermissionDeniedError",
     "openai.NotFoundError", "openai.ConflictError", "openai.UnprocessableEntityError",
@@ -57,20 +54,18 @@ def find_references(spans: Iterable[Span]) -> tuple[set[Reference], set[Referenc
     """Return what spans refer to, and what of it is told by them in full."""
     asked, known = set[Reference](), set[Reference]()
     for span in spans:
-        previous_id, conversation_id, retrieved_id = (
-            get_text(span.attributes, key) for key in _REFERENCES
-        )
-        response_id = get_text(span.attributes, c.RESPONSE_ID)
-        if previous_id:
-            asked.add((c.RESPONSE_ID, previous_id))
-        if conversation_id:
-            asked.add((c.REQUEST_CONVERSATION, conversation_id))
-        if retrieved_id:
-            known.add((c.RETRIEVED_RESPONSE, retrieved_id))
-        if response_id:
+        attributes = span.attributes
+        if response_id := get_text(attributes, c.RESPONSE_ID):
             known.add((c.RESPONSE_ID, response_id))
             if is_unanswered(span):
                 asked.add((c.RETRIEVED_RESPONSE, response_id))
+        for key, place, names in (
+            (c.REQUEST_PREVIOUS_RESPONSE, asked, c.RESPONSE_ID),
+            (c.REQUEST_CONVERSATION, asked, c.REQUEST_CONVERSATION),
+            (c.RETRIEVED_RESPONSE, known, c.RETRIEVED_RESPONSE),
+        ):
+            if key in attributes and (server_id := get_text(attributes, key)):
+                place.add((names, server_id))
     return asked, known
 
 
