@@ -36,13 +36,26 @@ def _server_of(table: str) -> str:
     return f"({host} || ':' || coalesce({port}, ''))"
 
 
-DUPLICATE_CALLS: Final = f"""
+def duplicate_calls(table: str = "spans") -> str:
+    """Return common table expressions of what several records tell of one request.
+
+    ``repeated`` holds the calls that stand for a request another record tells of, ``kept_id``: by
+    its response id, which of two records of ours says that a server passed the request on to
+    another; because the one stands in the other; because it overlaps one of ours that nothing else
+    of that instrumentor stands for; or because it tells of no answer, where ours recorded every
+    request of its model. The adapter's ``duplicates`` looks at what was asked and answered, which
+    no count should have to read.
+
+    Args:
+        table: Spans to look at; ``spans`` tells the rest of them.
+    """
+    return f"""
 requests AS MATERIALIZED (
   SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout, attempt_id, agent, operation,
     scope, process, response_id, model, input_tokens, output_tokens,
     start_ns, coalesce(end_ns, start_ns) AS end_ns,
     end_ns IS NOT NULL AND status IS DISTINCT FROM 'ERROR' AS is_done
-  FROM spans WHERE operation IN ({CALL_OPERATIONS})
+  FROM {table} WHERE operation IN ({CALL_OPERATIONS})
 ),
 others AS MATERIALIZED (SELECT * FROM requests WHERE scope <> {quote_text(c.SCOPE)}),
 same_answer AS MATERIALIZED (
@@ -97,12 +110,7 @@ repeated AS MATERIALIZED (
     WHERE is_done AND response_id IS NULL AND input_tokens IS NULL AND output_tokens IS NULL
   ) GROUP BY ALL
 )"""
-"""Common table expressions over ``spans``: ``repeated`` holds the calls of others' instrumentors
-that stand for a request another record tells of, ``kept_id``: by its response id, which of two
-records of ours says that a server passed the request on to another; because the one stands in the
-other; because it overlaps one of ours that nothing else of that instrumentor stands for; or because
-it tells of no answer, where ours recorded every request of its model. The adapter's ``duplicates``
-looks at what was asked and answered, which no count should have to read."""
+
 
 _FARTHEST: Final = 256
 _CALL_OWNERS: Final = f"""
@@ -134,7 +142,7 @@ SELECT trace_id, span_id, parent_span_id, {ROLLOUT} AS rollout_id, attempt_id,
   attributes->'$."{c.FINISH_REASONS}"' AS finish_reasons,
   system_instructions, input_messages, output_messages, tool_definitions,
   prompt_token_ids, response_token_ids, response_logprobs, process, sequence
-FROM spans ANTI JOIN (WITH {DUPLICATE_CALLS} FROM repeated) AS repeated USING (trace_id, span_id)
+FROM spans ANTI JOIN (WITH {duplicate_calls()} FROM repeated) AS repeated USING (trace_id, span_id)
   LEFT JOIN ({_CALL_OWNERS}) AS owners ON owners.span = hash(trace_id, span_id)
 WHERE operation IN ({CALL_OPERATIONS})"""
 
@@ -288,7 +296,7 @@ _STATUS: Final = f"""
        ELSE 'incomplete' END"""
 
 ROLLOUTS: Final = f"""
-WITH RECURSIVE {REWARD_TARGETS}, {DUPLICATE_CALLS}, {ATTEMPT_REWARDS}
+WITH RECURSIVE {REWARD_TARGETS}, {duplicate_calls()}, {ATTEMPT_REWARDS}
 SELECT found.* EXCLUDE (input_tokens, output_tokens, agents, task), attempt_rewards.reward,
   input_tokens, output_tokens, agents, task
 FROM (SELECT coalesce(target_rollout, {ROLLOUT}) AS rollout_id,

@@ -17,10 +17,10 @@ from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.views import (
     ALIVE,
-    DUPLICATE_CALLS,
     IS_ANNOTATION,
     NARROW,
     ROLLOUTS,
+    duplicate_calls,
 )
 from lightning_otel.types import conventions as c
 from lightning_otel.views.previews import read_texts, sql_of, task_words
@@ -108,7 +108,7 @@ SELECT trace_id, min({ROLLOUT}) AS rollout_id, min(start_ns) AS start_ns,
 FROM spans GROUP BY trace_id HAVING count(*) FILTER (name <> {quote_text(c.SPAN_ANNOTATION)}) > 0"""
 """All traces, with what filters and the order of a list need."""
 _DETAILS: Final = f"""
-WITH spans AS (FROM page), {DUPLICATE_CALLS},
+WITH {duplicate_calls("page")},
 counted AS (SELECT *, operation IN ({CALL_OPERATIONS})
   -- What several instrumentors told of one request counts once.
   AND (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM repeated) AS is_call,

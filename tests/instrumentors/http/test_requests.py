@@ -313,6 +313,21 @@ def test_relay_and_its_client_are_one_call(is_stream: bool, wire: Wire, store: S
     assert {step.observation[0]["role"] for step in store.transitions()} == {"user"}
 
 
+def test_server_that_repeats_its_ids_was_asked_as_often_as_it_was(wire: Wire, store: Store) -> None:
+    """Of requests at once to one server none was passed on."""
+    wire.answers = [Answer(GOOD.body, headers=JSON, pause_s=0.05)]
+
+    async def ask() -> None:
+        async with httpx.AsyncClient() as client:
+            url = f"{wire.url}/v1/chat/completions"
+            await asyncio.gather(*(client.post(url, json=BODY) for _ in range(4)))
+
+    with auto_trace(store=store):
+        asyncio.run(ask())
+    assert store.transitions().report().transitions == 4
+    assert len(store.sql("SELECT 1 FROM calls").rows()) == 4
+
+
 @pytest.mark.parametrize("library", ["httpx", "aiohttp"])
 def test_other_server_is_told_no_secret(library: str, wire: Wire, store: Store) -> None:
     """A live endpoint's address is asked in place of the program's, with a key of its own."""
