@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import reduce
@@ -213,7 +214,22 @@ def test_a_record_that_is_not_taken_is_named(document: Any, reason: str, tmp_pat
     assert f"line 1: {reason}" in done.stderr
 
 
-WRONG = [None, True, -7, 1.5, "", "x", [], [[1]], {}, {"role": []}, [{}], "[" * 99, 10**30]
+WRONG = [
+    None,
+    True,
+    -7,
+    1.5,
+    "",
+    "x",
+    [],
+    [[1]],
+    {},
+    {"role": []},
+    [{}],
+    "[" * 99,
+    10**30,
+    math.nan,
+]
 
 
 @pytest.mark.parametrize("name", CASES)

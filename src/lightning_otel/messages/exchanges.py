@@ -64,7 +64,7 @@ _CUT: Final = re.compile(r'\[?\{\s*"(role|messages|parts|content|choices|candida
 class Exchange(NamedTuple):
     """A request with its answer."""
 
-    given: list[Part]
+    messages: list[Part]
     answer: list[Part]
     tools: list[Part]
 
@@ -74,28 +74,28 @@ def is_cut(text: object) -> bool:
     return isinstance(text, str) and bool(_CUT.match(text)) and parse_json(text) is text
 
 
-def read_exchange(given: Any, made: Any, beside: Any = None, system: Any = None) -> Exchange:
+def read_exchange(request: Any, response: Any, offers: Any = None, system: Any = None) -> Exchange:
     """Return what a request and its answer say.
 
     Args:
-        given: The request, or its messages.
-        made: The answer.
-        beside: Tools that are kept beside both, which count if the request has none.
+        request: The request, or its messages.
+        response: The answer.
+        offers: Tools that are kept beside both, which count if the request has none.
         system: The system prompt that is kept beside both, likewise.
     """
-    given, made = _load(given), _load(made)
-    messages, tools = _split_tools(given)
+    request, response = _load(request), _load(response)
+    messages, tools = _split_tools(request)
     # An answer of the Responses API says again what was asked with it.
-    places = (object_of(given), beside, object_of(made))
+    places = (object_of(request), offers, object_of(response))
     tools = tools or next(filter(None, map(_find_tools, places)), [])
-    found = read_messages(messages, "user")
-    if not any(each["role"] in ("system", "developer") for each in found):
-        rules = _read_system({"system": parse_json(system)}) or _read_system(object_of(made))
-        found = [*rules, *found]
-    answer = read_messages(made, "assistant")
-    if found and answer[: len(found)] == found:  # the state of a graph, with what was asked
-        answer = answer[len(found) :]
-    return Exchange(_name_tools(found), answer, flatten_tools(tools))
+    turns = read_messages(messages, "user")
+    if not any(entry["role"] in ("system", "developer") for entry in turns):
+        rules = _read_system({"system": parse_json(system)}) or _read_system(object_of(response))
+        turns = [*rules, *turns]
+    answer = read_messages(response, "assistant")
+    if turns and answer[: len(turns)] == turns:  # the state of a graph, with what was asked
+        answer = answer[len(turns) :]
+    return Exchange(_name_tools(turns), answer, flatten_tools(tools))
 
 
 def _load(value: Any) -> Any:
@@ -122,30 +122,30 @@ def read_messages(content: Any, role: str) -> list[Part]:
     if content and isinstance(content[0], list):  # a batch: one prompt, or the generations of one
         return read_messages(content[0], role)
     if not all(map(_is_spoken, content)):
-        is_mixed = all(isinstance(each, str) or _is_part(each) for each in content)
+        is_mixed = all(isinstance(entry, str) or _is_part(entry) for entry in content)
         parts = content_parts(content) if is_mixed else [text_part(to_text(content))]
         return [message(role, parts)]
-    found: list[Part] = []
+    turns: list[Part] = []
     is_open = False
-    for item in (each if _is_part(each) else spell_message(each) for each in content):
+    for item in (entry if _is_part(entry) else spell_message(entry) for entry in content):
         is_item = "role" not in item or item.get("type") == "message"
-        made = _read_item(item, role)
+        read = _read_item(item, role)
         # One turn of the model may be several items.
-        if is_open and is_item and made and made[0]["role"] == found[-1]["role"] == "assistant":
-            found[-1]["parts"] += made.pop(0)["parts"]
-        found += made
-        is_open = is_item and "message" not in item and bool(found)
-    return found
+        if is_open and is_item and read and read[0]["role"] == turns[-1]["role"] == "assistant":
+            turns[-1]["parts"] += read.pop(0)["parts"]
+        turns += read
+        is_open = is_item and "message" not in item and bool(turns)
+    return turns
 
 
 def spell_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message with its fields named as in the chat API; anything else as it is."""
-    held = parse_json(item.get(_EVENT))
-    if is_object(held):  # Semantic Kernel's
-        item = object_of(held.get("message")) or held
+    value = parse_json(item.get(_EVENT))
+    if is_object(value):  # Semantic Kernel's
+        item = object_of(value.get("message")) or value
     elif is_object(inner := item.get("message")) and "role" in inner and len(item) == 1:
         item = inner  # OpenInference's
-    fields = {_FIELDS.get(name, name): each for name, each in item.items()}
+    fields = {_FIELDS.get(name, name): entry for name, entry in item.items()}
     if "blocks" in item:  # LlamaIndex'
         fields = {**object_of(item.get("additional_kwargs")), **fields}
     if "tool_calls" in fields:
@@ -160,7 +160,7 @@ def spell_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(blocks, list) and all(map(_is_part, blocks)):
             fields["content"] = blocks
     elif isinstance(content, list):
-        fields["content"] = [_open_part(each) for each in content]
+        fields["content"] = [_open_part(entry) for entry in content]
     return fields
 
 
@@ -211,49 +211,49 @@ def _is_spoken(item: Any) -> bool:
     return is_message or _is_part(item) or _unwrap(item) is not None
 
 
-def _does_speak(held: Any) -> bool:
+def _does_speak(value: Any) -> bool:
     """Return whether a value is messages, or holds some."""
-    if isinstance(held, list):
-        return all(_is_spoken(each) or isinstance(each, (str, list)) for each in held)
-    return _is_spoken(held)
+    if isinstance(value, list):
+        return all(_is_spoken(entry) or isinstance(entry, (str, list)) for entry in value)
+    return _is_spoken(value)
 
 
 def _unwrap(content: Mapping[str, Any]) -> Any:
     """Return what a request or answer holds its messages in; None where it is none."""
     if "args" in content and is_object(content.get("kwargs")):  # the arguments of a function
-        held = next(filter(_does_speak, (content["kwargs"], content["args"])), None)
-        return held or None
+        value = next(filter(_does_speak, (content["kwargs"], content["args"])), None)
+        return value or None
     for name in _LISTS:
-        held = parse_json(content.get(name))
-        if name == "items" and not _ITEMS.issuperset(each.get("type") for each in objects(held)):
+        value = parse_json(content.get(name))
+        if name == "items" and not _ITEMS.issuperset(entry.get("type") for entry in objects(value)):
             continue
-        if _does_speak(held) or (isinstance(held, str) and held and name == "contents"):
-            return held
+        if _does_speak(value) or (isinstance(value, str) and value and name == "contents"):
+            return value
     for name in _WRAPPERS:
-        held = parse_json(content.get(name))
+        value = parse_json(content.get(name))
         is_alone = content.keys() - {name} <= _AROUND
-        if (_does_speak(held) and held) or (isinstance(held, str) and is_alone):
-            return held
+        if (_does_speak(value) and value) or (isinstance(value, str) and is_alone):
+            return value
     return None
 
 
 def _read_system(content: Mapping[str, Any]) -> list[Part]:
     """Return the system prompt that stands beside a request's messages, as Anthropic's does."""
     places = (content, *(object_of(content.get(name)) for name in _CONFIGS))
-    given = next((held[key] for held in places for key in _SYSTEMS if held.get(key)), None)
-    if is_object(given):  # Google's
-        given = given.get("parts")
-    return [message("system", parts)] if (parts := content_parts(given)) else []
+    prompt = next((value[key] for value in places for key in _SYSTEMS if value.get(key)), None)
+    if is_object(prompt):  # Google's
+        prompt = prompt.get("parts")
+    return [message("system", parts)] if (parts := content_parts(prompt)) else []
 
 
 def _find_tools(content: Any) -> list[Any]:
     """Return the tool definitions that stand in a request, each of which may be JSON text."""
     content = parse_json(content)
     if is_object(content):
-        held = next((content[k] for k in ("tools", "functions") if content.get(k)), None)
+        value = next((content[k] for k in ("tools", "functions") if content.get(k)), None)
         inner = (_find_tools(content.get(name)) for name in _CONFIGS)
-        return _find_tools(held) if held else next(filter(None, inner), [])
-    return objects([parse_json(each) for each in content]) if isinstance(content, list) else []
+        return _find_tools(value) if value else next(filter(None, inner), [])
+    return objects([parse_json(entry) for entry in content]) if isinstance(content, list) else []
 
 
 def _split_tools(messages: Any) -> tuple[Any, list[Any]]:
@@ -263,8 +263,9 @@ def _split_tools(messages: Any) -> tuple[Any, list[Any]]:
         return {**messages, "messages": rest}, tools
     if not isinstance(messages, list):
         return messages, []
-    offers = [each for each in messages if _is_offer(each)]
-    return [each for each in messages if each not in offers], [each["content"] for each in offers]
+    offers = [entry for entry in messages if _is_offer(entry)]
+    turns = [entry for entry in messages if entry not in offers]
+    return turns, [entry["content"] for entry in offers]
 
 
 def _is_offer(item: Any) -> bool:
@@ -282,8 +283,8 @@ def _name_tools(messages: list[Part]) -> list[Part]:
     calls: dict[str, Any] = {}
     for item in messages:
         role = item["role"]
-        asked = [part for part in item["parts"] if part.get("type") == "tool_call"]
-        calls |= {to_text(part.get("name")): part.get("id") for part in asked}
+        requests = [part for part in item["parts"] if part.get("type") == "tool_call"]
+        calls |= {to_text(part.get("name")): part.get("id") for part in requests}
         if role in calls and role not in _ROLES:
             item["role"] = "tool"
             response = unwrap_response(item["parts"])

@@ -8,6 +8,7 @@ Source: OpenAI's guides to fine-tuning and to its Batch API; TRL's conversationa
 LiteLLM's ``StandardLoggingPayload``.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any, Final
@@ -45,99 +46,99 @@ _NAMED: Final = frozenset(
 )  # fmt: skip
 
 
-def is_chat(found: Object) -> bool:
+def is_chat(row: Object) -> bool:
     """Return whether a row is a conversation, or a request with its response."""
-    if _are_messages(found.get("messages")):
+    if _are_messages(row.get("messages")):
         return True
-    if _are_messages(found.get("prompt")) and _are_messages(found.get("completion")):
+    if _are_messages(row.get("prompt")) and _are_messages(row.get("completion")):
         return True
-    request, response = _find_exchange(found)
+    request, response = _find_exchange(row)
     return response is not None and any(name in request for name in _QUESTIONS)
 
 
-def read_row(found: Object) -> Iterator[Span]:
+def read_row(row: Object) -> Iterator[Span]:
     """Yield the calls of a row, and its reward.
 
     Raises:
         InvalidSpanError: It cannot be kept.
     """
-    digest = sha256(write_json(found)).hexdigest()
-    stated = (found.get(name) for name in _CONVERSATIONS)
-    trace = next((each for each in stated if isinstance(each, str) and each), digest)
+    digest = sha256(write_json(row)).hexdigest()
+    ids = (row.get(name) for name in _CONVERSATIONS)
+    trace = next((entry for entry in ids if isinstance(entry, str) and entry), digest)
     builder = Builder("chat", trace, {})
-    rest = {f"chat.{name}": json_text(found[name]) for name in sorted(found.keys() - _NAMED)}
-    request, response = _find_exchange(found)
+    extra = {f"chat.{name}": json_text(row[name]) for name in sorted(row.keys() - _NAMED)}
+    request, response = _find_exchange(row)
     if response is None:
-        calls = list(_read_conversation(found, builder, digest, rest))
+        calls = list(_read_conversation(row, builder, digest, extra))
     else:
-        calls = [_read_exchange(found, request, response, builder, digest, rest)]
+        calls = [_read_exchange(row, request, response, builder, digest, extra)]
     if not calls:
         raise InvalidSpanError(_NO_ANSWER)
     yield from calls
-    reward = found.get("reward")
+    reward = row.get("reward")
     if isinstance(reward, (int, float)) and not isinstance(reward, bool):
         key, last = f"reward of {digest}", calls[-1]
         yield builder.make_reward(key, last.span_id, {c.PRIMARY_REWARD: reward}, last.start_ns)
 
 
-def _are_messages(held: Any) -> bool:
-    return isinstance(held, list) and bool(held) and all(
-        isinstance(object_of(each).get("role"), str) for each in held
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(
+        isinstance(object_of(entry).get("role"), str) for entry in value
     )  # fmt: skip
 
 
 def _read_conversation(
-    found: Object, builder: Builder, digest: str, rest: Mapping[str, Any]
+    row: Object, builder: Builder, digest: str, extra: Mapping[str, Any]
 ) -> Iterator[Span]:
-    prompt = objects(found.get("prompt")) if "messages" not in found else []
-    rows = [*prompt, *objects(found.get("messages") or found.get("completion"))]
-    said = read_messages(rows, "user")
-    tools = flatten_tools(parse_json(found.get("tools") or found.get("functions")))
-    start_ns, _ = _read_times(found, {})
-    for place, (row, each) in enumerate(zip(rows, said, strict=True)):
+    prompt = objects(row.get("prompt")) if "messages" not in row else []
+    rows = [*prompt, *objects(row.get("messages") or row.get("completion"))]
+    turns = read_messages(rows, "user")
+    tools = flatten_tools(parse_json(row.get("tools") or row.get("functions")))
+    start_ns, _ = _read_times(row, {})
+    for place, (message, turn) in enumerate(zip(rows, turns, strict=True)):
         # An answer of weight 0 is history alone.
-        if each["role"] != "assistant" or row.get("weight") == 0 or place < len(prompt):
+        if turn["role"] != "assistant" or message.get("weight") == 0 or place < len(prompt):
             continue
         attributes = {
             c.OPERATION: c.CHAT,
-            c.REQUEST_MODEL: text_or_none(found.get("model")),
-            c.INPUT_MESSAGES: json_text(said[:place]),
-            c.OUTPUT_MESSAGES: json_text([each]),
+            c.REQUEST_MODEL: text_or_none(row.get("model")),
+            c.INPUT_MESSAGES: json_text(turns[:place]),
+            c.OUTPUT_MESSAGES: json_text([turn]),
             c.TOOL_DEFINITIONS: json_text(tools) if tools else None,
-            **rest,
+            **extra,
         }
-        rest = {}
+        extra = {}
         times_ns = start_ns + 2 * place, start_ns + 2 * place + 1
         yield builder.make_span((digest, place), None, c.CHAT, *times_ns, attributes=attributes)
 
 
-def _find_exchange(found: Object) -> tuple[Object, Any]:
+def _find_exchange(row: Object) -> tuple[Object, Any]:
     """Return a request's body, with the response beside it; None for one if there is none."""
-    response = next((found[name] for name in _RESPONSES if found.get(name) is not None), None)
-    held = next((found[name] for name in _REQUESTS if name in found), found)
-    request = object_of(parse_json(held))
+    response = next((row[name] for name in _RESPONSES if row.get(name) is not None), None)
+    value = next((row[name] for name in _REQUESTS if name in row), row)
+    request = object_of(parse_json(value))
     return object_of(parse_json(request.get("body"))) or request, parse_json(response)
 
 
 def _read_exchange(
-    found: Object, request: Object, response: Any, builder: Builder, digest: str,
-    rest: Mapping[str, Any],
+    row: Object, request: Object, response: Any, builder: Builder, digest: str,
+    extra: Mapping[str, Any],
 ) -> Span:  # fmt: skip
-    places = (found, object_of(found.get("request")))
-    path = next((held[name] for held in places for name in _PATHS if held.get(name)), "")
+    places = (row, object_of(row.get("request")))
+    path = next((value[name] for value in places for name in _PATHS if value.get(name)), "")
     inner = object_of(response)
     response = parse_json(inner.get("body")) if "body" in inner else response
     dialect = _find_dialect(str(path), request, response)
-    start_ns, end_ns = _read_times(found, object_of(response))
-    error: Any = found.get("error")
+    start_ns, end_ns = _read_times(row, object_of(response))
+    error: Any = row.get("error")
     if dialect is None or (isinstance(response, str) and "data:" not in response):
-        said = read_exchange(request, response)
+        turns = read_exchange(request, response)
         attributes: dict[str, Any] = {
             c.OPERATION: c.CHAT,
             c.REQUEST_MODEL: text_or_none(request.get("model")),
-            c.INPUT_MESSAGES: json_text(said.given),
-            c.OUTPUT_MESSAGES: json_text(said.answer) if said.answer else None,
-            c.TOOL_DEFINITIONS: json_text(said.tools) if said.tools else None,
+            c.INPUT_MESSAGES: json_text(turns.messages),
+            c.OUTPUT_MESSAGES: json_text(turns.answer) if turns.answer else None,
+            c.TOOL_DEFINITIONS: json_text(turns.tools) if turns.tools else None,
         }
     else:
         data = response.encode() if isinstance(response, str) else write_json(response)
@@ -151,7 +152,7 @@ def _read_exchange(
             **dialect.response_attributes(body), **dialect.response_content(body),
         }  # fmt: skip
     key = attributes.get(c.RESPONSE_ID) or digest
-    name, attributes = str(attributes[c.OPERATION]), {**attributes, **rest}
+    name, attributes = str(attributes[c.OPERATION]), {**attributes, **extra}
     return builder.make_span(
         key, None, name, start_ns, end_ns, attributes=attributes,
         status="ERROR" if error else "OK", status_message=json_text(error) if error else "",
@@ -159,26 +160,26 @@ def _read_exchange(
 
 
 def _find_dialect(path: str, request: Object, response: Any) -> Dialect | None:
-    named = find_dialect("POST", path) if path else None
+    match = find_dialect("POST", path) if path else None
     answer = object_of(response)
     forms = (
         find_dialect("POST", place)
-        for asked, made, place in _FORMS
-        if asked in request and (made in answer or not made)
+        for question, answered, place in _FORMS
+        if question in request and (answered in answer or not answered)
     )
-    return named or next(forms, None)
+    return match or next(forms, None)
 
 
-def _read_times(found: Object, response: Object) -> tuple[int, int]:
+def _read_times(row: Object, response: Object) -> tuple[int, int]:
     """Return when a call began and ended; 1 and 2 where nothing says it."""
-    start = _first_time(found, _STARTS) or _first_time(response, ("created", "created_at"))
+    start = _first_time(row, _STARTS) or _first_time(response, ("created", "created_at"))
     start = start if start in TIMES else TIMES.start
-    end = _first_time(found, _ENDS)
+    end = _first_time(row, _ENDS)
     return start, end if end in TIMES and end > start else start + 1
 
 
-def _first_time(found: Object, names: tuple[str, ...]) -> int:
-    value = next((found[name] for name in names if found.get(name)), None)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+def _first_time(row: Object, names: tuple[str, ...]) -> int:
+    value = next((row[name] for name in names if row.get(name)), None)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return int(value * 1_000_000_000) if value < _SECONDS_UNTIL else int(value)
     return parse_time(value) if isinstance(value, str) else 0

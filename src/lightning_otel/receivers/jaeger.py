@@ -32,31 +32,31 @@ def open_trace(document: Object) -> Object:
     processes, spans = document.get("processes"), document.get("spans")
     if not isinstance(processes, dict) or not isinstance(spans, list):
         return document
-    held = [
+    opened = [
         {**span, "process": processes.get(str(span.get("processID")))}
         if isinstance(span, dict)
         else span
         for span in spans
     ]
-    return {"spans": held}
+    return {"spans": opened}
 
 
-def read_span(found: Object, came: str, limits: Limits) -> Span:
+def read_span(record: Object, came: str, limits: Limits) -> Span:
     """Return a span of Jaeger's.
 
     Raises:
         InvalidSpanError: It cannot be kept.
     """
-    attributes = _read_tags(found.get("tags"))
-    process = object_of(found.get("process"))
+    attributes = _read_tags(record.get("tags"))
+    process = object_of(record.get("process"))
     name = process.get("serviceName")
     otel_resource = {**({"service.name": name} if name else {}), **_read_tags(process.get("tags"))}
-    start = read_integer(found.get("startTime"), "start time")
-    length = read_integer(found.get("duration"), "duration")
-    trace, span = text(found.get("traceID")), text(found.get("spanID"))
-    links = objects(found.get("references"))
-    parents = [each.get("spanID") for each in links if each.get("refType") == _CHILD]
-    parent = next(iter(parents), found.get("parentSpanID"))
+    start = read_integer(record.get("startTime"), "start time")
+    length = read_integer(record.get("duration"), "duration")
+    trace, span = text(record.get("traceID")), text(record.get("spanID"))
+    links = objects(record.get("references"))
+    parents = [entry.get("spanID") for entry in links if entry.get("refType") == _CHILD]
+    parent = next(iter(parents), record.get("parentSpanID"))
     kind, code = str(attributes.pop(_KIND, "")).upper(), str(attributes.pop(_CODE, "")).upper()
     if code not in STATUSES:
         code = "ERROR" if attributes.get("error") in (True, "true") else "UNSET"
@@ -66,30 +66,30 @@ def read_span(found: Object, came: str, limits: Limits) -> Span:
         "traceId": trace.zfill(2 * otlp.TRACE_ID_BYTES),
         "spanId": span.zfill(2 * otlp.SPAN_ID_BYTES),
         "parentSpanId": text(parent).zfill(2 * otlp.SPAN_ID_BYTES),
-        "name": found.get("operationName"),
+        "name": record.get("operationName"),
         "kind": KINDS.index(kind) if kind in KINDS else 0,
         "startTimeUnixNano": start * _NS,
         "endTimeUnixNano": (start + length) * _NS,
         "status": {"code": STATUSES.index(code), "message": message},
         "attributes": DecodedAttributes(attributes),
-        "events": [_read_log(each) for each in objects(found.get("logs"))],
+        "events": [_read_log(entry) for entry in objects(record.get("logs"))],
     }
-    scope = next((each for key in _SCOPES if (each := attributes.get(key))), "")
+    scope = next((entry for key in _SCOPES if (entry := attributes.get(key))), "")
     return otlp.read_span(fields, otel_resource, scope, came, limits)
 
 
-def _read_log(found: Object) -> Mapping[str, Any]:
-    fields = _read_tags(found.get("fields"))
-    time = read_integer(found.get("timestamp"), "time of an event")
+def _read_log(record: Object) -> Mapping[str, Any]:
+    fields = _read_tags(record.get("fields"))
+    time = read_integer(record.get("timestamp"), "time of an event")
     name = fields.pop("event", None) or fields.pop("name", None)
     attributes = DecodedAttributes(fields)
     return {"name": str(name or ""), "timeUnixNano": time * _NS, "attributes": attributes}
 
 
-def _read_tags(found: object) -> dict[str, Any]:
+def _read_tags(record: object) -> dict[str, Any]:
     """Return tags as attributes; a number may come as text."""
     tags: dict[str, Any] = {}
-    for tag in objects(found):
+    for tag in objects(record):
         key, kind, value = tag.get("key"), tag.get("type"), tag.get("value")
         if not isinstance(key, str):
             raise InvalidSpanError("the key of a tag is no text")

@@ -107,23 +107,23 @@ def read_logs(
                 record
             )
         else:
-            told = {**object_of(record.body), **record.attributes}
-            yield _make_span(record, told, [], came, limits)
+            attributes = {**object_of(record.body), **record.attributes}
+            yield _make_span(record, attributes, [], came, limits)
     for messages in calls.values():
-        told = {c.OPERATION: c.CHAT, **messages[-1].attributes}
-        yield _make_span(messages[-1], told, messages, came, limits)
+        attributes = {c.OPERATION: c.CHAT, **messages[-1].attributes}
+        yield _make_span(messages[-1], attributes, messages, came, limits)
 
 
 def _make_span(
-    record: Log, told: Mapping[str, Any], messages: list[Log], came: str, limits: Limits
+    record: Log, attributes: Mapping[str, Any], messages: list[Log], came: str, limits: Limits
 ) -> Span | Rejected:
     events = [
         {
-            "name": each.name,
-            "timeUnixNano": each.time_ns,
-            "attributes": DecodedAttributes({**each.attributes, **object_of(each.body)}),
+            "name": message.name,
+            "timeUnixNano": message.time_ns,
+            "attributes": DecodedAttributes({**message.attributes, **object_of(message.body)}),
         }
-        for each in messages
+        for message in messages
     ]
     place = f"{record.trace_id} {record.span_id} {record.name} {record.time_ns} {len(messages)}"
     fields = {
@@ -133,7 +133,7 @@ def _make_span(
         "name": record.name,
         "startTimeUnixNano": record.time_ns,
         "endTimeUnixNano": record.time_ns,
-        "attributes": DecodedAttributes(told),
+        "attributes": DecodedAttributes(attributes),
         "events": events,
     }
     # Another make than that of the call: it is another record of the same request.

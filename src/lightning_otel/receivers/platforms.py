@@ -265,7 +265,7 @@ def _read_content(
         said = read_exchange(given, made, offers, known.get(c.SYSTEM_INSTRUCTIONS))
         return {
             **{key: known.get(key) for key in _KEPT},
-            c.INPUT_MESSAGES: _write_messages(given, said.given),
+            c.INPUT_MESSAGES: _write_messages(given, said.messages),
             c.OUTPUT_MESSAGES: _write_messages(made, said.answer),
             c.TOOL_DEFINITIONS: json_text(said.tools) if said.tools else None,
         }
