@@ -10,17 +10,17 @@ from tests.adapter.forest import SECOND, Forest, call_attributes, said, token_at
 from tests.test_picture import ATTACKS
 
 from lightning_otel import Store
-from lightning_otel.adapter.outline import outline
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.messages import message, tool_call_part
 from lightning_otel.types import Event, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.views.analysis import Analysis, analyze, analyze_episode
+from lightning_otel.views.trace import make_trace
 
 
 def of(forest: Forest, **options: Any) -> Analysis:
     """What is said of a forest's spans."""
-    return analyze(outline(forest.spans), **options)
+    return analyze(make_trace(forest.spans), **options)
 
 
 def told(found: Analysis) -> dict[str, list[str]]:
@@ -158,7 +158,7 @@ def test_what_is_lost_is_told_with_its_reason() -> None:
     lost.call("a")
     lost.reward(2.0, span_id="f" * 16)
 
-    nothing = told(analyze(outline([])))
+    nothing = told(analyze(make_trace([])))
 
     assert told(of(none))["no_reward"] == ["nobody gave it a reward"]
     assert told(of(none))["cut_off"] == ["cut off at their length: #0"]
@@ -179,7 +179,7 @@ def test_a_step_that_takes_most_of_the_time_is_told() -> None:
         for number, (start, end) in enumerate([(0, 1), (1, 2), (2, 8)])
     ]  # fmt: skip
 
-    assert told(analyze(outline(spans)))["slow"] == ["#2 took 6.0 s, 75% of it all"]
+    assert told(analyze(make_trace(spans)))["slow"] == ["#2 took 6.0 s, 75% of it all"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_how_long_it_took_is_said_as_people_would(end_ns: int, words: str) -> No
     """In one unit, whatever its size."""
     span = Span("t", f"{1:016x}", None, "chat", 0, end_ns, attributes=call_attributes("a", "b"))
 
-    assert f" · {words}, {words} of it in models" in analyze(outline([span])).headline()
+    assert f" · {words}, {words} of it in models" in analyze(make_trace([span])).headline()
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=range(len(ATTACKS)))

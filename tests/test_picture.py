@@ -8,11 +8,11 @@ import pytest
 from tests.adapter.forest import SECOND, Forest, reward_attributes, said
 
 from lightning_otel import Recording, Store, auto_trace, emit_action, emit_reward
-from lightning_otel.adapter.outline import outline
-from lightning_otel.adapter.picture import picture
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.html import escape, render_table
+from lightning_otel.views.picture import draw_trace
+from lightning_otel.views.trace import make_trace
 
 SVG = "{http://www.w3.org/2000/svg}"
 # What attackers write into names and messages; each must stay text.
@@ -97,7 +97,7 @@ def test_nothing_in_a_name_acts(attack: str) -> None:
     with forest.agent("other"):
         forest.call("second")
 
-    svg = picture(outline(forest.spans))
+    svg = draw_trace(make_trace(forest.spans))
     html = render_table([attack], [[attack], [None]], attack)
 
     parsed(svg)
@@ -119,7 +119,7 @@ def test_steps_rewards_and_credit_are_drawn() -> None:
         forest.reward(("correct", 1.0))
     forest.reward(2.0, span_id="f" * 16)
 
-    root = parsed(picture(outline(forest.spans)))
+    root = parsed(draw_trace(make_trace(forest.spans)))
 
     said_there = texts(root)
     assert {"0", "1", "reward 0.25", "reward 1", "0.25 → #0", "correct 1 → #1"} <= set(said_there)
@@ -139,7 +139,7 @@ def test_branches_have_colours_and_incomplete_spans_are_dashed() -> None:
     forest.close(one, other)
     forest.open("work")
 
-    root = parsed(picture(outline(forest.spans)))
+    root = parsed(draw_trace(make_trace(forest.spans)))
 
     classes = [element.get("class") or "" for element in root.iter(f"{SVG}rect")]
     assert classes.count("b0") == 4
@@ -155,7 +155,7 @@ def test_a_late_reward_does_not_squeeze_the_time() -> None:
     forest.tick += 3 * 86_400
     forest.reward(1.0, span_id=call)
 
-    root = parsed(picture(outline(forest.spans)))
+    root = parsed(draw_trace(make_trace(forest.spans)))
 
     assert "1 → #0 · 3 d later" in texts(root)
     assert not any(text.endswith(" h") for text in texts(root))
@@ -170,7 +170,7 @@ def test_a_huge_trace_is_bounded_and_says_so() -> None:
             forest.call(f"{index}")
             forest.reward(1.0)
 
-    svg = picture(outline(forest.spans), limit=40)
+    svg = draw_trace(make_trace(forest.spans), limit=40)
 
     assert len(svg) < 40_000
     said_there = texts(parsed(svg))
@@ -180,8 +180,8 @@ def test_a_huge_trace_is_bounded_and_says_so() -> None:
 
 def test_a_deep_chain_and_cycles_are_drawn() -> None:
     """Neither nesting nor parents that go in a circle stop the picture."""
-    drawn = texts(parsed(picture(outline(LOOPED))))
-    deep = texts(parsed(picture(outline(CHAIN), limit=50)))
+    drawn = texts(parsed(draw_trace(make_trace(LOOPED))))
+    deep = texts(parsed(draw_trace(make_trace(CHAIN), limit=50)))
 
     assert "⋯ 19,950 more spans" in deep
     assert {"one", "two", "self"} <= set(drawn)
@@ -189,8 +189,8 @@ def test_a_deep_chain_and_cycles_are_drawn() -> None:
 
 def test_nothing_recorded_is_a_picture_too() -> None:
     """No span is an empty picture, and spans without length are drawn."""
-    assert texts(parsed(picture(outline([]))))[0].startswith("nothing recorded · 0 spans")
-    parsed(picture(outline([Span("t", "s", None, "n", 5, 5)])))
+    assert texts(parsed(draw_trace(make_trace([]))))[0].startswith("nothing recorded · 0 spans")
+    parsed(draw_trace(make_trace([Span("t", "s", None, "n", 5, 5)])))
 
 
 def test_text_is_cut_by_its_width() -> None:

@@ -33,7 +33,6 @@ from lightning_otel.adapter import (
 )
 from lightning_otel.adapter.attributes import has_id
 from lightning_otel.adapter.calls import is_mark
-from lightning_otel.adapter.outline import outline
 from lightning_otel.receivers import Rejected, protobuf
 from lightning_otel.store.engines.otlp import encode_request
 from lightning_otel.store.schema import build_span
@@ -49,6 +48,7 @@ from lightning_otel.types import (
     Transition,
 )
 from lightning_otel.types import conventions as c
+from lightning_otel.views.trace import make_trace
 
 EXAMPLES = int(os.environ.get("LIGHTNING_TEST_EXAMPLES", "60"))
 _checks = list(HealthCheck)
@@ -308,13 +308,13 @@ def test_no_link_is_guessed_away(spans: list[Span], adapter: TripletAdapter) -> 
 @given(anything, st.sampled_from(get_args(Credit)))
 def test_no_reward_without_a_link_changes_its_agent(spans: list[Span], rule: Credit) -> None:
     """A reward given inside an agent, and not inside a call, stays with that agent's calls."""
-    found = outline(spans, TripletAdapter(rule))
+    found = make_trace(spans, TripletAdapter(rule))
 
-    for node in found.nodes:
+    for node in found.rows:
         is_linked = f"{c.LINK_PREFIX}.0.key_match" in node.span.attributes
-        is_inside = node.parent >= 0 and found.nodes[node.parent].kind == "call"
+        is_inside = node.parent >= 0 and found.rows[node.parent].kind == "call"
         if node.agent and not is_linked and not is_inside:
-            assert {found.nodes[target].agent for target in node.credited} <= {node.agent}
+            assert {found.rows[target].agent for target in node.credited} <= {node.agent}
 
 
 @tried
@@ -389,14 +389,14 @@ def test_repair_is_idempotent(spans: list[Span]) -> None:
 
     What no id can say stays to be repaired: a parent in another trace, or none at all.
     """
-    nodes = outline(spans).nodes
+    nodes = make_trace(spans).rows
     named = []
     for node in nodes:
         above = nodes[node.parent].span.span_id if node.parent >= 0 else node.span.parent_span_id
         is_rootless = node.repair in (tree.ITSELF, tree.CIRCLE) and node.parent < 0
         named.append(replace(node.span, parent_span_id=None if is_rootless else above))
 
-    again = outline(named).nodes
+    again = make_trace(named).rows
 
     def parents(found: Sequence[Any]) -> Counter[tuple[object, object]]:
         names = [(node.span.trace_id, node.span.span_id, node.span.name) for node in found]

@@ -10,11 +10,10 @@ from tests.adapter.forest import SECOND, Forest, draw, paths
 from tests.adapter.forests import forests, odd_spans
 
 from lightning_otel import TripletAdapter
-from lightning_otel.adapter import readers
-from lightning_otel.adapter.attempts import sort_attempts
-from lightning_otel.adapter.outline import Gap, Outline, children_of, outline, select_nodes
 from lightning_otel.types import Credit, Span
 from lightning_otel.types import conventions as c
+from lightning_otel.views.folding import Gap, children_of, select_rows
+from lightning_otel.views.trace import Trace, make_trace
 
 ZEROS = "0" * 16
 ROLLOUT = c.SPAN_ROLLOUT
@@ -91,7 +90,7 @@ CASES = {
 
 def written(forest: Forest) -> str:
     """The forest's trees as they would be drawn, and what was moved."""
-    nodes = outline(forest.spans).nodes
+    nodes = make_trace(forest.spans).rows
     words: list[str] = []
     for node, after in zip(nodes, [*nodes[1:], None], strict=True):
         depth = 0 if after is None else after.depth
@@ -152,71 +151,67 @@ def test_a_thousand_agents_at_once_cost_no_more_than_their_number() -> None:
 rules_of_credit = st.sampled_from(["previous", "last", "discounted"])
 
 
-def label_by_name(found: Outline) -> dict[str, str]:
+def label_by_name(found: Trace) -> dict[str, str]:
     """The label of each step by its drawn name."""
-    pairs = zip(found.nodes, found.labels(), strict=True)
-    return {node.span.attributes["drawn"]: label for node, label in pairs if label}
+    return {row.span.attributes["drawn"]: row.label for row in found.rows if row.label}
 
 
 @given(forests, rules_of_credit)
 def test_each_span_is_one_node(spans: list[Span], rule: Credit) -> None:
     """No span is lost or doubled, parents come first, and depths are those of the tree."""
-    found = outline(spans, TripletAdapter(rule))
+    found = make_trace(spans, TripletAdapter(rule))
 
-    waiting = sort_attempts(readers.read(spans)).waiting  # in no tree yet
-    shown = [*(node.span for node in found.nodes), *waiting]
-    assert sorted(s.span_id for s in shown) == sorted(s.span_id for s in spans)
-    for position, node in enumerate(found.nodes):
+    assert sorted(row.span.span_id for row in found.rows) == sorted(s.span_id for s in spans)
+    for position, node in enumerate(found.rows):
         assert node.parent < position
-        assert node.depth == (0 if node.parent < 0 else found.nodes[node.parent].depth + 1)
+        assert node.depth == (0 if node.parent < 0 else found.rows[node.parent].depth + 1)
 
 
 @given(forests, rules_of_credit)
 def test_each_reward_leads_to_its_steps_or_says_why_not(spans: list[Span], rule: Credit) -> None:
     """What a reward was given to is what the adapter says; any other one has a reason."""
-    found = outline(spans, TripletAdapter(rule))
+    found = make_trace(spans, TripletAdapter(rule))
 
-    for node in found.nodes:
-        targets = [found.nodes[target] for target in node.credited]
+    for node in found.rows:
+        targets = [found.rows[target] for target in node.credited]
         for target in targets:
             assert target.step is not None
             assert target.step.rewards
         assert bool(targets) == bool(node.by)
         if node.kind == "reward":
             assert bool(targets) != bool(node.left_out)
-    placed = sum(len(node.credited) > 0 for node in found.nodes)
+    placed = sum(len(node.credited) > 0 for node in found.rows)
     assert placed == found.report.rewards_placed
 
 
 @given(odd_spans)
 def test_odd_spans_are_drawn(spans: list[Span]) -> None:
     """Whatever a tracer left behind has an outline."""
-    found = outline(spans)
+    found = make_trace(spans)
 
-    waiting = sort_attempts(readers.read(spans)).waiting  # in no tree yet
-    assert len(found.nodes) + len(waiting) == found.report.spans
+    assert len(found.rows) == found.report.spans
 
 
 @given(forests, st.integers(1, 12))
 def test_what_is_shown_is_a_tree_and_the_rest_is_counted(spans: list[Span], limit: int) -> None:
     """Each shown node's parent is shown, no more are than may be, and none is forgotten."""
-    nodes = outline(spans).nodes
+    nodes = make_trace(spans).rows
 
-    is_shown = select_nodes(nodes, limit)
+    is_shown = select_rows(nodes, limit)
     below = children_of(nodes, is_shown)
 
     assert sum(is_shown) == min(limit, len(nodes))
     for position, node in enumerate(nodes):
         assert not is_shown[position] or node.parent < 0 or is_shown[node.parent]
     items = [item for row in below.values() for item in row]
-    hidden = sum(len(item.nodes) for item in items if isinstance(item, Gap))
+    hidden = sum(len(item.rows) for item in items if isinstance(item, Gap))
     assert sum(isinstance(item, int) for item in items) + hidden == len(nodes)
 
 
 def test_labels_tell_steps_apart_as_far_as_needed() -> None:
     """One agent's steps are numbers; several agents and branches are named."""
-    alone = outline(draw("planner[ a<one ]").spans)
-    several = outline(
+    alone = make_trace(draw("planner[ a<one ]").spans)
+    several = make_trace(
         draw("planner[ a<one ] planner[ +l<one|a|and? +r<one|a|and? -l -r ] writer[ b ]").spans
     )
 
@@ -231,12 +226,12 @@ def test_labels_tell_steps_apart_as_far_as_needed() -> None:
 
 def test_a_part_keeps_the_rewards_that_were_given_to_it() -> None:
     """Below a span stand its descendants, and the rewards that judge them from elsewhere."""
-    found = outline(draw("one( a ) other( b ) !1@span=a").spans)
+    found = make_trace(draw("one( a ) other( b ) !1@span=a").spans)
 
     part = found.below(0)
 
-    assert [node.span.attributes["drawn"] for node in part.nodes] == ["one", "a", "!1"]
-    assert part.nodes[2].credited == (1,)
+    assert [node.span.attributes["drawn"] for node in part.rows] == ["one", "a", "!1"]
+    assert part.rows[2].credited == (1,)
 
 
 @pytest.mark.parametrize("count", [1, 100_000])
@@ -248,17 +243,17 @@ def test_a_deep_chain_has_an_outline(count: int) -> None:
         for name, parent in zip(ids, [None, *ids], strict=False)
     ]
 
-    found = outline(chain)
+    found = make_trace(chain)
 
-    assert found.nodes[-1].depth == count - 1
-    assert sum(select_nodes(found.nodes, 50)) == min(count, 50)
+    assert found.rows[-1].depth == count - 1
+    assert sum(select_rows(found.rows, 50)) == min(count, 50)
 
 
 def test_incomplete_attempts_say_so_of_each_call() -> None:
     """What broke off makes no step, and its calls and rewards say why."""
-    found = outline(draw("a !1").spans, incomplete={("r1", "1")})
+    found = make_trace(draw("a !1").spans, incomplete={("r1", "1")})
 
-    assert {node.left_out for node in found.nodes} == {
+    assert {node.left_out for node in found.rows} == {
         "incomplete: the rollout broke off before its end"
     }
-    assert found.nodes[0].span.attributes[c.OPERATION] == c.CHAT
+    assert found.rows[0].span.attributes[c.OPERATION] == c.CHAT

@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,7 +20,6 @@ from tests.cli.conftest import EVIL, Cli
 from tests.test_picture import CHAIN, LOOPED
 
 from lightning_otel import Store
-from lightning_otel.adapter.outline import outline, select_nodes
 from lightning_otel.cli.output import (
     format_age_since,
     format_ns,
@@ -34,15 +33,23 @@ from lightning_otel.cli.spans import tree_lines
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
+from lightning_otel.views.folding import select_rows
+from lightning_otel.views.previews import preview_spans
+from lightning_otel.views.trace import Row, SpanKey, make_trace
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
+def preview_rows(rows: Sequence[Row], cells: int | None) -> Mapping[SpanKey, str]:
+    """One line of what was said in each row."""
+    return preview_spans([row.span for row in rows], cells)
+
+
 def told(spans: list[Span], limit: int | None = None, width: int | None = None) -> list[str]:
     """The tree of spans as lines of text."""
-    found = outline(spans)
-    is_shown = None if limit is None else select_nodes(found.nodes, limit)
-    lines = tree_lines(found, width, is_shown)
+    found = make_trace(spans)
+    is_shown = None if limit is None else select_rows(found.rows, limit)
+    lines = tree_lines(found, preview_rows, width, is_shown)
     return [one_line("".join(text for text, _ in line), width) for line in lines]
 
 

@@ -18,11 +18,11 @@ from tests.pages import DOCS, ran
 from tests.serve.serving import Serving, body_of
 
 import lightning_otel as lo
-from lightning_otel.adapter.outline import outline
-from lightning_otel.adapter.picture import picture
 from lightning_otel.dataset import batches
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.testing import captured
+from lightning_otel.views.picture import draw_trace
+from lightning_otel.views.trace import make_trace
 
 _OFFLINE = """
 import socket, sys
@@ -144,7 +144,7 @@ def test_http_and_database_spans_hide_no_call() -> None:
 
     assert len(got.spans) == 1005
     assert [len(path.transitions) for path in got.trajectories] == [2]
-    drawn = picture(outline(got.spans), limit=20)
+    drawn = draw_trace(make_trace(got.spans), limit=20)
     assert "#0" in drawn
     assert "#1" in drawn
     assert "of 1,005 spans are drawn" in drawn

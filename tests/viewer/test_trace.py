@@ -17,8 +17,6 @@ from tests.viewer.client import Asking, AskingOf
 from tests.viewer.spans import TRACE, call, said, span
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation
-from lightning_otel.adapter.differences import compare_outlines
-from lightning_otel.adapter.outline import outline
 from lightning_otel.adapter.tokens import encode_ids, encode_logprobs
 from lightning_otel.cli.spans import tree_lines
 from lightning_otel.serve.viewer import trace as pages
@@ -26,6 +24,8 @@ from lightning_otel.serve.viewer.templating import render_markdown
 from lightning_otel.tracing.emitters import reward_span
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
+from lightning_otel.views.differences import compare_traces
+from lightning_otel.views.trace import make_trace
 
 PNG = b64encode(b"\x89PNG\r\n\x1a\n and what is drawn").decode()
 HTTP, DB = {"http.request.method": "GET"}, {"db.system.name": "postgresql"}
@@ -125,15 +125,15 @@ def test_a_fault_is_told_once_where_it_arose(store: Store, asking: AskingOf) -> 
     other = span(4, 1, status="ERROR", status_message="out of memory")
     store.add([*spans, other])
 
-    page, found = asking(store).get(f"/traces/{TRACE}"), outline([*spans, other])
+    page, found = asking(store).get(f"/traces/{TRACE}"), make_trace([*spans, other])
 
     rows = page.words.partition("4 rows")[2].partition("good")[0]
     assert "2 failed" in page.words
     assert (rows.count("failed"), rows.count("failed no answer")) == (2, 1)
-    told = "".join(text for line in tree_lines(found) for text, _ in line)
+    told = "".join(text for line in tree_lines(found, lambda *_: {}) for text, _ in line)
     assert (told.count("ERROR"), told.count("no answer")) == (2, 1)
     (errors,) = (
-        each.b for each in compare_outlines(outline([]), found).figures if each.name == "errors"
+        each.b for each in compare_traces(make_trace([]), found).figures if each.name == "errors"
     )
     assert errors == 2
 

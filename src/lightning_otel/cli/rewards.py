@@ -53,7 +53,7 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
     from lightning_otel.dataset import Store
     from lightning_otel.rewards.feedback import write_spans
     from lightning_otel.tracing.emitters import reward_span
-    from lightning_otel.views.outlines import outline_of
+    from lightning_otel.views.stored_trace import read_trace
 
     if retract is (value is not None):
         raise click.UsageError(
@@ -73,9 +73,9 @@ def reward(target: str, value: float | None, name: str, retract: bool, store: st
     given = reward_span({name: value}, rollout_id=rollout_id, **link)
     write_spans(opened, [given])
     print_note(f"{name} = {value:g} on {noun} {whole}")
-    for node in outline_of(opened.source, "rollout", rollout_id).nodes:
-        if node.span.span_id == given.span_id and node.left_out:
-            print_note(f"  it is kept and counts for no step: {node.left_out}")
+    for row in read_trace(opened, "rollout", rollout_id).rows:
+        if row.span.span_id == given.span_id and row.left_out:
+            print_note(f"  it is kept and counts for no step: {row.left_out}")
     suggest(f"show {rollout_id} --transitions", store)
 
 

@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -24,10 +25,11 @@ from lightning_otel.errors import ConfigError
 from lightning_otel.types.text import step_row
 
 if TYPE_CHECKING:
-    from lightning_otel.adapter.outline import Outline
+    from lightning_otel.adapter import Adaptation
     from lightning_otel.dataset import Store
-    from lightning_otel.types import Transition
+    from lightning_otel.types import Trajectory, Transition
     from lightning_otel.views.analysis import Analysis
+    from lightning_otel.views.trace import Trace
 
 _STEP_COLUMNS: Final = (
     "agent", "branch", "step", "observation", "action", "reward", "done", "capture", "tokens",
@@ -88,72 +90,79 @@ def show(
 
         print_data(form, show_rows(Store(store), target, view or "spans"), times=_TIMES)
     else:
-        _show_outline(target, view, svg, every=every, store=store)
+        _show_trace(target, view, svg, every=every, store=store)
 
 
-def _show_outline(
+def _show_trace(
     target: str, view: str | None, svg: str | None, *, every: bool, store: str | None
 ) -> None:
     from lightning_otel.dataset import Store
     from lightning_otel.store.source import at_moment
-    from lightning_otel.views.outlines import outline_of
+    from lightning_otel.views.stored_trace import read_trace
 
     opened = at_moment(Store(store))
     noun, whole = opened.find(target)
     if view == "transitions":
         rollout_id = opened.rollout_of(noun, whole)
-        _print_transitions(outline_of(opened.source, "rollout", rollout_id), every=every)
+        _print_transitions(rollout_id, list(opened.adapt(rollout_id=rollout_id)), every=every)
         suggest(f"show {printable(rollout_id)} --findings", store)
         return
-    found = outline_of(opened.source, noun, whole)
+    trace = read_trace(opened, noun, whole)
     if svg is not None:
-        _write_picture(found, svg)
+        _write_picture(opened, trace, svg)
         return
-    _print_tree(found, every=every, with_attributes=noun in ("span", "response"))
+    _print_tree(opened, trace, every=every, with_attributes=noun in ("span", "response"))
     suggest(f"show {printable(target)} --transitions", store)
 
 
 def show_rows(opened: "Store", target: str, view: str) -> list[dict[str, Any]]:
     """Return what an id names for programs: its ``tree``, its ``spans`` or its ``transitions``."""
-    from lightning_otel.cli.spans import node_json, sdk_json
+    from lightning_otel.cli.spans import row_json, sdk_json
     from lightning_otel.store.source import at_moment
-    from lightning_otel.views.outlines import outline_of
+    from lightning_otel.views.stored_trace import load_spans, read_trace
 
     opened = at_moment(opened)
     noun, whole = opened.find(target)
     if view == "transitions":
         rollout_id = opened.rollout_of(noun, whole)
         return [json.loads(line) for line in opened.transitions(rollout_id=rollout_id).lines()]
-    found = outline_of(opened.source, noun, whole)
+    trace = read_trace(opened, noun, whole)
     if view == "tree":
-        return list(node_json(found))
-    return [sdk_json(node.span) for node in found.nodes]
+        return list(row_json(trace.rows))
+    load_spans(opened, trace.rows)
+    return [sdk_json(row.span) for row in trace.rows]
 
 
-def _print_tree(found: "Outline", *, every: bool, with_attributes: bool) -> None:
-    from lightning_otel.adapter.outline import select_nodes
+def _print_tree(opened: "Store", trace: "Trace", *, every: bool, with_attributes: bool) -> None:
     from lightning_otel.cli.spans import tree_lines
+    from lightning_otel.views.folding import select_rows
+    from lightning_otel.views.previews import read_previews
+    from lightning_otel.views.stored_trace import load_spans
 
     width, print_line = terminal_width(), line_printer()
     is_shown = None
-    if width is not None and not every and len(found.nodes) > _MANY:
-        is_shown = select_nodes(found.nodes, _MANY)
-    for line in tree_lines(found, width, is_shown):
+    if width is not None and not every and len(trace.rows) > _MANY:
+        is_shown = select_rows(trace.rows, _MANY)
+    for line in tree_lines(trace, partial(read_previews, opened), width, is_shown):
         print_line(line)
     if with_attributes:
-        attributes = found.nodes[0].span.attributes
+        load_spans(opened, trace.rows[:1])
+        attributes = trace.rows[0].span.attributes
         indent = max(map(len, attributes), default=0)
         for key, value in attributes.items():
             click.echo(f"  {printable(key):<{indent}}  {printable(value)}")
     if is_shown is not None:
         print_note(
-            f"{_MANY} of {count_noun(len(found.nodes), 'span')} · --all for the rest, "
+            f"{_MANY} of {count_noun(len(trace.rows), 'span')} · --all for the rest, "
             "or show SPAN for what is below one"
         )
 
 
-def _print_transitions(found: "Outline", *, every: bool) -> None:
-    rows = list(_step_rows(found))
+def _print_transitions(rollout_id: str, made: Sequence["Adaptation"], *, every: bool) -> None:
+    from lightning_otel.types import Report
+
+    rows = list(_step_rows([path for each in made for path in each.trajectories]))
+    report = Report.total(each.report for each in made)
     alone = len({row["agent"] for row in rows}) == 1
     kept = rows if every else rows[: _MANY // 2] + rows[_MANY // 2 :][-_MANY // 2 :]
     if _print_steps(
@@ -162,12 +171,10 @@ def _print_transitions(found: "Outline", *, every: bool) -> None:
         steps = count_noun(len(rows), "step")
         print_note(f"the first and last {_MANY // 2} of {steps} · --all for the rest")
     if not rows:
-        print_note(
-            "no transitions" + (f" in {found.nodes[0].span.rollout_id}" if found.nodes else "")
-        )
-    for reason, count in found.report.reasons().items():
+        print_note(f"no transitions in {printable(rollout_id)}")
+    for reason, count in report.reasons().items():
         print_note(f"left out: {count} × {reason}")
-    for rule, count in Counter(each.rule for each in found.report.repairs).items():
+    for rule, count in Counter(each.rule for each in report.repairs).items():
         print_note(f"moved: {count_noun(count, 'span')}: {rule}")
 
 
@@ -187,11 +194,11 @@ def _print_steps(
     return len(kept) < len(rows)
 
 
-def _step_rows(found: "Outline") -> Iterator[Mapping[str, Any]]:
+def _step_rows(trajectories: Sequence["Trajectory"]) -> Iterator[Mapping[str, Any]]:
     """Yield a row a step, each once, on the first branch it lies on."""
     seen: set[tuple[str, str]] = set()
-    is_tried_again = len({path.attempt_id for path in found.trajectories}) > 1
-    for path in found.trajectories:
+    is_tried_again = len({path.attempt_id for path in trajectories}) > 1
+    for path in trajectories:
         attempt = f"attempt {path.attempt_id} · " if is_tried_again else ""
         cause = "" if path.cause == "start" else path.cause.replace("_", " ")
         branch = f"{path.branch} {cause}".strip()
@@ -211,17 +218,19 @@ def _token_text(step: "Transition") -> str:
     return f"{asked}→{len(step.response_ids) or step.output_tokens or 0}"
 
 
-def _write_picture(found: "Outline", path: str) -> None:
-    from lightning_otel.adapter.picture import picture
+def _write_picture(opened: "Store", trace: "Trace", path: str) -> None:
     from lightning_otel.store.files import private_file
+    from lightning_otel.views.picture import draw_trace
+    from lightning_otel.views.stored_trace import load_spans
 
-    drawn = picture(found)
+    load_spans(opened, [row for row in trace.rows if row.kind == "reward"])
+    drawn = draw_trace(trace)
     if path == "-":
         click.echo(drawn)
         return
     with private_file(path) as made:
         made.write_text(drawn, encoding="utf-8")
-    print_note(f"{count_noun(len(found.nodes), 'span')} → {path}")
+    print_note(f"{count_noun(len(trace.rows), 'span')} → {path}")
 
 
 def _show_findings(
@@ -323,9 +332,8 @@ def diff_document(store: str | None, a: str, b: str, *, every: bool = False) -> 
     """Return the differences of two rollouts, traces or versions, for programs."""
     if "@" in a[1:] or "@" in b[1:]:
         return _diff_versions(a, b, store)
-    from lightning_otel.adapter.differences import MOST_LINES
     from lightning_otel.dataset import Store
-    from lightning_otel.views.outlines import compare_ids
+    from lightning_otel.views.differences import MOST_LINES, compare_ids
 
     *names, found = compare_ids(Store(store), a, b, None if every else MOST_LINES)
     sides = [{"noun": noun, "id": whole} for noun, whole in names]

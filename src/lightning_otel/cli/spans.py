@@ -1,13 +1,11 @@
 """Spans in words: one as the SDK prints it, a rollout as a tree, what comes as a conversation."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from lightning_otel.adapter import readers
-from lightning_otel.adapter.differences import new_input
-from lightning_otel.adapter.outline import Gap, Kind, Node, Outline, children_of, kind_of
 from lightning_otel.adapter.rewards import read_reward, reward_words
 from lightning_otel.cli.output import format_ns, printable
 from lightning_otel.messages import objects, parse_messages, plain_text
@@ -15,9 +13,13 @@ from lightning_otel.receivers.documents import OURS
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
-from lightning_otel.views.previews import preview_of
+from lightning_otel.views.differences import new_input
+from lightning_otel.views.folding import Gap, children_of
+from lightning_otel.views.trace import Kind, Row, SpanKey, Trace, kind_of
 
 _DEEPEST: Final = 120
+_AT_ONCE: Final = 1_000
+"""Lines whose previews are read together."""
 _STYLES: Final = {"rollout": "bold", "agent": "cyan", "tool": "magenta", "reward": "green"}
 _STEPS: Final = 5
 """Steps that are named where a reward went to more."""
@@ -25,6 +27,7 @@ _STYLES_OF_CALLS: Final = "bold blue"
 
 Line: TypeAlias = list[tuple[str, str]]
 """Pieces of text, each with its style; empty for none."""
+ReadPreviews: TypeAlias = Callable[[Sequence[Row], int | None], Mapping[SpanKey, str]]
 _MOST_REMEMBERED: Final = 10_000
 _CONTINUED: Final = " " * 9
 
@@ -86,65 +89,80 @@ def _iso_time(time_ns: int) -> str:
 
 
 def tree_lines(
-    found: Outline, width: int | None = None, is_shown: Sequence[bool] | None = None
+    trace: Trace,
+    read: ReadPreviews,
+    width: int | None = None,
+    is_shown: Sequence[bool] | None = None,
 ) -> Iterator[Line]:
-    """One line a node below its parent, and one for each gap; None as width shortens nothing."""
+    """Yield a line for each row below its parent, and one for each gap.
+
+    Args:
+        trace: The rows.
+        read: Returns what was said in some rows, each side as wide as it is told.
+        width: Cells of a line; None shortens nothing.
+        is_shown: Which rows are shown; None for all.
+    """
     deepest = _DEEPEST if width is None else max(12, width // 3)
-    describe = _Describer(found, None if width is None else max(20, (width - 40) // 2))
-    children = children_of(found.nodes, is_shown)
-    stack: list[tuple[int | Gap, str, bool]] = _stack_rows(children.get(-1, []), "")
+    text_width = None if width is None else max(20, (width - 40) // 2)
+    branches = list(_draw_branches(children_of(trace.rows, is_shown), trace.rows, deepest))
+    for at in range(0, len(branches), _AT_ONCE):
+        part = branches[at : at + _AT_ONCE]
+        previews = read([trace.rows[item] for _, item in part if isinstance(item, int)], text_width)
+        for branch, item in part:
+            if isinstance(item, Gap):
+                yield [(f"{branch}{item}", "dim")]
+            else:
+                line = _describe_row(trace.rows, item, previews, text_width)
+                yield [(branch, "dim"), *line]
+
+
+def _draw_branches(
+    children: Mapping[int, Sequence[int | Gap]], rows: Sequence[Row], deepest: int
+) -> Iterator[tuple[str, int | Gap]]:
+    """Yield what stands before each row and gap, parents first."""
+    stack = _stack_rows(children.get(-1, []), "")
     while stack:
         item, indent, is_last = stack.pop()
-        is_root = isinstance(item, int) and found.nodes[item].depth == 0
-        branch = "" if is_root else "└─ " if is_last else "├─ "
-        if isinstance(item, Gap):
-            yield [(f"{indent}{branch}{item.told()}", "dim")]
-            continue
-        yield [(f"{indent}{branch}", "dim"), *describe(item)]
-        deeper = indent if is_root else indent + ("   " if is_last else "│  ")
-        stack += _stack_rows(children.get(item, []), deeper[:deepest])
+        is_root = isinstance(item, int) and rows[item].depth == 0
+        yield indent + ("" if is_root else "└─ " if is_last else "├─ "), item
+        if not isinstance(item, Gap):
+            deeper = indent if is_root else indent + ("   " if is_last else "│  ")
+            stack += _stack_rows(children.get(item, []), deeper[:deepest])
 
 
 def _stack_rows(items: Sequence[int | Gap], indent: str) -> list[tuple[int | Gap, str, bool]]:
     return [(item, indent, item is items[-1]) for item in reversed(items)]
 
 
-class _Describer:
-    """Nodes in one line each: step, name, tokens, time, reward, credit, faults, what was said."""
+def _describe_row(
+    rows: Sequence[Row], position: int, previews: Mapping[SpanKey, str], text_width: int | None
+) -> Line:
+    """Return step, name, tokens, time, reward, credit, faults, and what was said."""
+    row, step = rows[position], rows[position].step
+    span, preview = row.span, previews.get(row.key, "")
+    is_lasting = row.kind != "reward" and (span.end_ns or 0) > span.start_ns
+    reward = "" if step is None or step.reward is None else f"reward {step.reward:g}"
+    pieces = [
+        (row.label, _STYLES_OF_CALLS),
+        (_title_of(row, preview), "" if row.label else _STYLES.get(row.kind, "")),
+        (_describe_credit(rows, row), "green"),
+        (reward, "green"),
+        (f"branch: {row.cause.replace('_', ' ')}" if row.cause else "", "yellow"),
+        ("{}→{} tok".format(*row.tokens) if row.tokens else "", ""),
+        (_duration_text(span) if is_lasting else "", ""),
+        *_describe_faults(row, text_width),
+        (preview if row.kind != "reward" else "", "dim" if row.kind != "call" else ""),
+    ]
+    words = [(printable(text), style) for text, style in pieces if text]
+    return [(text if not at else f"  {text}", style) for at, (text, style) in enumerate(words)]
 
-    def __init__(self, found: Outline, text_width: int | None) -> None:
-        self._nodes = found.nodes
-        self._labels = found.labels()
-        self._causes = found.causes()
-        self._text_width = text_width
 
-    def __call__(self, position: int) -> Line:
-        node, label = self._nodes[position], self._labels[position]
-        span = node.span
-        is_lasting = node.kind != "reward" and (span.end_ns or 0) > span.start_ns
-        step = node.step
-        reward = "" if step is None or step.reward is None else f"reward {step.reward:g}"
-        cause = self._causes.get((span.trace_id, span.span_id)) if step is not None else None
-        pieces = [
-            (label, _STYLES_OF_CALLS),
-            (_title_of(node), "" if label else _STYLES.get(node.kind, "")),
-            (self._describe_credit(node), "green"),
-            (reward, "green"),
-            (f"branch: {cause.replace('_', ' ')}" if cause else "", "yellow"),
-            (_token_text(span), ""),
-            (_duration_text(span) if is_lasting else "", ""),
-            *_describe_faults(node, self._text_width),
-            (preview_of(span.attributes, self._text_width), "dim" if node.kind != "call" else ""),
-        ]
-        told = [(printable(text), style) for text, style in pieces if text]
-        return [(text if not at else f"  {text}", style) for at, (text, style) in enumerate(told)]
-
-    def _describe_credit(self, node: Node) -> str:
-        if not node.credited:
-            return ""
-        steps = [self._labels[target] for target in node.credited]
-        more = f" and {len(steps) - _STEPS} more" if len(steps) > _STEPS else ""
-        return f"→ {', '.join(steps[:_STEPS])}{more} by {node.by}"
+def _describe_credit(rows: Sequence[Row], row: Row) -> str:
+    if not row.credited:
+        return ""
+    steps = [rows[target].label for target in row.credited]
+    more = f" and {len(steps) - _STEPS} more" if len(steps) > _STEPS else ""
+    return f"→ {', '.join(steps[:_STEPS])}{more} by {row.by}"
 
 
 def _token_text(span: Span) -> str:
@@ -157,64 +175,58 @@ def _duration_text(span: Span) -> str:
     return "" if span.end_ns is None else format_ns(span.end_ns - span.start_ns)
 
 
-def _describe_faults(node: Node, text_width: int | None) -> Line:
-    span = node.span
-    found: Line = []
-    if node.is_fault:
-        found.append((f"ERROR {span.attributes.get(c.ERROR_TYPE, '')}".rstrip(), "bold red"))
-        found.append((one_line(span.status_message, text_width), "red"))
-    reason = node.left_out
+def _describe_faults(row: Row, text_width: int | None) -> Line:
+    span, reason = row.span, row.left_out
+    faults: Line = []
+    if row.is_fault:
+        faults.append((f"ERROR {span.attributes.get(c.ERROR_TYPE, '')}".rstrip(), "bold red"))
+        faults.append((one_line(span.status_message, text_width), "red"))
     if span.is_incomplete and not reason.startswith("incomplete"):
-        found.append(("incomplete", "yellow"))
+        faults.append(("incomplete", "yellow"))
     if span.attributes.get(c.ABANDONED) and not reason.startswith("abandoned"):
-        found.append(("abandoned", "yellow"))
-    if node.repair:
-        found.append((f"moved: {node.repair}", "yellow"))
+        faults.append(("abandoned", "yellow"))
+    if row.repair:
+        faults.append((f"moved: {row.repair}", "yellow"))
     if reason:
-        found.append((f"left out: {reason}", "yellow"))
-    return found
+        faults.append((f"left out: {reason}", "yellow"))
+    return faults
 
 
-def node_json(found: Outline) -> Iterator[dict[str, Any]]:
-    """Each node as an object, for programs."""
-    labels, causes = found.labels(), found.causes()
-    for position, node in enumerate(found.nodes):
-        span, step = node.span, node.step
-        above = found.nodes[node.parent].span.span_id if node.parent >= 0 else None
+def _title_of(row: Row, preview: str) -> str:
+    get = row.span.attributes.get
+    if row.kind == "rollout":
+        return " ".join(filter(None, (row.name, row.subject, f"({row.span.rollout_id})")))
+    if row.kind == "reward":
+        target = get(f"{c.LINK_PREFIX}.0.value_match")
+        return f"{row.name} {printable(preview)}{f' for {target}' if target else ''}"
+    return f"{row.name} {row.subject}".rstrip()
+
+
+def row_json(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Each row as an object, for programs."""
+    for row in rows:
+        span, step = row.span, row.step
         yield {
             "span_id": span.span_id,
             "trace_id": span.trace_id,
-            "parent_span_id": above,
-            "depth": node.depth,
-            "kind": node.kind,
+            "parent_span_id": rows[row.parent].span.span_id if row.parent >= 0 else None,
+            "depth": row.depth,
+            "kind": row.kind,
             "name": span.name,
-            "agent": node.agent,
+            "agent": row.agent,
             "start_ns": span.start_ns,
             "end_ns": span.end_ns,
             "status": span.status,
-            "label": labels[position],
-            "branch": node.branch if step is not None else None,
-            "cause": causes.get((span.trace_id, span.span_id)) if step is not None else None,
+            "label": row.label,
+            "branch": row.branch if step is not None else None,
+            "cause": row.cause or None,
             "step": step.step if step is not None else None,
             "reward": step.reward if step is not None else None,
-            "credited_to": [found.nodes[target].span.span_id for target in node.credited],
-            "credited_by": node.by or None,
-            "left_out": node.left_out or None,
-            "repair": node.repair or None,
+            "credited_to": [rows[target].span.span_id for target in row.credited],
+            "credited_by": row.by or None,
+            "left_out": row.left_out or None,
+            "repair": row.repair or None,
         }
-
-
-def _title_of(node: Node) -> str:
-    span = node.span
-    if span.name == c.SPAN_ROLLOUT:
-        return f"rollout {span.attributes.get(c.OPERATION_NAME, '')} ({span.rollout_id})"
-    if span.name == c.SPAN_ANNOTATION and c.REWARD_VALUE in span.attributes:
-        target = span.attributes.get(f"{c.LINK_PREFIX}.0.value_match")
-        return f"reward {printable(reward_words(span))}{f' for {target}' if target else ''}"
-    named = span.attributes.get(c.OPERATION_NAME) or span.attributes.get(c.MARK_NAME)
-    if node.kind == "agent" and node.agent not in span.name:
-        named = node.agent
-    return f"{span.name} {named}" if named else span.name
 
 
 class Chat:

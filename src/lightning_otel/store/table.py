@@ -260,13 +260,13 @@ class Spans(Table[Span]):
 
     def _repr_html_(self) -> str:
         """Return the tree of a rollout or trace, or the first rows, as HTML for notebooks."""
-        from lightning_otel.adapter.outline import outline
-        from lightning_otel.adapter.picture import picture
+        from lightning_otel.views.picture import draw_trace
+        from lightning_otel.views.trace import make_trace
 
         found = list(itertools.islice(self, _MOST_OUTLINED + 1)) if self._is_one else []
         if not 0 < len(found) <= _MOST_OUTLINED:
             return super()._repr_html_()
-        return picture(outline(found), limit=_DRAWN)
+        return draw_trace(make_trace(found), limit=_DRAWN)
 
     def _first(self, count: int) -> Iterable[Span]:
         return map(build_span, self._query().head(count))

@@ -11,7 +11,6 @@ from opentelemetry import context as otel_context
 from lightning_otel import capture, config
 from lightning_otel.adapter.calls import observation_of
 from lightning_otel.adapter.duplicates import DUPLICATE
-from lightning_otel.adapter.outline import Node, Outline, outline
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
@@ -23,6 +22,7 @@ from lightning_otel.tracing import Options, Recording, auto_trace
 from lightning_otel.types import Report, Reward, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
+from lightning_otel.views.trace import Row, Trace, make_trace
 
 _CELLS: Final = 60
 _TWICE: Final = DUPLICATE.partition(":")[0]
@@ -113,24 +113,24 @@ class Captured:
     @property
     def calls(self) -> list[CapturedCall]:
         """Requests to models, in order of their start, each once whoever recorded it."""
-        nodes = self._find_nodes("call")
-        return [_make_call(node) for node in nodes if not node.left_out.startswith(_TWICE)]
+        rows = self._find_rows("call")
+        return [_make_call(row) for row in rows if not row.left_out.startswith(_TWICE)]
 
     @property
     def tools(self) -> list[CapturedTool]:
         """Tools that ran, where a framework ran them: those of a loop of one's own are not seen."""
-        return [_make_tool(node) for node in self._find_nodes("tool")]
+        return [_make_tool(row) for row in self._find_rows("tool")]
 
     @property
     def rewards(self) -> list[Mapping[str, float]]:
         """The rewards that were given, in order, each by name, the primary one first."""
-        read = [read_reward(node.span) for node in self._find_nodes("reward")]
+        read = [read_reward(row.span) for row in self._find_rows("reward")]
         return [reward.values for reward in read if isinstance(reward, Reward)]
 
     @property
     def trajectories(self) -> list[Trajectory]:
         """The trajectories that a trainer would get."""
-        return self._outline.trajectories
+        return self._trace.trajectories
 
     @property
     def transitions(self) -> list[Transition]:
@@ -141,7 +141,7 @@ class Captured:
     @property
     def report(self) -> Report:
         """The report on calls and rewards, with a reason for each left out."""
-        return self._outline.report
+        return self._trace.report
 
     def assert_complete(self) -> None:
         """Check that calls were made, each became a transition, and each reward found one.
@@ -172,17 +172,17 @@ class Captured:
 
     def _repr_html_(self) -> str:
         """The picture, for notebooks."""
-        from lightning_otel.adapter.picture import picture
+        from lightning_otel.views.picture import draw_trace
 
-        return picture(self._outline)
+        return draw_trace(self._trace)
 
     @property
-    def _outline(self) -> Outline:
-        return outline(self.spans)
+    def _trace(self) -> Trace:
+        return make_trace(self.spans)
 
-    def _find_nodes(self, kind: str) -> list[Node]:
-        nodes = [node for node in self._outline.nodes if node.kind == kind]
-        return sorted(nodes, key=lambda node: (node.span.start_ns, node.span.sequence))
+    def _find_rows(self, kind: str) -> list[Row]:
+        rows = [row for row in self._trace.rows if row.kind == kind]
+        return sorted(rows, key=lambda row: (row.span.start_ns, row.span.sequence))
 
 
 class captured:  # noqa: N801  # used as a function
@@ -268,14 +268,14 @@ class _Open:
 _open: Final = _Open()
 
 
-def _make_call(node: Node) -> CapturedCall:
-    attributes = node.span.attributes
+def _make_call(row: Row) -> CapturedCall:
+    attributes = row.span.attributes
     answered = parse_messages(attributes.get(c.OUTPUT_MESSAGES)) or ()
     parts = (answered[0].get("parts") or ()) if answered else ()
     return CapturedCall(
         model=str(attributes.get(c.REQUEST_MODEL) or attributes.get(c.RESPONSE_MODEL) or ""),
-        agent=node.agent,
-        messages=tuple(messages_of(observation_of(node.span))),
+        agent=row.agent,
+        messages=tuple(messages_of(observation_of(row.span))),
         text="".join(str(part.get("content")) for part in parts if part.get("type") == "text"),
         tool_calls=tuple(
             (str(part.get("name")), part.get("arguments"))
@@ -287,22 +287,22 @@ def _make_call(node: Node) -> CapturedCall:
         ),
         input_tokens=attributes.get(c.INPUT_TOKENS),
         output_tokens=attributes.get(c.OUTPUT_TOKENS),
-        reward=node.step.reward if node.step is not None else None,
-        error=_word_error(node.span),
-        left_out=node.left_out,
-        span=node.span,
+        reward=row.step.reward if row.step is not None else None,
+        error=_word_error(row.span),
+        left_out=row.left_out,
+        span=row.span,
     )
 
 
-def _make_tool(node: Node) -> CapturedTool:
-    attributes = node.span.attributes
+def _make_tool(row: Row) -> CapturedTool:
+    attributes = row.span.attributes
     return CapturedTool(
-        name=str(attributes.get(c.TOOL_NAME) or node.span.name),
-        agent=node.agent,
+        name=str(attributes.get(c.TOOL_NAME) or row.span.name),
+        agent=row.agent,
         arguments=_parse_json(attributes.get(c.TOOL_ARGUMENTS)),
         result=_parse_json(attributes.get(c.TOOL_RESULT)),
-        error=_word_error(node.span),
-        span=node.span,
+        error=_word_error(row.span),
+        span=row.span,
     )
 
 

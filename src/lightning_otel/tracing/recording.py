@@ -69,13 +69,13 @@ class Recording:
 
     def _repr_html_(self) -> str:
         """Its picture, for notebooks."""
-        from lightning_otel.adapter.outline import outline
-        from lightning_otel.adapter.picture import picture
         from lightning_otel.types.html import escape
+        from lightning_otel.views.picture import draw_trace
+        from lightning_otel.views.trace import make_trace
 
         if self._store is None:
             return escape(repr(self))
-        return picture(outline(self.spans()), limit=_DRAWN)
+        return draw_trace(make_trace(self.spans()), limit=_DRAWN)
 
     @property
     def is_part(self) -> bool:

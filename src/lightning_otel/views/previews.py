@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -10,6 +11,7 @@ from lightning_otel.adapter import readers
 from lightning_otel.adapter.rewards import reward_words
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.messages.media import name_media, to_text
+from lightning_otel.store.schema import build_span
 from lightning_otel.store.sql import attribute_sql, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.types import Span
@@ -20,7 +22,7 @@ from lightning_otel.types.values import parse_json
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
     from lightning_otel.store.reader import Reader
-    from lightning_otel.views.trace_tree import Row
+    from lightning_otel.views.trace import Row, SpanKey
 
 _WORDS: Final = 300
 _FIRST_CALLS: Final = 4
@@ -33,10 +35,12 @@ _LONGEST: Final = 64 << 10
 _SIDE: Final = 4_000
 """Characters that are read of a message; of one that is longer the first text is shown."""
 _LIGHT: Final = 20_000
-"""Characters of attributes that are read whole: conventions other than ours hold messages there."""
+"""Characters of attributes or events read whole: conventions other than ours keep messages there."""
 _TEXT: Final = re.compile(r'"(?:content|text|response)":\s*"((?:[^"\\]|\\.)*)')
 _USER_TEXT: Final = re.compile(r'"role":\s*"user".*?' + _TEXT.pattern, re.DOTALL)
 _QUOTE: Final = re.compile(r'(?<!\\)"')
+_SAYING: Final = ("call", "tool", "mark", "agent", "reward", "work")
+"""Kinds of rows in which something is said."""
 _MARKED: Final = (c.MESSAGE_BODY, c.OBJECT_LITERAL, c.OBJECT_JSON)
 _SHORT_KEYS: Final = (c.TOOL_ARGUMENTS, c.TOOL_RESULT, *_MARKED)
 
@@ -57,6 +61,10 @@ def _message_at(column: str, place: str) -> str:
     return f"CASE WHEN json_valid({column}) THEN {at} END"
 
 
+def _light(column: str) -> str:
+    return f"CASE WHEN strlen({column}::VARCHAR) < {_LIGHT} THEN {column}::VARCHAR END"
+
+
 _TITLE: Final = f"""
 SELECT span_id, CASE WHEN name = {quote_text(c.SPAN_ROLLOUT)}
     THEN left({attribute_sql(c.TASK)}, {_LONGEST}) END AS task,
@@ -69,9 +77,10 @@ SELECT {key} AS id,
   arg_max(output_messages, start_ns) AS answered
 FROM calls WHERE {key} IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1"""
 _SAID: Final = f"""
-SELECT span_id, name, scope, {_message_at("input_messages", "#-1")} AS asked,
+SELECT trace_id, span_id, parent_span_id, name, kind, start_ns, end_ns, status, status_message,
+  scope, process, sequence, end_sequence, {_message_at("input_messages", "#-1")} AS asked,
   {_message_at("output_messages", "0")} AS answered,
-  CASE WHEN strlen(attributes::VARCHAR) < {_LIGHT} THEN attributes::VARCHAR END AS held,
+  {_light("attributes")} AS attributes, {_light("events")} AS events,
   [{", ".join(f"left({attribute_sql(key)}, {_SIDE})" for key in _SHORT_KEYS)}] AS texts
 FROM spans WHERE trace_id IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ?
   AND span_id IN (SELECT unnest(?))"""
@@ -116,40 +125,47 @@ def read_texts(
     return found
 
 
-def read_title(sql: Sql, rows: "Sequence[Row]") -> str:
+def read_title(sql: Sql, spans: Sequence[Span]) -> str:
     """Return the words that name a trace; empty if nothing was asked in it."""
-    root = next((row for row in rows if row.name == c.SPAN_ROLLOUT), None)
-    calls = (row for row in rows if row.operation in c.GENERATIVE_OPERATIONS)
+    root = next((span for span in spans if span.name == c.SPAN_ROLLOUT), None)
+    calls = (span for span in spans if span.operation in c.GENERATIVE_OPERATIONS)
     named = [*([] if root is None else [root]), *islice(calls, _FIRST_CALLS)]
     if not named:
         return ""
-    times, ids = [row.start_ns for row in named], [quote_text(row.span_id) for row in named]
+    times, ids = [span.start_ns for span in named], [quote_text(span.span_id) for span in named]
     query = _TITLE.format(trace=quote_text(named[0].trace_id), ids=", ".join(ids))
     texts = {each["span_id"]: each for each in sql(query, [min(times), max(times)])}
-    found = [texts.get(row.span_id, {}) for row in named]
-    words = (task_words(each.get("task")) or _asked_words(each.get("input")) for each in found)
+    known = [texts.get(span.span_id, {}) for span in named]
+    words = (task_words(each.get("task")) or _asked_words(each.get("input")) for each in known)
     return next(filter(None, words), "")[:_WORDS]
 
 
-def read_previews(store: "Store", rows: "Sequence[Row]", cells: int) -> dict[str, str]:
-    """Return one line of what was said in each of some rows of a trace, by span id."""
-    named = [row for row in rows if row.kind in ("call", "tool", "mark", "agent", "reward")]
+def read_previews(
+    store: "Store", rows: "Sequence[Row]", cells: int | None = None
+) -> "dict[SpanKey, str]":
+    """Return one line of what was said in each of some rows of a trace."""
+    named = [row.span for row in rows if row.kind in _SAYING]
     if not named:
         return {}
-    times, ids = [row.start_ns for row in named], [row.span_id for row in named]
-    told = store.sql(_SAID, [[row.trace_id for row in named], min(times), max(times), ids]).rows()
-    spans = [_make_span(row) for row in told]
+    times, ids = [span.start_ns for span in named], [span.span_id for span in named]
+    trace_ids = list({span.trace_id for span in named})
+    said = store.sql(_SAID, [trace_ids, min(times), max(times), ids]).rows()
+    return preview_spans(map(_make_span, said), cells)
+
+
+def preview_spans(spans: Iterable[Span], cells: int | None = None) -> "dict[SpanKey, str]":
+    """Return one line of what was said in each of some spans, where anything was."""
     lines = {
-        span.span_id: reward_words(span) or preview_of(span.attributes, cells)
+        (span.trace_id, span.span_id): reward_words(span) or preview_of(span.attributes, cells)
         for span in readers.read(spans)
     }
-    return {span_id: text.removesuffix(" → ") for span_id, text in lines.items() if text}
+    return {key: text.removesuffix(" → ") for key, text in lines.items() if text}
 
 
 def find_text(store: "Store", rows: "Sequence[Row]", text: str) -> dict[str, Sequence[str]]:
     """Find a text in a trace: of each span that has it the words before, the text, those after."""
-    needle, times = json_needle(text), [row.start_ns for row in rows]
-    values = [needle, rows[0].trace_id, min(times), max(times)]
+    needle, times = json_needle(text), [row.span.start_ns for row in rows]
+    values = [needle, rows[0].span.trace_id, min(times), max(times)]
     found = (row.values() for row in store.sql(_FOUND, values).rows())
     return {
         span_id: _split_excerpt(held, max(0, held.lower().find(needle)), len(needle))
@@ -190,13 +206,13 @@ def preview_of(attributes: Mapping[str, Any], cells: int | None = None) -> str:
 
 def _make_span(row: Mapping[str, Any]) -> Span:
     """As much of a span as its preview depends on."""
-    attributes = json.loads(row["held"]) if row["held"] else {}
+    span = build_span(row)
+    attributes = dict(span.attributes)
     short = zip(_SHORT_KEYS, row["texts"], strict=True)
     attributes |= {key: text for key, text in short if text is not None}
     sides = ((c.INPUT_MESSAGES, row["asked"]), (c.OUTPUT_MESSAGES, row["answered"]))
     attributes |= {key: _whole_message(text) for key, text in sides if text}
-    return Span("", row["span_id"], None, row["name"], 0, 0, scope=row["scope"] or "",
-                attributes=attributes)  # fmt: skip
+    return replace(span, attributes=attributes)
 
 
 def _whole_message(text: str) -> str:

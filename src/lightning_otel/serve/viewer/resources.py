@@ -11,12 +11,12 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.messages import show_value
 from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
 from lightning_otel.serve.viewer.transitions import cut
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.source import read_rollout_rewards
 from lightning_otel.types import Transition
+from lightning_otel.views.messages import show_value
 from lightning_otel.views.nouns import describe_resource, parse_version
 from lightning_otel.views.plot.curves import mean_of, share, standard_error, widened
 from lightning_otel.views.previews import task_words

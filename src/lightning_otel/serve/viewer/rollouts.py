@@ -14,16 +14,15 @@ from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.messages import show_value
 from lightning_otel.serve.viewer.size_limit import select_small
 from lightning_otel.serve.viewer.transitions import TOO_LARGE_TEXTS, credits_of, shorten_step
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Mode, Report, RolloutStatus, Trajectory, Transition
 from lightning_otel.types.values import parse_json
+from lightning_otel.views.messages import show_value
 from lightning_otel.views.nouns import ROLLOUTS
 from lightning_otel.views.table import Filter
-from lightning_otel.views.trace_tree import read_steps
 
 STEPS: Final = 100
 """Steps of one rollout on a page."""
@@ -135,12 +134,10 @@ def _read_rollout(
     ).rows()
     if not attempts and queued is None:
         raise NotFoundError(f"there is no rollout {rollout_id!r}; look for it among all of them")
-    made: list[Adaptation] = []
-    if select_small(store, [rollout_id]):
-        made = list(store.adapt(rollout_id=rollout_id, include_incomplete=True))
-        steps, report = _list_steps(made), Report.total(each.report for each in made)
-    else:
-        steps, report = _list_without_bodies(store, rollout_id)
+    is_small = bool(select_small(store, [rollout_id]))
+    made = list(store.adapt(rollout_id=rollout_id, include_incomplete=True, bodies=is_small))
+    report = Report.total(each.report for each in made)
+    steps = _list_steps(made, is_small=is_small)
     shown = steps[(number - 1) * STEPS : number * STEPS]
     task = next((row["task"] for row in attempts if row["task"] is not None), None)
     return {
@@ -186,7 +183,7 @@ def _merge_attempts(
     return found
 
 
-def _list_steps(made: Iterable[Adaptation]) -> list[Shown]:
+def _list_steps(made: Iterable[Adaptation], *, is_small: bool) -> list[Shown]:
     """Each step once, with the first trajectory it lies on."""
     found: dict[tuple[str, str], Shown] = {}
     for each in made:
@@ -195,21 +192,9 @@ def _list_steps(made: Iterable[Adaptation]) -> list[Shown]:
             for step in path.transitions:
                 key = (step.trace_id, step.span_id)
                 if key not in found:
-                    found[key] = Shown(path, step, shorten_step(step, credits))
+                    told = shorten_step(step, credits) if is_small else TOO_LARGE_TEXTS
+                    found[key] = Shown(path, step, told)
     return list(found.values())
-
-
-def _list_without_bodies(store: Store, rollout_id: str) -> tuple[list[Shown], Report]:
-    """The steps of a rollout whose messages are too much for a page."""
-    steps, report = read_steps(store, rollout_id=rollout_id, include_incomplete=True)
-    paths: dict[tuple[str, str, int], list[Transition]] = {}
-    for step, branch in steps:
-        paths.setdefault((step.attempt_id, step.agent, branch), []).append(step)
-    trajectories = (Trajectory(rollout_id, *key, tuple(own)) for key, own in paths.items())
-    found = [
-        Shown(path, step, TOO_LARGE_TEXTS) for path in trajectories for step in path.transitions
-    ]
-    return found, report
 
 
 def _collect_used(steps: Sequence[Transition]) -> dict[str, object]:

@@ -11,24 +11,18 @@ from lightning_otel.adapter.tokens import read_tokens, sampling_of
 from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.messages import parse_messages
-from lightning_otel.serve.viewer.messages import (
+from lightning_otel.store.schema import COLUMNS, build_span
+from lightning_otel.store.source import Selection
+from lightning_otel.types import Message, Span
+from lightning_otel.types import conventions as c
+from lightning_otel.views.messages import (
     read_text,
     show_messages,
     show_value,
     value_text,
 )
-from lightning_otel.store.schema import COLUMNS, build_span
-from lightning_otel.store.source import Selection
-from lightning_otel.types import Message, Span, Transition
-from lightning_otel.types import conventions as c
 from lightning_otel.views.previews import task_words
-from lightning_otel.views.trace_tree import Row
 
-SPAN_COLUMNS: Final = (
-    "trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", "end_ns", "status",
-    "status_message", "scope", "process", "sequence", "end_sequence", "attributes",
-)  # fmt: skip
-"""What a span is made of without what was said in it, what happened in it, and its process."""
 GIVEN: Final = 8
 """Messages that a call was given which stand beside its row: the last ones."""
 VALUES: Final = 400
@@ -56,30 +50,6 @@ def read_span(store: Store, trace_id: str, span_id: str) -> Span:
     for span in readers.read([build_span(row)] if row else []):
         return span
     raise NotFoundError(f"there is no span {span_id!r} in trace {trace_id!r}; see the trace")
-
-
-def read_spans(
-    store: Store, rows: Sequence[Row | Transition], bodies: Sequence[str] = ()
-) -> dict[str, Span]:
-    """The spans of some rows or steps of a trace, by id, in today's conventions.
-
-    Args:
-        store: Where they are.
-        rows: Which; one that is gone meanwhile is not among them.
-        bodies: Columns of what was said in them, which are not read else.
-    """
-    if not rows:
-        return {}
-    times = [row.start_ns for row in rows]
-    selection = Selection(
-        trace_ids=sorted({row.trace_id for row in rows}),
-        only=[(row.trace_id, row.span_id) for row in rows],
-        since_ns=min(times),
-        until_ns=max(times),
-        columns=(*SPAN_COLUMNS, *bodies),
-    )
-    found = map(build_span, store.source.fetch(selection).dicts())
-    return {span.span_id: span for span in readers.read(found)}
 
 
 def detail(span: Span) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Steps, tool calls and rewards of a trace, a page at a time.
+"""Steps and tool calls of a trace, a page at a time.
 
 Which calls are steps, and what they earned, is known from the rows of a trace, which hold no
 message. What was said and sampled is read of the steps on the page alone.
@@ -8,16 +8,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-import orjson
-
-from lightning_otel.adapter import TripletAdapter
 from lightning_otel.adapter.calls import is_mark, mark_message, observation_of
-from lightning_otel.adapter.outline import label_of
 from lightning_otel.adapter.tokens import notes_of, read_tokens
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.batches import list_incomplete, read_rollouts
 from lightning_otel.messages import objects
-from lightning_otel.serve.viewer.messages import (
+from lightning_otel.serve.viewer.span_detail import messages_of
+from lightning_otel.types import Message, Span, Trajectory, Transition
+from lightning_otel.types import conventions as c
+from lightning_otel.views.messages import (
     LONGEST,
     Limits,
     ShownMessage,
@@ -27,13 +25,8 @@ from lightning_otel.serve.viewer.messages import (
     show_thread,
     show_value,
 )
-from lightning_otel.serve.viewer.size_limit import select_small
-from lightning_otel.serve.viewer.span_detail import SPAN_COLUMNS, messages_of, read_spans
-from lightning_otel.store.schema import build_span
-from lightning_otel.store.source import Selection
-from lightning_otel.types import BranchCause, Message, Span, Trajectory, Transition
-from lightning_otel.types import conventions as c
-from lightning_otel.views.trace_tree import Row, Trace
+from lightning_otel.views.stored_trace import SPAN_COLUMNS, read_spans
+from lightning_otel.views.trace import Row, SpanKey, Trace
 
 CALLS: Final = 50
 """Calls on a page of the chat, or of tools."""
@@ -41,8 +34,7 @@ _MESSAGES: Final = 400
 _CHARACTERS: Final = 100_000
 """Of the calls on a page: so that it stays below 300 KB where messages are not all long."""
 SMALL: Final = 5_000
-"""Spans of a trace whose chat stands whole on a page, but for very many or very long messages;
-and whose tree tells where each reward went."""
+"""Spans of a trace whose chat stands whole on a page, but for very many or very long messages."""
 _BODIES: Final = ("input_messages", "output_messages", "system_instructions")
 _SAMPLED: Final = ("prompt_token_ids", "response_token_ids", "response_logprobs")
 _TOOL_CALLS: Final = f"""
@@ -83,36 +75,23 @@ class Range(NamedTuple):
         return slice(self.first, self.end)
 
 
-class Step(NamedTuple):
-    """A transition, with what a trainer should know of its tokens."""
-
-    step: Transition
-    label: str
-    branch: int
-    notes: Sequence[str] = ()
+def list_steps(trace: Trace) -> list[tuple[Row, Transition]]:
+    """Return every row of a trace that is a step, with it."""
+    return [(row, row.step) for row in trace.rows if row.step is not None]
 
 
-def list_steps(trace: Trace) -> list[Step]:
-    """Every transition of a trace, without messages and tokens, in the order of its rows."""
-    return [
-        Step(row.step, label_of(row.step, row.branch, trace.attempts, trace.agents), row.branch)
-        for row in trace.rows
-        if row.step is not None
-    ]
-
-
-def add_tokens(store: Store, found: Sequence[Step]) -> list[Step]:
-    """Some steps with their tokens, and what a trainer should know of these."""
-    spans = read_spans(store, [each.step for each in found], _SAMPLED)
-    told = []
-    for each in found:
-        span = spans.get(each.step.span_id)
-        prompt_ids, response_ids, logprobs, _ = read_tokens({} if span is None else span.attributes)
-        step = replace(
-            each.step, prompt_ids=prompt_ids, response_ids=response_ids, logprobs=logprobs
-        )
-        told.append(each._replace(step=step, notes=notes_of(step)))
-    return told
+def add_tokens(
+    store: Store, steps: Sequence[tuple[Row, Transition]]
+) -> list[tuple[Row, Transition, list[str]]]:
+    """Return some steps with their tokens, and what a trainer should know of these."""
+    spans = read_spans(store, [step for _, step in steps], (*SPAN_COLUMNS, *_SAMPLED))
+    found = []
+    for row, narrow in steps:
+        span = spans.get(row.key, row.span)
+        prompt_ids, response_ids, logprobs, _ = read_tokens(span.attributes)
+        step = replace(narrow, prompt_ids=prompt_ids, response_ids=response_ids, logprobs=logprobs)
+        found.append((row, step, list(notes_of(step))))
+    return found
 
 
 def read_threads(store: Store, trace: Trace, part: Range, until: int | None = None) -> list[Thread]:
@@ -121,9 +100,9 @@ def read_threads(store: Store, trace: Trace, part: Range, until: int | None = No
     latest: dict[object, int] = {}
     previous: dict[int, int] = {}
     shown: dict[tuple[object, int], list[int]] = {}
-    for at, (step, _, branch, _) in enumerate(every[: part.end]):
+    for at, (row, step) in enumerate(every[: part.end]):
         agent = _agent_of(step)
-        key = agent, branch
+        key = agent, row.branch
         before = latest.get(key, latest.get(agent))
         latest[key] = latest[agent] = at
         if at >= part.first:
@@ -131,20 +110,18 @@ def read_threads(store: Store, trace: Trace, part: Range, until: int | None = No
             if key not in shown and step.step and before is not None:
                 previous[at] = before
             shown.setdefault(key, []).append(at)
-    wanted = {*range(part.first, part.end), *previous.values()}
-    told = _read_messages(store, trace, {at: every[at].step for at in sorted(wanted)})
-    is_plain = trace.agents < 2 and not any(branch for _, branch in shown)
-    causes = {} if is_plain else _read_causes(store, trace)
+    wanted = sorted({*range(part.first, part.end), *previous.values()})
+    told = _read_messages(store, trace, {at: every[at][1] for at in wanted})
     count = max(1, part.end - part.first)
-    labels = {each.step.span_id: each.label for each in every[part.places]}
+    labels = {row.span.span_id: row.label for row, _ in every[part.places]}
 
     def show(limits: Limits) -> list[Thread]:
         talks = []
         for (_, branch), own in shown.items():
-            first, before = told[own[0]], previous.get(own[0])
-            cause = causes.get(first.span_id, "start")
+            cause: Any = every[own[0]][0].cause or "start"
             steps = tuple(told[at] for at in own)
-            path = Trajectory(*_agent_of(first), branch, steps, cause=cause)
+            path = Trajectory(*_agent_of(steps[0]), branch, steps, cause=cause)
+            before = previous.get(own[0])
             held = None if before is None else told[before]
             talks.append(show_thread(path, labels, held, limits=limits))
         return [talk for talk in talks if talk.messages]
@@ -174,13 +151,13 @@ def _read_messages(
     store: Store, trace: Trace, found: Mapping[int, Transition]
 ) -> dict[int, Transition]:
     seen = _find_seen(trace)
-    marked = [row for step in found.values() for row in seen.get(step.span_id, ())]
-    spans = read_spans(store, [*found.values(), *marked], _BODIES)
+    marked = [row.span for step in found.values() for row in seen.get(step.span_id, ())]
+    spans = read_spans(store, [*found.values(), *marked], (*SPAN_COLUMNS, *_BODIES))
     told = dict(found)
     for at, step in found.items():
-        span = spans.get(step.span_id)
+        span = spans.get((step.trace_id, step.span_id))
         if span is not None and is_mark(span):
-            before = (spans.get(row.span_id) for row in seen.get(step.span_id, ()))
+            before = (spans.get(row.key) for row in seen.get(step.span_id, ()))
             observation = tuple(mark_message(each) for each in before if each is not None)
             told[at] = replace(step, observation=observation, action=(mark_message(span),))
         elif span is not None:
@@ -194,23 +171,12 @@ def _find_seen(trace: Trace) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     seen: dict[tuple[str, str], list[Row]] = {}
     marked = (row for row in trace.rows if row.kind == "mark" and not row.left_out)
-    for row in sorted(marked, key=lambda row: (row.start_ns, row.sequence)):
-        agent = row.rollout_id, row.agent
+    for row in sorted(marked, key=lambda row: (row.span.start_ns, row.span.sequence)):
+        agent = row.span.rollout_id, row.agent
         if row.step is not None:
-            found[row.span_id] = seen.pop(agent, [])
+            found[row.span.span_id] = seen.pop(agent, [])
         else:
             seen.setdefault(agent, []).append(row)
-    return found
-
-
-def _read_causes(store: Store, trace: Trace) -> dict[str, BranchCause]:
-    """The cause of each branch by its first own step, where the rollouts can be read whole."""
-    found: dict[str, BranchCause] = {}
-    if small_ids := select_small(store, trace.rollout_ids):
-        for made in store.adapt(rollout_id=small_ids, include_incomplete=True):
-            for path in made.trajectories:
-                names = [step.span_id for step in path.transitions]
-                found |= {name: path.cause for name in names if name not in found}
     return found
 
 
@@ -220,11 +186,12 @@ def read_tool_calls(store: Store, trace: Trace, first: int) -> tuple[Range, list
     known = {row["call_id"] for row in told if row["is_tool"]}
     asking = {row["span_id"] for row in told if not row["is_tool"]}
     tools = [row for row in trace.rows if row.kind == "tool"]
-    every = [each.step for each in list_steps(trace)]
+    every = [step for _, step in list_steps(trace)]
     steps = [at for at, step in enumerate(every) if step.span_id in asking]
     part = Range.of(len(tools) + len(steps), CALLS, first, "span")
     shown = tools[part.places]
-    found = list(_with_spans(shown, read_spans(store, shown)))
+    spans = read_spans(store, [row.span for row in shown], SPAN_COLUMNS)
+    found = list(_with_spans(shown, spans))
     places = steps[max(0, part.first - len(tools)) : max(0, part.end - len(tools))]
     # What a tool answered is told by the agent's next step.
     following = {at: _find_next(every, at) for at in places}
@@ -246,19 +213,19 @@ def _find_next(every: Sequence[Transition], at: int) -> int | None:
     return next((i for i in range(at + 1, len(every)) if _agent_of(every[i]) == own), None)
 
 
-def _with_spans(rows: Sequence[Row], spans: Mapping[str, Span]) -> Iterator[dict[str, Any]]:
+def _with_spans(rows: Sequence[Row], spans: Mapping[SpanKey, Span]) -> Iterator[dict[str, Any]]:
     for row in rows:
-        span = spans.get(row.span_id)
-        get: Any = span.attributes.get if span is not None else {}.get
+        span = spans.get(row.key, row.span)
+        get = span.attributes.get
         arguments, result = get(c.TOOL_ARGUMENTS), get(c.TOOL_RESULT)
         yield {
-            "name": str(get(c.TOOL_NAME) or row.name),
+            "name": str(get(c.TOOL_NAME) or span.name),
             "call_id": str(get(c.TOOL_CALL_ID) or ""),
-            "span_id": row.span_id,
+            "span_id": span.span_id,
             "agent": row.agent,
             "duration_ns": row.duration_ns,
-            "status": row.status,
-            "status_message": row.status_message,
+            "status": span.status,
+            "status_message": span.status_message,
             "arguments": None if arguments is None else show_value(arguments),
             "result": None if result is None else show_value(result),
             "is_told": True,
@@ -295,57 +262,3 @@ def _find_parts(messages: Sequence[Message], kind: str) -> Iterator[Mapping[str,
         for part in objects(message.get("parts")):
             if part.get("type") == kind:
                 yield part
-
-
-_CREDITS: dict[str, tuple[Trace, list[dict[str, Any]]]] = {}
-"""By the name of their store."""
-
-
-def read_credits(store: Store, trace: Trace) -> list[dict[str, Any]]:
-    """Every reward of a trace, held for its next page."""
-    if not any(row.kind == "reward" for row in trace.rows):
-        return []
-    held = _CREDITS.get(store.name)
-    if held is not None and held[0] is trace:
-        return held[1]
-    labels = {each.step.span_id: each.label for each in list_steps(trace)}
-    selection = Selection(rollout_ids=trace.rollout_ids, is_ordered=True, columns=SPAN_COLUMNS)
-    spans = list(map(build_span, read_rollouts(store.source, selection).dicts()))
-    # To say which attempts broke off costs a look at the whole store.
-    broken = list_incomplete(store.source) if any(span.is_incomplete for span in spans) else ()
-    adapted = TripletAdapter().explain(
-        (_add_answer(each, trace.step_ids) for each in spans), incomplete=broken
-    )
-    placed = {(each.trace_id, each.span_id): each for each in adapted.credited}
-    values = {(each.trace_id, each.span_id): each.attributes.get(c.REWARD_VALUE) for each in spans}
-    told = []
-    for row in trace.rows:
-        if row.kind == "reward":
-            name = row.trace_id, row.span_id
-            credit = None if row.left_out else placed.get(name)
-            calls = () if credit is None else credit.calls
-            told.append(
-                {
-                    "trace_id": row.trace_id,
-                    "span_id": row.span_id,
-                    "name": row.facts.get("reward_name") or c.PRIMARY_REWARD,
-                    "value": values.get(name, row.reward),
-                    "given_ns": row.start_ns,
-                    "targets": [(labels[call], call) for call in calls if call in labels],
-                    "by": "" if credit is None else credit.by,
-                    "left_out": row.left_out,
-                    "is_retractable": row.counts_as_reward,
-                }
-            )
-    _CREDITS[store.name] = trace, told
-    return told
-
-
-def _add_answer(span: Span, steps: Collection[tuple[str, str]]) -> Span:
-    """Give a span that became a step an answer of its own in place of the one that was not read."""
-    if (span.trace_id, span.span_id) not in steps:
-        return span
-    answer = [{"role": "assistant", "parts": [{"type": "text", "content": span.span_id}]}]
-    return replace(
-        span, attributes={**span.attributes, c.OUTPUT_MESSAGES: orjson.dumps(answer).decode()}
-    )

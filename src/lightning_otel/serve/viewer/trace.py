@@ -23,21 +23,22 @@ from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
 from lightning_otel.serve.viewer.span_detail import detail, json_of, read_span, record_of
 from lightning_otel.serve.viewer.steps import (
     CALLS,
-    SMALL,
     Range,
     add_tokens,
     list_steps,
-    read_credits,
     read_ends,
     read_threads,
     read_tool_calls,
 )
 from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
 from lightning_otel.serve.viewer.urls import MOST_CLOSED, Links
+from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
-from lightning_otel.views.outlines import compare_ids
+from lightning_otel.views.differences import compare_ids
+from lightning_otel.views.folding import Folded, fold
 from lightning_otel.views.previews import find_text, read_previews
-from lightning_otel.views.trace_tree import Folded, Row, Trace, fold, read_trace
+from lightning_otel.views.stored_trace import read_trace
+from lightning_otel.views.trace import Row, Trace
 
 TABS: Final = ("tree", "waterfall", "chat", "tools", "tokens", "rewards", "attributes", "raw")
 _WITHOUT_IDS: Final = tuple(each for each in TABS if each != "tokens")
@@ -47,6 +48,8 @@ STEPS: Final = 200
 """Steps or rewards on a page."""
 PREVIEW: Final = 30
 """Cells of what was asked, and of what was answered, in a row."""
+_SHORT: Final = 200
+"""Characters of a name or message in a row."""
 DEEPEST: Final = 24
 """Levels that are indented; what lies deeper says how deep."""
 _WIDTH: Final = 1000
@@ -93,7 +96,7 @@ def read_cached_trace(store: Store, trace_id: str, *, is_part: bool = False) -> 
         return kept.trace
     del kept
     _LAST.pop(store.name, None)  # before another one takes as much again
-    found = read_trace(store, trace_id)
+    found = read_trace(store, "trace", trace_id, _SHORT)
     _LAST[store.name] = _Kept(found, mark, time.monotonic())
     return found
 
@@ -115,8 +118,8 @@ async def show(request: Request) -> Response:
     def read(store: Store) -> Mapping[str, object]:
         trace = read_cached_trace(store, trace_id)
         matches = _find_matches(request, store, trace)
-        found = next((row.span_id for row in trace.rows if row.span_id in matches), "")
-        at = trace.find(span_id or found)
+        ids = (row.span.span_id for row in trace.rows)
+        at = trace.find(span_id or next((each for each in ids if each in matches), ""))
         row = trace.rows[at or 0]
         has_ids = any(each.step.capture == "exact" for each in trace.rows if each.step)
         shown: dict[str, object] = {
@@ -141,44 +144,46 @@ async def show(request: Request) -> Response:
 def read_panel(store: Store, trace: Trace, position: int) -> Mapping[str, object]:
     """Read what stands beside the rows: a span, what it was given and returned, and its rewards."""
     row = trace.rows[position]
-    found: dict[str, Any] = dict(detail(read_span(store, row.trace_id, row.span_id)))
+    found: dict[str, Any] = dict(detail(read_span(store, *row.key)))
     # A rollout, an agent or a chain says by its first and last step what it holds no words of.
     given, answered = read_ends(store, trace, trace.rows[position + 1 : position + 1 + row.size])
     if not (found["given"] or found["input"]):
         found["given"] = given
     if not (found["answered"] or found["output"]):
         found["answered"] = answered
-    credits = read_credits(store, trace) if len(trace.rows) <= SMALL else []
     return {
         "row": row,
         "detail": found,
         "credits": [
-            each
-            for each in credits
-            if each["span_id"] == row.span_id or row.span_id in dict(each["targets"]).values()
+            each for each in _list_rewards(trace) if each is row or position in each.credited
         ],
         "feedback_id": secrets.token_hex(8),
     }
+
+
+def _list_rewards(trace: Trace) -> list[Row]:
+    return [row for row in trace.rows if row.kind == "reward"]
 
 
 def _collect_facts(trace: Trace) -> Mapping[str, Any]:
     own = trace.own
     roots = [row for row in own if row.parent < 0]
     calls = [row for row in own if row.is_call]
+    models = (row.span.attributes.get(c.RESPONSE_MODEL) for row in calls)
     steps = [row.step for row in own if row.step is not None]
     status = "ended"
-    if any(row.status == "ERROR" for row in roots):
+    if any(row.span.status == "ERROR" for row in roots):
         status = "failed"
-    elif any(row.end_ns is None for row in roots):
+    elif any(row.span.is_incomplete for row in roots):
         status = "open"
     return {
         "status": status,
         "agents": list(dict.fromkeys(row.agent for row in own if row.agent)),
-        "models": list(dict.fromkeys(row.model for row in calls if row.model)),
+        "models": list(dict.fromkeys(model for model in models if model)),
         "calls": len(calls),
         "tools": sum(row.kind == "tool" for row in own),
-        "errors": [row for row in own if row.status == "ERROR" and not row.is_propagated],
-        "open": [row for row in own if row.end_ns is None],
+        "errors": [row for row in own if row.is_fault],
+        "open": [row for row in own if row.span.is_incomplete],
         "steps": len(steps),
         "input_tokens": sum(step.input_tokens or 0 for step in steps),
         "output_tokens": sum(step.output_tokens or 0 for step in steps),
@@ -203,7 +208,7 @@ def _read_rows(request: Request, store: Store, trace: Trace, first: int) -> Mapp
     given, matches = request.query_params, _find_matches(request, store, trace)
     shown, others = _fold_rows(request, trace, matches)
     near = {given.get("span"), given.get("near")}
-    places = [at for at, each in enumerate(shown) if each.row.span_id in near]
+    places = [at for at, each in enumerate(shown) if each.row.span.span_id in near]
     wanted = {at // CHUNK for at in (0, *(places or [min(first, len(shown) - 1)]))}
     chunks = [
         (at, shown[at : at + CHUNK] if at // CHUNK in wanted else [])
@@ -224,12 +229,10 @@ def _read_rows(request: Request, store: Store, trace: Trace, first: int) -> Mapp
 
 def _read_lines(store: Store, trace: Trace, rows: Sequence[Row]) -> Mapping[str, object]:
     """Read what a row says beyond its own columns: step, words, and the way of rewards."""
-    credits = read_credits(store, trace) if len(trace.rows) <= SMALL else []
+    rewards = reversed(_list_rewards(trace))
     return {
-        "labels": {each.step.span_id: each.label for each in list_steps(trace)},
         "previews": read_previews(store, rows, PREVIEW),
-        "credit": {each["span_id"]: each for each in credits},
-        "earned": {target: each for each in credits[::-1] for _, target in each["targets"]},
+        "earned": {trace.rows[target].key: each for each in rewards for target in each.credited},
         "bar": partial(bar, trace.start_ns, trace.end_ns),
         "deepest": DEEPEST,
     }
@@ -238,9 +241,10 @@ def _read_lines(store: Store, trace: Trace, rows: Sequence[Row]) -> Mapping[str,
 def bar(since_ns: int, until_ns: int, row: Row) -> tuple[float, float]:
     """Return the position and length of a row's bar in a trace from one time to another."""
     whole = max(1, until_ns - since_ns)
-    begin = min(_WIDTH, max(0.0, (row.start_ns - since_ns) * _WIDTH / whole))
-    end_ns = until_ns if row.end_ns is None else row.end_ns
-    length = max(0, end_ns - row.start_ns)
+    span = row.span
+    begin = min(_WIDTH, max(0.0, (span.start_ns - since_ns) * _WIDTH / whole))
+    end_ns = until_ns if span.end_ns is None else span.end_ns
+    length = max(0, end_ns - span.start_ns)
     width = min(_WIDTH - begin, length * _WIDTH / whole)
     return round(min(begin, _WIDTH - _LEAST), 2), round(max(_LEAST, width), 2)
 
@@ -284,11 +288,11 @@ def _read_tokens(request: Request, store: Store, trace: Trace, first: int) -> Ma
 
 def _read_rewards(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
     every = list_steps(trace)
-    given = read_credits(store, trace)
-    part = Range.of(max(len(given), len(every)), STEPS, first, "row")
+    rewards = _list_rewards(trace)
+    part = Range.of(max(len(rewards), len(every)), STEPS, first, "row")
     return {
         "part": part,
-        "credits": given[part.places],
+        "credits": rewards[part.places],
         "steps": every[part.places],
         "report": trace.report,
         "lost": Counter(each.reason for each in trace.report.dropped if each.noun == "reward"),
@@ -297,7 +301,7 @@ def _read_rewards(request: Request, store: Store, trace: Trace, first: int) -> M
 
 def _read_raw(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
     row = trace.rows[trace.find(request.query_params.get("span", "")) or 0]
-    text = json_of(record_of(store, row.trace_id, row.span_id))
+    text = json_of(record_of(store, *row.key))
     return {"row": row, "text": text[:_RAW], "length": len(text)}
 
 

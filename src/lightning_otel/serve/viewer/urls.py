@@ -5,7 +5,7 @@ from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 
-from lightning_otel.views.trace_tree import Row
+from lightning_otel.views.trace import Row
 
 STATE: Final = ("tab", "span", "closed", "others", "q")
 MOST_CLOSED: Final = 200
@@ -69,6 +69,6 @@ class Links(NamedTuple):
     def toggle(self, row: Row, *, is_closed: bool) -> str:
         """The page with what is below a row shown, or not."""
         closed = [each for each in self.state.get("closed", "").split(",") if each]
-        kept = [each for each in closed if each != row.span_id]
-        closed = kept if is_closed else [*kept, row.span_id][-MOST_CLOSED:]
+        kept = [each for each in closed if each != row.span.span_id]
+        closed = kept if is_closed else [*kept, row.span.span_id][-MOST_CLOSED:]
         return self(closed=",".join(closed) or None)

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lightning_otel.adapter.outline import Node, Outline, SpanId, outline
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import plain_text
 from lightning_otel.rewards.prices import Price, cost_of, find_price
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import format_duration, one_line
-from lightning_otel.views.analysis.findings import Finding, is_counted, list_findings
+from lightning_otel.views.analysis.findings import Finding, list_findings
+from lightning_otel.views.trace import Row, SpanKey, Trace, make_trace
 
 if TYPE_CHECKING:
     from lightning_otel.adapter.advantages import Advantage
@@ -191,12 +191,12 @@ def analyze_episode(
     opened = at_moment(store if isinstance(store, Store) else Store(store))
     rollout_id = opened.rollout_of(*opened.find(episode_id))
     spans = opened.spans(rollout_id=rollout_id).rows()
-    found = outline(spans, incomplete=list_incomplete(opened.source))
+    trace = make_trace(spans, incomplete=list_incomplete(opened.source))
     if advantage is None:
-        return analyze(found, prices=prices)
+        return analyze(trace, prices=prices)
     steps = opened.transitions(rollout_id=rollout_id, advantage=advantage, bodies=False)
     advantages = {(each.trace_id, each.span_id): each.advantage for each in steps}
-    result = analyze(found, prices=prices, advantages=advantages)
+    result = analyze(trace, prices=prices, advantages=advantages)
     own = {(span.trace_id, span.span_id) for span in spans}
     lacking = dict.fromkeys(
         each.reason
@@ -208,15 +208,15 @@ def analyze_episode(
 
 
 def analyze(
-    found: Outline,
+    trace: Trace,
     *,
     prices: Mapping[str, Sequence[float]] | None = None,
-    advantages: Mapping[SpanId, float | None] | None = None,
+    advantages: Mapping[SpanKey, float | None] | None = None,
 ) -> Analysis:
-    """Analyze a rollout by its outline.
+    """Analyze a rollout by its trace.
 
     Args:
-        found: The outline.
+        trace: Its rows, each with its whole span.
         prices: Prices of a million tokens in and of a million out, by name or glob of a model; the
             first that fits counts.
         advantages: By trace and span id of a step.
@@ -225,38 +225,38 @@ def analyze(
         ConfigError: A price is negative, or no pair of numbers.
     """
     priced = _check_prices(prices)
-    labels, places = found.labels(), {}
+    places: dict[SpanKey, int] = {}
     credit: dict[int, list[str]] = {}
     rewards = []
-    for position, node in enumerate(found.nodes):
-        get = node.span.attributes.get
+    for position, row in enumerate(trace.rows):
+        get = row.span.attributes.get
         value, name = get(c.REWARD_VALUE), str(get(c.REWARD_NAME) or c.PRIMARY_REWARD)
-        if node.step is not None:
-            places[node.step.trace_id, node.step.span_id] = position
-        for target in node.credited:
+        if row.step is not None:
+            places[row.step.trace_id, row.step.span_id] = position
+        for target in row.credited:
             text = f"{value:g}" if isinstance(value, (int, float)) else one_line(value, 40)
-            credit.setdefault(target, []).append(f"{text} by {node.by}")
-        if node.kind == "reward":
+            credit.setdefault(target, []).append(f"{text} by {row.by}")
+        if row.kind == "reward" and row.name != "retraction":
             name = "" if name == c.PRIMARY_REWARD else name
-            targets = tuple(labels[target] for target in node.credited)
+            targets = tuple(trace.rows[target].label for target in row.credited)
             rewards.append(
-                CreditedReward(name, value, targets, node.by, node.left_out, node.span.span_id)
+                CreditedReward(name, value, targets, row.by, row.left_out, row.span.span_id)
             )
-    steps: dict[SpanId, Step] = {}
-    for path in found.trajectories:
+    steps: dict[SpanKey, Step] = {}
+    for path in trace.trajectories:
         for each in path.transitions:
             span = (each.trace_id, each.span_id)
             if span in places and span not in steps:
                 at = places[span]
                 steps[span] = _make_step(
-                    found.nodes[at], each, priced, label=labels[at],
+                    trace.rows[at], each, priced, label=trace.rows[at].label,
                     credit=tuple(credit.get(at, ())), advantage=(advantages or {}).get(span),
                 )  # fmt: skip
-    totals = _sum_calls(found, priced)
-    rollout_id = found.nodes[0].span.rollout_id if found.nodes else ""
-    tasks = (node.span.attributes.get(c.TASK) for node in found.nodes)
+    totals = _sum_calls(trace, priced)
+    rollout_id = trace.rows[0].span.rollout_id if trace.rows else ""
+    tasks = (row.span.attributes.get(c.TASK) for row in trace.rows)
     task = one_line(str(next((each for each in tasks if each is not None), "")), 200)
-    findings = tuple(list_findings(found, steps, rewards, totals))
+    findings = tuple(list_findings(trace, steps, rewards, totals))
     return Analysis(rollout_id, task, tuple(steps.values()), tuple(rewards), totals, findings)
 
 
@@ -273,26 +273,26 @@ def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, Pri
     return found
 
 
-def _make_step(node: Node, each: Transition, prices: Mapping[str, Price], **more: Any) -> Step:
-    tokens = _count_tokens(node)
+def _make_step(row: Row, each: Transition, prices: Mapping[str, Price], **more: Any) -> Step:
+    tokens = _count_tokens(row)
     return Step(
-        branch=node.branch,
+        branch=row.branch,
         observation=one_line(plain_text(each.observation[-1:]), _SHORT),
         action=one_line(plain_text(each.action[:1]), _SHORT),
         input_tokens=tokens[0],
         output_tokens=tokens[1],
-        duration_s=_duration_s(node) if node.kind == "call" else None,
-        cost=_cost_of(node, prices),
+        duration_s=_duration_s(row) if row.kind == "call" else None,
+        cost=_cost_of(row, prices),
         **{name: getattr(each, name) for name in _COPIED},
         **more,
     )
 
 
-def _sum_calls(found: Outline, prices: Mapping[str, Price]) -> Totals:
-    calls = [node for node in found.nodes if is_counted(node)]
-    tokens = [_count_tokens(node) for node in calls]
-    costs = [_cost_of(node, prices) for node in calls]
-    work = [node.span for node in found.nodes if node.kind != "reward"]
+def _sum_calls(trace: Trace, prices: Mapping[str, Price]) -> Totals:
+    calls = [row for row in trace.rows if row.is_call]
+    tokens = [_count_tokens(row) for row in calls]
+    costs = [_cost_of(row, prices) for row in calls]
+    work = [row.span for row in trace.rows if row.kind != "reward"]
     ends = [max(span.start_ns, span.end_ns or 0) for span in work]
     started = min((span.start_ns for span in work), default=0)
     return Totals(
@@ -301,20 +301,20 @@ def _sum_calls(found: Outline, prices: Mapping[str, Price]) -> Totals:
         output_tokens=sum(count or 0 for _, count in tokens),
         uncounted=tokens.count((None, None)),
         duration_s=(max(ends, default=0) - started) / 1e9,
-        model_s=sum(_duration_s(node) or 0.0 for node in calls),
+        model_s=sum(_duration_s(row) or 0.0 for row in calls),
         cost=sum(cost for cost in costs if cost is not None) if prices else None,
         unpriced=costs.count(None) if prices else 0,
     )
 
 
-def _duration_s(node: Node) -> float | None:
-    span = node.span
+def _duration_s(row: Row) -> float | None:
+    span = row.span
     return None if span.end_ns is None else (span.end_ns - span.start_ns) / 1e9
 
 
-def _count_tokens(node: Node) -> tuple[int | None, int | None]:
+def _count_tokens(row: Row) -> tuple[int | None, int | None]:
     """Return the counts of the server, else of its token ids."""
-    step, get = node.step, node.span.attributes.get
+    step, get = row.step, row.span.attributes.get
     ids = (step.prompt_ids, step.response_ids) if step is not None else ((), ())
     tokens_in, tokens_out = (
         count if isinstance(count, int) and not isinstance(count, bool) else len(known) or None
@@ -323,11 +323,11 @@ def _count_tokens(node: Node) -> tuple[int | None, int | None]:
     return tokens_in, tokens_out
 
 
-def _cost_of(node: Node, prices: Mapping[str, Price]) -> float | None:
-    tokens_in, tokens_out = _count_tokens(node)
+def _cost_of(row: Row, prices: Mapping[str, Price]) -> float | None:
+    tokens_in, tokens_out = _count_tokens(row)
     if tokens_in is None and tokens_out is None:
         return None
-    get = node.span.attributes.get
+    get = row.span.attributes.get
     models = [str(get(key)) for key in (c.RESPONSE_MODEL, c.REQUEST_MODEL) if get(key)]
     price = find_price(prices, *(models or [""]))
     return None if price is None else cost_of(price, tokens_in or 0, tokens_out or 0)

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
-from lightning_otel.adapter.outline import Node, Outline, SpanId
 from lightning_otel.messages import objects
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import count_noun, one_line
+from lightning_otel.views.trace import Row, SpanKey, Trace
 
 if TYPE_CHECKING:
     from lightning_otel.views.analysis import CreditedReward, Step, Totals
@@ -33,44 +33,39 @@ class Finding(NamedTuple):
     span_ids: tuple[str, ...] = ()
 
 
-def is_counted(node: Node) -> bool:
-    """Return True for a call to a model that is not another record of one."""
-    return node.kind == "call" and not node.is_record
-
-
 def list_findings(
-    found: Outline,
-    steps: "Mapping[SpanId, Step]",
+    trace: Trace,
+    steps: "Mapping[SpanKey, Step]",
     rewards: "Sequence[CreditedReward]",
     totals: "Totals",
 ) -> Iterator[Finding]:
     """Yield the findings, errors first."""
     every = list(steps.values())
-    yield from _find_faults(found, every, rewards)
-    yield from _find_repeated(found, steps)
-    yield from _find_oddities(found, every, totals)
+    yield from _find_faults(trace, every, rewards)
+    yield from _find_repeated(trace, steps)
+    yield from _find_oddities(trace, every, totals)
 
 
 def _find_faults(
-    found: Outline, steps: "Sequence[Step]", rewards: "Sequence[CreditedReward]"
+    trace: Trace, steps: "Sequence[Step]", rewards: "Sequence[CreditedReward]"
 ) -> Iterator[Finding]:
-    nodes = found.nodes
+    rows = trace.rows
     outer: set[int] = set()
     # A parent stands before its children: one way back reaches every span around a failed one.
-    for at in range(len(nodes) - 1, -1, -1):
-        if at in outer or nodes[at].span.status == "ERROR":
-            outer.add(nodes[at].parent)
-    failed = [n for at, n in enumerate(nodes) if n.span.status == "ERROR" and at not in outer]
+    for at in range(len(rows) - 1, -1, -1):
+        if at in outer or rows[at].span.status == "ERROR":
+            outer.add(rows[at].parent)
+    failed = [n for at, n in enumerate(rows) if n.span.status == "ERROR" and at not in outer]
     yield from _group(
         "error", failed, _word_error,
         lambda reason, held: reason + (f", {len(held):,} times" if len(held) > 1 else ""),
     )  # fmt: skip
-    if left := [node for node in nodes if node.span.is_incomplete]:
+    if left := [row for row in rows if row.span.is_incomplete]:
         yield Finding("incomplete", f"{count_noun(len(left), 'span')} never ended", _ids_of(left))
-    if left := [node for node in nodes if node.span.attributes.get(c.ABANDONED)]:
+    if left := [row for row in rows if row.span.attributes.get(c.ABANDONED)]:
         text = f"{count_noun(len(left), 'stream')} left before the end"
         yield Finding("abandoned", text, _ids_of(left))
-    attempts = {path.attempt_id for path in found.trajectories}
+    attempts = {path.attempt_id for path in trace.trajectories}
     if len(attempts) > 1:
         yield Finding("retried", f"tried {len(attempts)} times")
     if not steps:
@@ -86,17 +81,17 @@ def _find_faults(
         ),
     )  # fmt: skip
     # Another record of a call that is in a step is no loss.
-    lost = [n for n in nodes if n.step is None and (is_counted(n) or n.kind == "mark")]
+    lost = [n for n in rows if n.step is None and (n.is_call or n.kind == "mark")]
     yield from _group(
-        "left_out", lost, lambda node: node.left_out,
+        "left_out", lost, lambda row: row.left_out,
         lambda reason, held: f"{count_noun(len(held), 'call')} in no step: {reason}",
     )  # fmt: skip
 
 
-def _find_repeated(found: Outline, known: "Mapping[SpanId, Step]") -> Iterator[Finding]:
+def _find_repeated(trace: Trace, known: "Mapping[SpanKey, Step]") -> Iterator[Finding]:
     """Yield tools called again with the same arguments, and words said again, by one agent."""
     texts: dict[tuple[str, str, int, str], dict[str, Step]] = {}
-    for path in found.trajectories:
+    for path in trace.trajectories:
         for each in path.transitions:
             step = known.get((each.trace_id, each.span_id))
             calls = dict.fromkeys(_calls_of_tools(each))
@@ -126,7 +121,7 @@ def _calls_of_tools(step: Transition) -> Iterator[str]:
                 yield f"{part.get('name')}({text})"
 
 
-def _find_oddities(found: Outline, steps: "Sequence[Step]", totals: "Totals") -> Iterator[Finding]:
+def _find_oddities(trace: Trace, steps: "Sequence[Step]", totals: "Totals") -> Iterator[Finding]:
     if cut := [step for step in steps if step.finish_reason == "length"]:
         yield Finding("cut_off", f"cut off at their length: {_join_labels(cut)}", _ids_of(cut))
     yield from _group(
@@ -143,7 +138,7 @@ def _find_oddities(found: Outline, steps: "Sequence[Step]", totals: "Totals") ->
             text = f"{step.label} took {took:.1f} s, {part:.0%} of it all"
             yield Finding("slow", text, (step.span_id,))
     yield from _group(
-        "moved", found.nodes, lambda node: node.repair,
+        "moved", trace.rows, lambda row: row.repair,
         lambda rule, held: f"{count_noun(len(held), 'span')} moved: {rule}",
     )  # fmt: skip
     if totals.uncounted:
@@ -169,13 +164,13 @@ def _group(
         yield Finding(kind, one_line(word(reason, held), _LONGEST + 40), _ids_of(held))
 
 
-def _word_error(node: Node) -> str:
-    get = node.span.attributes.get
-    who = f"{node.span.name} {get(c.OPERATION_NAME) or ''}".rstrip()
-    events = [each.attributes for each in node.span.events if c.EXCEPTION_TYPE in each.attributes]
+def _word_error(row: Row) -> str:
+    get = row.span.attributes.get
+    who = f"{row.span.name} {get(c.OPERATION_NAME) or ''}".rstrip()
+    events = [each.attributes for each in row.span.events if c.EXCEPTION_TYPE in each.attributes]
     raised = events[-1] if events else {}
     kind = get(c.ERROR_TYPE) or raised.get(c.EXCEPTION_TYPE)
-    message = node.span.status_message or raised.get(c.EXCEPTION_MESSAGE)
+    message = row.span.status_message or raised.get(c.EXCEPTION_MESSAGE)
     words = " ".join(str(word) for word in (kind, message) if word)
     return one_line(f"{who}: {words or 'failed'}", _LONGEST)
 
@@ -185,5 +180,5 @@ def _join_labels(steps: "Sequence[Step]") -> str:
     return ", ".join(one_line(step.label, 40) for step in steps[:_NAMED]) + more
 
 
-def _ids_of(items: "Iterable[Node | Step | CreditedReward]") -> tuple[str, ...]:
-    return tuple(item.span.span_id if isinstance(item, Node) else item.span_id for item in items)
+def _ids_of(items: "Iterable[Row | Step | CreditedReward]") -> tuple[str, ...]:
+    return tuple(item.span.span_id if isinstance(item, Row) else item.span_id for item in items)

@@ -1,20 +1,22 @@
-"""Two outlines beside each other: what they came to, in figures, and where they said other things.
-
-Pure data; the command line prints it.
-"""
+"""Two rollouts or traces beside each other: their figures, and where they said other things."""
 
 from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from lightning_otel.adapter.attributes import get_integer, get_text, to_number
-from lightning_otel.adapter.outline import Outline
 from lightning_otel.adapter.rewards import read_reward
 from lightning_otel.messages import parse_messages, plain_text
 from lightning_otel.messages.media import name_media
+from lightning_otel.store.source import at_moment
 from lightning_otel.types import Message, Reward, Span
 from lightning_otel.types import conventions as c
+from lightning_otel.views.stored_trace import load_spans, read_trace
+from lightning_otel.views.trace import Trace
+
+if TYPE_CHECKING:
+    from lightning_otel.dataset import Store
 
 MOST_LINES: Final = 2_000
 """Of more lines a side only the first are laid beside each other: it takes the square of them."""
@@ -45,7 +47,7 @@ class DiffLine(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The differences of two outlines.
+    """The differences of two rollouts or traces.
 
     Attributes:
         figures: Counts, tokens, times, rewards.
@@ -60,8 +62,24 @@ class Difference(NamedTuple):
     left_b: int
 
 
-def compare_outlines(a: Outline, b: Outline, most_lines: int | None = MOST_LINES) -> Difference:
-    """Compare two outlines, so many lines of each side, or all."""
+def compare_ids(
+    store: "Store", a: str, b: str, most_lines: int | None = MOST_LINES
+) -> tuple[tuple[str, str], tuple[str, str], Difference]:
+    """Return what two ids name, each its noun and whole id, and how these differ."""
+    store = at_moment(store)
+    one, other = store.find(a), store.find(b)
+    first, second = (_read_whole(store, *each) for each in (one, other))
+    return one, other, compare_traces(first, second, most_lines)
+
+
+def _read_whole(store: "Store", noun: str, whole_id: str) -> Trace:
+    trace = read_trace(store, noun, whole_id)
+    load_spans(store, trace.rows)
+    return trace
+
+
+def compare_traces(a: Trace, b: Trace, most_lines: int | None = MOST_LINES) -> Difference:
+    """Compare two traces whose spans are whole: so many lines of each side, or all."""
     one, other = _read_figures(a), _read_figures(b)
     figures = [
         Figure(name, one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])
@@ -78,21 +96,21 @@ def compare_outlines(a: Outline, b: Outline, most_lines: int | None = MOST_LINES
     return Difference(figures, said, len(left) - len(first), len(right) - len(second))
 
 
-def _read_lines(found: Outline) -> Iterator[str]:
-    """Yield speakers and words, a line each, in the order of the outline, without repeats."""
-    for node in found.nodes:
-        get = node.span.attributes.get
-        if node.kind == "call":
-            for message in new_input(node.span):
+def _read_lines(trace: Trace) -> Iterator[str]:
+    """Yield speakers and words, a line each, in the order of the rows, without repeats."""
+    for row in trace.rows:
+        get = row.span.attributes.get
+        if row.kind == "call":
+            for message in new_input(row.span):
                 yield f"{message.get('role')}: {_words_of(message)}"
             for message in (parse_messages(get(c.OUTPUT_MESSAGES)) or ())[:1]:
-                yield f"{node.agent or 'assistant'}: {_words_of(message)}"
-        elif node.kind == "tool":
-            name = get(c.TOOL_NAME) or node.span.name
+                yield f"{row.agent or 'assistant'}: {_words_of(message)}"
+        elif row.kind == "tool":
+            name = get(c.TOOL_NAME) or row.span.name
             given, result = map(_one_line_of, (get(c.TOOL_ARGUMENTS), get(c.TOOL_RESULT)))
             yield f"{name}: {given} → {result}"
-        if node.is_fault:
-            yield f"error in {node.span.name}: {_one_line_of(node.span.status_message)}"
+        if row.is_fault:
+            yield f"error in {row.span.name}: {_one_line_of(row.span.status_message)}"
 
 
 def new_input(span: Span) -> tuple[Message, ...]:
@@ -103,27 +121,27 @@ def new_input(span: Span) -> tuple[Message, ...]:
     return tuple(each for each in new if each.get("role") != "system")
 
 
-def _read_figures(found: Outline) -> dict[str, Any]:
-    """Return the figures of an outline, the last value of each reward among them."""
-    kinds = Counter(node.kind for node in found.nodes)
-    calls = [node.span.attributes for node in found.nodes if node.kind == "call"]
+def _read_figures(trace: Trace) -> dict[str, Any]:
+    """Return the figures of a trace, the last value of each reward among them."""
+    kinds = Counter(row.kind for row in trace.rows)
+    calls = [row.span.attributes for row in trace.rows if row.kind == "call"]
     tokens: list[int | None] = []
     for key in (c.INPUT_TOKENS, c.OUTPUT_TOKENS):
         known = [value for each in calls if (value := get_integer(each, key)) is not None]
         tokens.append(sum(known) if known else None)
-    acted = [node.span for node in found.nodes if node.kind != "reward"]
+    acted = [row.span for row in trace.rows if row.kind != "reward"]
     ends = [span.end_ns for span in acted if span.end_ns is not None]
     took_ns = max(ends) - min(span.start_ns for span in acted) if ends else None
-    agents = {node.agent for node in found.nodes if node.agent}
+    agents = {row.agent for row in trace.rows if row.agent}
     models = {get_text(each, c.RESPONSE_MODEL) or get_text(each, c.REQUEST_MODEL) for each in calls}
-    rewards = [read_reward(node.span) for node in found.nodes]
+    rewards = [read_reward(row.span) for row in trace.rows]
     return {
-        "spans": len(found.nodes),
+        "spans": len(trace.rows),
         "calls": kinds["call"],
         "tool calls": kinds["tool"],
-        "errors": sum(node.is_fault for node in found.nodes),
-        "transitions": found.report.transitions,
-        "exact": found.report.exact,
+        "errors": sum(row.is_fault for row in trace.rows),
+        "transitions": trace.report.transitions,
+        "exact": trace.report.exact,
         "tokens in": tokens[0],
         "tokens out": tokens[1],
         "seconds": None if took_ns is None else round(took_ns / 1e9, 6),

@@ -6,11 +6,12 @@ Whatever is drawn is escaped: there is no script, link, style or handler in it b
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from lightning_otel.adapter.outline import Gap, Node, Outline, children_of, select_nodes
 from lightning_otel.adapter.rewards import reward_words
 from lightning_otel.types import conventions as c
 from lightning_otel.types.html import escape, render_svg_text
 from lightning_otel.types.text import count_noun
+from lightning_otel.views.folding import Gap, children_of, select_rows
+from lightning_otel.views.trace import Row, Trace
 
 _WIDTH: Final = 960
 _NAMES: Final = 320
@@ -51,26 +52,25 @@ class _Bar(NamedTuple):
     is_late: bool
 
 
-def picture(found: Outline, *, limit: int = 120) -> str:
+def draw_trace(trace: Trace, *, limit: int = 120) -> str:
     """Return the tree of spans over time as SVG: steps by number, arrows from rewards to theirs.
 
     Args:
-        found: What to draw.
-        limit: How many spans at most; what is left out is said where it would stand.
+        trace: The trace; rewards are named as far as their spans tell.
+        limit: Number of spans at most; what is left out is counted where it would stand.
     """
-    return "".join(_Picture(found, limit).draw())
+    return "".join(_Picture(trace, limit).draw())
 
 
 class _Picture:
     """One picture while it is drawn."""
 
-    def __init__(self, found: Outline, limit: int) -> None:
-        self._found = found
-        self._nodes = nodes = found.nodes
-        self._labels, self._causes = found.labels(), found.causes()
-        paths = [(each.attempt_id, each.agent, each.branch) for each in found.trajectories]
+    def __init__(self, trace: Trace, limit: int) -> None:
+        self._trace, self._nodes = trace, trace.rows
+        nodes = trace.rows
+        paths = [(each.attempt_id, each.agent, each.branch) for each in trace.trajectories]
         self._colours = {path: rank % _COLOURS for rank, path in enumerate(paths)}
-        is_shown = select_nodes(nodes, limit)
+        is_shown = select_rows(nodes, limit)
         self._shown = sum(is_shown)
         times = [(n.span.start_ns, n.span.end_ns or 0) for n in nodes if n.kind != "reward"]
         times = times or [(n.span.start_ns, n.span.end_ns or 0) for n in nodes]
@@ -92,7 +92,7 @@ class _Picture:
         share = min(1.0, max(0.0, (time_ns - self._start_ns) / length))
         return _NAMES + 20 + share * (_WIDTH - _NAMES - 20 - _RIGHT)
 
-    def _place_bar(self, node: Node, row: int) -> _Bar:
+    def _place_bar(self, node: Row, row: int) -> _Bar:
         span = node.span
         start = self._x_of(span.start_ns)
         end = self._x_of(self._end_ns if span.end_ns is None else span.end_ns)
@@ -105,7 +105,7 @@ class _Picture:
         legend = self._legend_items()
         foot = _TOP + len(self._rows) * _ROW + 8
         height = foot + 20 * len(legend) + 10
-        report = self._found.report
+        report = self._trace.report
         ids = list(dict.fromkeys(node.span.rollout_id for node in self._nodes))
         named = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
         title = (
@@ -130,7 +130,7 @@ class _Picture:
         for row, (item, depth) in enumerate(self._rows):
             y, x = _TOP + row * _ROW + _ROW / 2, 14 + min(depth, _DEEPEST) * _INDENT
             if isinstance(item, Gap):
-                yield render_svg_text(x, y + 4, item.told(), "dim", int((_NAMES - x) / _CELL) + 60)
+                yield render_svg_text(x, y + 4, str(item), "dim", int((_NAMES - x) / _CELL) + 60)
             else:
                 yield from self._draw_node(item, depth, x, y)
         for item, bar in self._bars.items():
@@ -147,7 +147,7 @@ class _Picture:
     def _legend_items(self) -> list[tuple[str, str]]:
         """List the colours' meanings, and what is not in the picture."""
         found: list[tuple[str, str]] = []
-        paths = self._found.trajectories
+        paths = self._trace.trajectories
         for path in paths[:_LEGEND] if len(paths) > 1 else ():
             cause = "" if path.cause == "start" else f" ({path.cause.replace('_', ' ')})"
             words = f"{path.agent or 'nobody named'}, branch {path.branch}{cause}"
@@ -161,19 +161,16 @@ class _Picture:
     def _draw_node(self, item: int, depth: int, x: float, y: float) -> Iterator[str]:
         """Draw a line to the parent's name, the name, and a span's bar or a reward's diamond."""
         node, bar = self._nodes[item], self._bars[item]
-        span, label, above = node.span, self._labels[item], self._bars.get(node.parent)
+        span, label, above = node.span, node.label, self._bars.get(node.parent)
         if node.depth and above is not None and node.depth <= _DEEPEST:
             left, top = x - _INDENT + 4, above.middle + _ROW / 2 - 4
             yield f'<path class="line" d="M{left:.0f} {top:.0f}V{y:.0f}H{x - 3:.0f}"/>'
-        named = span.attributes.get(c.OPERATION_NAME) or span.attributes.get(c.MARK_NAME)
-        if node.kind == "agent" and node.agent not in span.name:
-            named = node.agent
-        name = " ".join(str(word) for word in (label, span.name, named) if word)
-        if node.kind == "rollout":
-            name = f"rollout {named or span.rollout_id}"
+        name = " ".join(filter(None, (label, node.name, node.subject)))
+        if node.kind == "rollout" and not node.subject:
+            name = f"{name} {span.rollout_id}"
         elif node.kind == "reward":
-            name = f"reward {reward_words(node.span)}"
-        style = "dim" if node.kind == "work" else ""
+            name = f"{node.name} {reward_words(span)}".rstrip()
+        style = "dim" if node.kind in ("work", "plumbing") else ""
         cells = int((_NAMES - x) / _CELL)
         yield render_svg_text(x, y + 4, f"{'· ' * (depth > _DEEPEST)}{name}", style, cells)
         lasted = "" if span.end_ns is None else _duration_text(span.end_ns - span.start_ns)
@@ -184,7 +181,7 @@ class _Picture:
         )
         yield "</g>"
 
-    def _draw_bar(self, node: Node, bar: _Bar) -> Iterator[str]:
+    def _draw_bar(self, node: Row, bar: _Bar) -> Iterator[str]:
         """Draw a span's bar, for a step its number, and what came of it."""
         step, span, half = node.step, node.span, 0.0
         height = {"call": 14, "tool": 10, "agent": 10}.get(node.kind, 5)
@@ -213,13 +210,12 @@ class _Picture:
         if words:
             yield _draw_words(words, style, bar.start - half, max(bar.end, bar.start + half), bar)
 
-    def _outcome_text(self, node: Node) -> tuple[str, str]:
+    def _outcome_text(self, node: Row) -> tuple[str, str]:
         """Return the text at the end of a bar, and its style."""
         step, span = node.step, node.span
         words = []
-        cause = self._causes.get((span.trace_id, span.span_id))
-        if step is not None and cause is not None:
-            words.append(cause.replace("_", " "))
+        if node.cause:
+            words.append(node.cause.replace("_", " "))
         if step is not None and step.reward is not None:
             words.append(f"reward {step.reward:g}")
         if span.is_incomplete and not node.left_out.startswith("incomplete"):
@@ -233,14 +229,14 @@ class _Picture:
         is_good = step is not None and step.reward is not None
         return " · ".join(words), "bad" if span.status == "ERROR" else "good" if is_good else "dim"
 
-    def _draw_diamond(self, node: Node, bar: _Bar) -> Iterator[str]:
+    def _draw_diamond(self, node: Row, bar: _Bar) -> Iterator[str]:
         """Draw a reward: filled where it was given to a step, hollow where it is left out."""
         x, y = bar.start, bar.middle
         style = "tip" if node.credited else "hollow"
         yield f'<path class="{style}" d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"/>'
         words = reward_words(node.span)
         if node.credited:
-            steps = [self._labels[target] for target in node.credited]
+            steps = [self._nodes[target].label for target in node.credited]
             words += f" → {', '.join(steps[:3])}" + " …" * (len(steps) > 3)
         if bar.is_late:
             words += f" · {_duration_text(node.span.start_ns - self._end_ns)} later"
@@ -252,7 +248,7 @@ class _Picture:
             yield _draw_words(words, "dim", x - 6, x + 6, bar)
 
 
-def _half_width(node: Node) -> float:
+def _half_width(node: Row) -> float:
     """Half the width of what holds a step's number."""
     return max(9.0, 5 + _CELL * len(str(node.step.step if node.step else "")) / 2)
 

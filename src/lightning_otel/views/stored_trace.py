@@ -1,0 +1,240 @@
+"""Traces and rollouts of a store as rows, read without their content.
+
+Narrow columns and a few attributes are read, so that 30,000 spans are rows in a second or two; what
+the adapter made of them comes from a pass that reads messages only where it must.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from lightning_otel.adapter import Adaptation, readers
+from lightning_otel.dataset import Store
+from lightning_otel.dataset.batches import connect_with_moved
+from lightning_otel.errors import NotFoundError
+from lightning_otel.store.lookup import find_rollout
+from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, build_span
+from lightning_otel.store.source import INDEX_COLUMNS, Selection, at_moment
+from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
+from lightning_otel.store.table import Query
+from lightning_otel.store.views import NARROW
+from lightning_otel.types import Report, Span, Transition
+from lightning_otel.types import conventions as c
+from lightning_otel.types.transitions import fast_constructor
+from lightning_otel.views.previews import read_title, sql_of
+from lightning_otel.views.trace import Row, SpanKey, Trace, assemble
+from lightning_otel.views.traces import REWARDS_SINCE, may_link
+
+if TYPE_CHECKING:
+    from lightning_otel.store.reader import Reader
+
+_FACTS: Final = (
+    c.ERROR_TYPE, c.OPERATION_NAME, c.MARK_NAME, c.TOOL_NAME, c.REWARD_NAME, c.SESSION,
+    f"{c.LINK_PREFIX}.0.key_match", f"{c.LINK_PREFIX}.0.value_match", c.ABANDONED,
+    c.REWARD_RETRACTED, c.REWARD_VALUE,
+)  # fmt: skip
+"""Attributes of a row's span, read as text out of the JSON where it lies."""
+_HOT: Final = {
+    "operation": c.OPERATION, "agent": c.AGENT_NAME, "model": c.RESPONSE_MODEL,
+    "response_id": c.RESPONSE_ID, "input_tokens": c.INPUT_TOKENS, "output_tokens": c.OUTPUT_TOKENS,
+    "rollout_id": c.ROLLOUT_ID, "attempt_id": c.ATTEMPT_ID, "reward": c.REWARD_VALUE,
+}  # fmt: skip
+"""Columns that hold the other attributes of a row's span."""
+_PLUMBING: Final = "|".join(key.replace(".", r"\.") for key in c.PLUMBING_KEYS)
+_COLUMNS: Final = f"""trace_id, span_id, nullif(parent_span_id, ''), {{name}}, start_ns, end_ns,
+  kind, status, coalesce({{status_message}}, ''), coalesce(scope, ''), coalesce(process, ''),
+  sequence, end_sequence,
+  CASE WHEN operation IS NULL AND reward IS NULL
+    THEN regexp_extract(attributes::VARCHAR, {quote_text(f'"({_PLUMBING})":')}, 1) END,
+  [{{fact}} for fact in json_extract_string(attributes,
+    [{", ".join(quote_text(f'$."{key}"') for key in _FACTS)}])], {", ".join(_HOT)}"""
+_NO_FACTS: Final = (None,) * len(_FACTS)
+_AT_ONCE: Final = 2048
+_LATER: Final = f"""
+SELECT trace_id, span_id, start_ns FROM narrow WHERE {REWARDS_SINCE} AND trace_id <> ?
+  AND {ROLLOUT} IN (SELECT {ROLLOUT} FROM narrow WHERE trace_id = ?)"""
+_LINKED: Final = f"""
+SELECT trace_id, span_id, start_ns FROM spans WHERE {REWARDS_SINCE} AND trace_id <> ?
+  AND contains(attributes::VARCHAR, {quote_text(c.LINK_PREFIX)})
+  AND {attribute_sql(f"{c.LINK_PREFIX}.0.value_match")} IN (SELECT unnest(?))"""
+_MOVED: Final = "SELECT trace_id, span_id, reward_ns FROM moved WHERE {side}_rollout IN ({ids})"
+_HOMES: Final = "SELECT DISTINCT rollout_id FROM rewards WHERE span_id IN (SELECT unnest(?))"
+SPAN_COLUMNS: Final = (
+    "trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", "end_ns", "status",
+    "status_message", "scope", "process", "sequence", "end_sequence", "attributes",
+)  # fmt: skip
+"""What a span is made of without what was said in it, what happened in it, and its process."""
+_WITH_FACTS: Final = (*NARROW_COLUMNS, "attributes")
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+Names: TypeAlias = Sequence[tuple[str, str, int]]
+"""Trace id, span id and start of some spans."""
+
+
+def read_trace(store: Store, noun: str, whole_id: str, longest: int | None = None) -> Trace:
+    """Read a trace or rollout of any size, or what lies below a span or response.
+
+    Args:
+        store: Where it is.
+        noun: ``trace``, ``rollout``, ``span`` or ``response``.
+        whole_id: Its id.
+        longest: Characters of a name or message; None cuts nothing.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    store = at_moment(store)
+    if noun == "trace":
+        con = store.source.connect(("spans", NARROW), _WITH_FACTS)
+        spans = _read_spans(con, f"trace_id = {quote_text(whole_id)}", longest)
+        if not spans:
+            raise NotFoundError(f"there is no trace {whole_id!r}; see the list of traces")
+        later = _find_later(con, whole_id, spans)
+        trace = _read_made(store, spans, _read_named(con, later, longest))
+        trace = trace._replace(trace_id=whole_id, words=read_title(sql_of(store, con), spans))
+        is_judging = all(row.kind == "reward" for row in trace.rows)
+    else:
+        con = connect_with_moved(store.source, _WITH_FACTS)
+        rollout_id = whole_id if noun == "rollout" else find_rollout(con, noun, whole_id)
+        trace = _read_made(store, *_read_rollouts(con, [rollout_id], longest))
+        is_judging = not trace.rows
+    if noun in ("span", "response"):
+        position = _find_position(trace, noun, whole_id)
+        if position is not None:
+            return trace.below(position)
+        is_judging = True
+    return _read_elsewhere(store, noun, whole_id, longest, trace) if is_judging else trace
+
+
+def _find_position(trace: Trace, noun: str, whole_id: str) -> int | None:
+    if noun == "span":
+        return trace.find(whole_id)
+    ids = (row.span.attributes.get(c.RESPONSE_ID) for row in trace.rows)
+    return next((position for position, known in enumerate(ids) if known == whole_id), None)
+
+
+def _read_elsewhere(
+    store: Store, noun: str, whole_id: str, longest: int | None, otherwise: Trace
+) -> Trace:
+    """Read rewards that judge another rollout than their own, with the steps they were given to."""
+    con = store.source.connect(("spans", "rewards"), INDEX_COLUMNS)
+    column = {"rollout": ROLLOUT, "trace": "trace_id"}.get(noun, "span_id")
+    own = f"SELECT trace_id, span_id FROM spans WHERE {column} = ?"
+    names = set(con.execute(own, [whole_id]).fetchall())
+    homes = con.execute(_HOMES, [[span_id for _, span_id in names]]).fetchall()
+    if not homes:
+        return otherwise
+    con = connect_with_moved(store.source, _WITH_FACTS)
+    trace = _read_made(store, *_read_rollouts(con, [home for (home,) in homes], longest))
+    kept = {position for position, row in enumerate(trace.rows) if row.key in names}
+    kept.update([target for position in kept for target in trace.rows[position].credited])
+    part = trace.part([position in kept for position in range(len(trace.rows))])
+    return part._replace(trace_id=otherwise.trace_id) if part.rows else otherwise
+
+
+def _read_made(store: Store, own: Sequence[Span], others: Sequence[Span] = ()) -> Trace:
+    """Read what the adapter made of the rollouts of some spans; the others are theirs as well."""
+    rollout_ids = list(dict.fromkeys(span.rollout_id for span in own or others))
+    made = list(store.adapt(rollout_id=rollout_ids, bodies=False))
+    adaptation = Adaptation(
+        [path for each in made for path in each.trajectories],
+        Report.total(each.report for each in made),
+        [credited for each in made for credited in each.credited],
+    )
+    return assemble([*own, *others], adaptation)
+
+
+def _read_rollouts(
+    con: "Reader", rollout_ids: Sequence[str], longest: int | None
+) -> tuple[list[Span], list[Span]]:
+    """Read the spans of rollouts, and the rewards that came to them from elsewhere."""
+    ids = ", ".join(map(quote_text, rollout_ids))
+    left = _MOVED.format(side="own", ids=ids)
+    arrived = _MOVED.format(side="target", ids=ids)
+    where = f"{ROLLOUT} IN ({ids})"
+    gone = {name[:2] for name in con.execute(left).fetchall()}
+    own = _read_spans(con, where, longest)
+    kept = [span for span in own if (span.trace_id, span.span_id) not in gone] if gone else own
+    return kept, _read_named(con, con.execute(arrived).fetchall(), longest)
+
+
+def _find_later(con: "Reader", trace_id: str, own: Sequence[Span]) -> Names:
+    """Find the rewards that were given to a trace in traces of their own."""
+    low = min(span.start_ns for span in own)
+    names = con.execute(_LATER, [low, trace_id, trace_id]).fetchall()
+    if may_link(con, low):
+        responses = (span.attributes.get(c.RESPONSE_ID) for span in own)
+        ids = [*(span.span_id for span in own), *filter(None, responses)]
+        names += con.execute(_LINKED, [low, trace_id, ids]).fetchall()
+    return names
+
+
+def _read_named(con: "Reader", names: Names, longest: int | None) -> list[Span]:
+    if not names:
+        return []
+    pairs = ", ".join(f"({quote_text(trace)}, {quote_text(span)})" for trace, span, _ in names)
+    times = [start_ns for _, _, start_ns in names]
+    where = f"start_ns BETWEEN {min(times)} AND {max(times)} AND (trace_id, span_id) IN ({pairs})"
+    return _read_spans(con, where, longest)
+
+
+def _read_spans(con: "Reader", where: str, longest: int | None) -> list[Span]:
+    short = {name: f"left({name}, {longest})" if longest else name for name in (
+        "name", "status_message", "fact")}  # fmt: skip
+    query = f"SELECT {_COLUMNS.format(**short)} FROM spans WHERE {where} ORDER BY start_ns"
+    make = fast_constructor(Span)
+    # DuckDB makes an object of every value; most of them say what another row said already.
+    known: dict[Any, Any] = {}
+    spans: list[Span] = []
+    for rows in Query(con, query).batches(_AT_ONCE)[1]:
+        for row in rows:
+            key = row[13], *(row[14] or _NO_FACTS), *row[15:]
+            if key not in known:
+                known[key] = _make_attributes(key)
+            trace_id, span_id, parent_id, name, start_ns, end_ns, kind, *rest = (
+                known.setdefault(one, one) if type(one) is str else one for one in row[:13]
+            )
+            status, message, scope, process, start, end = rest
+            spans.append(
+                make(
+                    trace_id, span_id, parent_id, name, start_ns, end_ns, kind, status, message,
+                    known[key], (), (), _NOTHING, scope, process, start, end,
+                )
+            )  # fmt: skip
+    return spans
+
+
+def _make_attributes(values: Sequence[object]) -> dict[str, object]:
+    plumbing, *others = values
+    pairs = zip((*_FACTS, *_HOT.values()), others, strict=True)
+    attributes = {key: value for key, value in pairs if value is not None and value != ""}
+    return {**attributes, str(plumbing): True} if plumbing else attributes
+
+
+def read_spans(
+    store: Store, places: Sequence[Span | Transition], columns: Sequence[str]
+) -> dict[SpanKey, Span]:
+    """Read some columns of some spans, in today's conventions; one that is gone is left out."""
+
+    def fetch(some: Sequence[Span | Transition]) -> Iterator[Mapping[str, Any]]:
+        times = [place.start_ns for place in some]
+        selection = Selection(
+            trace_ids=sorted({place.trace_id for place in some}),
+            only=[(place.trace_id, place.span_id) for place in some],
+            since_ns=min(times),
+            until_ns=max(times),
+            columns=columns,
+        )
+        return store.source.fetch(selection).dicts()
+
+    parts = (places[at : at + _AT_ONCE] for at in range(0, len(places), _AT_ONCE))
+    spans = readers.read(map(build_span, chain.from_iterable(map(fetch, parts))))
+    return {(span.trace_id, span.span_id): span for span in spans}
+
+
+def load_spans(store: Store, rows: Sequence[Row]) -> None:
+    """Read the spans of some rows whole."""
+    spans = read_spans(store, [row.span for row in rows], tuple(COLUMNS))
+    for row in rows:
+        row.span = spans.get(row.key, row.span)
