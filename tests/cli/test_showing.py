@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from tests.adapter.forest import SECOND, Forest, reward_attributes, said
+from tests.adapter.forest import SECOND, Forest, draw, reward_attributes, said
 from tests.cli.conftest import EVIL, Cli
 from tests.test_picture import CHAIN, LOOPED
 
@@ -30,6 +31,8 @@ from lightning_otel.cli.output import (
     to_json_value,
 )
 from lightning_otel.cli.spans import tree_lines
+from lightning_otel.store import snapshot
+from lightning_otel.store.source import SpanSource
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
@@ -245,6 +248,43 @@ def test_a_late_reward_is_found_by_its_own_ids(cli: Cli, tmp_path: Path) -> None
     assert step.startswith("#0  chat  reward 1")
     assert reward.endswith("→ #0 by link")
     assert by_span.stdout.startswith(f"reward 1 for {call}")
+
+
+def test_rows_are_told_without_content(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps, labels and credit of a long rollout need no message: none is read."""
+    monkeypatch.setattr(snapshot, "_SMALL_BYTES", 0)
+    forest = Forest(rollout_id="many")
+    with forest.agent("planner"):
+        for turn in range(300):
+            forest.call(f"answer {turn}", [said("user", f"task {turn}")], response_id=f"r-{turn}")
+            forest.reward(1.0)
+    store = Store(tmp_path / "many.duckdb")
+    store.add(replace(span, scope=c.SCOPE) for span in forest.spans)
+    # Spans are read whole by this alone.
+    monkeypatch.setattr(SpanSource, "fetch", lambda *_: pytest.fail("a span is read whole"))
+
+    rows = json.loads(cli("show", "many", "--tree", "--json", "--store", store.name).stdout)
+
+    assert [row["label"] for row in rows if row["kind"] == "call"] == [f"#{n}" for n in range(300)]
+    assert len(rows) == 601
+    ids = {row["label"]: row["span_id"] for row in rows}
+    credited = [row["credited_to"] for row in rows if row["kind"] == "reward"]
+    assert credited == [[ids[f"#{n}"]] for n in range(300)]
+
+
+def test_a_retraction_and_what_waits_are_told(cli: Cli, tmp_path: Path) -> None:
+    """What counts for no step is a line too, with the reason."""
+    drawing = "root( a !1@as=given !undo@span=given !2@span=gone )"
+    path = tmp_path / "t.duckdb"
+    Store(path).add(draw(drawing).spans)
+
+    text = cli("show", "@last", "--store", path).stdout
+
+    assert re.search(r"reward 1 +left out: it was retracted", text)
+    assert "retraction" in text
+    assert re.search(r"reward 2 for \S+ +left out: its link", text)
 
 
 UNSAFE = {

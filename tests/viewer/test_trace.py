@@ -116,6 +116,39 @@ def test_rewards_given_later_stand_below_what_they_judge(store: Store, asking: A
     assert "by span 1 #1 link" in told.words
 
 
+def test_a_reward_leads_to_the_step_that_trains_with_it(store: Store, asking: AskingOf) -> None:
+    """An outcome goes to the main conversation, whoever was asked last, and however long."""
+    turns = [("user", "go")]
+    spans = [span(1, end_ns=90_000)]
+    for number in range(2, 5):
+        turns += [("user", f"on {number}")]
+        answer = ("assistant", f"answer {number}")
+        spans.append(call(number, 1, said(*turns), said(answer)))
+        turns.append(answer)
+    title = said(("system", "Name this conversation."), ("user", "go"))
+    reward = {c.REWARD_VALUE: 1.0, c.REWARD_NAME: "judge"}
+    given = span(6, 1, name=c.SPAN_ANNOTATION, attributes=reward)
+    store.add([*spans, call(5, 1, title, said(("assistant", "a title"))), given])
+    (step,) = (step for step in store.transitions() if step.reward is not None)
+    asked = asking(store)
+
+    tree, told = asked.get(f"/traces/{TRACE}"), asked.get(f"/traces/{TRACE}?tab=rewards")
+
+    assert step.span_id == f"{4:016x}"
+    assert "#2 work 4 ★ 1" in tree.words
+    assert "reward judge 1 → #2" in tree.words
+    assert "judge 1 #2 outcome" in told.words
+
+
+def test_a_long_tree_tells_where_each_reward_went(store: Store, asking: AskingOf) -> None:
+    """Of thousands of spans, too."""
+    store.add(trace(2_600))
+
+    words = asking(store).get(f"/traces/{TRACE}").words
+
+    assert "reward judge 0.25 → planner #1" in words
+
+
 def test_a_fault_is_told_once_where_it_arose(store: Store, asking: AskingOf) -> None:
     """By the page, the tree, a comparison; an ancestor's other words are another fault."""
     broken = {"status": "ERROR", "status_message": "ToolError: no answer"}

@@ -8,17 +8,17 @@ from typing import Any, Final, TypeAlias
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.rewards import read_reward, reward_words
 from lightning_otel.cli.output import format_ns, printable
-from lightning_otel.messages import objects, parse_messages, plain_text
+from lightning_otel.messages import objects
 from lightning_otel.receivers.documents import OURS
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
-from lightning_otel.views.differences import new_input
 from lightning_otel.views.folding import Gap, children_of
+from lightning_otel.views.messages import first_answer, new_input, word_messages
 from lightning_otel.views.trace import Kind, Row, SpanKey, Trace, kind_of
 
 _DEEPEST: Final = 120
-_AT_ONCE: Final = 1_000
+_AT_ONCE: Final = 4_000
 """Lines whose previews are read together."""
 _STYLES: Final = {"rollout": "bold", "agent": "cyan", "tool": "magenta", "reward": "green"}
 _STEPS: Final = 5
@@ -288,16 +288,16 @@ class Chat:
                         text = _one_line_of(part.get("response", part.get("result")))
                         lines.append([("tool ", "magenta"), (f"→ {text}", "")])
                 else:
-                    text = _one_line_of(plain_text([{**message, "parts": [part]}]))
+                    text = printable(word_messages([{**message, "parts": [part]}]))
                     lines.append([(f"{role} ", "bold"), (text, "")])
         return lines
 
     def _describe_output(self, span: Span) -> list[Line]:
         lines: list[Line] = []
-        for message in (parse_messages(span.attributes.get(c.OUTPUT_MESSAGES)) or ())[:1]:
+        for message in first_answer(span):
             for part in objects(message.get("parts")):
                 is_call = part.get("type") == "tool_call"
-                text = _one_line_of(plain_text([{**message, "parts": [part]}]))
+                text = printable(word_messages([{**message, "parts": [part]}]))
                 style = "magenta" if is_call else ""
                 verb = "calls " if is_call else ""
                 lines.append([(f"{_agent_of(span)} ", "bold blue"), (f"{verb}{text}", style)])

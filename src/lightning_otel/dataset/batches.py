@@ -1,6 +1,6 @@
 """Spans in batches of whole rollouts, each reward with the rollout it judges, in bounded memory."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,8 +16,6 @@ from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     import duckdb
-
-    from lightning_otel.store.reader import Reader
 
 BATCH_SPANS: Final = 2_000
 """Spans that are in memory at once, unless a rollout has more."""
@@ -161,9 +159,9 @@ def read_rollouts(source: SpanSource, selection: Selection) -> Query:
     return source.fetch(adjust_selection(con, selection), con)
 
 
-def connect_with_moved(source: SpanSource, columns: Collection[str] = INDEX_COLUMNS) -> "Reader":
+def connect_with_moved(source: SpanSource) -> "duckdb.DuckDBPyConnection":
     """A connection whose table ``moved`` holds the rewards that go to another rollout."""
-    con = source.connect(_LOOKED_AT, columns)
+    con = source.connect(_LOOKED_AT, INDEX_COLUMNS)
     look = f"SELECT 1 FROM spans WHERE {MAY_MOVE} LIMIT 1"
     create_moved_table(con, is_likely=bool(con.execute(look).fetchall()))
     return con

@@ -64,6 +64,10 @@ class Query:
         """Return the result through the Arrow C stream interface."""
         return self.take(lambda relation: relation.__arrow_c_stream__(requested_schema))
 
+    def select(self, columns: str) -> "Query":
+        """Return a query for other columns, in SQL, of the same rows."""
+        return Query(self._con, f"SELECT {columns} FROM ({self._text})", self._parameters)
+
     def take(self, get: "Callable[[duckdb.DuckDBPyRelation], T]") -> T:
         """Return what a function makes of the result, which is a DuckDB relation."""
         con = self._con.con

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from lightning_otel.adapter.attributes import get_integer, get_text, to_number
 from lightning_otel.adapter.rewards import read_reward
-from lightning_otel.messages import parse_messages, plain_text
-from lightning_otel.messages.media import name_media
 from lightning_otel.store.source import at_moment
-from lightning_otel.types import Message, Reward, Span
+from lightning_otel.types import Reward
 from lightning_otel.types import conventions as c
+from lightning_otel.views.messages import first_answer, new_input, word_messages
 from lightning_otel.views.stored_trace import load_spans, read_trace
 from lightning_otel.views.trace import Trace
 
@@ -102,23 +101,15 @@ def _read_lines(trace: Trace) -> Iterator[str]:
         get = row.span.attributes.get
         if row.kind == "call":
             for message in new_input(row.span):
-                yield f"{message.get('role')}: {_words_of(message)}"
-            for message in (parse_messages(get(c.OUTPUT_MESSAGES)) or ())[:1]:
-                yield f"{row.agent or 'assistant'}: {_words_of(message)}"
+                yield f"{message.get('role')}: {word_messages([message])}"
+            for message in first_answer(row.span):
+                yield f"{row.agent or 'assistant'}: {word_messages([message])}"
         elif row.kind == "tool":
             name = get(c.TOOL_NAME) or row.span.name
             given, result = map(_one_line_of, (get(c.TOOL_ARGUMENTS), get(c.TOOL_RESULT)))
             yield f"{name}: {given} → {result}"
         if row.is_fault:
             yield f"error in {row.span.name}: {_one_line_of(row.span.status_message)}"
-
-
-def new_input(span: Span) -> tuple[Message, ...]:
-    """Return a call's new input: the messages after its own last answer, without instructions."""
-    found = parse_messages(span.attributes.get(c.INPUT_MESSAGES)) or ()
-    answers = [at for at, each in enumerate(found) if each.get("role") == "assistant"]
-    new = found[max(answers, default=-1) + 1 :]
-    return tuple(each for each in new if each.get("role") != "system")
 
 
 def _read_figures(trace: Trace) -> dict[str, Any]:
@@ -154,10 +145,6 @@ def _read_figures(trace: Trace) -> dict[str, Any]:
             for name, value in each.values.items()
         },
     }
-
-
-def _words_of(message: Message) -> str:
-    return _one_line_of(plain_text([name_media(message)]))
 
 
 def _one_line_of(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Messages as pages show them: parts of text, cut where they are long, images, other media named.
+"""Messages as people read them: in one line, or as parts of text, images and other media.
 
 In a chat each message of a growing history stands once. Where a call was given another history
 than the one before it, that is said, and what is new in it stands below.
@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from lightning_otel.adapter.histories import is_same
-from lightning_otel.messages import read_message
-from lightning_otel.messages.media import to_json, to_text
-from lightning_otel.types import Message, Trajectory, Transition
+from lightning_otel.messages import parse_messages, plain_text, read_message
+from lightning_otel.messages.media import name_media, to_json, to_text
+from lightning_otel.types import Message, Span, Trajectory, Transition
+from lightning_otel.types import conventions as c
 from lightning_otel.types.text import count_noun
 from lightning_otel.types.values import parse_json
 
@@ -106,6 +107,24 @@ class Limits(NamedTuple):
 
 
 ALL: Final = Limits()
+
+
+def new_input(span: Span) -> list[Message]:
+    """Return a call's new input: the messages after its own last answer, without instructions."""
+    messages = parse_messages(span.attributes.get(c.INPUT_MESSAGES)) or ()
+    answers = [at for at, each in enumerate(messages) if each.get("role") == "assistant"]
+    new = messages[max(answers, default=-1) + 1 :]
+    return [each for each in new if each.get("role") != "system"]
+
+
+def first_answer(span: Span) -> list[Message]:
+    """Return what a call answered first; empty if it did not."""
+    return [*(parse_messages(span.attributes.get(c.OUTPUT_MESSAGES)) or ())[:1]]
+
+
+def word_messages(messages: Iterable[Message]) -> str:
+    """Return the words of some messages in one line, with media by their names."""
+    return " ".join(plain_text(map(name_media, messages)).split())
 
 
 def show_messages(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from lightning_otel.adapter import readers
 from lightning_otel.adapter.rewards import reward_words
 from lightning_otel.messages import parse_messages, plain_text
-from lightning_otel.messages.media import name_media, to_text
+from lightning_otel.messages.media import to_text
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.sql import attribute_sql, quote_text
 from lightning_otel.store.table import Query
@@ -18,6 +18,7 @@ from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
 from lightning_otel.types.values import parse_json
+from lightning_otel.views.messages import word_messages
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -35,7 +36,7 @@ _LONGEST: Final = 64 << 10
 _SIDE: Final = 4_000
 """Characters that are read of a message; of one that is longer the first text is shown."""
 _LIGHT: Final = 20_000
-"""Characters of attributes or events read whole: conventions other than ours keep messages there."""
+"""Characters of attributes or events read whole: other conventions keep messages there."""
 _TEXT: Final = re.compile(r'"(?:content|text|response)":\s*"((?:[^"\\]|\\.)*)')
 _USER_TEXT: Final = re.compile(r'"role":\s*"user".*?' + _TEXT.pattern, re.DOTALL)
 _QUOTE: Final = re.compile(r'(?<!\\)"')
@@ -196,7 +197,7 @@ def preview_of(attributes: Mapping[str, Any], cells: int | None = None) -> str:
     get = attributes.get
     sides = [parse_messages(get(key)) or () for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES)]
     if any(sides):
-        texts = [plain_text(map(name_media, each)) for each in (sides[0][-1:], sides[1][:1])]
+        texts = [word_messages(each) for each in (sides[0][-1:], sides[1][:1])]
     elif get(c.TOOL_ARGUMENTS) is not None or get(c.TOOL_RESULT) is not None:
         texts = [to_text(get(key)) for key in (c.TOOL_ARGUMENTS, c.TOOL_RESULT)]
     else:

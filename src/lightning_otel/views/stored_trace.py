@@ -7,15 +7,15 @@ the adapter made of them comes from a pass that reads messages only where it mus
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.adapter import Adaptation, readers
 from lightning_otel.dataset import Store
-from lightning_otel.dataset.batches import connect_with_moved
+from lightning_otel.dataset.batches import read_rollouts
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.lookup import find_rollout
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, build_span
-from lightning_otel.store.source import INDEX_COLUMNS, Selection, at_moment
+from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource, at_moment
 from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import NARROW
@@ -58,7 +58,6 @@ _LINKED: Final = f"""
 SELECT trace_id, span_id, start_ns FROM spans WHERE {REWARDS_SINCE} AND trace_id <> ?
   AND contains(attributes::VARCHAR, {quote_text(c.LINK_PREFIX)})
   AND {attribute_sql(f"{c.LINK_PREFIX}.0.value_match")} IN (SELECT unnest(?))"""
-_MOVED: Final = "SELECT trace_id, span_id, reward_ns FROM moved WHERE {side}_rollout IN ({ids})"
 _HOMES: Final = "SELECT DISTINCT rollout_id FROM rewards WHERE span_id IN (SELECT unnest(?))"
 SPAN_COLUMNS: Final = (
     "trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", "end_ns", "status",
@@ -67,9 +66,6 @@ SPAN_COLUMNS: Final = (
 """What a span is made of without what was said in it, what happened in it, and its process."""
 _WITH_FACTS: Final = (*NARROW_COLUMNS, "attributes")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-
-Names: TypeAlias = Sequence[tuple[str, str, int]]
-"""Trace id, span id and start of some spans."""
 
 
 def read_trace(store: Store, noun: str, whole_id: str, longest: int | None = None) -> Trace:
@@ -86,25 +82,31 @@ def read_trace(store: Store, noun: str, whole_id: str, longest: int | None = Non
     """
     store = at_moment(store)
     if noun == "trace":
-        con = store.source.connect(("spans", NARROW), _WITH_FACTS)
-        spans = _read_spans(con, f"trace_id = {quote_text(whole_id)}", longest)
-        if not spans:
-            raise NotFoundError(f"there is no trace {whole_id!r}; see the list of traces")
-        later = _find_later(con, whole_id, spans)
-        trace = _read_made(store, spans, _read_named(con, later, longest))
-        trace = trace._replace(trace_id=whole_id, words=read_title(sql_of(store, con), spans))
-        is_judging = all(row.kind == "reward" for row in trace.rows)
+        trace = _read_alone(store, whole_id, longest)
+        is_there = any(row.kind != "reward" for row in trace.rows)
+    elif noun == "rollout":
+        trace = _read_rollouts(store, [whole_id], longest)
+        is_there = bool(trace.rows)
     else:
-        con = connect_with_moved(store.source, _WITH_FACTS)
-        rollout_id = whole_id if noun == "rollout" else find_rollout(con, noun, whole_id)
-        trace = _read_made(store, *_read_rollouts(con, [rollout_id], longest))
-        is_judging = not trace.rows
-    if noun in ("span", "response"):
+        con = store.source.connect(("spans",), INDEX_COLUMNS)
+        trace = _read_rollouts(store, [find_rollout(con, noun, whole_id)], longest)
         position = _find_position(trace, noun, whole_id)
-        if position is not None:
-            return trace.below(position)
-        is_judging = True
-    return _read_elsewhere(store, noun, whole_id, longest, trace) if is_judging else trace
+        is_there = position is not None
+        trace = trace if position is None else trace.below(position)
+    return trace if is_there else _read_elsewhere(store, noun, whole_id, longest, trace)
+
+
+def _read_alone(store: Store, trace_id: str, longest: int | None) -> Trace:
+    """Read a trace, and the rewards that were given to it in traces of their own."""
+    source = store.source
+    con = source.connect(("spans", NARROW), INDEX_COLUMNS)
+    own = _read_spans(source.fetch(_select(trace_ids=(trace_id,)), con), longest)
+    if not own:
+        raise NotFoundError(f"there is no trace {trace_id!r}; see the list of traces")
+    later = _read_later(source, con, trace_id, own, longest)
+    rollout_ids = list(dict.fromkeys(span.rollout_id for span in own))
+    trace = _read_made(store, [*own, *later], rollout_ids)
+    return trace._replace(trace_id=trace_id, words=read_title(sql_of(store, con), own))
 
 
 def _find_position(trace: Trace, noun: str, whole_id: str) -> int | None:
@@ -125,69 +127,61 @@ def _read_elsewhere(
     homes = con.execute(_HOMES, [[span_id for _, span_id in names]]).fetchall()
     if not homes:
         return otherwise
-    con = connect_with_moved(store.source, _WITH_FACTS)
-    trace = _read_made(store, *_read_rollouts(con, [home for (home,) in homes], longest))
+    trace = _read_rollouts(store, [home for (home,) in homes], longest)
     kept = {position for position, row in enumerate(trace.rows) if row.key in names}
     kept.update([target for position in kept for target in trace.rows[position].credited])
     part = trace.part([position in kept for position in range(len(trace.rows))])
     return part._replace(trace_id=otherwise.trace_id) if part.rows else otherwise
 
 
-def _read_made(store: Store, own: Sequence[Span], others: Sequence[Span] = ()) -> Trace:
-    """Read what the adapter made of the rollouts of some spans; the others are theirs as well."""
-    rollout_ids = list(dict.fromkeys(span.rollout_id for span in own or others))
-    made = list(store.adapt(rollout_id=rollout_ids, bodies=False))
+def _read_rollouts(store: Store, rollout_ids: Sequence[str], longest: int | None) -> Trace:
+    query = read_rollouts(store.source, _select(rollout_ids=rollout_ids))
+    return _read_made(store, _read_spans(query, longest), rollout_ids)
+
+
+def _read_made(store: Store, spans: Sequence[Span], rollout_ids: Sequence[str]) -> Trace:
+    """Read what the adapter made of rollouts, and put it beside some of their spans."""
+    made = list(store.adapt(rollout_id=list(rollout_ids), bodies=False))
     adaptation = Adaptation(
         [path for each in made for path in each.trajectories],
         Report.total(each.report for each in made),
         [credited for each in made for credited in each.credited],
     )
-    return assemble([*own, *others], adaptation)
+    return assemble(spans, adaptation)
 
 
-def _read_rollouts(
-    con: "Reader", rollout_ids: Sequence[str], longest: int | None
-) -> tuple[list[Span], list[Span]]:
-    """Read the spans of rollouts, and the rewards that came to them from elsewhere."""
-    ids = ", ".join(map(quote_text, rollout_ids))
-    left = _MOVED.format(side="own", ids=ids)
-    arrived = _MOVED.format(side="target", ids=ids)
-    where = f"{ROLLOUT} IN ({ids})"
-    gone = {name[:2] for name in con.execute(left).fetchall()}
-    own = _read_spans(con, where, longest)
-    kept = [span for span in own if (span.trace_id, span.span_id) not in gone] if gone else own
-    return kept, _read_named(con, con.execute(arrived).fetchall(), longest)
-
-
-def _find_later(con: "Reader", trace_id: str, own: Sequence[Span]) -> Names:
-    """Find the rewards that were given to a trace in traces of their own."""
+def _read_later(
+    source: SpanSource, con: "Reader", trace_id: str, own: Sequence[Span], longest: int | None
+) -> list[Span]:
+    """Read the rewards that were given to a trace in traces of their own."""
     low = min(span.start_ns for span in own)
     names = con.execute(_LATER, [low, trace_id, trace_id]).fetchall()
     if may_link(con, low):
         responses = (span.attributes.get(c.RESPONSE_ID) for span in own)
         ids = [*(span.span_id for span in own), *filter(None, responses)]
         names += con.execute(_LINKED, [low, trace_id, ids]).fetchall()
-    return names
-
-
-def _read_named(con: "Reader", names: Names, longest: int | None) -> list[Span]:
     if not names:
         return []
-    pairs = ", ".join(f"({quote_text(trace)}, {quote_text(span)})" for trace, span, _ in names)
     times = [start_ns for _, _, start_ns in names]
-    where = f"start_ns BETWEEN {min(times)} AND {max(times)} AND (trace_id, span_id) IN ({pairs})"
-    return _read_spans(con, where, longest)
+    only = list({(trace, span): None for trace, span, _ in names})
+    selection = _select(only=only, since_ns=min(times), until_ns=max(times))
+    return _read_spans(source.fetch(selection, con), longest)
 
 
-def _read_spans(con: "Reader", where: str, longest: int | None) -> list[Span]:
+def _select(**wanted: Any) -> Selection:
+    return Selection(**wanted, columns=_WITH_FACTS, is_ordered=True)
+
+
+def _read_spans(found: Query, longest: int | None) -> list[Span]:
+    """Read spans with a few attributes, and texts cut short."""
     short = {name: f"left({name}, {longest})" if longest else name for name in (
         "name", "status_message", "fact")}  # fmt: skip
-    query = f"SELECT {_COLUMNS.format(**short)} FROM spans WHERE {where} ORDER BY start_ns"
+    query = found.select(_COLUMNS.format(**short))
     make = fast_constructor(Span)
     # DuckDB makes an object of every value; most of them say what another row said already.
     known: dict[Any, Any] = {}
     spans: list[Span] = []
-    for rows in Query(con, query).batches(_AT_ONCE)[1]:
+    for rows in query.batches(_AT_ONCE)[1]:
         for row in rows:
             key = row[13], *(row[14] or _NO_FACTS), *row[15:]
             if key not in known:
