@@ -35,8 +35,10 @@ _LONGEST: Final = 64 << 10
 """Characters of a message in which its first words are looked for."""
 _SIDE: Final = 4_000
 """Characters that are read of a message; of one that is longer the first text is shown."""
-_LIGHT: Final = 20_000
-"""Characters of attributes or events read whole: other conventions keep messages there."""
+LIGHT: Final = 20_000
+"""Characters of attributes or events that a page reads: other conventions keep messages there."""
+HEAVY: Final = 500_000
+"""Likewise, of a terminal."""
 _TEXT: Final = re.compile(r'"(?:content|text|response)":\s*"((?:[^"\\]|\\.)*)')
 _USER_TEXT: Final = re.compile(r'"role":\s*"user".*?' + _TEXT.pattern, re.DOTALL)
 _QUOTE: Final = re.compile(r'(?<!\\)"')
@@ -63,7 +65,7 @@ def _message_at(column: str, place: str) -> str:
 
 
 def _light(column: str) -> str:
-    return f"CASE WHEN strlen({column}::VARCHAR) < {_LIGHT} THEN {column}::VARCHAR END"
+    return f"CASE WHEN strlen({column}::VARCHAR) < ? THEN {column}::VARCHAR END"
 
 
 _TITLE: Final = f"""
@@ -142,15 +144,22 @@ def read_title(sql: Sql, spans: Sequence[Span]) -> str:
 
 
 def read_previews(
-    store: "Store", rows: "Sequence[Row]", cells: int | None = None
+    store: "Store", rows: "Sequence[Row]", cells: int | None = None, most: int = HEAVY
 ) -> "dict[SpanKey, str]":
-    """Return one line of what was said in each of some rows of a trace."""
+    """Return one line of what was said in each of some rows of a trace.
+
+    Args:
+        store: Where they are.
+        rows: The rows.
+        cells: Cells that each side may take; None cuts nothing.
+        most: Characters of a row's attributes, of which no more are looked into.
+    """
     named = [row.span for row in rows if row.kind in _SAYING]
     if not named:
         return {}
     times, ids = [span.start_ns for span in named], [span.span_id for span in named]
     trace_ids = list({span.trace_id for span in named})
-    said = store.sql(_SAID, [trace_ids, min(times), max(times), ids]).rows()
+    said = store.sql(_SAID, [most, most, trace_ids, min(times), max(times), ids]).rows()
     return preview_spans(map(_make_span, said), cells)
 
 
@@ -220,7 +229,7 @@ def _whole_message(text: str) -> str:
     """Return a list of one message, whose JSON may be cut."""
     if len(text) < _SIDE:
         return f"[{text}]"
-    parts = [{"type": "text", "content": _first_text(_TEXT, text)}]
+    parts = [{"type": "text", "content": f"{_first_text(_TEXT, text)}…"}]
     return json.dumps([{"role": "user", "parts": parts}])
 
 

@@ -36,7 +36,7 @@ from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
 from lightning_otel.views.differences import compare_ids
 from lightning_otel.views.folding import Folded, fold
-from lightning_otel.views.previews import find_text, read_previews
+from lightning_otel.views.previews import LIGHT, find_text, read_previews
 from lightning_otel.views.stored_trace import read_trace
 from lightning_otel.views.trace import Row, Trace
 
@@ -231,7 +231,7 @@ def _read_lines(store: Store, trace: Trace, rows: Sequence[Row]) -> Mapping[str,
     """Read what a row says beyond its own columns: step, words, and the way of rewards."""
     rewards = reversed(_list_rewards(trace))
     return {
-        "previews": read_previews(store, rows, PREVIEW),
+        "previews": read_previews(store, rows, PREVIEW, LIGHT),
         "earned": {trace.rows[target].key: each for each in rewards for target in each.credited},
         "bar": partial(bar, trace.start_ns, trace.end_ns),
         "deepest": DEEPEST,
