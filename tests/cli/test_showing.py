@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -32,7 +33,9 @@ from lightning_otel.cli.output import (
 )
 from lightning_otel.cli.spans import tree_lines
 from lightning_otel.store import snapshot
-from lightning_otel.store.source import SpanSource
+from lightning_otel.store.schema import BODY_COLUMNS
+from lightning_otel.store.source import Selection, SpanSource
+from lightning_otel.store.table import Query
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import one_line
@@ -262,8 +265,13 @@ def test_rows_are_told_without_content(
             forest.reward(1.0)
     store = Store(tmp_path / "many.duckdb")
     store.add(replace(span, scope=c.SCOPE) for span in forest.spans)
-    # Spans are read whole by this alone.
-    monkeypatch.setattr(SpanSource, "fetch", lambda *_: pytest.fail("a span is read whole"))
+    fetch = SpanSource.fetch
+
+    def fetch_narrow(source: SpanSource, selection: Selection, con: Any = None) -> Query:
+        assert not set(BODY_COLUMNS).intersection(selection.columns)
+        return fetch(source, selection, con)
+
+    monkeypatch.setattr(SpanSource, "fetch", fetch_narrow)
 
     rows = json.loads(cli("show", "many", "--tree", "--json", "--store", store.name).stdout)
 

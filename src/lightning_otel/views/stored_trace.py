@@ -84,16 +84,17 @@ def read_trace(store: Store, noun: str, whole_id: str, longest: int | None = Non
     if noun == "trace":
         trace = _read_alone(store, whole_id, longest)
         is_there = any(row.kind != "reward" for row in trace.rows)
-    elif noun == "rollout":
+        return trace if is_there else _read_elsewhere(store, "trace_id", whole_id, longest, trace)
+    if noun == "rollout":
         trace = _read_rollouts(store, [whole_id], longest)
-        is_there = bool(trace.rows)
-    else:
-        con = store.source.connect(("spans",), INDEX_COLUMNS)
-        trace = _read_rollouts(store, [find_rollout(con, noun, whole_id)], longest)
+        return trace if trace.rows else _read_elsewhere(store, ROLLOUT, whole_id, longest, trace)
+    con = store.source.connect(("spans",), INDEX_COLUMNS)
+    trace = _read_rollouts(store, [find_rollout(con, noun, whole_id)], longest)
+    position = _find_position(trace, noun, whole_id)
+    if position is None:
+        trace = _read_elsewhere(store, "span_id", whole_id, longest, trace)
         position = _find_position(trace, noun, whole_id)
-        is_there = position is not None
-        trace = trace if position is None else trace.below(position)
-    return trace if is_there else _read_elsewhere(store, noun, whole_id, longest, trace)
+    return trace.below(position or 0)
 
 
 def _read_alone(store: Store, trace_id: str, longest: int | None) -> Trace:
@@ -117,11 +118,10 @@ def _find_position(trace: Trace, noun: str, whole_id: str) -> int | None:
 
 
 def _read_elsewhere(
-    store: Store, noun: str, whole_id: str, longest: int | None, otherwise: Trace
+    store: Store, column: str, whole_id: str, longest: int | None, otherwise: Trace
 ) -> Trace:
     """Read rewards that judge another rollout than their own, with the steps they were given to."""
     con = store.source.connect(("spans", "rewards"), INDEX_COLUMNS)
-    column = {"rollout": ROLLOUT, "trace": "trace_id"}.get(noun, "span_id")
     own = f"SELECT trace_id, span_id FROM spans WHERE {column} = ?"
     names = set(con.execute(own, [whole_id]).fetchall())
     homes = con.execute(_HOMES, [[span_id for _, span_id in names]]).fetchall()
