@@ -171,3 +171,13 @@ def test_chat_shows_no_control_characters_and_no_work() -> None:
     assert "\x1b" not in str(lines[0][1][0])
     assert len(lines) == 1
     assert chat.counts == {"tool": 1, "work": 1}
+
+
+def test_chat_names_a_medium_in_place_of_its_bytes() -> None:
+    """An image of megabytes is a word."""
+    image = {"type": "blob", "modality": "image", "mime_type": "image/png", "content": "A" * 9_000}
+    said = json.dumps([{"role": "user", "parts": [image]}])
+
+    lines = Chat().lines(_span(1, **{c.OPERATION: c.CHAT, c.INPUT_MESSAGES: said}))
+
+    assert lines[0][1:] == [("user ", "bold"), ("[image]", "")]

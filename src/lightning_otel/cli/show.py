@@ -145,7 +145,7 @@ def _print_tree(opened: "Store", trace: "Trace", *, every: bool, with_attributes
         is_shown = select_rows(trace.rows, _MANY)
     for line in tree_lines(trace, partial(read_previews, opened), width, is_shown):
         print_line(line)
-    if with_attributes:
+    if with_attributes and trace.rows:
         load_spans(opened, trace.rows[:1])
         attributes = trace.rows[0].span.attributes
         indent = max(map(len, attributes), default=0)

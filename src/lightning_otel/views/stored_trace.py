@@ -94,7 +94,7 @@ def read_trace(store: Store, noun: str, whole_id: str, longest: int | None = Non
     if position is None:
         trace = _read_elsewhere(store, "span_id", whole_id, longest, trace)
         position = _find_position(trace, noun, whole_id)
-    return trace.below(position or 0)
+    return trace if position is None else trace.below(position)
 
 
 def _read_alone(store: Store, trace_id: str, longest: int | None) -> Trace:
