@@ -27,6 +27,7 @@ from tests.receivers.test_sessions import (
     draw_subagent,
     read_calls,
     read_parents,
+    read_turn,
     text,
 )
 
@@ -228,6 +229,101 @@ def test_a_zip_of_sessions_is_read_as_their_folder_is(tmp_path: Path) -> None:
     assert f"{good}" not in told
     assert read_calls(tmp_path / "s.duckdb").keys() == {"Task Go right", "Seen.", "Go: done"}
     assert read_parents(tmp_path / "s.duckdb") == {("guide", "toolu_2")}
+
+
+def test_an_answer_that_was_read_half_is_told(tmp_path: Path) -> None:
+    """A copy of a file that grows has an old time: thoughts wait, and words are told of later."""
+    file, store = tmp_path / "s1.jsonl", tmp_path / "s.duckdb"
+    thought = {"type": "thinking", "thinking": "Hm", "signature": "S"}
+    first, said = (claude_answer(uuid, below, part) for uuid, below, part in (
+        ("u2b", "u1", thought), ("u2bb", "u2b", text("I look.")),
+    ))  # fmt: skip
+    said["message"]["id"] = "msg_u2"
+    first["message"]["stop_reason"] = said["message"]["stop_reason"] = None
+    records = [MAIN[0], first, said]
+    grown = [*records, {**MAIN[1], "parentUuid": "u2bb"}, *MAIN[3:]]
+    told = []
+    for part in (records[:2], records, grown, grown):
+        write_session(file, part)
+        os.utime(file, (time.time() - 3600,) * 2)
+        told.append(import_files(tmp_path, file)[1])
+
+    assert ["1 answer not read: still being written" in each for each in told] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    assert ["1 answer half in the store" in each for each in told] == [False, False, True, True]
+    assert read_calls(store)["I look."][1] == [("assistant", "Hm", "I look.")]
+
+
+def test_ids_of_answers_may_repeat(tmp_path: Path) -> None:
+    """An endpoint gives each answer the same one; a side conversation has a copy of them all."""
+    message = {"id": "msg_1", "role": "assistant", "model": "m", "stop_reason": "end_turn"}
+    records: list[dict[str, Any]] = []
+    for number, word in enumerate(("One.", "Two.", "Three.")):
+        below = records[-1]["uuid"] if records else None
+        body = {**message, "content": [text(word)]}
+        at = {"timestamp": f"2026-11-20T00:0{number}:00Z"}
+        records.append(claude_user(f"q{number}", below, f"Ask {number}", **at))
+        records.append(claude_answer(f"r{number}", f"q{number}", text(""), message=body, **at))
+    other = [
+        {**each, "uuid": f"o{each['uuid']}", "sessionId": "s2", "timestamp": "2026-11-21T00:00:00Z"}
+        for each in records[:2]
+    ]
+    side = {"isSidechain": True, "agentId": "acompact-1"}
+    body = {**message, "content": [text("In short.")]}
+    write_session(tmp_path / "s1.jsonl", records)
+    write_session(tmp_path / "s2.jsonl", [other[0], {**other[1], "parentUuid": "oq0"}])
+    write_session(tmp_path / "s1" / "subagents" / "agent-acompact-1.jsonl", [
+        *({**each, **side} for each in records),
+        claude_user("c1", "r2", "Summarize", **side),
+        claude_answer("c2", "c1", text(""), message=body, **side),
+    ])  # fmt: skip
+
+    for _ in range(2):
+        assert import_files(tmp_path, tmp_path)[0] == 0
+
+    store = Store(tmp_path / "s.duckdb")
+    steps = [(step.rollout_id, step.agent, read_turn(step.action[0])[1])
+             for step in store.transitions()]  # fmt: skip
+    assert sorted(steps) == [
+        ("s1", "claude-code", "One."), ("s1", "claude-code", "Three."),
+        ("s1", "claude-code", "Two."), ("s1", "subagent", "In short."),
+        ("s2", "claude-code", "One."),
+    ]  # fmt: skip
+    told = [(role, text) for n, word in enumerate(("One.", "Two.", "Three."))
+            for role, text in (("user", f"Ask {n}"), ("assistant", word))]  # fmt: skip
+    calls = read_calls(tmp_path / "s.duckdb")
+    assert calls["Three."][0] == told[:-1]
+    assert calls["In short."][0] == [*told, ("user", "Summarize")]
+
+
+@pytest.mark.parametrize("head", [{}, {"isSidechain": True, "agentId": "acompact-1"}])
+@pytest.mark.parametrize("uuid", ["", "n"])
+def test_a_copy_that_is_imported_later_makes_no_call_anew(
+    tmp_path: Path, head: dict[str, Any], uuid: str
+) -> None:
+    """A resumed session, whose records may have ids of their own, and a side conversation."""
+    session = "s1" if head else "r1"
+    copied = [
+        {**each, **head, "sessionId": session, "uuid": f"{uuid}{each['uuid']}",
+         "parentUuid": each["parentUuid"] and f"{uuid}{each['parentUuid']}"}
+        for each in MAIN
+    ]  # fmt: skip
+    own = {**head, "sessionId": session}
+    write_session(tmp_path / "a" / "s1.jsonl", MAIN)
+    write_session(tmp_path / "b" / "r1.jsonl", [
+        *copied, claude_user("v1", f"{uuid}u6", "And?", **own),
+        claude_answer("v2", "v1", text("Resumed."), **own),
+    ])  # fmt: skip
+
+    for name in "ab":
+        assert import_files(tmp_path, tmp_path / name)[0] == 0
+
+    counts = "SELECT agent, rollout_id, count(*) FROM calls GROUP BY ALL"
+    rows = {tuple(row.values()) for row in Store(tmp_path / "s.duckdb").sql(counts).dicts()}
+    assert rows == {("claude-code", "s1", 2), ("subagent" if head else "claude-code", session, 1)}
+    calls = read_calls(tmp_path / "s.duckdb")
+    assert calls["Resumed."][0] == [*calls["Seen."][0], ("assistant", "Seen."), ("user", "And?")]
 
 
 def test_a_copied_answer_is_one_call(tmp_path: Path) -> None:

@@ -78,6 +78,9 @@ def import_files(files: tuple[Path, ...], follow: bool, limit: str, store: str |
     if reader.open:
         answers = count_noun(reader.open, "answer")
         print_note(f"  {answers} not read: still being written; import again when it is whole")
+    if reader.grown:
+        answers = count_noun(reader.grown, "answer")
+        print_note(f"  {answers} half in the store, from when the file was; use a new --store")
     if reader.known:
         print_note(f"  {count_noun(reader.known, 'attempt')} not read: the store recorded them")
     refusals.print_all()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_otel.cli.documents import Refuse, is_packed, open_lines, read_documents
 from lightning_otel.cli.output import print_note, progress_bar
 from lightning_otel.errors import ReceiveError, StoreError
-from lightning_otel.messages import object_of
+from lightning_otel.messages import object_of, objects
+from lightning_otel.types import conventions as c
 from lightning_otel.types.values import parse_json
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ _BATCH: Final = 1000
 _BATCH_CHARACTERS: Final = 32 << 20
 _QUIET_S: Final = 600
 """The longest that either program waits for an answer."""
+_CALLS: Final = """
+SELECT trace_id, span_id, parent_span_id, response_id, rollout_id,
+  json_array_length(output_messages, '$[0].parts') AS parts, {columns}
+FROM spans WHERE operation = 'chat' AND response_id IS NOT NULL
+  AND attributes->>'$."gen_ai.conversation.id"' = rollout_id"""
+"""Calls of sessions, and what tells copies of them."""
 _AGENTS: Final = "SELECT trace_id, span_id FROM spans WHERE operation = 'invoke_agent'"
 
 
@@ -48,6 +55,7 @@ class FileReader:
     Attributes:
         known: Attempts that were not read, as the store recorded them itself.
         open: Answers of sessions that were not read, as they may be half written.
+        grown: Answers of which the store has less than their session.
     """
 
     def __init__(self, opened: "Store", limit_bytes: int, *, is_following: bool) -> None:
@@ -60,11 +68,14 @@ class FileReader:
         self._links = Links()
         self._growths: dict[Path, _Growth] = {}
         self._sessions: list[Session] = []
-        self.known = self.open = 0
+        self._lengths: dict[tuple[str, str], int] | None = None
+        self.known = self.open = self.grown = 0
 
     def keep_spans(self, path: Path, refuse: Refuse) -> int:
         """Keep the spans of a file, and return how many there are."""
         reader, is_packed = open_session_file(path, self._links)
+        if reader is not None and self._lengths is None:
+            self._lengths = self._load_calls()
         if self._is_following and reader is not None and not is_packed:
             self._growths[path] = _Growth(reader)
             return self.keep_growth(path, refuse)
@@ -163,6 +174,24 @@ class FileReader:
 
         return self._keep_all(read())
 
+    def _load_calls(self) -> dict[tuple[str, str], int]:
+        """Note the answers that the store has; return how many parts each has."""
+        from lightning_otel.receivers.claude_code import RECORD_IDS
+
+        columns = ", ".join(f"""attributes->>'$."{name}"' AS "{name}\"""" for name in RECORD_IDS)
+        lengths: dict[tuple[str, str], int] = {}
+        for row in self._query(_CALLS.format(columns=columns)):
+            lengths[row["trace_id"], row["span_id"]] = row["parts"] or 0
+            uuid, digest = (row[name] for name in RECORD_IDS)
+            if uuid:
+                message_id = row["response_id"].removesuffix(f"/{uuid}")
+                ids = [uuid, digest]
+                if message_id == row["response_id"]:
+                    ids.append(row["rollout_id"])
+                owner = row["rollout_id"], row["parent_span_id"], uuid
+                self._links.claim_answer(message_id, ids, owner)
+        return lengths
+
     def _query(self, sql: str) -> Iterable[Mapping[str, Any]]:
         """Return the rows of a store; none of one that is not there yet."""
         layout = self._opened.layout
@@ -173,12 +202,21 @@ class FileReader:
         batch: list[Span] = []
         for span in spans:
             batch.append(span)
+            self.grown += self._is_longer(span)
             values = span.attributes.values()
             characters += sum(len(each) for each in values if isinstance(each, str))
             if len(batch) >= _BATCH or characters >= _BATCH_CHARACTERS:
                 count += self._keep_batch(batch)
                 batch, characters = [], 0
         return count + self._keep_batch(batch)
+
+    def _is_longer(self, span: "Span") -> bool:
+        """Return whether a session has more of an answer than the store."""
+        length = (self._lengths or {}).get((span.trace_id, span.span_id))
+        if length is None:
+            return False
+        answer = objects(parse_json(span.attributes.get(c.OUTPUT_MESSAGES)))
+        return sum(len(each["parts"]) for each in answer) > length
 
     def _keep_batch(self, batch: "list[Span]") -> int:
         try:

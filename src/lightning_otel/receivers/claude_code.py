@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final
 
 from lightning_otel.dialects.anthropic import Anthropic
 from lightning_otel.messages import message, object_of, read_message
 from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.otlp import Object
-from lightning_otel.receivers.sessions import ROOT, Agent, Links, Messages, Session, list_parts
+from lightning_otel.receivers.sessions import (
+    ROOT,
+    Agent,
+    Links,
+    Messages,
+    Session,
+    is_thought,
+    list_parts,
+)  # fmt: skip
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import json_text
@@ -32,6 +41,9 @@ _GOES_ON: Final = frozenset({None, "tool_use", "pause_turn"})
 _UNFINISHED: Final = frozenset({"reasoning", "redacted_thinking", "tool_call"})
 """Parts after which another may come."""
 _ABOUT: Final = ("cwd", "gitBranch", "version")
+_REQUEST: Final = "requestId"
+RECORD_IDS: Final = (f"{NAME}.uuid", f"{NAME}.digest")
+"""Attributes of a call: of its first record what the copies of that have, too."""
 
 
 @dataclass(slots=True)
@@ -41,9 +53,11 @@ class _Turn:
     Attributes:
         parent: The turn before it; None where a conversation begins.
         agent_id: Of the subagent, empty for the agent itself.
-        message_id: Of an answer.
+        message_id: Of an answer; some endpoints give the same to others.
+        request_id: Of the request that it answers, if it is known.
         response_id: Of a call that others go on from; empty for a message and for an answer that is
             no call of this session.
+        record_ids: Attributes of that call.
         stop_reason: As its latest block has it; empty where that has none.
         history: The call that an answer goes on from, and what was said since.
         results: Of the tools that it asked for, by their ids, each with its number among them.
@@ -57,7 +71,9 @@ class _Turn:
     start_ns: int
     end_ns: int
     message_id: str = ""
+    request_id: object = None
     response_id: str = ""
+    record_ids: dict[str, object] = field(default_factory=dict)
     stop_reason: str | None = None
     body: dict[str, Any] = field(default_factory=dict)
     history: tuple[str | None, Messages] = (None, [])
@@ -81,7 +97,8 @@ class ClaudeCode:
         self._links = links
         self._turns: dict[object, _Turn | None] = {}
         self._askers: dict[object, tuple[_Turn, Object]] = {}
-        self._seen: set[object] = set()  # answers and results, by the ids of answers and tools
+        self._seen: set[object] = set()  # results, by the ids of their tools
+        self._answers: dict[str, _Turn] = {}  # the latest of an id
         self._open: dict[str, _Turn] = {}
 
     def feed(self, record: Object) -> Iterator[Span]:
@@ -116,7 +133,7 @@ class ClaudeCode:
     def flush(self, *, is_over: bool) -> Iterator[Span]:
         """Return the answers at the end that are whole; all of them if the session is over."""
         for agent_id, turn in list(self._open.items()):
-            if is_over or _is_whole(turn):
+            if _is_whole(turn) or (is_over and not is_thought(turn.messages)):
                 yield from self._close(agent_id)
 
     def count_open(self) -> int:
@@ -181,9 +198,13 @@ class ClaudeCode:
     ) -> Iterator[Span]:
         message_id = str(body.get("id") or record["uuid"])
         turn = self._open.get(agent_id)
-        if turn is None or turn.message_id != message_id:
+        earlier = self._answers.get(message_id)
+        is_late = earlier is not None and _is_same(earlier, record, parent, agent_id)
+        if turn is None or turn is not earlier or not is_late:
             yield from self._close(agent_id)
             turn = self._begin_answer(record, parent, agent_id, message_id, now_ns)
+            if is_late:
+                turn.response_id = ""
             if body.get("model") == _SYNTHETIC:  # said in the model's name, and never asked
                 turn.response_id = ""
         else:
@@ -210,17 +231,19 @@ class ClaudeCode:
     ) -> _Turn:
         """Open an answer: a call, unless it was copied from one that is."""
         start_ns = min(parent.end_ns, now_ns) if parent else now_ns
-        answers: Messages = [message("assistant", [])]
-        turn = _Turn(parent, agent_id, answers, start_ns, now_ns, message_id, message_id)
-        source = self.session.id, agent_id
-        is_own = self._links.answers.setdefault(message_id, source) == source
-        is_own = is_own and not record.get("forkedFrom")
-        if message_id in self._seen or not is_own:
-            turn.response_id = ""
-        else:
+        turn = _Turn(
+            parent, agent_id, [message("assistant", [])], start_ns, now_ns, message_id,
+            record.get(_REQUEST),
+        )  # fmt: skip
+        uuid = str(record["uuid"])
+        owner = self.session.id, self.session.find_span_id(agent_id), uuid
+        ids = [uuid, _digest_record(record)]
+        if not record.get("forkedFrom") and self._links.claim_answer(message_id, ids, owner):
+            first = self._links.answers.setdefault((message_id, self.session.id), owner)
+            turn.response_id = message_id if first == owner else f"{message_id}/{uuid}"
             turn.history = _find_history(parent)
-        self._seen.add(message_id)
-        self._open[agent_id] = turn
+            turn.record_ids = dict(zip(RECORD_IDS, ids, strict=True))
+        self._open[agent_id] = self._answers[message_id] = turn
         return turn
 
     def _close(self, agent_id: str) -> Iterator[Span]:
@@ -232,6 +255,8 @@ class ClaudeCode:
             **_MESSAGES.response_attributes(turn.body),
             c.PROVIDER: _MESSAGES.provider,
             c.REQUEST_MODEL: turn.body.get("model"),
+            c.RESPONSE_ID: turn.response_id,
+            **turn.record_ids,
         }
         for reason in attributes.get(c.FINISH_REASONS, ()):
             turn.messages[0]["finish_reason"] = reason
@@ -266,6 +291,29 @@ def _is_whole(turn: _Turn) -> bool:
     """Return whether an answer says that it is; one of its first blocks may say so, too."""
     kinds = [part.get("type") for part in turn.messages[0]["parts"][-1:]]
     return turn.stop_reason not in _GOES_ON and not _UNFINISHED.intersection(kinds)
+
+
+def _digest_record(record: Object) -> str | None:
+    """Return what tells a record from others where a copy has a uuid of its own."""
+    if not (time := record.get("timestamp")):
+        return None
+    content = json_text([time, object_of(record.get("message")).get("content")])
+    return sha256(content.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _is_same(answer: _Turn, record: Object, parent: _Turn | None, agent_id: str) -> bool:
+    """Return whether a block with the id of an answer is of it.
+
+    It is not if another request has it, or if a user's words follow the answer that was whole.
+    """
+    ids = answer.request_id, record.get(_REQUEST)
+    if answer.agent_id != agent_id or (all(ids) and ids[0] != ids[1]):
+        return False
+    is_told = False
+    while parent and parent is not answer:
+        is_told = is_told or bool(list_parts(parent.messages, "text") and not parent.message_id)
+        parent = parent.parent
+    return not is_told or bool(answer.messages and not _is_whole(answer))
 
 
 def _find_path(turn: _Turn | None, answer: _Turn) -> list[_Turn]:

@@ -9,7 +9,15 @@ from typing import Any, Final
 from lightning_otel.messages import message, object_of, objects, read_items, text_part
 from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.otlp import Object
-from lightning_otel.receivers.sessions import ROOT, Agent, Links, Messages, Session, list_parts
+from lightning_otel.receivers.sessions import (
+    ROOT,
+    Agent,
+    Links,
+    Messages,
+    Session,
+    is_thought,
+    list_parts,
+)  # fmt: skip
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import json_text, parse_json
@@ -131,7 +139,8 @@ class Codex:
         """Return the answers at the end that are whole; all of them if the session is over."""
         if answer := self._answer:
             is_told = answer.is_message and (answer.usage or not self._is_counting)
-            if is_over or is_told or answer.is_counted:
+            is_end = is_over and not is_thought(answer.messages)
+            if is_end or is_told or answer.is_counted:
                 yield from self._close()
         if last := self._last:
             is_counted = last.usage or self._answer or not self._is_counting

@@ -35,13 +35,14 @@ class Links:
     Attributes:
         tools: Tools that began a subagent, by its session and by its id or what it was asked.
         kinds: By a tool that began a subagent, of which kind that is.
-        answers: By the id of an answer the session and agent that gave it; others copied it.
+        answers: By the id of an answer, and what tells its record or its session, the session,
+            the span of the agent that gave it and the record's uuid; others copied it.
         items: By session a hash of each item, for those that copied them.
     """
 
     tools: dict[Hashable, list[str]] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
-    answers: dict[str, tuple[str, str]] = field(default_factory=dict)
+    answers: dict[tuple[str, str], tuple[str, str, str]] = field(default_factory=dict)
     items: dict[str, list[int]] = field(default_factory=dict)
 
     def add_tool(self, key: Hashable, tool_id: str) -> None:
@@ -49,6 +50,16 @@ class Links:
         tools = self.tools.setdefault(key, [])
         if tool_id not in tools:
             tools.append(tool_id)
+
+    def claim_answer(
+        self, message_id: str, record_ids: Iterable[object], owner: tuple[str, str, str]
+    ) -> bool:
+        """Note who gave an answer; return whether nobody else did before."""
+        keys = [(message_id, str(each)) for each in record_ids if each]
+        first = next((self.answers[key] for key in keys if key in self.answers), owner)
+        for key in keys:
+            self.answers.setdefault(key, first)
+        return first == owner
 
     def take_tool(self, keys: Sequence[Hashable]) -> str | None:
         """Return the tool of the first key that is known; of several, each is returned once."""
@@ -120,6 +131,10 @@ class Session:
         self.clock_ns = self.clock_ns or TIMES.start
         return self.clock_ns
 
+    def find_span_id(self, agent_id: str) -> str:
+        """Return the id of an agent's span."""
+        return self._builder.id_of(("agent", agent_id))
+
     def count_other(self, *kinds: object) -> None:
         """Count a record that is no part of a conversation."""
         self.others["/".join(str(kind) for kind in kinds if kind)] += 1
@@ -190,6 +205,12 @@ def make_agents(sessions: Iterable[Session], links: Links) -> Iterable[Span]:
             start_ns = min(earlier.start_ns, span.start_ns)
             agents[key] = replace(earlier, start_ns=start_ns, end_ns=end_ns)
     return agents.values()
+
+
+def is_thought(messages: Messages) -> bool:
+    """Return whether messages have no more than reasoning, which is no answer yet."""
+    kinds = {part.get("type") for each in messages for part in each["parts"]}
+    return kinds <= {"reasoning", "redacted_thinking"}
 
 
 def list_parts(messages: Sequence[Mapping[str, Any]], kind: str) -> list[Object]:
