@@ -356,6 +356,62 @@ def test_a_copied_answer_is_one_call(tmp_path: Path) -> None:
     assert calls["New."][0] == [("user", "Look"), ("assistant", "Old."), ("user", "New")]
 
 
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("origin", ["t1", ""])
+def test_a_fork_of_codex_makes_no_call_anew(tmp_path: Path, origin: str, is_apart: bool) -> None:
+    """Imported with what it copied or after it; old ones state that by its head alone."""
+    thread = [
+        META, codex_message("user", "Look"), codex_message("assistant", "Old."),
+        {"type": "compacted", "payload": {"message": "In short."}}, codex_message("user", "Again"),
+        codex_item("function_call", name="Bash", call_id="c1", arguments='{"command":"x"}'),
+        codex_item("function_call_output", call_id="c1", output="y"),
+        codex_message("assistant", "Done."),
+    ]  # fmt: skip
+    head = {"id": "t2", **({"forked_from_id": origin} if origin else {})}
+    write_session(tmp_path / "b" / "t1.jsonl", thread)
+    write_session(tmp_path / "a" / "t2.jsonl", [
+        {"type": "session_meta", "payload": head}, *thread, codex_message("user", "New"),
+        codex_message("assistant", "Done."), codex_message("user", "Newer"),
+        codex_message("assistant", "Newest."),
+    ])  # fmt: skip
+
+    for names in ("b", "a", "b") if is_apart else ("ab", "ab"):
+        assert import_files(tmp_path, *(tmp_path / name for name in names))[0] == 0
+
+    query = "SELECT rollout_id, count(*) FROM calls GROUP BY ALL"
+    rows = {tuple(row.values()) for row in Store(tmp_path / "s.duckdb").sql(query).dicts()}
+    assert rows == {("t1", 3), ("t2", 2)}
+    assert read_calls(tmp_path / "s.duckdb")["Newest."][0] == [
+        ("user", "Look"), ("user", "In short."), ("user", "Again"), ("assistant", "Bash x"),
+        ("tool", "y"), ("assistant", "Done."), ("user", "New"), ("assistant", "Done."),
+        ("user", "Newer"),
+    ]  # fmt: skip
+
+
+def test_a_compaction_of_codex_keeps_what_users_said(tmp_path: Path) -> None:
+    """Where it states no history: what stood before the first prompt, and the latest prompts."""
+    head = {"id": "t1", "instructions": "Use tabs."}  # what its user wrote, and no system prompt
+    context = "<user_instructions>Use tabs.</user_instructions>"
+    compacted = {"type": "compacted", "payload": {"message": "In short."}}
+    write_session(tmp_path / "t1.jsonl", [
+        {"type": "session_meta", "payload": head}, codex_message("user", context),
+        codex_message("user", "Look"), codex_message("assistant", "Seen."), compacted,
+        codex_message("user", "Gone"), codex_message("assistant", "Went."),
+        {"type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": 1}},
+        codex_message("user", "x" * 80_000), codex_message("assistant", "Long."), compacted,
+        codex_message("user", "Next"), codex_message("assistant", "Done."),
+    ])  # fmt: skip
+
+    assert import_files(tmp_path, tmp_path)[0] == 0
+
+    calls = read_calls(tmp_path / "s.duckdb")
+    assert calls["Seen."][0] == [("user", context), ("user", "Look")]
+    assert calls["Went."][0] == [*calls["Seen."][0], ("user", "In short."), ("user", "Gone")]
+    assert calls["Done."][0] == [
+        ("user", context), ("user", "x" * 80_000), ("user", "In short."), ("user", "Next"),
+    ]  # fmt: skip
+
+
 def test_what_a_subagent_was_told_of_the_main_conversation_is_no_answer_of_its(
     tmp_path: Path,
 ) -> None:

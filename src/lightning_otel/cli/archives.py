@@ -71,7 +71,8 @@ def _order_files(paths: Sequence[Path]) -> list[Path]:
     names: dict[Path, str] = {}
     for path in paths:
         with contextlib.suppress(OSError), path.open("rb") as file:
-            names[path], origin = read_origin(file.readline(FILE_LIMITS.body_bytes))
+            lines = [file.readline(FILE_LIMITS.body_bytes) for _ in range(2)]
+            names[path], origin = read_origin(lines)
             origins[names[path]] = origin
 
     def rank_file(path: Path) -> tuple[int, bool]:

@@ -27,7 +27,8 @@ _CALLS: Final = """
 SELECT trace_id, span_id, parent_span_id, response_id, rollout_id,
   json_array_length(output_messages, '$[0].parts') AS parts, {columns}
 FROM spans WHERE operation = 'chat' AND response_id IS NOT NULL
-  AND attributes->>'$."gen_ai.conversation.id"' = rollout_id"""
+  AND attributes->>'$."gen_ai.conversation.id"' = rollout_id
+ORDER BY length(response_id), response_id"""
 """Calls of sessions, and what tells copies of them."""
 _AGENTS: Final = "SELECT trace_id, span_id FROM spans WHERE operation = 'invoke_agent'"
 
@@ -176,12 +177,17 @@ class FileReader:
 
     def _load_calls(self) -> dict[tuple[str, str], int]:
         """Note the answers that the store has; return how many parts each has."""
+        from lightning_otel.receivers import codex
         from lightning_otel.receivers.claude_code import RECORD_IDS
 
-        columns = ", ".join(f"""attributes->>'$."{name}"' AS "{name}\"""" for name in RECORD_IDS)
+        names = *RECORD_IDS, codex.ITEMS
+        columns = ", ".join(f"""attributes->>'$."{name}"' AS "{name}\"""" for name in names)
         lengths: dict[tuple[str, str], int] = {}
         for row in self._query(_CALLS.format(columns=columns)):
             lengths[row["trace_id"], row["span_id"]] = row["parts"] or 0
+            if row[codex.ITEMS]:
+                session_id = row["response_id"].rpartition("/")[0]
+                self._links.items.setdefault(session_id, []).extend(row[codex.ITEMS].split())
             uuid, digest = (row[name] for name in RECORD_IDS)
             if uuid:
                 message_id = row["response_id"].removesuffix(f"/{uuid}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import chain
 from typing import Any, Final
 
 from lightning_otel.messages import message, object_of, objects, read_items, text_part
@@ -23,6 +25,8 @@ from lightning_otel.types import conventions as c
 from lightning_otel.types.values import json_text, parse_json
 
 NAME: Final = "codex"
+ITEMS: Final = f"{NAME}.items"
+"""Attribute of a call: digests of the items since the call before."""
 _ABOUT: Final = ("cwd", "cli_version", "originator")
 _COUNTS: Final = {
     c.INPUT_TOKENS: "input_tokens", c.OUTPUT_TOKENS: "output_tokens",
@@ -38,6 +42,8 @@ _SPAWN: Final = "spawn_agent"
 _NO_ITEMS: Final = frozenset({"ghost_snapshot", "compaction_trigger"})
 _CALLS: Final = frozenset({"function_call", "custom_tool_call"})
 _SUMMARIES: Final = frozenset({"compaction", "context_compaction"})
+_WORDS_BYTES: Final = 20_000 * 4
+"""Of users that are told after a compaction, the latest: 20,000 tokens as Codex estimates them."""
 _TURN_STARTS: Final = frozenset({"task_started", "turn_started", "user_message"})
 """Events of a Codex that counts the tokens of each answer."""
 _TURN_ENDS: Final = frozenset({"task_complete", "turn_complete", "turn_aborted"})
@@ -51,6 +57,7 @@ class _Answer:
         said_ns: The time of what it answers.
         is_message: Whether its latest item is a message.
         is_counted: Whether its tokens were counted after its first item.
+        end: The number of items with its latest.
     """
 
     model: object
@@ -63,6 +70,7 @@ class _Answer:
     response_id: str = ""
     is_message: bool = False
     is_counted: bool = False
+    end: int = 0
 
 
 class Codex:
@@ -101,9 +109,12 @@ class Codex:
         self._total: object = None
         self._is_counting = False
         self._prompts: list[tuple[str | None, Messages, int]] = []
+        self._context: Messages = []  # what was said before the first prompt
+        self._words: list[Messages] = []  # of the prompts
         self._calls: dict[object, tuple[int, Object]] = {}
-        self._source: list[int] = []
-        self._items: list[int] = []
+        self._source: list[str] = []
+        self._items: list[str] = []
+        self._written = 0  # of those, in calls
 
     def feed(self, record: Object) -> Iterator[Span]:
         """Return the spans that a record completes."""
@@ -122,11 +133,7 @@ class Codex:
         elif kind == "compacted":
             yield from self._close()
             yield from self._write_last()
-            history = payload.get("replacement_history") or [
-                {"role": "user", "content": payload.get("message")}
-            ]
-            self._previous, self._said = None, [*self._instruct(), *read_items(history)]
-            self._prompts, self._usage = [], {}
+            self._compact(payload)
         elif event == "token_count":
             self._take_usage(object_of(payload.get("info")))
         elif event == "thread_rolled_back":
@@ -152,12 +159,42 @@ class Codex:
         return sum(answer is not None for answer in (self._answer, self._last))
 
     def _instruct(self) -> Messages:
-        given = self._head.get("base_instructions") or self._head.get("instructions")
-        text = object_of(given).get("text", given)
+        instructions = self._head.get("base_instructions") or self._head.get("instructions")
+        text = object_of(instructions).get("text", instructions)
         return [message("system", [text_part(text)])] if isinstance(text, str) else []
+
+    def _note_context(self, messages: Messages) -> None:
+        """Note what is said before the first prompt: instructions, too, that are no system's."""
+        self._context += messages
+        text = self._head.get("instructions")
+        parts = list_parts(messages, "text")
+        if isinstance(text, str) and any(text in str(part.get("content")) for part in parts):
+            self._head = {**self._head, "instructions": None}
+            self._said = [*self._instruct(), *self._context[: -len(messages)]]
+
+    def _compact(self, payload: Object) -> None:
+        """Begin anew: with the history as it is stated, else with what users said and a summary.
+
+        Source: ``build_compacted_history`` in ``codex-rs/core/src/compact.rs``.
+        """
+        if history := payload.get("replacement_history"):
+            said: Messages = read_items(history)
+        else:
+            words, left = list[Messages](), _WORDS_BYTES
+            for messages in reversed(self._words):
+                if left > 0:
+                    words.insert(0, messages)
+                left -= sum(len(to_text(part.get("content")).encode("utf-8", "replace"))
+                            for part in list_parts(messages, "text"))  # fmt: skip
+            summary = read_items([{"role": "user", "content": payload.get("message")}])
+            said = [*self._context, *chain.from_iterable(words), *summary]
+        self._previous, self._said = None, [*self._instruct(), *said]
+        self._prompts, self._usage = [], {}
 
     def _take_other(self, kind: str, payload: Object, event: object) -> Iterator[Span]:
         """Take what is no part of the conversation, and may say of it."""
+        if kind == "session_meta" and not (find_origin(self._head) or self._items):
+            self._head = {**self._head, "forked_from_id": find_copied(self._id, payload)}
         if kind == "turn_context":
             self._model = payload.get("model") or self._model
         if event in _TURN_ENDS:
@@ -181,7 +218,11 @@ class Codex:
             yield from self._write_last()
             self._usage = {}
             self._prompts.append((self._previous, self._said, len(self._said)))
+            texts = [{**part} for part in list_parts(messages, "text")]
+            self._words.append([message("user", texts)])
             self._begin_task(item, messages)
+        elif not (self._words or is_made):
+            self._note_context(messages)
         if is_made and self._said and self._said[-1]["role"] == "assistant":
             self._said[-1]["parts"] += [part for each in messages for part in each["parts"]]
         else:
@@ -216,6 +257,7 @@ class Codex:
         for each in messages:
             answer.messages[0]["parts"] += each["parts"]
         answer.end_ns, answer.is_message = now_ns, kind == "message"
+        answer.end = len(self._items)
 
     def _is_copied(self, item: Object, record: Object) -> bool:
         """Return whether an item was said in the session that this one was copied from."""
@@ -223,7 +265,8 @@ class Codex:
         if not self._items:
             self._source = self._links.items.get(find_origin(head), [])
             self._links.items[self._id] = self._items
-        self._items.append(hash(json_text(item)))
+        text = json_text(item).encode("utf-8", "replace")
+        self._items.append(blake2b(text, digest_size=8).hexdigest())
         number = len(self._items)
         if self._source[number - 1 : number] == self._items[-1:]:
             return True
@@ -263,6 +306,8 @@ class Codex:
 
     def _roll_back(self, count: object) -> None:
         """Go back to before the latest prompts; of more than are known to before the first."""
+        if isinstance(count, int) and count > 0:
+            del self._words[-count:]
         if isinstance(count, int) and count > 0 and self._prompts:
             first = max(0, len(self._prompts) - count)
             self._previous, said, length = self._prompts[first]
@@ -285,7 +330,9 @@ class Codex:
         attributes = {
             c.PROVIDER: self._head.get("model_provider") or "openai",
             c.REQUEST_MODEL: answer.model, **answer.usage,
+            ITEMS: " ".join(self._items[self._written : answer.end]),
         }  # fmt: skip
+        self._written = answer.end
         yield self.session.make_call(
             self._agent_id, (min(answer.said_ns, answer.end_ns), answer.end_ns),
             response_id=answer.response_id, previous_id=answer.previous_id, messages=answer.said,
@@ -296,6 +343,11 @@ class Codex:
 def find_origin(head: Object) -> str:
     """Return the session whose items another may have copied; empty for none."""
     return str(head.get("forked_from_id") or _find_parent(head)[1] or "")
+
+
+def find_copied(own_id: str, head: Object) -> str | None:
+    """Return the session of a second head, with which old forks begin what they copied."""
+    return str(head["id"]) if head.get("id") not in (None, own_id) else None
 
 
 def _find_parent(head: Object) -> tuple[Object, object]:

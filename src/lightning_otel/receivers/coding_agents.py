@@ -9,7 +9,7 @@ from lightning_otel.errors import ReceiveError
 from lightning_otel.messages import object_of
 from lightning_otel.receivers import Rejected, otlp
 from lightning_otel.receivers.claude_code import ClaudeCode
-from lightning_otel.receivers.codex import Codex, find_origin
+from lightning_otel.receivers.codex import Codex, find_copied, find_origin
 from lightning_otel.receivers.documents import FILE_LIMITS
 from lightning_otel.receivers.otlp import InvalidSpanError, Object
 from lightning_otel.receivers.sessions import Links, SessionReader
@@ -60,14 +60,17 @@ def open_session(lines: Iterable[bytes], about: Object, links: Links) -> Session
     return ClaudeCode("", about, links) if is_session else None
 
 
-def read_origin(line: bytes) -> tuple[str, str]:
-    """Return the session whose file begins with a line, and the one that it may be copied from."""
-    try:
-        record = otlp.load_json(line, FILE_LIMITS) if _COPYING in line[:_HEAD_BYTES] else None
-    except ReceiveError:
-        record = None
-    head = object_of(object_of(record).get("payload"))
-    return str(head.get("id") or ""), find_origin(head)
+def read_origin(lines: Iterable[bytes]) -> tuple[str, str]:
+    """Return the session whose file begins with lines, and the one that it may be copied from."""
+    heads: list[Object] = []
+    for line in lines:
+        try:
+            record = otlp.load_json(line, FILE_LIMITS) if _COPYING in line[:_HEAD_BYTES] else None
+        except ReceiveError:
+            record = None
+        heads.append(object_of(object_of(record).get("payload")))
+    own_id = str(heads[0].get("id") or "")
+    return own_id, find_origin(heads[0]) or (find_copied(own_id, heads[1]) or "")
 
 
 def read_line(reader: SessionReader, line: bytes) -> Iterator[Span | Rejected]:

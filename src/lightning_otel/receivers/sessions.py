@@ -37,13 +37,13 @@ class Links:
         kinds: By a tool that began a subagent, of which kind that is.
         answers: By the id of an answer, and what tells its record or its session, the session,
             the span of the agent that gave it and the record's uuid; others copied it.
-        items: By session a hash of each item, for those that copied them.
+        items: By session a digest of each item, for those that copied them.
     """
 
     tools: dict[Hashable, list[str]] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     answers: dict[tuple[str, str], tuple[str, str, str]] = field(default_factory=dict)
-    items: dict[str, list[int]] = field(default_factory=dict)
+    items: dict[str, list[str]] = field(default_factory=dict)
 
     def add_tool(self, key: Hashable, tool_id: str) -> None:
         """Note that a tool began a subagent."""
