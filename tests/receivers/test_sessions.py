@@ -231,3 +231,68 @@ def test_a_subagent_in_the_same_file_is_told_its_task_alone(
     assert calls["I went."][0] == [("user", task)]
     assert calls["Seen."][0][2:] == [("user", "Left."), ("user", "Right.")]
     assert read_parents(tmp_path / "s.duckdb") == {("guide", "toolu_1")}
+
+
+@pytest.mark.parametrize("parent", ["s1", "u6"])
+@pytest.mark.parametrize("anchor", ["s1", "b1"])
+def test_a_compaction_tells_what_it_keeps(tmp_path: Path, parent: str, anchor: str) -> None:
+    """The kept segment stands behind its anchor; what comes goes on below its tail or anchor."""
+    kept = {"headUuid": "u2", "anchorUuid": anchor, "tailUuid": "u6"}
+    if anchor == "b1":  # what comes first is kept, and the summary follows it
+        parent = "s1"
+    records = [
+        *MAIN,
+        {**CLAUDE, "type": "system", "subtype": "compact_boundary", "uuid": "b1",
+         "parentUuid": None, "compactMetadata": {"preservedSegment": kept}},
+        claude_user("s1", "b1", "In short.", isCompactSummary=True),
+        claude_user("v1", parent, "Next"),
+        claude_answer("v2", "v1", text("Done.")),
+    ]  # fmt: skip
+    write_session(tmp_path / "s1.jsonl", records)
+
+    done = _invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
+
+    assert done.returncode == 0, done.stderr
+    calls = read_calls(tmp_path / "s.duckdb")
+    segment = [*calls["Seen."][0][1:], ("assistant", "Seen.")]
+    summary = [("user", "In short.")]
+    told = [*segment, *summary] if anchor == "b1" else [*summary, *segment]
+    assert calls["Done."][0] == [*told, ("user", "Next")]
+
+
+def test_a_compaction_that_keeps_what_is_not_there_is_named(tmp_path: Path) -> None:
+    """The rest is read."""
+    kept = {"headUuid": "gone", "anchorUuid": "s1", "tailUuid": "u6"}
+    boundary = {**CLAUDE, "type": "system", "subtype": "compact_boundary", "uuid": "b1",
+                "parentUuid": None, "compactMetadata": {"preservedSegment": kept}}  # fmt: skip
+    summary = claude_user("s1", "b1", "In short.")
+    records = [*MAIN, boundary, summary, claude_answer("v2", "s1", text("Done."))]
+    write_session(tmp_path / "s1.jsonl", records)
+
+    done = _invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
+
+    assert done.returncode == 1
+    assert "line 8: a compaction keeps what is not there" in done.stderr
+    assert read_calls(tmp_path / "s.duckdb")["Done."][0] == [("user", "In short.")]
+
+
+def test_what_a_model_was_shown_is_told(tmp_path: Path) -> None:
+    """Local commands, and a preview in place of a result; what was cleared stands in full."""
+    changes = [{"kind": "tool-result", "toolUseId": "toolu_2", "replacement": "Rig…"}]
+    local = {**CLAUDE, "type": "system", "subtype": "local_command", "uuid": "l1",
+             "parentUuid": "u6", "content": "<command-name>/cost</command-name>"}  # fmt: skip
+    cleared = {**CLAUDE, "type": "system", "subtype": "microcompact_boundary", "uuid": "m1",
+               "parentUuid": "l1", "microcompactMetadata": {}}  # fmt: skip
+    write_session(tmp_path / "s1.jsonl", [
+        *MAIN[:-1], {"type": "content-replacement", "sessionId": "s1", "replacements": changes},
+        MAIN[-1], local, cleared, claude_user("v1", "m1", "Next"),
+        claude_answer("v2", "v1", text("Done.")),
+    ])  # fmt: skip
+
+    done = _invoke("import", tmp_path, "--store", tmp_path / "s.duckdb")
+
+    assert done.returncode == 0, done.stderr
+    assert "s1.jsonl: results of tools that were cleared stand in full" in done.stderr
+    calls = read_calls(tmp_path / "s.duckdb")
+    assert calls["Seen."][0][-2:] == [("user", "Left."), ("user", "Rig…")]
+    assert calls["Done."][0][-2:] == [("user", local["content"]), ("user", "Next")]

@@ -153,6 +153,8 @@ class FileReader:
         yield from reader.flush(is_over=is_over)
         self.open += reader.count_open()
         self._sessions.append(reader.session)
+        if reader.session.others["system/microcompact_boundary"]:
+            print_note(f"  {path}: results of tools that were cleared stand in full")
         if not reader.session.agents:
             print_note(f"  {path}: nothing to take: a session without a conversation")
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any, Final
 
 from lightning_otel.dialects.anthropic import Anthropic
-from lightning_otel.messages import message, object_of, read_message
+from lightning_otel.messages import message, object_of, objects, read_message
 from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.otlp import Object
 from lightning_otel.receivers.sessions import (
@@ -21,8 +20,10 @@ from lightning_otel.receivers.sessions import (
     Links,
     Messages,
     Session,
+    digest_record,
     is_thought,
     list_parts,
+    order_results,
 )  # fmt: skip
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -34,6 +35,7 @@ _MESSAGES: Final = Anthropic()
 _FAILED: Final = "isApiErrorMessage"
 _SYNTHETIC: Final = "<synthetic>"
 """The model of an answer that no model gave."""
+_LOCAL: Final = "local_command"
 _TURN_ENDS: Final = frozenset({"turn_duration", "stop_hook_summary"})
 """What a system record says when the model is done."""
 _GOES_ON: Final = frozenset({None, "tool_use", "pause_turn"})
@@ -100,6 +102,7 @@ class ClaudeCode:
         self._seen: set[object] = set()  # results, by the ids of their tools
         self._answers: dict[str, _Turn] = {}  # the latest of an id
         self._open: dict[str, _Turn] = {}
+        self._kept: dict[object, Object] = {}  # segments that compactions keep, by what is before
 
     def feed(self, record: Object) -> Iterator[Span]:
         """Return the spans that a record completes."""
@@ -108,6 +111,10 @@ class ClaudeCode:
         if own_id in self._turns and own_id is not None:  # a resumed session repeats the earlier
             return
         body = dict(object_of(record.get("message")))
+        if segment := object_of(object_of(record.get("compactMetadata")).get("preservedSegment")):
+            self._kept[segment.get("anchorUuid")] = segment
+        if record.get("subtype") == _LOCAL:  # it is sent in the user's name
+            kind, body = "user", {"role": "user", "content": record.get("content")}
         if kind == "attachment":
             content = object_of(record.get("attachment"))
             body = {"role": "user", "parts": [{**content, "type": f"{NAME}.{content.get('type')}"}]}
@@ -115,6 +122,9 @@ class ClaudeCode:
             self.session.count_other(kind, record.get("subtype"))
             if own_id is not None:
                 self._turns[own_id] = parent
+                self._keep_segment(own_id)
+            for change in objects(record.get("replacements")):
+                self._replace_result(change)
             if record.get("subtype") in _TURN_ENDS:
                 yield from self._close(parent.agent_id if parent else ROOT)
             return
@@ -125,6 +135,7 @@ class ClaudeCode:
         self._note_agent(agent_id, record, body, now_ns)
         if kind != "assistant":
             yield from self._take_input(record, parent, agent_id, body, now_ns)
+            self._keep_segment(own_id)
         elif record.get(_FAILED):
             yield self._make_failure(own_id, parent, agent_id, body, now_ns)
         else:
@@ -167,6 +178,33 @@ class ClaudeCode:
         kind = self._about.get("agentType") or self._links.kinds.get(tool_ids[0])
         agent.name = str(kind or "subagent")
 
+    def _keep_segment(self, own_id: object) -> None:
+        """Tell what a compaction keeps behind its summary, or before it."""
+        if not (segment := self._kept.pop(own_id, None)):
+            return
+        head, turn = (self._turns.get(segment.get(f"{end}Uuid")) for end in ("head", "tail"))
+        path: list[_Turn] = []
+        while turn and turn is not head:
+            path.append(turn)
+            turn = turn.parent
+        if turn is None:
+            self.session.problem = "a compaction keeps what is not there"
+            return
+        path.append(turn)
+        before = self._turns[own_id]
+        times_ns = turn.start_ns, path[0].end_ns
+        kept = _Turn(before, turn.agent_id, _tell(path), *times_ns)
+        self._turns[own_id] = self._turns[segment.get("tailUuid")] = kept
+
+    def _replace_result(self, change: Object) -> None:
+        """Tell of a tool's result what the model was shown instead."""
+        tool_id, content = change.get("toolUseId"), change.get("replacement")
+        asker, _ = self._askers.get(tool_id, (None, {}))
+        for turn in asker.results.get(tool_id, {}).values() if asker else ():
+            for part in turn.messages[0]["parts"]:
+                if part.get("id") == tool_id and content:
+                    part["response"] = content
+
     def _take_input(
         self, record: Object, parent: _Turn | None, agent_id: str, body: Object, now_ns: int
     ) -> Iterator[Span]:
@@ -174,7 +212,7 @@ class ClaudeCode:
         turn = self._turns[record["uuid"]] = _Turn(parent, agent_id, messages, now_ns, now_ns)
         results = list_parts(messages, "tool_call_response")
         agent = self.session.agents[agent_id]
-        if not results and list_parts(messages, "text"):
+        if not results and list_parts(messages, "text") and record.get("type") == "user":
             agent.attributes.setdefault(c.TASK, json_text(body.get("content")))
         for part in results:
             tool_id = part.get("id")
@@ -237,7 +275,7 @@ class ClaudeCode:
         )  # fmt: skip
         uuid = str(record["uuid"])
         owner = self.session.id, self.session.find_span_id(agent_id), uuid
-        ids = [uuid, _digest_record(record)]
+        ids = [uuid, digest_record(record)]
         if not record.get("forkedFrom") and self._links.claim_answer(message_id, ids, owner):
             first = self._links.answers.setdefault((message_id, self.session.id), owner)
             turn.response_id = message_id if first == owner else f"{message_id}/{uuid}"
@@ -265,7 +303,7 @@ class ClaudeCode:
             agent_id, (turn.start_ns, turn.end_ns), response_id=turn.response_id,
             previous_id=previous_id, messages=messages, answer=turn.messages, attributes=attributes,
         )  # fmt: skip
-        turn.messages, turn.history, turn.body = [], (None, []), {}
+        turn.history, turn.body = (None, []), {}
 
     def _make_failure(
         self, own_id: object, parent: _Turn | None, agent_id: str, body: Object, now_ns: int
@@ -293,14 +331,6 @@ def _is_whole(turn: _Turn) -> bool:
     return turn.stop_reason not in _GOES_ON and not _UNFINISHED.intersection(kinds)
 
 
-def _digest_record(record: Object) -> str | None:
-    """Return what tells a record from others where a copy has a uuid of its own."""
-    if not (time := record.get("timestamp")):
-        return None
-    content = json_text([time, object_of(record.get("message")).get("content")])
-    return sha256(content.encode("utf-8", "replace")).hexdigest()[:32]
-
-
 def _is_same(answer: _Turn, record: Object, parent: _Turn | None, agent_id: str) -> bool:
     """Return whether a block with the id of an answer is of it.
 
@@ -313,7 +343,7 @@ def _is_same(answer: _Turn, record: Object, parent: _Turn | None, agent_id: str)
     while parent and parent is not answer:
         is_told = is_told or bool(list_parts(parent.messages, "text") and not parent.message_id)
         parent = parent.parent
-    return not is_told or bool(answer.messages and not _is_whole(answer))
+    return not (is_told and _is_whole(answer))
 
 
 def _find_path(turn: _Turn | None, answer: _Turn) -> list[_Turn]:
@@ -337,24 +367,19 @@ def _find_history(turn: _Turn | None, *, is_failure: bool = False) -> tuple[str 
         path.append(turn)
         turn = turn.parent
     path += [turn] if turn else []
+    messages = _tell(path, turn)
+    return (turn.response_id or turn.history[0] if turn else None), messages
+
+
+def _tell(path: list[_Turn], call: _Turn | None = None) -> Messages:
+    """Return what turns say, the latest first, but for a call that others go on from."""
     known = {id(each) for at in path for each in (at, *at.between)}
     messages: Messages = []
     for at in reversed(path):
-        messages += [] if at is turn else at.messages
+        messages += [] if at is call else at.messages
         for each in (*at.between, *_find_beside(at, known)):
             messages += each.messages
-    return (turn.response_id or turn.history[0] if turn else None), _order_results(messages)
-
-
-def _order_results(messages: Messages) -> Messages:
-    """Return messages, after each answer the results first: Claude Code sends them so."""
-    number, places = 0, []
-    for each in messages:
-        number += each["role"] == "assistant"
-        is_said = each["role"] != "assistant" and not list_parts([each], "tool_call_response")
-        places.append((number, is_said))
-    order = sorted(range(len(messages)), key=places.__getitem__)
-    return [messages[place] for place in order]
+    return order_results(messages)
 
 
 def _find_beside(asker: _Turn, path: set[int]) -> list[_Turn]:

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Final, Protocol
 
+from lightning_otel.messages import object_of
 from lightning_otel.messages.media import to_text
 from lightning_otel.receivers.builder import Builder, parse_time
 from lightning_otel.receivers.otlp import TIMES, InvalidSpanError, Object
@@ -211,6 +213,25 @@ def is_thought(messages: Messages) -> bool:
     """Return whether messages have no more than reasoning, which is no answer yet."""
     kinds = {part.get("type") for each in messages for part in each["parts"]}
     return kinds <= {"reasoning", "redacted_thinking"}
+
+
+def order_results(messages: Messages) -> Messages:
+    """Return messages, after each answer the results first: coding agents send them so."""
+    number, places = 0, []
+    for each in messages:
+        number += each["role"] == "assistant"
+        is_said = each["role"] != "assistant" and not list_parts([each], "tool_call_response")
+        places.append((number, is_said))
+    order = sorted(range(len(messages)), key=places.__getitem__)
+    return [messages[place] for place in order]
+
+
+def digest_record(record: Object) -> str | None:
+    """Return what tells an answer's record from others where a copy has an id of its own."""
+    if not (time := record.get("timestamp")):
+        return None
+    content = json_text([time, object_of(record.get("message")).get("content")])
+    return blake2b(content.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def list_parts(messages: Sequence[Mapping[str, Any]], kind: str) -> list[Object]:
