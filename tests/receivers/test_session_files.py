@@ -207,6 +207,21 @@ def test_a_file_that_cannot_be_opened_takes_no_other_with_it(tmp_path: Path) -> 
     assert "Seen." in read_calls(tmp_path / "s.duckdb")
 
 
+def test_a_folder_of_compressed_sessions_is_read(tmp_path: Path) -> None:
+    """One that holds no lines at all is named."""
+    folder = tmp_path / "p"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("hello")
+    empty = import_files(tmp_path, folder)
+    (folder / "s1.jsonl.gz").write_bytes(gzip.compress(dump_session(MAIN)))
+
+    packed = import_files(tmp_path, folder)
+
+    assert f"{folder}: no .jsonl below it; name other files one by one" in empty[1]
+    assert (packed[0], "no .jsonl" in packed[1]) == (0, False)
+    assert "Seen." in read_calls(tmp_path / "s.duckdb")
+
+
 def test_a_zip_of_sessions_is_read_as_their_folder_is(tmp_path: Path) -> None:
     """What stands beside them is no session; a zip that cannot be read is named, and no other."""
     good, damaged, locked, cut = (tmp_path / f"{name}.zip" for name in "gdlc")
@@ -253,6 +268,28 @@ def test_an_answer_that_was_read_half_is_told(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert ["1 answer half in the store" in each for each in told] == [False, False, True, True]
     assert read_calls(store)["I look."][1] == [("assistant", "Hm", "I look.")]
+
+
+def test_an_answer_of_codex_is_whole_when_its_tokens_are_counted(tmp_path: Path) -> None:
+    """However old the file is, in a version that counts them."""
+    file, store = tmp_path / "t1.jsonl", tmp_path / "s.duckdb"
+    usage = {"last_token_usage": {"input_tokens": 2, "output_tokens": 3}, "total_token_usage": {}}
+    records = [
+        META, {"type": "event_msg", "payload": {"type": "task_started"}},
+        codex_message("user", "Look"), codex_message("assistant", "I look."),
+        codex_item("function_call", name="Bash", call_id="c1", arguments='{"command":"ls"}'),
+        {"type": "event_msg", "payload": {"type": "token_count", "info": usage}},
+    ]  # fmt: skip
+    told = []
+    for part in (records[:4], records):
+        write_session(file, part)
+        os.utime(file, (time.time() - 3600,) * 2)
+        told.append(import_files(tmp_path, file)[1])
+
+    assert ["not read: still being written" in each for each in told] == [True, False]
+    assert [said for _, said in read_calls(store).values()] == [
+        [("assistant", "I look.", "Bash ls")],
+    ]  # fmt: skip
 
 
 def test_ids_of_answers_may_repeat(tmp_path: Path) -> None:

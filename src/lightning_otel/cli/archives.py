@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from lightning_otel.cli.inputs import open_session_file
-from lightning_otel.cli.output import format_size
+from lightning_otel.cli.output import format_size, print_note
 from lightning_otel.errors import TooLargeError
 
+_PACKED: Final = ("", ".gz", ".zst")
 _ZIP: Final = b"PK\x03\x04"
 _ZIP_FAULTS: Final = (
     zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError,
@@ -41,6 +42,8 @@ def list_files(
         for number, path in enumerate(paths):
             if path.is_dir() or not _is_zip(path):
                 folders.append(path)
+                if not _list_folder(path):
+                    print_note(f"  {path}: no .jsonl below it; name other files one by one")
                 continue
             folder = Path(scratch, str(number), path.name)
             _extract_zip(path, folder, limit_bytes, partial(refuse, path))
@@ -52,14 +55,20 @@ def list_files(
         ordered: dict[tuple[Path, ...], list[Path]] = {}
 
         def list_them() -> list[Path]:
-            files = [sorted(each.rglob("*.jsonl")) if each.is_dir() else [each] for each in folders]
-            listed = tuple(chain.from_iterable(files))
+            listed = tuple(chain.from_iterable(map(_list_folder, folders)))
             if listed not in ordered:
                 ordered.clear()
                 ordered[listed] = _order_files(listed)
             return ordered[listed]
 
         yield list_them
+
+
+def _list_folder(path: Path) -> list[Path]:
+    """Return the files of lines below a folder, compressed ones, too; of a file itself."""
+    if not path.is_dir():
+        return [path]
+    return sorted(chain.from_iterable(path.rglob(f"*.jsonl{end}") for end in _PACKED))
 
 
 def _order_files(paths: Sequence[Path]) -> list[Path]:

@@ -40,7 +40,7 @@ def import_files(files: tuple[Path, ...], follow: bool, limit: str, store: str |
     an export of Langfuse, LangSmith, MLflow, Phoenix or Jaeger, ATIF documents, chat messages, or
     requests with their responses. Scores become rewards. It may be CSV or Parquet, a gzip,
     Zstandard or a zip. Sessions of Claude Code and Codex are read as well, and of a folder each
-    .jsonl below it. docs/capture.md says where each comes from.
+    .jsonl below it, compressed or not. docs/capture.md says where each comes from.
 
     An attempt that the store recorded itself is not read again from its ATIF document. No more than
     --limit is read of a file; what stands before is kept. Exits with 1 if anything could not be

@@ -146,7 +146,7 @@ class Codex:
         """Return the answers at the end that are whole; all of them if the session is over."""
         if answer := self._answer:
             is_told = answer.is_message and (answer.usage or not self._is_counting)
-            is_end = is_over and not is_thought(answer.messages)
+            is_end = is_over and not (self._is_counting or is_thought(answer.messages))
             if is_end or is_told or answer.is_counted:
                 yield from self._close()
         if last := self._last:
