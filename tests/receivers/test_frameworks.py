@@ -66,20 +66,83 @@ def test_a_trace_is_read_message_by_message(name: str, steps: Steps) -> None:
         assert list(tool["function"]["parameters"]["properties"]) == ["city"]
 
 
-PLAIN = [
+def _construct_ai(**fields: Any) -> dict[str, Any]:
+    held = {"content": "", "type": "ai", "additional_kwargs": {}, **fields}
+    names = ["langchain", "schema", "messages", "AIMessage"]
+    message = {"lc": 1, "type": "constructor", "id": names, "kwargs": held}
+    return {"generations": [[{"text": "", "type": "ChatGeneration", "message": message}]]}
+
+
+_CALL = {
+    "role": "assistant", "content": "",
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "w", "arguments": "{}"}}],
+}  # fmt: skip
+PLAIN: list[Any] = [
     {"message": "hi", "score": 3},
     {"items": [{"name": "a"}], "input": "x"},
     {"output": {"x": 1}, "y": 2},
     {"name": "Bob", "arguments": "none"},
     [{"name": "Bob", "age": 3}, {"name": "Al", "age": 4}],
     {"content": "text", "title": "t"},
+    {"name": "Bob", "role": "engineer"},
+    {"action": "search", "content": "x", "role": "user"},
+    {"text": "x", "label": "spam"},
+    [{"type": "bug", "text": "boom"}, {"type": "feature", "text": "y"}],
+    {"contents": "hi", "title": "t"},
+    {"message": {"text": "hi"}, "score": 3},
+    {"response": "hello"},
+    {"image": "cat.png", "caption": "c"},
+    {"choices": [{"text": "yes", "p": 0.5}]},
+    {"messages": [{"role": "user", "content": "made"}, {"role": "assistant", "content": "up"}]},
+    {"messages": ["a", "b"]},
+    [{"id": 1, "type": "phone_call"}],
+    [],
+    {},
 ]
+TEXTS = [
+    "null", "3.50", "1e3", "7.50", '"quoted"', '{"a":1,"a":2}', '{"name":"Bob","role":"x"}',
+    '{"a": 1,   "b": [1,2]}', "12345678901234567890123",
+]  # fmt: skip
+"""What a model may write, each of which is JSON."""
+ROWS = '[{"text": "a", "label": 1}]'
+_RUN = {"id": "c1", "name": "w", "args": {"q": "a"}, "type": "tool_call"}
+_BROKEN = {"id": "c2", "name": "w", "args": '{"q": ', "error": "cut", "type": "invalid_tool_call"}
+_BLOCK = {"type": "tool_use", "id": "c1", "name": "w", "input": {}}
+_ITEM = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "w", "arguments": "{}"}
+_VERCEL_CALL = {"toolCallId": "c1", "toolName": "w", "input": {"q": "a"}}
+CALLS: dict[str, tuple[Any, list[Any]]] = {
+    "streamed by Anthropic": (
+        {"role": "assistant", "content": [{**_BLOCK, "partial_json": '{"q": "a"}'}]},
+        ["c1", {"q": "a"}],
+    ),
+    "streamed, and whole beside": (
+        {"role": "assistant", "content": [_BLOCK], "tool_calls": [_RUN]}, ["c1", {"q": "a"}],
+    ),
+    "an item with two ids": (
+        {"role": "assistant", "content": [_ITEM], "tool_calls": [_RUN]}, ["c1", {"q": "a"}],
+    ),
+    "the Vercel AI SDK's result": (
+        {"text": "Look.", "toolCalls": [_VERCEL_CALL], "finishReason": "tool-calls"},
+        ["Look.", "c1", {"q": "a"}],
+    ),
+    "the same without text": ({"text": "", "toolCalls": [_VERCEL_CALL]}, ["c1", {"q": "a"}]),
+    "a call that is no JSON": (
+        _construct_ai(tool_calls=[_RUN], invalid_tool_calls=[_BROKEN]),
+        ["c1", {"q": "a"}, "c2", '{"q": '],
+    ),
+    "such a call alone": (
+        _construct_ai(tool_calls=[], invalid_tool_calls=[_BROKEN]), ["c2", '{"q": '],
+    ),
+}  # fmt: skip
 HELD: list[tuple[Any, Any, str, str]] = [
     ({"prompt": "Say", "model": "m"}, {"completion": "hi"}, "Say", "hi"),
     ({"args": [], "kwargs": {"messages": [{"role": "user", "content": "q"}]}}, "a", "q", "a"),
     ({"prompts": ["q"]}, {"generations": [[{"text": "a", "type": "Generation"}]]}, "q", "a"),
     ("q", {"messages": [{"type": "human", "content": "q"}, {"type": "ai", "content": "a"}]},
      "q", "a"),
+    ({"messages": [["human", "q"]]}, {"output": "a"}, "q", "a"),
+    ({"prompt": None, "messages": [{"role": "user", "content": "q"}]}, ["a"], "q", "a"),
+    ({"prompt": "q", "system": ""}, {"text": "a", "files": [], "object": None}, "q", "a"),
     ({"contents": ["q"]}, {"candidates": [{"content": {"parts": [{"text": "a"}]}}]}, "q", "a"),
 ]  # fmt: skip
 
@@ -92,6 +155,36 @@ def test_an_answer_that_is_no_message_stays_as_it_came(tmp_path: Path) -> None:
 
     told = [(plain_text(step.observation), plain_text(step.action)) for step in steps]
     assert told == [(asked, said) for _, _, asked, said in cases]
+
+
+def test_a_text_stays_as_it_was_written_even_if_it_is_json(tmp_path: Path) -> None:
+    """Numbers, spaces and doubled keys are those of the text, of prompts and results, too."""
+    asked = [{"role": "user", "content": ROWS}]
+    result = [*asked, _CALL, {"role": "tool", "tool_call_id": "c1", "content": ROWS}]
+    exchanges: list[tuple[Any, Any]] = [(text, text) for text in TEXTS] + [("q", "[]")]
+
+    *plain, whole, alone, told = _import_calls(
+        [*exchanges, (ROWS, "a"), (asked, "a"), (result, "a")], tmp_path
+    )
+
+    said = [(plain_text(step.observation), plain_text(step.action)) for step in plain]
+    assert said == exchanges
+    assert [plain_text(step.observation) for step in (whole, alone)] == [ROWS, ROWS]
+    assert messages_of(told.observation)[-1]["content"] == ROWS
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_comes_once_and_whole(name: str, tmp_path: Path) -> None:
+    """Arguments that stand beside the call, or are no JSON, are kept; an id names one call."""
+    made, parts = CALLS[name]
+
+    (step,) = _import_calls([("q", made)], tmp_path)
+
+    told: list[Any] = []
+    for part in step.action[0]["parts"]:
+        is_call = part["type"] == "tool_call"
+        told += [part["id"], part["arguments"]] if is_call else [part["content"]]
+    assert told == parts
 
 
 def test_a_text_that_was_cut_is_no_message(tmp_path: Path) -> None:

@@ -251,3 +251,83 @@ def test_which_of_several_scores_counts_is_told(tmp_path: Path) -> None:
     assert "several" not in chosen.stderr
     rows = [orjson.loads(each.stdout) for each in (usual, chosen)]
     assert [(row["reward"], row["label"]) for row in rows] == [(1.0, True), (0.0, False)]
+
+
+_TIMES = {"startTime": "2026-02-01T10:00:00Z", "endTime": "2026-02-01T10:00:09Z"}
+_CALL = {"id": "o1", "traceId": "t1", "type": "GENERATION", "name": "call", **_TIMES,
+         "input": [{"role": "user", "content": "q"}], "output": "a"}  # fmt: skip
+_RUN = {"id": "r1", "trace_id": "r1", "run_type": "llm", "name": "call",
+        "start_time": "2026-02-01T10:00:00", "end_time": "2026-02-01T10:00:09",
+        "inputs": {"prompt": "q"}, "outputs": {"output": "a"}}  # fmt: skip
+_ANSWERS = [[{"text": text, "type": "Generation"}] for text in "ab"]
+_ROW = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+NAMED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "a call that goes on": (
+        {**_CALL, "output": None, "endTime": None}, 0, "the call was not over yet"),
+    "several prompts": (
+        {**_RUN, "outputs": {"generations": _ANSWERS}}, 0, "answers to 2 prompts; a call has one"),
+    "a score of a session": (
+        {"id": "s1", "name": "ok", "value": 1, "dataType": "NUMERIC", "sessionId": "c",
+         "timestamp": "2026-02-01T10:00:00Z", "traceId": None}, 0, "but of session 'c'"),
+    "a reward in a list": ({**_ROW, "reward": [1.0]}, 1, "reward is [1.0], no number"),
+    "a preference": (
+        {**_ROW, "chosen": _ROW["messages"], "rejected": _ROW["messages"]}, 0, "preferences"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_not_kept_is_named(name: str) -> None:
+    """A record that is no whole call, score or reward has a reason, and the rest of it stays."""
+    record, count, reason = NAMED[name]
+
+    *spans, rejected = _read(record)
+
+    assert len(spans) == count
+    assert isinstance(rejected, Rejected)
+    assert reason in rejected.reason
+
+
+@pytest.mark.parametrize(("reward", "number"), [("0.5", 0.5), (True, 1.0), (2, 2.0)])
+def test_a_reward_is_a_number_however_it_is_written(reward: Any, number: float) -> None:
+    """A text that is a number is one, and true is 1."""
+    _, made = _read({**_ROW, "reward": reward})
+
+    assert made.attributes[f"{c.REWARD_PREFIX}.0.value"] == number
+
+
+_SDK_TOOL = {"ai.toolCall.name": "w", "ai.toolCall.id": "c1"}
+_SDK_CALL = [{"toolCallType": "function", "toolCallId": "c1", "toolName": "w", "args": "{}"}]
+
+
+def test_a_loop_of_the_vercel_ai_sdk_is_no_call(tmp_path: Path) -> None:
+    """Langfuse calls it a generation, as it does the calls below it; tools have their names."""
+    below = {**_CALL, "parentObservationId": "o1"}
+    records = [
+        {**_CALL, "name": "ai.generateText"},
+        {**below, "id": "o2", "name": "ai.generateText.doGenerate", "output": _SDK_CALL},
+        {**below, "id": "o3", "name": "ai.toolCall", "type": "TOOL", "input": "{}",
+         "output": "rain", "metadata": {"attributes": _SDK_TOOL}},
+    ]  # fmt: skip
+    file, store = tmp_path / "t.jsonl", Store(tmp_path / "s.duckdb")
+    file.write_bytes(b"\n".join(map(orjson.dumps, records)))
+
+    assert _invoke("import", file, "--store", store.name).returncode == 0
+
+    assert [plain_text(step.action) for step in store.transitions()] == ["w({})"]
+    (tool,) = [span for span in store.spans() if span.name == "ai.toolCall"]
+    assert (tool.attributes[c.TOOL_NAME], tool.attributes[c.TOOL_CALL_ID]) == ("w", "c1")
+
+
+def test_an_output_is_what_the_platform_was_given() -> None:
+    """MLflow writes each value as JSON, and LangSmith puts one that is no object into one."""
+    (run,) = _read({**_RUN, "outputs": {"output": {"answer": "A", "score": 1}}})
+    record = orjson.loads((IMPORTS / "mlflow.jsonl").read_bytes().splitlines()[0])
+    for span in record["data"]["spans"]:
+        span["attributes"] |= {"mlflow.spanOutputs": '"3.10"', "mlflow.spanType": '"LLM"'}
+    spans = [each for each in _read(record) if isinstance(each, Span)]
+    made = [each for each in spans if c.OUTPUT_MESSAGES in each.attributes]
+
+    texts = [plain_text(orjson.loads(each.attributes[c.OUTPUT_MESSAGES])) for each in (run, *made)]
+
+    assert len(made) > 1
+    assert texts == ['{"answer": "A", "score": 1}', *["3.10"] * len(made)]

@@ -223,11 +223,14 @@ def read_message(
     spoken += [*content_parts(content), *media_beside(item)]
     if isinstance(item.get("refusal"), str) and item["refusal"]:
         spoken.append({"type": "refusal", "content": item["refusal"]})
-    known = [part.get("id") for part in spoken if part.get("type") == "tool_call"]
+    known = {part.get("id"): part for part in spoken if part.get("type") == "tool_call"}
     calls = objects(item.get("tool_calls") or [item.get("function_call")])
-    made = [read_call(each, call) for each in calls]
-    # Those that the content says, too, come once.
-    spoken += [part for part in made if part["id"] is None or part["id"] not in known]
+    for part in [read_call(each, call) for each in calls]:
+        # Those that the content says, too, come once; a stream leaves their arguments empty there.
+        if part["id"] is None or part["id"] not in known:
+            spoken.append(part)
+        elif not known[part["id"]].get("arguments"):
+            known[part["id"]]["arguments"] = part["arguments"] or {}
     role = role or ("assistant" if calls else "user")
     return message(role, spoken, name=item.get("name"), **extra)
 
@@ -252,8 +255,10 @@ def unwrap_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
     if role is None:
         return item
     more, calls = object_of(held.get("additional_kwargs")), objects(held.get("tool_calls"))
+    calls += objects(held.get("invalid_tool_calls"))
     made = [{**call, "arguments": call["args"]} if "args" in call else call for call in calls]
-    return {**more, **held, "role": role, "tool_calls": made or more.get("tool_calls")}
+    rest = {"tool_calls": made or more.get("tool_calls"), "invalid_tool_calls": None}
+    return {**more, **held, "role": role, **rest}
 
 
 def read_call(item: Mapping[str, Any], call: ToolCall = tool_call_part) -> Part:

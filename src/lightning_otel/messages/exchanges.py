@@ -2,6 +2,7 @@
 
 What stands around messages is taken off, and the fields of a message are named as in the chat API;
 its parts have readers of their own, by their kind. A text that was JSON and is cut is no message.
+An answer is opened only where its form is known and nothing is left over: it may be JSON itself.
 
 Source: Langfuse's OTLP ingestion and its callbacks; the bodies of OpenAI's, Anthropic's, Google's
 and Amazon Bedrock's APIs; events of the GenAI semantic conventions up to 1.36; OpenInference's
@@ -26,7 +27,7 @@ from lightning_otel.messages import (
     unwrap_message,
 )
 from lightning_otel.messages.media import to_text
-from lightning_otel.messages.parts import READERS, Part, named_part, part_of, unwrap_response
+from lightning_otel.messages.parts import READERS, Part, is_part, part_of, unwrap_response
 from lightning_otel.types.values import is_object, parse_json
 
 _ROLES: Final = {
@@ -40,7 +41,7 @@ _FIELDS: Final = {
 }  # fmt: skip
 """Fields of a message as others name them."""
 _EVENT: Final = "gen_ai.event.content"
-_MARKS: Final = frozenset({"role", "parts", "kwargs", "data", "tool_calls", *_FIELDS, _EVENT})
+_MARKS: Final = frozenset({"parts", "kwargs", "data", "tool_calls", *_FIELDS, _EVENT})
 """A message has one of these, or ``content`` beside nothing but the fields of an answer."""
 _OF_ANSWER: Final = frozenset(
     {"content", "finish_reason", "usage", "cached", "logprobs", "thought", "id", "index", "model"}
@@ -61,6 +62,27 @@ _MOST_QUOTES: Final = 3
 _CUT: Final = re.compile(r'\[?\{\s*"(role|messages|parts|content|choices|candidates|message)"')
 
 
+_TEXTS: Final = ("completion", "output")
+"""Wrappers of an answer that is a text."""
+_REPLY: Final = frozenset({"finish_reason", "stop_reason", "usage"})
+"""One of these stands beside an answer's text."""
+_GENERATION: Final = _REPLY | {"text", "type", "message", "generation_info", "index", "logprobs"}
+_VERCEL: Final = frozenset({"toolCalls", "finishReason", "files"})
+_OF_VERCEL: Final = _VERCEL | {"text", "completion", "reasoning", "object"}
+"""What the Vercel AI SDK makes."""
+_SPEAKERS: Final = frozenset({*_ROLES.values(), "model", "human", "ai", "function"})
+_STATED: Final = frozenset({"content", "parts", "tool_calls", "function_call", "refusal"})
+_PRODUCTS: Final = frozenset(
+    {"web_search_call", "file_search_call", "computer_call", "code_interpreter_call",
+     "image_generation_call", "mcp_call", "mcp_list_tools", "mcp_approval_request",
+     "local_shell_call", "shell_call", "apply_patch_call", "custom_tool_call", "compaction",
+     "server_tool_use", "web_search_tool_result", "redacted_thinking"}
+)  # fmt: skip
+"""Kinds of what a model makes that are no parts."""
+_BODIES: Final = frozenset({"chat.completion", "text_completion", "response"})
+_META: Final = frozenset({"usageMetadata", "usage_metadata", "promptFeedback"})
+
+
 class Exchange(NamedTuple):
     """A request with its answer."""
 
@@ -74,42 +96,96 @@ def is_cut(text: object) -> bool:
     return isinstance(text, str) and bool(_CUT.match(text)) and parse_json(text) is text
 
 
-def read_exchange(request: Any, response: Any, offers: Any = None, system: Any = None) -> Exchange:
+def read_exchange(given: Any, made: Any, beside: Any = None, system: Any = None) -> Exchange:
     """Return what a request and its answer say.
 
     Args:
-        request: The request, or its messages.
-        response: The answer.
-        offers: Tools that are kept beside both, which count if the request has none.
+        given: The request, or its messages.
+        made: The answer.
+        beside: Tools that are kept beside both, which count if the request has none.
         system: The system prompt that is kept beside both, likewise.
     """
-    request, response = _load(request), _load(response)
-    messages, tools = _split_tools(request)
+    asked, said = given, made
+    given, made = _load(given), _load(made)
+    messages, tools = _split_tools(given)
     # An answer of the Responses API says again what was asked with it.
-    places = (object_of(request), offers, object_of(response))
+    places = (object_of(given), beside, object_of(made))
     tools = tools or next(filter(None, map(_find_tools, places)), [])
-    turns = read_messages(messages, "user")
-    if not any(entry["role"] in ("system", "developer") for entry in turns):
-        rules = _read_system({"system": parse_json(system)}) or _read_system(object_of(response))
-        turns = [*rules, *turns]
-    answer = read_messages(response, "assistant")
-    if turns and answer[: len(turns)] == turns:  # the state of a graph, with what was asked
-        answer = answer[len(turns) :]
-    return Exchange(_name_tools(turns), answer, flatten_tools(tools))
+    found = read_messages(messages, "user", asked)
+    if not any(each["role"] in ("system", "developer") for each in found):
+        rules = _read_system({"system": parse_json(system)}) or _read_system(object_of(made))
+        found = [*rules, *found]
+    if isinstance(made, list) and {"prompt", "messages"} <= object_of(given).keys():  # DSPy's
+        texts = [object_of(each).get("text", each) for each in made]
+        made = [{"role": "assistant", "content": each} for each in texts]
+    is_known = _is_answer(made)
+    answer = read_messages(made, "assistant") if is_known else []
+    if found and answer[: len(found)] == found:  # the state of a graph, with what was asked
+        answer = answer[len(found) :]
+    if not is_known or {each["role"] for each in answer} - {"assistant", "tool"}:
+        answer = [message("assistant", [text_part(to_text(said))])] if to_text(said) else []
+    return Exchange(_name_tools(found), answer, flatten_tools(tools))
 
 
-def _load(value: Any) -> Any:
-    """Return what JSON text says, even if it is quoted again, or alone in an object."""
+def _load(text: Any) -> Any:
+    """Return the object or list that JSON text says, even if it is quoted again, or alone."""
+    value = text
     for _ in range(_MOST_QUOTES):
         value = parse_json(value)
         inner = next(iter(value.items())) if is_object(value) and len(value) == 1 else ("", None)
         if inner[0] in _WRAPPERS and is_object(parse_json(inner[1])):
             value = inner[1]
-    return value
+    return value if isinstance(value, (dict, list)) else text
 
 
-def read_messages(content: Any, role: str) -> list[Part]:
-    """Return the messages of an input or output, however a library wrote them."""
+def _is_answer(value: Any) -> bool:
+    """Return whether an answer is messages in a form that is known, with nothing left over."""
+    value = parse_json(value)
+    if isinstance(value, list):
+        return bool(value) and all(_is_answer(each) or is_part(each) for each in value)
+    if not is_object(value):
+        return False
+    fields, content, names = spell_message(value), value.get("content"), value.keys()
+    is_said = fields.get("role") in _SPEAKERS and bool(fields.keys() & _STATED)
+    is_body = value.get("object") in _BODIES or ("candidates" in names and bool(names & _META))
+    if is_said or is_body or value.get("type") in _PRODUCTS:
+        return True
+    if is_object(content):
+        return "parts" in content
+    if content is not None and names & _REPLY and not names - _OF_ANSWER:
+        return isinstance(content, str) or _is_answer(content)
+    return _is_generation(value) or _is_envelope(value)
+
+
+def _is_generation(value: Mapping[str, Any]) -> bool:
+    """Return whether a text has beside it what LangChain, or OpenAI's completions, say of it."""
+    is_told = bool(value.keys() & {*_REPLY, "generation_info"}) or is_object(value.get("message"))
+    is_told = is_told or value.get("type") == "Generation"
+    return isinstance(value.get("text"), str) and is_told and not value.keys() - _GENERATION
+
+
+def _is_envelope(value: Mapping[str, Any]) -> bool:
+    """Return whether an answer holds such answers, under a name that one is known by."""
+    for name in ("choices", "candidates", "generations", "messages", "replies", *_WRAPPERS):
+        held = parse_json(value.get(name))
+        is_alone = value.keys() - {name} <= _AROUND
+        if _is_answer(held):
+            are_parts = isinstance(held, list) and all(map(is_part, held))
+            return is_alone or not (are_parts or name == "messages")
+        if isinstance(value.get(name), str) and is_alone:
+            return name in _TEXTS or (name == "message" and "finish_reason" in value)
+    return False
+
+
+def read_messages(content: Any, role: str, text: Any = None) -> list[Part]:
+    """Return the messages of an input or output, however a library wrote them.
+
+    Args:
+        content: What it says.
+        role: Whose the messages are that name no role.
+        text: The whole as it came, for where it is no messages.
+    """
+    text = content if text is None else text
     content = parse_json(content)
     if is_object(content):
         inner = None if "role" in content else _unwrap(content)
@@ -118,34 +194,44 @@ def read_messages(content: Any, role: str) -> list[Part]:
             return [*rules, *read_messages(inner, role)]
         content = [content] if _is_spoken(content) else content
     if not isinstance(content, list):
-        return [message(role, [text_part(to_text(content))])] if content else []
+        return [message(role, [text_part(to_text(text))])] if text not in (None, "") else []
+    if content and all(map(_is_pair, content)):  # LangChain's, a role and a text
+        content = [{"role": each[0], "content": each[1]} for each in content]
     if content and isinstance(content[0], list):  # a batch: one prompt, or the generations of one
         return read_messages(content[0], role)
     if not all(map(_is_spoken, content)):
-        is_mixed = all(isinstance(entry, str) or _is_part(entry) for entry in content)
-        parts = content_parts(content) if is_mixed else [text_part(to_text(content))]
+        is_mixed = all(isinstance(each, str) or is_part(each) for each in content)
+        parts = content_parts(content) if is_mixed else [text_part(to_text(text))]
         return [message(role, parts)]
-    turns: list[Part] = []
+    found: list[Part] = []
     is_open = False
-    for item in (entry if _is_part(entry) else spell_message(entry) for entry in content):
+    for item in (each if is_part(each) else spell_message(each) for each in content):
         is_item = "role" not in item or item.get("type") == "message"
-        read = _read_item(item, role)
+        made = _read_item(item, role)
         # One turn of the model may be several items.
-        if is_open and is_item and read and read[0]["role"] == turns[-1]["role"] == "assistant":
-            turns[-1]["parts"] += read.pop(0)["parts"]
-        turns += read
-        is_open = is_item and "message" not in item and bool(turns)
-    return turns
+        if is_open and is_item and made and made[0]["role"] == found[-1]["role"] == "assistant":
+            found[-1]["parts"] += made.pop(0)["parts"]
+        found += made
+        is_open = is_item and "message" not in item and bool(found)
+    return found
+
+
+def _is_pair(item: Any) -> bool:
+    is_pair = isinstance(item, list) and len(item) == 2 and isinstance(item[1], str)
+    return is_pair and isinstance(item[0], str) and item[0] in _SPEAKERS
 
 
 def spell_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message with its fields named as in the chat API; anything else as it is."""
-    value = parse_json(item.get(_EVENT))
-    if is_object(value):  # Semantic Kernel's
-        item = object_of(value.get("message")) or value
+    held = parse_json(item.get(_EVENT))
+    if is_object(held):  # Semantic Kernel's
+        item = object_of(held.get("message")) or held
     elif is_object(inner := item.get("message")) and "role" in inner and len(item) == 1:
         item = inner  # OpenInference's
-    fields = {_FIELDS.get(name, name): entry for name, entry in item.items()}
+    fields = {_FIELDS.get(name, name): each for name, each in item.items()}
+    if _is_of_vercel(item):
+        fields |= {"role": "assistant", "content": item.get("text") or item.get("completion")}
+        fields["thinking_blocks"] = objects(item.get("reasoning"))
     if "blocks" in item:  # LlamaIndex'
         fields = {**object_of(item.get("additional_kwargs")), **fields}
     if "tool_calls" in fields:
@@ -157,11 +243,16 @@ def spell_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
         fields["role"] = _ROLES.get(role.lower(), role)
     if isinstance(content, str) and content.startswith("[{"):
         blocks = parse_json(content)
-        if isinstance(blocks, list) and all(map(_is_part, blocks)):
+        if isinstance(blocks, list) and all(map(is_part, blocks)):
             fields["content"] = blocks
     elif isinstance(content, list):
-        fields["content"] = [_open_part(entry) for entry in content]
+        fields["content"] = [_open_part(each) for each in content]
     return fields
+
+
+def _is_of_vercel(item: Mapping[str, Any]) -> bool:
+    """Return whether an answer is a text beside calls and files, and nothing else."""
+    return bool(item.keys() & _VERCEL) and item.keys() <= _OF_VERCEL
 
 
 def _open_part(part: Any) -> Any:
@@ -177,11 +268,6 @@ def _spell_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return part_of({**call, "type": "tool_call"})
 
 
-def _is_part(item: object) -> bool:
-    """Return whether an item is a part of a message and not a message."""
-    return is_object(item) and "role" not in item and named_part(item).get("type") in READERS
-
-
 def _read_item(item: Mapping[str, Any], role: str) -> list[Part]:
     answer = item.get("message")  # a choice, or a generation
     if is_object(item.get("content")) and (
@@ -191,9 +277,9 @@ def _read_item(item: Mapping[str, Any], role: str) -> list[Part]:
     if answer and "role" not in item:
         return read_messages(answer, role)
     text = item.get("text")
-    if isinstance(text, str) and text and not item.keys() & _MARKS and not _is_part(item):
+    if isinstance(text, str) and text and not item.keys() & {"role", *_MARKS} and not is_part(item):
         return [message(role, [text_part(text)])]
-    if _is_part(item) and item.get("type") not in _ITEMS:
+    if is_part(item) and item.get("type") not in _ITEMS:
         return [message(role, [part_of(item)])]
     return read_items([item], role)
 
@@ -206,54 +292,59 @@ def _is_spoken(item: Any) -> bool:
     is_answer = content is not None and (
         not item.keys() - _OF_ANSWER or not isinstance(content, str)
     )
-    is_named = isinstance(item.get("type"), str) or isinstance(item.get("text"), str)
-    is_message = bool(item.keys() & _MARKS) or is_answer or is_named
-    return is_message or _is_part(item) or _unwrap(item) is not None
+    kind = item.get("type")
+    is_named = kind in READERS or (isinstance(kind, str) and "text" not in item)
+    is_named = is_named or _is_generation(item) or _is_of_vercel(item)
+    is_said = "role" in item and (
+        to_text(item["role"]).lower() in _SPEAKERS or bool(item.keys() & _STATED)
+    )
+    is_message = bool(item.keys() & _MARKS) or is_said or is_answer or is_named
+    return is_message or is_part(item) or _unwrap(item) is not None
 
 
-def _does_speak(value: Any) -> bool:
+def _does_speak(held: Any) -> bool:
     """Return whether a value is messages, or holds some."""
-    if isinstance(value, list):
-        return all(_is_spoken(entry) or isinstance(entry, (str, list)) for entry in value)
-    return _is_spoken(value)
+    if isinstance(held, list):
+        return all(_is_spoken(each) or isinstance(each, (str, list)) for each in held)
+    return _is_spoken(held)
 
 
 def _unwrap(content: Mapping[str, Any]) -> Any:
     """Return what a request or answer holds its messages in; None where it is none."""
     if "args" in content and is_object(content.get("kwargs")):  # the arguments of a function
-        value = next(filter(_does_speak, (content["kwargs"], content["args"])), None)
-        return value or None
+        held = next(filter(_does_speak, (content["kwargs"], content["args"])), None)
+        return held or None
     for name in _LISTS:
-        value = parse_json(content.get(name))
-        if name == "items" and not _ITEMS.issuperset(entry.get("type") for entry in objects(value)):
+        held = parse_json(content.get(name))
+        if name == "items" and not _ITEMS.issuperset(each.get("type") for each in objects(held)):
             continue
-        if _does_speak(value) or (isinstance(value, str) and value and name == "contents"):
-            return value
+        if _does_speak(held) or (isinstance(held, str) and held and name == "contents"):
+            return held
     for name in _WRAPPERS:
-        value = parse_json(content.get(name))
-        is_alone = content.keys() - {name} <= _AROUND
-        if (_does_speak(value) and value) or (isinstance(value, str) and is_alone):
-            return value
+        held = parse_json(content.get(name))
+        is_alone = content.keys() - {name, *_SYSTEMS} <= _AROUND
+        if (_does_speak(held) and held) or (isinstance(held, str) and is_alone):
+            return held
     return None
 
 
 def _read_system(content: Mapping[str, Any]) -> list[Part]:
     """Return the system prompt that stands beside a request's messages, as Anthropic's does."""
     places = (content, *(object_of(content.get(name)) for name in _CONFIGS))
-    prompt = next((value[key] for value in places for key in _SYSTEMS if value.get(key)), None)
-    if is_object(prompt):  # Google's
-        prompt = prompt.get("parts")
-    return [message("system", parts)] if (parts := content_parts(prompt)) else []
+    given = next((held[key] for held in places for key in _SYSTEMS if held.get(key)), None)
+    if is_object(given):  # Google's
+        given = given.get("parts")
+    return [message("system", parts)] if (parts := content_parts(given)) else []
 
 
 def _find_tools(content: Any) -> list[Any]:
     """Return the tool definitions that stand in a request, each of which may be JSON text."""
     content = parse_json(content)
     if is_object(content):
-        value = next((content[k] for k in ("tools", "functions") if content.get(k)), None)
+        held = next((content[k] for k in ("tools", "functions") if content.get(k)), None)
         inner = (_find_tools(content.get(name)) for name in _CONFIGS)
-        return _find_tools(value) if value else next(filter(None, inner), [])
-    return objects([parse_json(entry) for entry in content]) if isinstance(content, list) else []
+        return _find_tools(held) if held else next(filter(None, inner), [])
+    return objects([parse_json(each) for each in content]) if isinstance(content, list) else []
 
 
 def _split_tools(messages: Any) -> tuple[Any, list[Any]]:
@@ -263,9 +354,8 @@ def _split_tools(messages: Any) -> tuple[Any, list[Any]]:
         return {**messages, "messages": rest}, tools
     if not isinstance(messages, list):
         return messages, []
-    offers = [entry for entry in messages if _is_offer(entry)]
-    turns = [entry for entry in messages if entry not in offers]
-    return turns, [entry["content"] for entry in offers]
+    offers = [each for each in messages if _is_offer(each)]
+    return [each for each in messages if each not in offers], [each["content"] for each in offers]
 
 
 def _is_offer(item: Any) -> bool:
@@ -283,8 +373,8 @@ def _name_tools(messages: list[Part]) -> list[Part]:
     calls: dict[str, Any] = {}
     for item in messages:
         role = item["role"]
-        requests = [part for part in item["parts"] if part.get("type") == "tool_call"]
-        calls |= {to_text(part.get("name")): part.get("id") for part in requests}
+        asked = [part for part in item["parts"] if part.get("type") == "tool_call"]
+        calls |= {to_text(part.get("name")): part.get("id") for part in asked}
         if role in calls and role not in _ROLES:
             item["role"] = "tool"
             response = unwrap_response(item["parts"])

@@ -27,7 +27,7 @@ _JSON_KINDS: Final[Mapping[type, str]] = {
 """JSON's names of values that are no part of a message."""
 _BASE64: Final = ";base64,"
 _MODALITIES: Final = ("image", "audio", "video")
-_CALL_IDS: Final = ("id", "toolCallId", "tool_call_id", "toolUseId", "call_id")
+_CALL_IDS: Final = ("call_id", "id", "toolCallId", "tool_call_id", "toolUseId")
 _RESULT_IDS: Final = ("tool_use_id", *_CALL_IDS)
 _SHAPES: Final = (
     (frozenset({"toolCallId", "toolName"}), "tool_call"),
@@ -48,6 +48,19 @@ _PLACES: Final = (
     "url", "uri", "fileUri", "file_uri", "image_url", "audio_url", "video_url", "file_data",
     "file_url", "image",
 )  # fmt: skip
+_THOUGHTS: Final = frozenset({"thought", "thoughtSignature", "thought_signature"})
+_OF_PART: Final = _THOUGHTS | frozenset(
+    {"type", "block_type", "kind", "text", "content", "thinking", "reasoning", "summary",
+     "encrypted_content", "signature", "id", "call_id", "tool_use_id", "toolUseId",
+     "toolCallId", "tool_call_id", "toolCallType", "name", "toolName", "tool_name", "arguments",
+     "args", "input", "tool_kwargs", "result", "output", "response", "is_error", "isError",
+     "status", "annotations", "citations", "logprobs", "index", "partial_json", "cache_control",
+     "providerOptions", "providerMetadata", "providerExecuted", "source", "url", "uri", "data",
+     "base64", "detail", "file", "format", "filename", "file_id", "file_data", "file_url",
+     "image_url", "mime_type", "mimeType", "media_type", "mediaType", "namespace", "origin",
+     "error", "caller", "extras"}
+)  # fmt: skip
+"""Fields of a part that names its kind."""
 _SCHEMES: Final = ("data:", "http:", "https:", "gs:", "s3:", "file:")
 
 
@@ -110,6 +123,19 @@ def part_of(part: object) -> Part:
     return dict(part)
 
 
+def is_part(item: object) -> bool:
+    """Return whether an item is a part of a message, with nothing left over, and not a message."""
+    if not is_object(item) or "role" in item:
+        return False
+    kind = to_text(named_part(item).get("type"))
+    if kind not in READERS:
+        return False
+    if kind in item and not any(isinstance(item.get(name), str) for name in _KINDS):
+        is_whole = isinstance(item[kind], str) if kind == "text" else is_object(item[kind])
+        return is_whole and item.keys() - {kind} <= _THOUGHTS
+    return item.keys() - {kind} <= _OF_PART
+
+
 def _first(held: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """Return the first value under one of some names that is not null."""
     for name in names:
@@ -167,7 +193,7 @@ def _read_call(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> 
     name = _first(held, _CALL_NAMES)
     if not isinstance(name, str):
         return None
-    arguments = _first(held, _ARGUMENTS)
+    arguments = _first(held, _ARGUMENTS) or held.get("partial_json")  # LangChain's, of a stream
     made = tool_call_part(_read_id(held, _CALL_IDS), name, {} if arguments is None else arguments)
     signature = _first(part, ("thoughtSignature", "thought_signature"))
     return made if signature is None else {**made, "thought_signature": signature}

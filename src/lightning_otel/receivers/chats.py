@@ -48,6 +48,8 @@ _NAMED: Final = frozenset(
 
 def is_chat(row: Object) -> bool:
     """Return whether a row is a conversation, or a request with its response."""
+    if {"chosen", "rejected"} <= row.keys():  # a preference
+        return False
     if _are_messages(row.get("messages")):
         return True
     if _are_messages(row.get("prompt")) and _are_messages(row.get("completion")):
@@ -75,10 +77,12 @@ def read_row(row: Object) -> Iterator[Span]:
     if not calls:
         raise InvalidSpanError(_NO_ANSWER)
     yield from calls
-    reward = row.get("reward")
-    if isinstance(reward, (int, float)) and not isinstance(reward, bool):
+    reward = parse_json(row.get("reward"))
+    if isinstance(reward, (int, float)) and math.isfinite(reward):
         key, last = f"reward of {digest}", calls[-1]
         yield builder.make_reward(key, last.span_id, {c.PRIMARY_REWARD: reward}, last.start_ns)
+    elif reward is not None:
+        raise InvalidSpanError(f"reward is {json_text(reward)}, no number; the rest is kept")
 
 
 def _are_messages(value: Any) -> bool:

@@ -8,6 +8,7 @@ reference of blob storage exports and the API models of ``langfuse`` 5.0; ``Trac
 ``mlflow`` 3.17; spans and span annotations of Phoenix's REST API, ``arize-phoenix-client`` 3.5.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -37,6 +38,7 @@ class Table(NamedTuple):
         author: Of a score: who gave it, and of what kind they are.
         attributes: Attributes of a convention that the adapter reads: these are kept as they are.
         averages: Of a span: its scores by name, each an object with its ``avg``.
+        sole: What is alone in an object around an output that was none.
     """
 
     marks: tuple[str, ...]
@@ -58,6 +60,7 @@ class Table(NamedTuple):
     settings: str = ""
     attributes: str = ""
     averages: str = ""
+    sole: str = ""
 
 
 TABLES: Final[Mapping[str, Table]] = {
@@ -72,7 +75,7 @@ TABLES: Final[Mapping[str, Table]] = {
         error="error", session="extra/metadata/thread_id extra/metadata/session_id",
         scores=("id", "run_id", "created_at", "key", "score"),
         author=("feedback_source/user_name feedback_source/user_id", "feedback_source/type"),
-        settings="extra/invocation_params", averages="feedback_stats",
+        settings="extra/invocation_params", averages="feedback_stats", sole="output",
     ),
     "langfuse": Table(
         marks=("type traceId|trace_id startTime|start_time",
@@ -121,6 +124,13 @@ _KINDS: Final = {
 """Operations by a tool's kind of span, in lower case."""
 _OFFERS: Final = "tools extra/invocation_params/tools attributes/mlflow.chat.tools metadata/tools"
 """Where a record holds the tools of a call, but for its input."""
+_VERCEL: Final = re.compile(r"ai\.(generate|stream)(Text|Object)")
+_VERCEL_IDS: Final = "metadata/attributes/ai.operationId metadata/attributes.ai.operationId"
+_TOOL: Final = (
+    "metadata/attributes/ai.toolCall.name metadata/attributes.ai.toolCall.name",
+    "metadata/attributes/ai.toolCall.id metadata/attributes.ai.toolCall.id",
+)
+"""Where the Vercel AI SDK tells a tool's name, and which call it answers."""
 _TOLD: Final = "attributes"
 """Where Langfuse keeps the attributes of a span that it got by OTLP, in its metadata."""
 _KEPT: Final = (c.RESPONSE_ID, c.FINISH_REASONS, c.PROVIDER)
@@ -196,7 +206,11 @@ def _read_score(found: Object, tool: str, table: Table, builder: Builder) -> Spa
         raise InvalidSpanError(f"score {name!r} is {kind or repr(value)}, no number")
     if found.get("valid") is False:  # MLflow keeps what was corrected
         raise InvalidSpanError(f"score {name!r} was replaced by another one")
-    trace, key = builder.trace or f"score of {judged}", f"score {score_id or (name, judged)}"
+    own = builder.trace if builder.trace != score_id else None
+    if not own and not judged:
+        session = _find(found, table.session)
+        raise InvalidSpanError(f"score {name!r} is of no trace, but of session {session!r}")
+    trace, key = own or f"score of {judged}", f"score {score_id or (name, judged)}"
     author, author_kind = (text_or_none(_find(found, path)) for path in table.author)
     named = {*" ".join([table.trace, *table.scores, *table.author]).split()}
     attributes = {
@@ -207,7 +221,7 @@ def _read_score(found: Object, tool: str, table: Table, builder: Builder) -> Spa
     made = builder._replace(trace=trace).make_reward(
         key, judged, {to_text(name): value}, read_time(time), attributes
     )
-    return made if builder.trace else replace(made, parent_span_id=None)
+    return made if own else replace(made, parent_span_id=None)
 
 
 def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span:
@@ -216,7 +230,16 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
         raise InvalidSpanError("the id of the span or of its trace is no text")
     kind, name = str(parse_json(_find(found, table.kind))).lower(), to_text(found.get("name"))
     given, made, end = (_find(found, at) for at in (table.given, table.made, table.end))
+    if table.made.startswith("attributes/"):  # MLflow writes each as JSON
+        given, made = parse_json(given), parse_json(made)
+    around = object_of(parse_json(made))
+    if table.sole and around.keys() == {table.sole}:
+        made = around[table.sole]
     operation, start_ns = _KINDS.get(kind), read_time(_find(found, table.start))
+    if operation == c.CHAT:
+        _check_call(made, end)
+        # The Vercel AI SDK's whole loop, whose calls are below it.
+        operation = None if _VERCEL.fullmatch(_find(found, _VERCEL_IDS) or name) else operation
     attributes: dict[str, Any] = {
         c.OPERATION: operation,
         c.CONVERSATION_ID: text_or_none(_find(found, table.session)),
@@ -248,6 +271,14 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
     )  # fmt: skip
 
 
+def _check_call(made: Any, end: Any) -> None:
+    if made is None and end is None:
+        raise InvalidSpanError("the call was not over yet; export it again and import that")
+    batch = object_of(parse_json(made)).get("generations")
+    if isinstance(batch, list) and len(batch) > 1 and all(isinstance(each, list) for each in batch):
+        raise InvalidSpanError(f"the record holds answers to {len(batch)} prompts; a call has one")
+
+
 def _read_scope(found: Object) -> str:
     """Return the library that recorded a span where that is known: two may record one request."""
     scope = _find(found, "metadata/scope/name metadata/scope.name")
@@ -270,7 +301,9 @@ def _read_content(
             c.TOOL_DEFINITIONS: json_text(said.tools) if said.tools else None,
         }
     if operation == c.EXECUTE_TOOL:
-        return {c.TOOL_NAME: name, c.TOOL_ARGUMENTS: texts[0], c.TOOL_RESULT: texts[1]}
+        tool, call_id = (text_or_none(_find(found, places)) for places in _TOOL)
+        named = {c.TOOL_NAME: tool or name, c.TOOL_CALL_ID: call_id}
+        return {**named, c.TOOL_ARGUMENTS: texts[0], c.TOOL_RESULT: texts[1]}
     named = {c.AGENT_NAME: name} if operation == c.INVOKE_AGENT else {}
     return {**named, c.OPERATION_INPUT: texts[0], c.OPERATION_OUTPUT: texts[1]}
 
