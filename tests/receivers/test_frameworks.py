@@ -141,6 +141,10 @@ HELD: list[tuple[Any, Any, str, str]] = [
     ("q", {"messages": [{"type": "human", "content": "q"}, {"type": "ai", "content": "a"}]},
      "q", "a"),
     ({"messages": [["human", "q"]]}, {"output": "a"}, "q", "a"),
+    ("q", {"messages": [{"role": "assistant", "content": "a"}], "usage_metadata": {}}, "q", "a"),
+    ("q", {"output": [{"type": "reasoning", "id": "r", "new": 1}, {
+        "type": "message", "role": "assistant", "content": "a"}], "id": "x"}, "q",
+     "a"),
     ({"prompt": None, "messages": [{"role": "user", "content": "q"}]}, ["a"], "q", "a"),
     ({"prompt": "q", "system": ""}, {"text": "a", "files": [], "object": None}, "q", "a"),
     ({"contents": ["q"]}, {"candidates": [{"content": {"parts": [{"text": "a"}]}}]}, "q", "a"),

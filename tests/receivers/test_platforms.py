@@ -318,6 +318,18 @@ def test_a_loop_of_the_vercel_ai_sdk_is_no_call(tmp_path: Path) -> None:
     assert (tool.attributes[c.TOOL_NAME], tool.attributes[c.TOOL_CALL_ID]) == ("w", "c1")
 
 
+def test_a_call_that_a_callback_and_a_wrapper_record_is_one(tmp_path: Path) -> None:
+    """Langfuse's callback of LangChain holds the call that its wrapper of OpenAI records."""
+    wrapped = {"messages": _CALL["input"]}
+    names = {"id": "o2", "name": "OpenAI-generation", "parentObservationId": "o1"}
+    file, store = tmp_path / "t.jsonl", Store(tmp_path / "s.duckdb")
+    file.write_bytes(orjson.dumps([_CALL, {**_CALL, **names, "input": wrapped}]))
+
+    assert _invoke("import", file, "--store", store.name).returncode == 0
+
+    assert [plain_text(step.action) for step in store.transitions()] == ["a"]
+
+
 def test_an_output_is_what_the_platform_was_given() -> None:
     """MLflow writes each value as JSON, and LangSmith puts one that is no object into one."""
     (run,) = _read({**_RUN, "outputs": {"output": {"answer": "A", "score": 1}}})

@@ -116,8 +116,8 @@ def read_exchange(given: Any, made: Any, beside: Any = None, system: Any = None)
         rules = _read_system({"system": parse_json(system)}) or _read_system(object_of(made))
         found = [*rules, *found]
     if isinstance(made, list) and {"prompt", "messages"} <= object_of(given).keys():  # DSPy's
-        texts = [object_of(each).get("text", each) for each in made]
-        made = [{"role": "assistant", "content": each} for each in texts]
+        answers = [object_of(each) or {"text": each} for each in made]
+        made = [{**each, "role": "assistant", "content": each.get("text")} for each in answers]
     is_known = _is_answer(made)
     answer = read_messages(made, "assistant") if is_known else []
     if found and answer[: len(found)] == found:  # the state of a graph, with what was asked
@@ -142,7 +142,10 @@ def _is_answer(value: Any) -> bool:
     """Return whether an answer is messages in a form that is known, with nothing left over."""
     value = parse_json(value)
     if isinstance(value, list):
-        return bool(value) and all(_is_answer(each) or is_part(each) for each in value)
+        is_turn = any(object_of(each).get("role") == "assistant" for each in value)
+        is_typed = is_turn and all(isinstance(object_of(each).get("type"), str) for each in value)
+        known = (_is_answer(each) or is_part(each) for each in value)
+        return bool(value) and (is_typed or all(known))
     if not is_object(value):
         return False
     fields, content, names = spell_message(value), value.get("content"), value.keys()
@@ -168,7 +171,7 @@ def _is_envelope(value: Mapping[str, Any]) -> bool:
     """Return whether an answer holds such answers, under a name that one is known by."""
     for name in ("choices", "candidates", "generations", "messages", "replies", *_WRAPPERS):
         held = parse_json(value.get(name))
-        is_alone = value.keys() - {name} <= _AROUND
+        is_alone = value.keys() - {name} <= _AROUND | _REPLY | _META
         if _is_answer(held):
             are_parts = isinstance(held, list) and all(map(is_part, held))
             return is_alone or not (are_parts or name == "messages")

@@ -124,6 +124,8 @@ _KINDS: Final = {
 """Operations by a tool's kind of span, in lower case."""
 _OFFERS: Final = "tools extra/invocation_params/tools attributes/mlflow.chat.tools metadata/tools"
 """Where a record holds the tools of a call, but for its input."""
+_WRAPPED: Final = "OpenAI-generation"
+"""Calls as Langfuse's wrapper of OpenAI names them, also within those that its callbacks record."""
 _VERCEL: Final = re.compile(r"ai\.(generate|stream)(Text|Object)")
 _VERCEL_IDS: Final = "metadata/attributes/ai.operationId metadata/attributes.ai.operationId"
 _TOOL: Final = (
@@ -281,6 +283,8 @@ def _check_call(made: Any, end: Any) -> None:
 
 def _read_scope(found: Object) -> str:
     """Return the library that recorded a span where that is known: two may record one request."""
+    if found.get("name") == _WRAPPED:
+        return _WRAPPED
     scope = _find(found, "metadata/scope/name metadata/scope.name")
     return scope if isinstance(scope, str) else c.SCOPE
 
