@@ -16,7 +16,7 @@ from lightning_otel.cli.inputs import open_session_file
 from lightning_otel.cli.output import format_size, print_note
 from lightning_otel.errors import TooLargeError
 
-_PACKED: Final = ("", ".gz", ".zst")
+_LINES: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _ZIP: Final = b"PK\x03\x04"
 _ZIP_FAULTS: Final = (
     zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError,
@@ -47,7 +47,7 @@ def list_files(
                 continue
             folder = Path(scratch, str(number), path.name)
             _extract_zip(path, folder, limit_bytes, partial(refuse, path))
-            lines = sorted(folder.rglob("*.jsonl"))
+            lines = _list_folder(folder)
             is_of_sessions = any(open_session_file(file, Links())[0] for file in lines)
             members = sorted(each for each in folder.rglob("*") if each.is_file())
             folders += lines if is_of_sessions else members
@@ -68,7 +68,7 @@ def _list_folder(path: Path) -> list[Path]:
     """Return the files of lines below a folder, compressed ones, too; of a file itself."""
     if not path.is_dir():
         return [path]
-    return sorted(chain.from_iterable(path.rglob(f"*.jsonl{end}") for end in _PACKED))
+    return sorted(each for each in path.rglob("*.jsonl*") if each.name.endswith(_LINES))
 
 
 def _order_files(paths: Sequence[Path]) -> list[Path]:

@@ -24,7 +24,7 @@ from lightning_otel.receivers.sessions import (
     is_thought,
     list_parts,
     order_results,
-)  # fmt: skip
+)
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import json_text

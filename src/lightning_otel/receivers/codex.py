@@ -19,7 +19,7 @@ from lightning_otel.receivers.sessions import (
     Session,
     is_thought,
     list_parts,
-)  # fmt: skip
+)
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
 from lightning_otel.types.values import json_text, parse_json
