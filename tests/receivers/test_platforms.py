@@ -341,5 +341,12 @@ def test_an_output_is_what_the_platform_was_given() -> None:
 
     texts = [plain_text(orjson.loads(each.attributes[c.OUTPUT_MESSAGES])) for each in (run, *made)]
 
+    (tool,) = _read({**_CALL, "type": "TOOL", "input": '{"a":  1}', "output": "3.10"})
+    (call,) = _read({**_CALL, "input": "7.50"})
+
+    assert (tool.attributes[c.TOOL_ARGUMENTS], tool.attributes[c.TOOL_RESULT]) == (
+        '{"a":  1}', "3.10",
+    )  # fmt: skip
+    assert call.attributes[c.TASK] == '"7.50"'
     assert len(made) > 1
     assert texts == ['{"answer": "A", "score": 1}', *["3.10"] * len(made)]

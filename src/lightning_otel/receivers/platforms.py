@@ -245,7 +245,7 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
     attributes: dict[str, Any] = {
         c.OPERATION: operation,
         c.CONVERSATION_ID: text_or_none(_find(found, table.session)),
-        c.TASK: None if parent or given is None else json_text(parse_json(given)),
+        c.TASK: None if parent or given is None else _write_task(given),
         **_find_rest(found, _name_places(table), tool),
     }
     if table.attributes:
@@ -273,6 +273,11 @@ def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span
     )  # fmt: skip
 
 
+def _write_task(given: Any) -> str:
+    value = parse_json(given)
+    return json_text(value if isinstance(value, (dict, list)) else given)
+
+
 def _check_call(made: Any, end: Any) -> None:
     if made is None and end is None:
         raise InvalidSpanError("the call was not over yet; export it again and import that")
@@ -293,7 +298,7 @@ def _read_content(
     operation: str | None, name: str, found: Object, given: Any, made: Any
 ) -> dict[str, Any]:
     """Return the attributes of what a span was given and what it made."""
-    texts = [None if each is None else to_text(parse_json(each)) for each in (given, made)]
+    texts = [None if each is None else to_text(each) for each in (given, made)]
     if operation == c.CHAT:
         known = _read_told(name, object_of(parse_json(found.get("metadata"))))
         offers = parse_json(known.get(c.TOOL_DEFINITIONS)) or _find(found, _OFFERS)
