@@ -44,6 +44,26 @@ def lines() -> bytes:
     return b"\n".join(json_of(request_of(2)) for _ in range(3)) + b"\n"
 
 
+def test_score_that_changed_since_it_was_imported_is_named(tmp_path: Path) -> None:
+    """Its first value stays, as spans are never written anew; unchanged it is there already."""
+    file, store = tmp_path / "scores.jsonl", tmp_path / "s.duckdb"
+    time = "2026-02-01T10:00:00Z"
+    answer = {"id": "o1", "traceId": "t1", "type": "GENERATION", "name": "call", "input": "Q",
+              "output": "A", "startTime": time, "endTime": time}  # fmt: skip
+    score = {"id": "s1", "traceId": "t1", "observationId": "o1", "name": "good", "value": 0.0,
+             "dataType": "NUMERIC", "timestamp": time}  # fmt: skip
+    file.write_bytes(orjson.dumps(answer) + b"\n" + orjson.dumps(score))
+
+    first, again = run_import(store, file), run_import(store, file)
+    file.write_bytes(orjson.dumps(answer) + b"\n" + orjson.dumps({**score, "value": 1.0}))
+    changed = run_import(store, file)
+
+    assert (first[0], again[0], changed[0]) == (0, 0, 1)
+    assert "line 2: the score is another since it was imported" in changed[1]
+    (step,) = Store(store).transitions()
+    assert step.reward == 0.0
+
+
 @pytest.mark.parametrize("name", ["traces.json", "traces.jsonl", "traces.jsonl.gz", "traces"])
 def test_import_stores_each_span_once(tmp_path: Path, lines: bytes, name: str) -> None:
     """Compressed or not, whatever it is called; the second time nothing is new."""

@@ -30,6 +30,7 @@ FROM spans WHERE operation = 'chat' AND response_id IS NOT NULL
   AND attributes->>'$."gen_ai.conversation.id"' = rollout_id
 ORDER BY length(response_id), response_id"""
 """Calls of sessions, and what tells copies of them."""
+_REWARDS: Final = "SELECT trace_id, span_id, reward FROM spans WHERE reward IS NOT NULL"
 _AGENTS: Final = "SELECT trace_id, span_id FROM spans WHERE operation = 'invoke_agent'"
 
 
@@ -69,6 +70,7 @@ class FileReader:
         self._links = Links()
         self._growths: dict[Path, _Growth] = {}
         self._sessions: list[Session] = []
+        self._rewards: dict[tuple[str, str], float] | None = None
         self._lengths: dict[tuple[str, str], int] | None = None
         self.known = self.open = self.grown = 0
 
@@ -248,13 +250,26 @@ class FileReader:
                 records = documents.decode_spans(text, self._is_recorded)
             for each in records:
                 if not isinstance(each, Rejected):
-                    yield each
+                    if self._is_changed(each):
+                        refuse("the score is another since it was imported; the first one stands")
+                    else:
+                        yield each
                 elif each.is_known:
                     self.known += 1
                 else:
                     refuse(each.reason)
         except ReceiveError as exc:
             refuse(exc.what)
+
+    def _is_changed(self, span: "Span") -> bool:
+        """Return whether a reward is in the store with another value."""
+        if span.name != c.SPAN_ANNOTATION:
+            return False
+        if self._rewards is None:
+            rows = self._query(_REWARDS)
+            self._rewards = {(row["trace_id"], row["span_id"]): row["reward"] for row in rows}
+        known = self._rewards.get((span.trace_id, span.span_id))
+        return known not in (None, span.attributes.get(f"{c.REWARD_PREFIX}.0.value"))
 
     def _is_recorded(self, span: "Span") -> bool:
         if self._traces is None:
