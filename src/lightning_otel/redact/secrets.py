@@ -234,7 +234,8 @@ def _stands_bare(text: str, match: re.Match[str], words: list[str]) -> bool:
     if not _SENTENCE.search(before) and not _SENTENCE.match(after):
         return False
     around = f"{before} {after}"
-    return not any(word in around for word in words) and not match.re.search(around)
+    others = {other[0] for other in match.re.finditer(around)} - {match[0]}
+    return not others and not any(word in around for word in words)
 
 
 def _list_heads(text: str, start: int, end: int) -> Iterator[int]:

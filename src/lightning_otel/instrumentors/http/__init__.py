@@ -248,7 +248,7 @@ def begin_request(
     if endpoint is None and not may_ask_model(sent.url):
         return None
     context = otel_context.get_current()
-    if not capture.is_wanted(context):
+    if _is_told_of(sent, context) or not capture.is_wanted(context):
         return None
     if endpoint is None:
         note_unknown(library, sent.url)
@@ -258,7 +258,7 @@ def begin_request(
     if isinstance(sdk_call, SdkCall) and sdk_call.request is not None:
         request = sdk_call.request
     if request is None:
-        if "OpenAI/Python" in _agent_of(sent) and "lightning-openai" in config.DISABLED.read():
+        if _is_of_openai(sent) and "lightning-openai" in config.DISABLED.read():
             return None
         request = _start_request(endpoint, sent, context)
         if isinstance(sdk_call, SdkCall) and not sdk_call.is_over:
@@ -269,9 +269,15 @@ def begin_request(
     return exchange
 
 
-def _agent_of(sent: Sent) -> str:
+def _is_of_openai(sent: Sent) -> bool:
     headers = sent.headers
-    return str(headers.get("user-agent") or headers.get("User-Agent") or "")
+    return "OpenAI/Python" in str(headers.get("user-agent") or headers.get("User-Agent"))
+
+
+def _is_told_of(sent: Sent, context: Context) -> bool:
+    """Return whether a client with an instrumentor of its own says why this is not recorded."""
+    is_outside = capture.current_frame(context) is None and not capture.process.is_global
+    return debugging.is_on and is_outside and _is_of_openai(sent)
 
 
 def note_unknown(library: str, url: str) -> None:
