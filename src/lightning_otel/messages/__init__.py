@@ -198,14 +198,15 @@ def read_message(
     spoken += [*content_parts(content), *media_beside(item)]
     if isinstance(item.get("refusal"), str) and item["refusal"]:
         spoken.append({"type": "refusal", "content": item["refusal"]})
-    known = {part.get("id"): part for part in spoken if part.get("type") == "tool_call"}
+    known = [part for part in spoken if part.get("type") == "tool_call"]
     calls = objects(item.get("tool_calls") or [item.get("function_call")])
     for part in [read_call(each, call) for each in calls]:
         # Those that the content says, too, come once; a stream leaves their arguments empty there.
-        if part["id"] is None or part["id"] not in known:
+        same = next((each for each in known if each.get("id") == part["id"] is not None), None)
+        if same is None:
             spoken.append(part)
-        elif not known[part["id"]].get("arguments"):
-            known[part["id"]]["arguments"] = part["arguments"] or {}
+        elif not same.get("arguments"):
+            same["arguments"] = part["arguments"] or {}
     role = role or ("assistant" if calls else "user")
     return message(role, spoken, name=item.get("name"), **extra)
 
