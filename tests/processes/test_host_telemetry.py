@@ -72,7 +72,8 @@ if when != "never":
 """
 
 MCP = """\
-import asyncio, json, sys
+import asyncio, json, socket, sys, threading
+import uvicorn
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.server.mcpserver import Context, MCPServer
@@ -81,17 +82,27 @@ server = MCPServer("tools")
 
 @server.tool()
 def meta(ctx: Context) -> str:
-    return json.dumps(sorted(dict(ctx.request_context.meta or {})))
+    return json.dumps("traceparent" in dict(ctx.request_context.meta or {}))
 
-async def main():
-    parameters = StdioServerParameters(command=sys.executable, args=[__file__, "serve"])
-    async with Client(stdio_client(parameters)) as client:
+async def ask(place):
+    async with Client(place) as client:
         print((await client.call_tool("meta", {})).content[0].text)
+
+def ask_by_http():
+    listener = socket.create_server(("127.0.0.1", 0))
+    serving = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), log_level="error"))
+    thread = threading.Thread(target=serving.run, args=([listener],))
+    thread.start()
+    asyncio.run(ask(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"))
+    serving.should_exit = True
+    thread.join()
 
 if len(sys.argv) > 1:
     server.run()
 else:
-    asyncio.run(main())
+    ask_by_http()
+    child = StdioServerParameters(command=sys.executable, args=[__file__, "serve"])
+    asyncio.run(ask(stdio_client(child)))
 """
 
 
@@ -124,7 +135,7 @@ def test_host_finds_and_sends_what_it_would_without_us(
 def test_ids_of_our_spans_are_sent_to_others_if_asked(
     propagators: str, starter: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    """A request to an MCP server has a ``traceparent`` where the user names propagators."""
+    """An MCP server has a ``traceparent`` where the user names propagators, or it is a child."""
     pytest.importorskip("mcp.server.mcpserver")
     program = tmp_path / "app.py"
     program.write_text(MCP)
@@ -135,7 +146,7 @@ def test_ids_of_our_spans_are_sent_to_others_if_asked(
         out, err = child.communicate(timeout=50)
 
     assert child.returncode == 0, err
-    assert ("traceparent" in json.loads(out)) == bool(propagators)
+    assert list(map(json.loads, out.splitlines())) == [bool(propagators), True]
 
 
 AGENT = Path(__file__).with_name("unaware_agent.py")
