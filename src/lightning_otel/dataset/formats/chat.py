@@ -42,7 +42,8 @@ def has_messages(step: Transition) -> bool:
     """Return whether a step has its prompt and its answer as messages that can be read."""
     parts = [part for each in step.action[:1] for part in objects(each.get("parts"))]
     # Reasoning that is encrypted alone says nothing.
-    return bool(step.observation) and any(part.get("content", True) for part in parts)
+    is_said = any(part.get("type") != "reasoning" or part.get("content") for part in parts)
+    return bool(step.observation) and is_said
 
 
 def is_continued(before: Transition, step: Transition) -> bool:
