@@ -161,10 +161,9 @@ ENVIRONMENTS = {
         f"tests/instrumentors/litellm tests/instrumentors/contract {EXAMPLE}[litellm_loop]",
         "litellm openai",
     ),
-    # It patches the standard library, so it stands beside nothing else.
     # Other vendors' clients, and the HTTP libraries that they stand on.
     "clients": Environment(
-        "anthropic>=2 google-genai>=3 aiohttp>=3.9 requests groq together mistralai "
+        "openai anthropic>=2 google-genai>=3 aiohttp>=3.9 requests groq together mistralai "
         "huggingface_hub starlette sqlalchemy>=2.0.40",
         "tests/instrumentors/http tests/instrumentors/contract tests/examples/test_clients.py "
         f"{EXAMPLE}[httpx_loop]",
@@ -172,10 +171,11 @@ ENVIRONMENTS = {
         "huggingface_hub",
     ),
     "clients-oldest": Environment(
-        "anthropic==0.70.0 google-genai==1.40.0 requests starlette sqlalchemy>=2.0.40",
+        "openai anthropic==0.70.0 google-genai==1.40.0 requests starlette sqlalchemy>=2.0.40",
         "tests/instrumentors/http/test_vendors.py tests/examples/test_clients.py",
         "anthropic google-genai httpx requests",
     ),
+    # It patches the standard library, so it stands beside nothing else.
     "gevent": Environment(
         "gevent>=24 openai>=3", "tests/instrumentors/test_greenlets.py", "gevent greenlet"
     ),
