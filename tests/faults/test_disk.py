@@ -509,6 +509,36 @@ def test_interpreter_that_is_held_is_no_slow_disk(tmp_path: Path) -> None:
     assert host.accounted().slow_held == 0
 
 
+def test_processors_that_a_crowd_wants_are_no_slow_disk(tmp_path: Path) -> None:
+    """L12: among many busy processes a long write is not the disk's, whose threads wait as well."""
+    host = Host(
+        tmp_path,
+        f"""
+        import subprocess
+        crowd = [
+            subprocess.Popen(["nice", "-n", "19", "sh", "-c", "while :; do :; done"])
+            for _ in range(40 * os.cpu_count())
+        ]
+        try:
+            time.sleep(1)
+            slow_s = lambda number: 1.3 if number == 3 else 0
+            {SLOW.replace(chr(10), chr(10) + " " * 12)}
+            for _ in range(22):
+                end("work")
+        finally:
+            for process in crowd:
+                process.kill()
+        os._exit(0)
+        """,
+    )
+
+    host.run()
+
+    counts = host.counts()
+    assert (counts.lost, host.accounted().slow_held) == (0, 0)
+    assert host.accounted().stored >= 22
+
+
 @pytest.mark.parametrize("moment", ["before", "between"])
 def test_descriptor_that_is_reused_gets_no_byte(tmp_path: Path, moment: str) -> None:
     """S13: the program closes all descriptors and opens files, before a span or in the middle."""
