@@ -22,7 +22,6 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import config, debugging
 from lightning_otel.capture.metrics import CallMeter, find_meter
-from lightning_otel.errors import warn_once
 from lightning_otel.redact.content import strip_content
 from lightning_otel.redact.secrets import scrub_attributes
 from lightning_otel.types import Span
@@ -165,11 +164,6 @@ def watch_starts() -> None:
         guard_call(process.watch_starts)
 
 
-def content_policy() -> config.Content:
-    """Return the policy for message content, as last read."""
-    return process.content
-
-
 def storable_span(span: Span) -> Span:
     """Return a finished span without secrets, as the settings, read now, let it be stored."""
     span = replace(span, attributes=scrub_attributes({**span.attributes}))
@@ -217,10 +211,10 @@ def framed_context(context: Context | None = None) -> Context:
 
 
 class _OpenFrame(NamedTuple):
-    """The frame of a block that has not ended, its trace, and whether that began with it."""
+    """The frame of a block that has not ended, its span, and whether the trace began with it."""
 
     frame: Frame
-    trace_id: int
+    root: SpanContext
     owns_trace: bool
 
 
@@ -231,12 +225,25 @@ _open_frames: Final[dict[int, _OpenFrame]] = {}
 def open_frame(frame: Frame, around: SpanContext, root: SpanContext) -> None:
     """Note that a block begins, with the span around it and its own; either may be invalid."""
     owns_trace = root.trace_id != around.trace_id
-    _open_frames[id(frame)] = _OpenFrame(frame, root.trace_id, owns_trace)
+    _open_frames[id(frame)] = _OpenFrame(frame, root, owns_trace)
 
 
 def close_frame(frame: Frame) -> None:
     """Note that a block ends."""
     _open_frames.pop(id(frame), None)
+
+
+def join_session(session_id: str) -> Context:
+    """Return the context of the open block whose rollout or conversation has an id, else this."""
+    context, around = otel_context.get_current(), current_frame()
+    for block in reversed([*_open_frames.values()]):
+        stamps = block.frame.stamps
+        if session_id in (stamps.get(c.ROLLOUT_ID), stamps.get(c.CONVERSATION_ID)):
+            if around is not None and around.stamps == stamps:
+                break
+            span = trace.NonRecordingSpan(block.root)
+            return set_frame(block.frame, trace.set_span_in_context(span, context))
+    return context
 
 
 def _find_frame(context: Context) -> Frame | None:
@@ -261,7 +268,7 @@ def _frame_of_span(span: SpanContext, nearest: Frame | None) -> Frame | None:
         sink, stamps = block.frame.sink, block.frame.stamps
         if sink is not None and sink.stamps_of(span.trace_id, span.span_id) is stamps:
             return block.frame
-    in_trace = [block for block in blocks if block.trace_id == span.trace_id]
+    in_trace = [block for block in blocks if block.root.trace_id == span.trace_id]
     if not any(block.frame is nearest for block in in_trace):
         for block in reversed(in_trace):
             # In a trace that began outside the span may stand outside, too.
@@ -351,19 +358,6 @@ def is_wanted(context: Context | None = None) -> bool:
     if debugging.is_on:
         debugging.log_missed("the program suppresses instrumentation here")
     return False
-
-
-def is_wanted_of_one() -> bool:
-    """Return True, as an object traced by itself always makes spans; warn where none is kept."""
-    is_kept = current_frame() is not None or not isinstance(
-        trace.get_tracer_provider(), trace.ProxyTracerProvider
-    )
-    if not is_kept and config.is_enabled():
-        warn_once(
-            "a run of a wrapped object was not recorded; name a store: "
-            "wrap_langchain(agent, store=…), or record with auto_trace()"
-        )
-    return True
 
 
 class SpanState:

@@ -16,6 +16,8 @@ from lightning_otel.types import conventions as c
 
 _UNKNOWN: Final = "the client gave no body that could be read"
 """What stands for the messages of such a request: no list of messages, so it makes no step."""
+_SESSION: Final = "X-Session-ID"
+"""The header of a relay, which serves the sessions of many from one place of the program."""
 _FAILED: Final = 400
 """The lowest status of an answer that is an error."""
 
@@ -34,6 +36,14 @@ def open_request(context: Context) -> "ModelRequest | None":
     if operation is None or operation.is_over:
         return None
     return operation.request if isinstance(operation.request, ModelRequest) else None
+
+
+def session_of(headers: object) -> str | None:
+    """Return the session that a relay names in the headers of a request."""
+    if not isinstance(headers, Mapping):
+        return None
+    session_id = headers.get(_SESSION) or headers.get(_SESSION.lower())
+    return session_id if isinstance(session_id, str) else None
 
 
 class _Attempt(NamedTuple):

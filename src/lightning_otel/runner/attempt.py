@@ -126,7 +126,7 @@ def run_attempt(runner: "Runner", agent: Agent, lease: "Lease") -> Outcome:
     except BaseException as exc:
         log.debug("an attempt at %s failed", rollout.rollout_id, exc_info=True)
         name = operations.type_name(exc).rpartition(".")[2]
-        message = operations.message_of(exc) if capture.content_policy().is_kept else ""
+        message = operations.message_of(exc) if capture.process.content.is_kept else ""
         return Outcome(None, f"{name}: {message}" if message else name, recording)
 
 

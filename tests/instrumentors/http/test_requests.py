@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.request import Request, urlopen
 
 import httpx
 import openai
@@ -267,7 +268,8 @@ class _Relay(BaseHTTPRequestHandler):
         """Answer."""
         content = self.rfile.read(int(self.headers["content-length"]))
         path = self.upstream + self.path
-        with httpx.stream("POST", path, content=content) as response:
+        own = {n: t for n, t in self.headers.items() if n.lower() == "x-session-id"}
+        with httpx.stream("POST", path, content=content, headers=own) as response:
             self.send_response(response.status_code)
             self.send_header("content-type", response.headers["content-type"])
             self.end_headers()
@@ -311,6 +313,28 @@ def test_relay_and_its_client_are_one_call(is_stream: bool, wire: Wire, store: S
     assert report.transitions == 16
     assert len(store.sql("SELECT 1 FROM calls").rows()) == 16
     assert {step.observation[0]["role"] for step in store.transitions()} == {"user"}
+
+
+def test_session_that_a_relay_names_is_the_block_of_that_id(wire: Wire, store: Store) -> None:
+    """The relay stands outside the blocks, and its clients are recorded nowhere."""
+    wire.answers = [GOOD]
+
+    def ask(session_id: str) -> None:
+        headers = {"x-session-id": session_id, "content-type": "application/json"}
+        url, content = f"{address}/v1/chat/completions", json.dumps(BODY).encode()
+        with urlopen(Request(url, content, headers)) as answer:
+            assert json.load(answer) == WHOLE
+
+    with (
+        relay(wire) as address,
+        auto_trace(store=store, rollout_id="two"),
+        auto_trace(store=store, rollout_id="first", conversation_id="one"),
+    ):
+        for session_id in ("one", "two", "one", "two", "nobody"):
+            ask(session_id)
+    assert sorted(step.rollout_id for step in store.transitions()) == [*["first"] * 2, *["two"] * 2]
+    told = [span.attributes[c.CONVERSATION_ID] for span in ours(store.spans().rows())]
+    assert sorted(told) == ["one", "one", "two", "two"]
 
 
 def test_server_that_repeats_its_ids_was_asked_as_often_as_it_was(wire: Wire, store: Store) -> None:

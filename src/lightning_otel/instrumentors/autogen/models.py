@@ -103,7 +103,7 @@ def begin_call(
     if is_stream:
         attributes[c.REQUEST_STREAM] = True
     body: dict[str, str | None] = {}
-    if capture.content_policy().is_kept:
+    if capture.process.content.is_kept:
         given = bind_names(("messages",), args, kwargs).get("messages")
         body[c.INPUT_MESSAGES] = capture.guard_call(messages.model_messages, given)
         body[c.TOOL_DEFINITIONS] = capture.guard_call(

@@ -28,7 +28,7 @@ from lightning_otel.instrumentors.http.changes import (
     moved_headers,
     server_of,
 )
-from lightning_otel.instrumentors.model_requests import ModelRequest, open_request
+from lightning_otel.instrumentors.model_requests import ModelRequest, open_request, session_of
 from lightning_otel.instrumentors.wrappers import Run
 from lightning_otel.types import conventions as c
 
@@ -247,6 +247,19 @@ def begin_request(
     endpoint = find_dialect("POST", sent.url)
     if endpoint is None and not may_ask_model(sent.url):
         return None
+    session_id = session_of(sent.headers)
+    if session_id is None:
+        return _begin_exchange(library, sent, make, endpoint)
+    with capture.attach_context(capture.join_session(session_id)):
+        return _begin_exchange(library, sent, make, endpoint)
+
+
+def _begin_exchange(
+    library: str,
+    sent: Sent,
+    make: Callable[[ModelRequest, Context], Exchange],
+    endpoint: Dialect | None,
+) -> Exchange | None:
     context = otel_context.get_current()
     if _is_told_of(sent, context) or not capture.is_wanted(context):
         return None
@@ -303,6 +316,8 @@ def _start_request(endpoint: Dialect, sent: Sent, context: Context) -> HttpReque
         body, url = {**body, **changes.fields}, changes.url or url
         if changes.stamp is not None:
             attributes[c.RESOURCES] = changes.stamp
+    if (session_id := session_of(sent.headers)) is not None:
+        attributes[c.CONVERSATION_ID] = session_id
     parts = urlsplit(url)
     host = parts.hostname or ""
     attributes[c.PROVIDER] = endpoint.provider or _provider_at(host)

@@ -14,9 +14,12 @@ from types import ModuleType
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
+from opentelemetry import trace
 
 from lightning_otel import capture
 from lightning_otel.capture import operations
+from lightning_otel.config import is_enabled
+from lightning_otel.errors import warn_once
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.langchain import models, runs
 from lightning_otel.instrumentors.langchain.handler import Handler
@@ -83,7 +86,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
 
     def handler_for_one(self) -> Handler:
         """A handler for one object, whose runs are captured while it lives."""
-        handler = make_handler(capture.is_wanted_of_one)
+        handler = make_handler(_is_wanted_of_one)
         self._handlers = [held for held in self._handlers if held() is not None]
         self._handlers.append(weakref.ref(handler))
         if not self.is_active:
@@ -184,3 +187,16 @@ def _within_run(original: Any) -> Any:
 def _run_of(config: Any) -> runs.Run | None:
     """The open run that a config is for the children of."""
     return runs.find(getattr(config.get("callbacks"), "parent_run_id", None))
+
+
+def _is_wanted_of_one() -> bool:
+    """Return True, as an object traced by itself always makes spans; warn where none is kept."""
+    is_kept = capture.current_frame() is not None or not isinstance(
+        trace.get_tracer_provider(), trace.ProxyTracerProvider
+    )
+    if not is_kept and is_enabled():
+        warn_once(
+            "a run of a wrapped object was not recorded; name a store: "
+            "wrap_langchain(agent, store=…), or record with auto_trace()"
+        )
+    return True

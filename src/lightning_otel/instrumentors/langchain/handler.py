@@ -329,7 +329,7 @@ def _end_operation(run_id: UUID, key: str, value: Any) -> None:
 
 def _keep_value(operation: operations.Operation, key: str, value: Any) -> None:
     """Keep a value beside the span; of LangChain's own wrappers what they hold."""
-    if not capture.content_policy().is_kept:
+    if not capture.process.content.is_kept:
         return
     if getattr(value, "type", None) == "tool":
         value = value.content

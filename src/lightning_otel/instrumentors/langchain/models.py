@@ -130,7 +130,7 @@ class ModelCall(steps.ModelCall):
             _read_facts(held[0], getattr(answer, "llm_output", None), attributes)
         if known := [reason for reason in reasons if reason is not None]:
             attributes[c.FINISH_REASONS] = known
-        if not capture.content_policy().is_kept:
+        if not capture.process.content.is_kept:
             return
         body = self.operation.body
         body[c.INPUT_MESSAGES] = dump([_read_message(item) for item in self._given])
