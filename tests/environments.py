@@ -54,6 +54,13 @@ def list_tests(*programs: str) -> str:
     return " ".join(f"{_FRAMEWORKS}::{name}" for name in [*steps, *runs])
 
 
+def list_clients(*programs: str) -> str:
+    """List the tests of programs under ``examples/clients/``."""
+    test = "tests/examples/test_clients.py::test_each_request_is_a_call_and_the_program_undisturbed"
+    ways = ("run", "opentelemetry-instrument")
+    return " ".join(f"{test}[clients/{program}-{way}]" for program in programs for way in ways)
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     """One environment: what is installed into it, and which tests run there, each list as words.
@@ -161,18 +168,20 @@ ENVIRONMENTS = {
         f"tests/instrumentors/litellm tests/instrumentors/contract {EXAMPLE}[litellm_loop]",
         "litellm openai",
     ),
-    # Other vendors' clients, and the HTTP libraries that they stand on.
+    # Other vendors' clients, and the HTTP libraries that they stand on. Two other instrumentors of
+    # anthropic record beside ours under opentelemetry-instrument.
     "clients": Environment(
         "openai anthropic>=2 google-genai>=3 aiohttp>=3.9 requests groq together mistralai "
-        "huggingface_hub starlette sqlalchemy>=2.0.40",
+        "huggingface_hub langchain-anthropic>=1.7 openinference-instrumentation-anthropic>=3 "
+        "opentelemetry-instrumentation-anthropic>=0.62 starlette sqlalchemy>=2.0.40",
         "tests/instrumentors/http tests/instrumentors/contract tests/examples/test_clients.py "
         f"{EXAMPLE}[httpx_loop]",
         "anthropic google-genai aiohttp httpx httpx2 requests groq together mistralai "
-        "huggingface_hub",
+        "huggingface_hub langchain-anthropic",
     ),
     "clients-oldest": Environment(
         "openai anthropic==0.70.0 google-genai==1.40.0 requests starlette sqlalchemy>=2.0.40",
-        "tests/instrumentors/http/test_vendors.py tests/examples/test_clients.py",
+        f"tests/instrumentors/http/test_vendors.py {list_clients('anthropic_tools', 'genai_chat')}",
         "anthropic google-genai httpx requests",
     ),
     # It patches the standard library, so it stands beside nothing else.

@@ -12,8 +12,9 @@ _ALL = (*PROGRAMS, *CLIENTS)
 NOT_APPLICABLE = {
     ("openai", "agent"): "¹",
     ("LangGraph", "tools"): "as LangChain",
+    ("langchain-anthropic", "agent"): "as LangChain",
     **{(source, "agent"): "¹" for source in (LITELLM, BY_HAND, "anthropic", "google-genai")},
-    **{(source, "token ids"): "²" for source in ("anthropic", "google-genai")},
+    **{(s, "token ids"): "²" for s in ("anthropic", "langchain-anthropic", "google-genai")},
 }
 """Cells without a program, and what stands there instead."""
 

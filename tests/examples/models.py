@@ -22,6 +22,8 @@ class Asked(NamedTuple):
 
 def _answer_anthropic(body: Any) -> list[Any]:
     last = body["messages"][-1]["content"]
+    if (body.get("output_config") or {}).get("format"):
+        return [{"type": "text", "text": '{"answer": 391}'}]
     if not isinstance(last, str):
         results = [block["content"] for block in last if block["type"] == "tool_result"]
         return [{"type": "text", "text": f"It is {' and '.join(results)}."}]
@@ -70,6 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
         is_stream = body.get("stream") or ":streamGenerateContent" in self.path
         whole = {**vendor.whole(answer)}
         data = vendor.stream(answer, random.Random(1)) if is_stream else json.dumps(whole).encode()
+        # A record that has no id of the answer is known by the model that was asked.
+        data = data.replace(b'"model": "m"', b'"model": "%s"' % body.get("model", "m").encode())
         self.log_of.append(Asked(self.path, body, whole))
         self.send_response(200)
         kind = "text/event-stream" if is_stream else "application/json"

@@ -204,6 +204,20 @@ CLIENTS = (
         shows=("call", "tools", "stream", "async"),
     ),
     Program(
+        "clients/anthropic_parse",
+        "anthropic",
+        ("anthropic",),
+        agents={"": 6},
+        shows=("call", "stream", "async"),
+    ),
+    Program(
+        "clients/langchain_claude",
+        "langchain-anthropic",
+        ("langchain_anthropic",),
+        agents={"": 9},
+        shows=("call", "tools", "stream", "async"),
+    ),
+    Program(
         "clients/genai_chat",
         "google-genai",
         ("google.genai",),

@@ -222,6 +222,11 @@ def test_a_reward_in_an_old_form_is_a_reward(name: str, told: dict[str, Any]) ->
     assert path.transitions[0].reward == 0.5
 
 
+def test_a_count_of_tokens_is_no_call() -> None:
+    """OpenInference's instrumentor of anthropic makes an LLM span of it."""
+    assert one(LLM, name="messages.count_tokens").operation is None
+
+
 @pytest.mark.parametrize(
     ("told", "dropped"),
     [

@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
 from typing import Any
 from urllib.request import Request, urlopen
 
 import httpx
 import openai
 import pytest
+from tests.instrumentors.http.drawn import VENDORS
 from tests.instrumentors.http.wire import Answer, Wire
 
 from lightning_otel import Resources, State, Store, auto_trace, provider
@@ -208,6 +210,16 @@ def make_anthropic(url: str) -> Any:
         return client.messages.create(max_tokens=9, **BODY).content[0].text
 
 
+def stream_anthropic(url: str) -> Any:
+    """Likewise, streamed."""
+    anthropic = pytest.importorskip("anthropic")
+    with (
+        anthropic.Anthropic(base_url=url, api_key="k", max_retries=3) as client,
+        client.messages.stream(max_tokens=9, **BODY) as stream,
+    ):
+        return stream.get_final_text()
+
+
 def make_requests(url: str) -> Any:
     """One question by ``requests``, whose adapter tries again."""
     requests = pytest.importorskip("requests")
@@ -227,13 +239,21 @@ CLAUDE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [make_openai, make_anthropic, make_requests])
+CLAUDE_STREAM = VENDORS["anthropic"].stream([{"type": "text", "text": "hi"}], Random(1))
+ANSWERS: dict[Callable[[str], Any], Answer] = {
+    make_openai: GOOD,
+    make_requests: GOOD,
+    make_anthropic: Answer(json.dumps(CLAUDE).encode(), headers=JSON),
+    stream_anthropic: Answer(CLAUDE_STREAM, headers=EVENTS),
+}
+
+
+@pytest.mark.parametrize("make", ANSWERS)
 def test_attempts_are_told_on_the_call_they_are_of(
     make: Callable[[str], Any], wire: Wire, store: Store
 ) -> None:
     """Status of each that failed and the wait after it; the last one is the call's."""
-    claude = Answer(json.dumps(CLAUDE).encode(), headers=JSON)
-    wire.answers = [BUSY, BUSY, claude if make is make_anthropic else GOOD]
+    wire.answers = [BUSY, BUSY, ANSWERS[make]]
     with auto_trace(store=store) as recording:
         assert make(wire.url) == "hi"
     (span,) = ours(recording.spans())

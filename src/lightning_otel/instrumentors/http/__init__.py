@@ -109,6 +109,10 @@ class HttpRequest(ModelRequest):
     changes: Changes | None = None
     _answer: tuple[bytes | None, dict[str, Any]] | None = None
 
+    def begin_attempt(self, exchange: "Exchange") -> None:
+        """Let a new attempt count, and not what the one before it gave."""
+        self.latest, self._answer = exchange, None
+
     def take_answer(self, body: bytes | None, *, is_stream: bool = False, **how: Any) -> None:
         """End it with what an attempt gave; within an SDK's call that may be not the last.
 
@@ -161,7 +165,7 @@ class Exchange(Run):
         self._status = 0
         self._server = ""
         if isinstance(request, HttpRequest):
-            request.latest = self
+            request.begin_attempt(self)
             if operations.operation_of(context) is not request.operation:
                 self.context = request.operation.within(context)
 
