@@ -18,6 +18,7 @@ from lightning_otel.adapter.readers import (
     legacy,
     litellm,
     openinference,
+    vercel,
 )
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -46,6 +47,7 @@ _READERS: Final[tuple[Reader, ...]] = (
     agentlightning,
     haystack,
     litellm,
+    vercel,
 )
 _MARKED: Final = tuple((reader, frozenset(reader.MARKS)) for reader in _READERS)
 _MARKS: Final = frozenset(mark for reader in _READERS for mark in reader.MARKS)
