@@ -50,12 +50,14 @@ def test_each_answer_has_what_it_was_told(tmp_path: Path, agent: str) -> None:
     store = tmp_path / "s.duckdb"
 
     first = _invoke("import", tmp_path / "files", "--store", store)
+    files = sorted(tmp_path.rglob("*.ndjson"))
     again = _invoke("import", tmp_path / "files", "--store", store)
 
     assert (first.returncode, again.returncode) == (1, 1)
     bad_times = sum(each.bad_times for each in drawn)
     assert first.stderr.count("no time; that of the record before counts") >= min(5, bad_times)
     assert " 0 new" in again.stderr
+    assert sorted(tmp_path.rglob("*.ndjson")) == files
     assert "still being written" not in first.stderr
     check_store(store, drawn)
 

@@ -26,10 +26,10 @@ _QUIET_S: Final = 600
 _CALLS: Final = """
 SELECT trace_id, span_id, parent_span_id, response_id, rollout_id,
   json_array_length(output_messages, '$[0].parts') AS parts, {columns}
-FROM spans WHERE operation = 'chat' AND response_id IS NOT NULL
+FROM spans WHERE operation IN ('chat', 'execute_tool')
   AND attributes->>'$."gen_ai.conversation.id"' = rollout_id
 ORDER BY length(response_id), response_id"""
-"""Calls of sessions, and what tells copies of them."""
+"""Calls and tools of sessions, and what tells copies of calls."""
 _REWARDS: Final = "SELECT trace_id, span_id, reward FROM spans WHERE reward IS NOT NULL"
 _AGENTS: Final = "SELECT trace_id, span_id FROM spans WHERE operation = 'invoke_agent'"
 
@@ -180,7 +180,7 @@ class FileReader:
         return self._keep_all(read())
 
     def _load_calls(self) -> dict[tuple[str, str], int]:
-        """Note the answers that the store has; return how many parts each has."""
+        """Note the answers that the store has; return how many parts each has, of a tool none."""
         from lightning_otel.receivers import codex
         from lightning_otel.receivers.claude_code import RECORD_IDS
 
@@ -189,6 +189,8 @@ class FileReader:
         lengths: dict[tuple[str, str], int] = {}
         for row in self._query(_CALLS.format(columns=columns)):
             lengths[row["trace_id"], row["span_id"]] = row["parts"] or 0
+            if row["response_id"] is None:
+                continue
             if row[codex.ITEMS]:
                 session_id = row["response_id"].rpartition("/")[0]
                 self._links.items.setdefault(session_id, []).extend(row[codex.ITEMS].split())
@@ -211,22 +213,17 @@ class FileReader:
         count = characters = 0
         batch: list[Span] = []
         for span in spans:
+            if (length := (self._lengths or {}).get((span.trace_id, span.span_id))) is not None:
+                self.grown += _count_parts(span) > length
+                count += 1
+                continue
             batch.append(span)
-            self.grown += self._is_longer(span)
             values = span.attributes.values()
             characters += sum(len(each) for each in values if isinstance(each, str))
             if len(batch) >= _BATCH or characters >= _BATCH_CHARACTERS:
                 count += self._keep_batch(batch)
                 batch, characters = [], 0
         return count + self._keep_batch(batch)
-
-    def _is_longer(self, span: "Span") -> bool:
-        """Return whether a session has more of an answer than the store."""
-        length = (self._lengths or {}).get((span.trace_id, span.span_id))
-        if length is None:
-            return False
-        answer = objects(parse_json(span.attributes.get(c.OUTPUT_MESSAGES)))
-        return sum(len(each["parts"]) for each in answer) > length
 
     def _keep_batch(self, batch: "list[Span]") -> int:
         try:
@@ -279,6 +276,11 @@ class FileReader:
                 self._traces.setdefault(attempt, set()).add(row["trace_id"])
         traces = self._traces.get((span.rollout_id, span.attempt_id), set())
         return bool(traces - {span.trace_id})
+
+
+def _count_parts(span: "Span") -> int:
+    answer = objects(parse_json(span.attributes.get(c.OUTPUT_MESSAGES)))
+    return sum(len(each["parts"]) for each in answer)
 
 
 def _is_quiet(path: Path) -> bool:
