@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from tests.examples.checker import Recorded, problems, run_both
-from tests.examples.programs import PROGRAMS, Program
+from tests.examples.checker import Host, Recorded, problems, recorded_in, run_both
+from tests.examples.programs import CLIENTS, PROGRAMS, Program
+from tests.examples.test_clients import RUNS
+from tests.examples.test_clients import run as run_client
 
 from lightning_otel.types import conventions as c
 
@@ -47,6 +49,20 @@ def row(program: Program) -> list[object]:
     ]
 
 
+def client_row(program: Program) -> list[object]:
+    """Likewise of a program that asks models of another vendor, whose server has its own log."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "traces.duckdb"
+        plain, asked = run_client(program)
+        told, log = run_client(program, *RUNS["run"], LIGHTNING_OTEL_STORE=str(place))
+        recorded = recorded_in(place, Host(0, told, "", ()))
+    count, missing = recorded.in_views[0], len(log) - recorded.report.transitions
+    is_other = plain != told or sorted(map(repr, asked)) != sorted(map(repr, log))
+    tools, orphans = len(recorded.tools), len(recorded.orphans)
+    cells = [program.name, f"{count} of {len(log)}", "-", recorded.report.exact, "-", tools]
+    return [*cells, orphans, max(count - len(log), 0), is_other + abs(missing)]
+
+
 def _tokens(recorded: Recorded) -> str:
     keys = (c.INPUT_TOKENS, c.OUTPUT_TOKENS)
     given, made = (sum(call.attributes.get(key, 0) for call in recorded.calls) for key in keys)
@@ -61,10 +77,10 @@ def lines(rows: Iterable[Sequence[object]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    wanted = [p for p in PROGRAMS if p.name in sys.argv[1:] or not sys.argv[1:]]
+    wanted = [p for p in (*PROGRAMS, *CLIENTS) if p.name in sys.argv[1:] or not sys.argv[1:]]
     here = [program for program in wanted if all(map(is_here, program.needs))]
     missing = [program.name for program in wanted if program not in here]
     if missing:
         print(f"without {', '.join(missing)}: not installed here", file=sys.stderr)  # noqa: T201
-    for line in lines(row(program) for program in here):
+    for line in lines(client_row(p) if p in CLIENTS else row(p) for p in here):
         print(line, flush=True)  # noqa: T201
