@@ -128,11 +128,6 @@ _WRAPPED: Final = "OpenAI-generation"
 """Calls as Langfuse's wrapper of OpenAI names them, also within those that its callbacks record."""
 _VERCEL: Final = re.compile(r"ai\.(generate|stream)(Text|Object)")
 _VERCEL_IDS: Final = "metadata/attributes/ai.operationId metadata/attributes.ai.operationId"
-_TOOL: Final = (
-    "metadata/attributes/ai.toolCall.name metadata/attributes.ai.toolCall.name",
-    "metadata/attributes/ai.toolCall.id metadata/attributes.ai.toolCall.id",
-)
-"""Where the Vercel AI SDK tells a tool's name, and which call it answers."""
 _TOLD: Final = "attributes"
 """Where Langfuse keeps the attributes of a span that it got by OTLP, in its metadata."""
 _KEPT: Final = (c.RESPONSE_ID, c.FINISH_REASONS, c.PROVIDER)
@@ -299,8 +294,8 @@ def _read_content(
 ) -> dict[str, Any]:
     """Return the attributes of what a span was given and what it made."""
     texts = [None if each is None else to_text(each) for each in (given, made)]
+    known = _read_told(name, object_of(parse_json(found.get("metadata"))))
     if operation == c.CHAT:
-        known = _read_told(name, object_of(parse_json(found.get("metadata"))))
         offers = parse_json(known.get(c.TOOL_DEFINITIONS)) or _find(found, _OFFERS)
         said = read_exchange(given, made, offers, known.get(c.SYSTEM_INSTRUCTIONS))
         return {
@@ -310,8 +305,8 @@ def _read_content(
             c.TOOL_DEFINITIONS: json_text(said.tools) if said.tools else None,
         }
     if operation == c.EXECUTE_TOOL:
-        tool, call_id = (text_or_none(_find(found, places)) for places in _TOOL)
-        named = {c.TOOL_NAME: tool or name, c.TOOL_CALL_ID: call_id}
+        named = {c.TOOL_NAME: known.get(c.TOOL_NAME) or name}
+        named[c.TOOL_CALL_ID] = known.get(c.TOOL_CALL_ID)
         return {**named, c.TOOL_ARGUMENTS: texts[0], c.TOOL_RESULT: texts[1]}
     named = {c.AGENT_NAME: name} if operation == c.INVOKE_AGENT else {}
     return {**named, c.OPERATION_INPUT: texts[0], c.OPERATION_OUTPUT: texts[1]}

@@ -35,11 +35,10 @@ _USAGE: Final = {
 }
 _OPERATIONS: Final = {
     ".doGenerate": c.CHAT, ".doStream": c.CHAT, ".doEmbed": c.EMBEDDINGS,
-    "ai.toolCall": c.EXECUTE_TOOL, "ai.generateText": c.INVOKE_AGENT,
-    "ai.streamText": c.INVOKE_AGENT,
+    "ai.generateText": c.INVOKE_AGENT, "ai.streamText": c.INVOKE_AGENT,
 }  # fmt: skip
 
-MARKS = (_KIND,)
+MARKS = (_KIND, _TOOL[c.TOOL_NAME])
 
 
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,6 +91,8 @@ def _read_answer(attributes: Mapping[str, Any]) -> list[Any]:
 
 
 def _operation_of(attributes: Mapping[str, Any]) -> str | None:
+    if _TOOL[c.TOOL_NAME] in attributes:
+        return c.EXECUTE_TOOL
     kind = get_text(attributes, _KIND) or ""
     return next((_OPERATIONS[end] for end in _OPERATIONS if kind.endswith(end)), None)
 
