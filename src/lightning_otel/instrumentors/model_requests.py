@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from opentelemetry.context import Context
 
 from lightning_otel import capture, debugging
-from lightning_otel.capture import operations
+from lightning_otel.capture import attach_context, join_session, operations
 from lightning_otel.dialects import Dialect, find_dialect
 from lightning_otel.dialects.dialect import Attributes, Json, dump
 from lightning_otel.instrumentors.wrappers import Run
@@ -44,6 +45,12 @@ def session_of(headers: object) -> str | None:
         return None
     session_id = headers.get(_SESSION) or headers.get(_SESSION.lower())
     return session_id if isinstance(session_id, str) else None
+
+
+def within_session(headers: object) -> AbstractContextManager[None]:
+    """Return what puts a request into the open block of the session that its headers name."""
+    session_id = session_of(headers)
+    return attach_context(join_session(session_id)) if session_id else nullcontext()
 
 
 class _Attempt(NamedTuple):

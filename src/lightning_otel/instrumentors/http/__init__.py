@@ -28,7 +28,12 @@ from lightning_otel.instrumentors.http.changes import (
     moved_headers,
     server_of,
 )
-from lightning_otel.instrumentors.model_requests import ModelRequest, open_request, session_of
+from lightning_otel.instrumentors.model_requests import (
+    ModelRequest,
+    open_request,
+    session_of,
+    within_session,
+)
 from lightning_otel.instrumentors.wrappers import Run
 from lightning_otel.types import conventions as c
 
@@ -251,39 +256,27 @@ def begin_request(
     endpoint = find_dialect("POST", sent.url)
     if endpoint is None and not may_ask_model(sent.url):
         return None
-    session_id = session_of(sent.headers)
-    if session_id is None:
-        return _begin_exchange(library, sent, make, endpoint)
-    with capture.attach_context(capture.join_session(session_id)):
-        return _begin_exchange(library, sent, make, endpoint)
-
-
-def _begin_exchange(
-    library: str,
-    sent: Sent,
-    make: Callable[[ModelRequest, Context], Exchange],
-    endpoint: Dialect | None,
-) -> Exchange | None:
-    context = otel_context.get_current()
-    if _is_told_of(sent, context) or not capture.is_wanted(context):
-        return None
-    if endpoint is None:
-        note_unknown(library, sent.url)
-        return None
-    sdk_call = context.get(_SDK_KEY)
-    request = open_request(context)
-    if isinstance(sdk_call, SdkCall) and sdk_call.request is not None:
-        request = sdk_call.request
-    if request is None:
-        if _is_of_openai(sent) and "lightning-openai" in config.DISABLED.read():
+    with within_session(sent.headers):
+        context = otel_context.get_current()
+        if _is_told_of(sent, context) or not capture.is_wanted(context):
             return None
-        request = _start_request(endpoint, sent, context)
-        if isinstance(sdk_call, SdkCall) and not sdk_call.is_over:
-            request.sdk_call, sdk_call.request = sdk_call, request
-    exchange = make(request, context)
-    if isinstance(request, HttpRequest) and request.changes is not None:
-        capture.guard_call(exchange.change, sent, request.changes)
-    return exchange
+        if endpoint is None:
+            note_unknown(library, sent.url)
+            return None
+        sdk_call = context.get(_SDK_KEY)
+        request = open_request(context)
+        if isinstance(sdk_call, SdkCall) and sdk_call.request is not None:
+            request = sdk_call.request
+        if request is None:
+            if _is_of_openai(sent) and "lightning-openai" in config.DISABLED.read():
+                return None
+            request = _start_request(endpoint, sent, context)
+            if isinstance(sdk_call, SdkCall) and not sdk_call.is_over:
+                request.sdk_call, sdk_call.request = sdk_call, request
+        exchange = make(request, context)
+        if isinstance(request, HttpRequest) and request.changes is not None:
+            capture.guard_call(exchange.change, sent, request.changes)
+        return exchange
 
 
 def _is_of_openai(sent: Sent) -> bool:

@@ -22,7 +22,12 @@ from lightning_otel.dialects.stored import find_stored
 from lightning_otel.instrumentors import token_ids
 from lightning_otel.instrumentors.base import LibraryInstrumentor, Patch
 from lightning_otel.instrumentors.body import ResponseRecorder
-from lightning_otel.instrumentors.model_requests import ModelRequest, endpoint_of
+from lightning_otel.instrumentors.model_requests import (
+    ModelRequest,
+    endpoint_of,
+    session_of,
+    within_session,
+)
 from lightning_otel.instrumentors.openai.stored import StoredRequest, body_of, is_azure, server_of
 from lightning_otel.instrumentors.wrappers import Run, wrap_call
 from lightning_otel.types import conventions as c
@@ -62,8 +67,13 @@ _instrumentor = OpenAIInstrumentor()
 
 
 def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
-    client, given = args[0], args[2] if len(args) > 2 else kwargs.get("options")
-    context = otel_context.get_current()
+    given = args[2] if len(args) > 2 else kwargs.get("options")
+    with within_session(getattr(given, "headers", None)):
+        return _begin_within(args, kwargs, given)
+
+
+def _begin_within(args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Run | None:
+    client, context = args[0], otel_context.get_current()
     if given is None or not _instrumentor.is_active or not capture.is_wanted(context):
         return None
     if stored := find_stored(given.method, str(given.url)):
@@ -161,10 +171,11 @@ class ClientRequest(ModelRequest):
         self._options = options
         self._response: Any = None
         self._is_streaming = self._is_refused = False
-        url = str(options.url)
+        url, session_id = str(options.url), session_of(getattr(options, "headers", None))
         attributes: Attributes = {
             **server_of(client, url),
             **({c.RESOURCES: resources} if resources is not None else {}),
+            **({c.CONVERSATION_ID: session_id} if session_id is not None else {}),
         }
         super().__init__(endpoint, body_of(options), url, context, attributes, is_stream=is_stream)
 
