@@ -26,12 +26,11 @@ _QUIET_S: Final = 600
 _CALLS: Final = """
 SELECT trace_id, span_id, parent_span_id, response_id, rollout_id,
   json_array_length(output_messages, '$[0].parts') AS parts, {columns}
-FROM spans WHERE operation IN ('chat', 'execute_tool')
+FROM spans WHERE operation IN ('chat', 'execute_tool', 'invoke_agent')
   AND attributes->>'$."gen_ai.conversation.id"' = rollout_id
 ORDER BY length(response_id), response_id"""
-"""Calls and tools of sessions, and what tells copies of calls."""
+"""Calls, tools and agents of sessions, and what tells copies of calls."""
 _REWARDS: Final = "SELECT trace_id, span_id, reward FROM spans WHERE reward IS NOT NULL"
-_AGENTS: Final = "SELECT trace_id, span_id FROM spans WHERE operation = 'invoke_agent'"
 
 
 class _Growth:
@@ -163,8 +162,7 @@ class FileReader:
     def end_sessions(self) -> int:
         """Keep what the ends of sessions complete; return how many spans that are.
 
-        Agents are last: another file may say which tool began one. Of a session that was read
-        before, the store has them.
+        Agents are last: another file may say which tool began one.
         """
         from lightning_otel.receivers.sessions import make_agents
 
@@ -173,14 +171,12 @@ class FileReader:
                 if growth.reader is not None:
                     is_over = not path.is_file() or _is_quiet(path)
                     yield from self._end_session(path, growth.reader, is_over=is_over)
-            known = {tuple(row.values()) for row in self._query(_AGENTS)} if self._sessions else {}
-            agents = make_agents(self._sessions, self._links)
-            yield from (span for span in agents if (span.trace_id, span.span_id) not in known)
+            yield from make_agents(self._sessions, self._links)
 
         return self._keep_all(read())
 
     def _load_calls(self) -> dict[tuple[str, str], int]:
-        """Note the answers that the store has; return how many parts each has, of a tool none."""
+        """Note the answers that the store has; return how many parts each has, others none."""
         from lightning_otel.receivers import codex
         from lightning_otel.receivers.claude_code import RECORD_IDS
 
