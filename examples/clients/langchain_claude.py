@@ -29,6 +29,10 @@ def solve(model, question, ask):
         messages += [calculator.invoke(call) for call in message.tool_calls]
 
 
+def invoke(model, messages):
+    return model.invoke(messages)
+
+
 def stream(model, messages):
     first, *others = model.stream(messages)
     return sum(others, first)
@@ -46,9 +50,7 @@ async def ask_all(model, questions):
 
 if __name__ == "__main__":
     model = ChatAnthropic(model="claude-toy", max_tokens=256)
-    print(
-        solve(model, "What is 17*23, and what is 12*12?", lambda ready, asked: ready.invoke(asked))
-    )
+    print(solve(model, "What is 17*23, and what is 12*12?", invoke))
     print(solve(model, "What is 19*21?", stream))
     print(extract(model, "How much is 17*23?"))
     print(asyncio.run(ask_all(model, ["One?", "Two?", "Three?"])))

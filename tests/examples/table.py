@@ -53,11 +53,11 @@ def client_row(program: Program) -> list[object]:
     """Likewise of a program that asks models of another vendor, whose server has its own log."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "traces.duckdb"
-        plain, asked = run_client(program)
-        told, log = run_client(program, *RUNS["run"], LIGHTNING_OTEL_STORE=str(place))
-        recorded = recorded_in(place, Host(0, told, "", ()))
+        plain, requests = run_client(program)
+        output, log = run_client(program, *RUNS["run"], LIGHTNING_OTEL_STORE=str(place))
+        recorded = recorded_in(place, Host(0, output, "", ()))
     count, missing = recorded.in_views[0], len(log) - recorded.report.transitions
-    is_other = plain != told or sorted(map(repr, asked)) != sorted(map(repr, log))
+    is_other = plain != output or sorted(map(repr, requests)) != sorted(map(repr, log))
     tools, orphans = len(recorded.tools), len(recorded.orphans)
     cells = [program.name, f"{count} of {len(log)}", "-", recorded.report.exact, "-", tools]
     return [*cells, orphans, max(count - len(log), 0), is_other + abs(missing)]

@@ -340,20 +340,21 @@ def test_calls_belong_to_their_agents(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("vercel_4", []), ("vercel_6", ["reasoning thinking…", "text Let me look."])]
+    ("name", "answer"),
+    [("vercel_4", []), ("vercel_6", ["reasoning thinking…", "text Let me look."])],
 )
-def test_a_loop_of_vercels_sdk_is_its_calls(name: str, said: list[str]) -> None:
+def test_a_loop_of_vercels_sdk_is_its_calls(name: str, answer: list[str]) -> None:
     """As its fourth and sixth releases tell of it."""
     (path,) = TripletAdapter().adapt(stored(name))
 
     first, second = path.transitions
-    asked = [["text Weather in Rome?", "blob AQID"]]
-    thought = ["reasoning thinking…", *said[1:], "tool_call call-1"]
-    told = [thought, ["tool_call_response call-1"]]
+    question = [["text Weather in Rome?", "blob AQID"]]
+    message = ["reasoning thinking…", *answer[1:], "tool_call call-1"]
+    turn = [message, ["tool_call_response call-1"]]
     assert (first.agent, second.agent) == ("my-agent", "my-agent")
-    assert shown(first.observation) == asked
-    assert shown(first.action) == [[*said, "tool_call call-1"]]
-    assert shown(second.observation) == asked + told
+    assert shown(first.observation) == question
+    assert shown(first.action) == [[*answer, "tool_call call-1"]]
+    assert shown(second.observation) == question + turn
     assert shown(second.action) == [["text It is sunny."]]
     assert [tool["name"] for tool in first.tools] == ["weather"]
     assert [step.action[0]["finish_reason"] for step in path.transitions] == ["tool_calls", "stop"]

@@ -355,8 +355,8 @@ def test_session_that_a_relay_names_is_the_block_of_that_id(wire: Wire, store: S
         with openai.OpenAI(base_url=f"{wire.url}/v1", api_key="k") as client:
             client.chat.completions.create(**BODY, extra_headers={"X-Session-ID": "two"})
     assert sorted(step.rollout_id for step in store.transitions()) == [*["first"] * 2, *["two"] * 3]
-    told = [span.attributes[c.CONVERSATION_ID] for span in ours(store.spans().rows())]
-    assert sorted(told) == ["one", "one", "two", "two", "two"]
+    names = [span.attributes[c.CONVERSATION_ID] for span in ours(store.spans().rows())]
+    assert sorted(names) == ["one", "one", "two", "two", "two"]
 
 
 def test_server_that_repeats_its_ids_was_asked_as_often_as_it_was(wire: Wire, store: Store) -> None:

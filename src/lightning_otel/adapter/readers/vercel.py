@@ -44,17 +44,17 @@ MARKS = (_KIND, _TOOL[c.TOOL_NAME])
 def summary(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Operation, tool and usage."""
     operation = _operation_of(attributes)
-    found: dict[str, Any] = {c.OPERATION: operation}
+    fields: dict[str, Any] = {c.OPERATION: operation}
     if operation == c.EXECUTE_TOOL:
-        found |= {key: attributes.get(_TOOL[key]) for key in (c.TOOL_NAME, c.TOOL_CALL_ID)}
+        fields |= {key: attributes.get(_TOOL[key]) for key in (c.TOOL_NAME, c.TOOL_CALL_ID)}
     elif operation == c.INVOKE_AGENT:  # under the name that the program gave it, if it did
         name = get_text(attributes, _FUNCTION) or ""
         return {c.OPERATION: operation, c.AGENT_NAME: name} if name else {}
     elif operation is not None:
-        found |= {key: attributes.get(theirs) for key, theirs in _USAGE.items()}
+        fields |= {key: attributes.get(theirs) for key, theirs in _USAGE.items()}
         reason = _finish_reason(attributes)
-        found[c.FINISH_REASONS] = [reason] if reason else None
-    return drop_none(found)
+        fields[c.FINISH_REASONS] = [reason] if reason else None
+    return drop_none(fields)
 
 
 def content(span: Span) -> dict[str, Any]:
@@ -64,16 +64,16 @@ def content(span: Span) -> dict[str, Any]:
         return drop_none({key: get(_TOOL[key]) for key in (c.TOOL_ARGUMENTS, c.TOOL_RESULT)})
     if operation != c.CHAT:
         return {}
-    found: dict[str, Any] = {}
-    if (asked := get(_MESSAGES)) is not None:
-        found[c.INPUT_MESSAGES] = chat.dump(read_messages(asked, "user"))
+    fields: dict[str, Any] = {}
+    if (prompt := get(_MESSAGES)) is not None:
+        fields[c.INPUT_MESSAGES] = chat.dump(read_messages(prompt, "user"))
     if parts := _read_answer(span.attributes):
         answer = message("assistant", parts, finish_reason=_finish_reason(span.attributes))
-        found[c.OUTPUT_MESSAGES] = chat.dump([answer])
+        fields[c.OUTPUT_MESSAGES] = chat.dump([answer])
     offers = get(_TOOLS)
     if isinstance(offers, (list, tuple)):
-        found[c.TOOL_DEFINITIONS] = chat.dump_tools([parse_json(offer) for offer in offers])
-    return drop_none(found)
+        fields[c.TOOL_DEFINITIONS] = chat.dump_tools([parse_json(offer) for offer in offers])
+    return drop_none(fields)
 
 
 def _read_answer(attributes: Mapping[str, Any]) -> list[Any]:
