@@ -1,24 +1,32 @@
 """Which call each reward belongs to: drawn forests, with what each call earns under a rule.
 
-An outcome names each call's reward, with the named rewards where they are not that one; after ``!``
-the rewards that were left out, and ``? skipped`` where one skipped a failed call.
+An outcome names each call's reward, with the named rewards where they are not that one; after ``→``
+the reward of each rollout, after ``!`` the rewards that were left out, and ``? skipped`` where one
+skipped a failed call.
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 from tests.adapter.forest import Forest, draw, reward_attributes, steps_of, text_of
+from tests.viewer.browsing import KEY
+from tests.viewer.client import Asking
 
 from lightning_otel import Store, TripletAdapter
 from lightning_otel.adapter import Adaptation
 from lightning_otel.adapter.advantages import last_rewards
 from lightning_otel.adapter.rewards import NO_STEP_BEFORE, with_evaluations
+from lightning_otel.adapter.selection import Selection
+from lightning_otel.algorithms.groups import read_members
 from lightning_otel.errors import ConfigError
-from lightning_otel.store.attempt_rewards import LAST_REWARD
+from lightning_otel.resources.comparison import compare_versions
 from lightning_otel.types import Call, Credit, CreditRule, Reward
 from lightning_otel.types import conventions as c
+from lightning_otel.views.plot import plot_training_metrics
 
 ALL = " ".join(get_args(Credit))
 REASONS = {
@@ -34,6 +42,7 @@ REASONS = {
     "infinite": "the reward's value is not finite",
     "3 for 2": "its sequence has 3 numbers for 2 steps",
     "2 for 1": "its sequence has 2 numbers for 1 steps",
+    "2 for 3": "its sequence has 2 numbers for 3 steps",
 }
 LATE = "#rollout=,attempt=,trace=f,process=p9,tick=900"
 """From another process, in a trace of its own, without a word of the rollout."""
@@ -41,378 +50,533 @@ LATER = "#trace=e,process=p8,tick=950"
 SECOND = "#rollout=r2,trace=b,process=p2,tick=100"
 RETRY = "#attempt=2,trace=b,process=p2,tick=100"
 
+THUMB = f"@.{c.FEEDBACK_RATING}=1"
+RECEIVED = f"@.{c.RECEIVED}=otlp"
+
 AGENT = "a<s:do|u:x b<s:do|u:x|a:a|u:y"
 CASES: dict[str, tuple[str, dict[str, str]]] = {
     # --- by time and place
     "each call has the reward after it": (
         "root( a !0 b !.5 c !1 )",
         {
-            "previous step agents": "a=0 b=0.5 c=1",
-            "last": "a=- b=- c=1 ! final, final",
-            "discounted": "a=0.5(primary=0) b=1(primary=0.5) c=1",
+            "previous step agents": "a=0 b=0.5 c=1 → 1.5",
+            "last": "a=- b=- c=1 → 1 ! final, final",
+            "discounted": "a=0.5(primary=0) b=1(primary=0.5) c=1 → 1.5",
         },
     ),
-    "no reward is not 0": ("a b !1", {"previous": "a=- b=1", "discounted": "a=0.5 b=1"}),
-    "nothing to learn": ("a", {"previous": "a=-"}),
+    "no reward is not 0": ("a b !1", {"previous": "a=- b=1 → 1", "discounted": "a=0.5 b=1 → 1"}),
+    "nothing to learn": ("a", {"previous": "a=- → -"}),
     "a second reward never slides to the call before": (
         "root( a b !.1 !.9 )",
-        {"previous": "a=- b=0.1 ! already", "discounted": "a=0.05 b=0.1 ! already"},
+        {"previous": "a=- b=0.1 → 0.1 ! already", "discounted": "a=0.05 b=0.1 → 0.1 ! already"},
     ),
     "a reward that shares one name is reported whole": (
         "a !ok=1,short=.5 !style=.7,ok=0",
-        {"previous": "a=1(ok=1,short=0.5) ! already"},
+        {"previous": "a=1(ok=1,short=0.5) → 1 ! already"},
     ),
-    "a second name": ("a !ok=1 !short=.25", {"previous": "a=1(ok=1,short=0.25)"}),
-    "before any call": ("!1 a", {"previous": "a=- ! before"}),
-    "while a call runs": ("a +b !1 -b", {"previous": "a=1 b=-"}),
-    "at the same instant": ("#counted=no !1@at=7 a@at=7", {"previous": "a=1"}),
+    "a second name": ("a !ok=1 !short=.25", {"previous": "a=1(ok=1,short=0.25) → 1"}),
+    "before any call": ("!1 a", {"previous": "a=- → - ! before"}),
+    "while a call runs": ("a +b !1 -b", {"previous": "a=1 b=- → 1"}),
+    "at the same instant": ("#counted=no !1@at=7 a@at=7", {"previous": "a=1 → 1"}),
     "inside the operation it is given in": (
         "root( +work( work/a b work/!1 -work )",
-        {"previous": "a=1 b=-"},
+        {"previous": "a=1 b=- → 1"},
     ),
     "of the part around an operation without calls": (
         "root( work( a ) judge( score( !1 ) ) ) other( b )",
-        {"previous": "a=1 b=-"},
+        {"previous": "a=1 b=- → 1"},
     ),
-    "deep inside what stands beside": ("root( x( y( z( a ) ) ) !1 )", {"previous": "a=1"}),
+    "deep inside what stands beside": ("root( x( y( z( a ) ) ) !1 )", {"previous": "a=1 → 1"}),
     "inside an operation that ended before another call": (
         "root( +work( work/a -work b work/!1 )",
-        {"previous": "a=1 b=-"},
+        {"previous": "a=1 b=- → 1"},
     ),
-    "outside every span": ("root( a b ) !1", {"previous": "a=- b=1"}),
+    "outside every span": ("root( a b ) !1", {"previous": "a=- b=1 → 1"}),
     "each operation, and then the whole again": (
         "work( a !.2 ) work( b !.3 ) !1",
-        {"previous": "a=0.2 b=0.3 ! already"},
+        {"previous": "a=0.2 b=0.3 → 0.5 ! already"},
     ),
     "operations beside each other": (
         "+x( +y( x/a y/b x/!.2 y/!.3 -x -y",
-        {"previous": "a=0.2 b=0.3"},
+        {"previous": "a=0.2 b=0.3 → 0.5"},
     ),
-    "no number": ("a !NaN !.5", {"previous": "a=0.5 ! infinite"}),
-    "marks are steps": ("do:left !.2 do:right !.3", {"previous": "left=0.2 right=0.3"}),
+    "no number": ("a !NaN !.5", {"previous": "a=0.5 → 0.5 ! infinite"}),
+    "marks are steps": ("do:left !.2 do:right !.3", {"previous": "left=0.2 right=0.3 → 0.5"}),
     # --- agents
-    "one agent's reward never goes to another": ("+A[ A/a B[ b ] A/!1 -A", {ALL: "a=1 b=-"}),
+    "one agent's reward never goes to another": ("+A[ A/a B[ b ] A/!1 -A", {ALL: "a=1 b=- → 1"}),
     "an agent without calls": (
         f"B[ b ] A[ !1@.{c.AGENT_NAME}=A ]",
-        {"previous last step agents discounted": "b=- ! before"},
+        {"previous last step agents discounted": "b=- → - ! before"},
     ),
     "outside any agent": (
         "root( A[ a ] B[ b ] !1 )",
-        {"previous": "a=- b=1", "agents": "a=1 b=1"},
+        {"previous": "a=- b=1 → 1", "agents": "a=1 b=1 → 1"},
     ),
     "agents at work at once": (
         "root( +A[ +B[ A/a B/b A/!.1 B/!.2 -A -B )",
-        {"previous": "a=0.1 b=0.2"},
+        {"previous": "a=0.1 b=0.2 → 0.3"},
     ),
-    "a team's reward": ("root( A[ a !.25 b ] B[ d ] !1 )", {"agents": "a=0.25 b=1 d=1"}),
+    "a team's reward": ("root( A[ a !.25 b ] B[ d ] !1 )", {"agents": "a=0.25 b=1 d=1 → 1.25"}),
     "a team and no other": (
         "root( team( A[ a ] ) other( B[ b ] !1 ) )",
-        {"agents": "a=- b=1"},
+        {"agents": "a=- b=1 → 1"},
     ),
     # --- the outcome
     "a title comes after the agent": (
         f"root( {AGENT} t<s:titles|u:x !1 )",
         {
-            "previous last agents": "a=- b=1 t=-",
-            "step": "a=1 b=1 t=-",
-            "discounted": "a=0.5 b=1 t=-",
+            "previous last agents": "a=- b=1 t=- → 1",
+            "step": "a=1 b=1 t=- → 1",
+            "discounted": "a=0.5 b=1 t=- → 1",
         },
     ),
     "from a shell, days later": (
         f"root( {AGENT} t<s:titles|u:x ) #attempt=,trace=f,process=p9,tick=900 !1",
-        {"previous": "a=- b=1 t=-"},
+        {"previous": "a=- b=1 t=- → 1"},
     ),
     "beside traces of the program's own": (
         f"+{c.SPAN_ROLLOUT}@as=r( #trace=b work( {AGENT} t<s:titles|u:x ) #trace=a r/!1 -r",
-        {"previous": "a=- b=1 t=-"},
+        {"previous": "a=- b=1 t=- → 1"},
     ),
     "in one of two recordings": (
         f"{c.SPAN_ROLLOUT}( {AGENT} t<s:titles|u:x )"
         f" #trace=b {c.SPAN_ROLLOUT}( z<s:commits|u:x !1 )",
-        {"previous": "a=- b=- t=- z=1"},
+        {"previous": "a=- b=- t=- z=1 → 1"},
     ),
     "a side call that is linked": (
         f"root( {AGENT} t@id=r<s:titles|u:x !1@id=r !.5 )",
-        {"previous": "a=- b=- t=1 ! already"},
+        {"previous": "a=- b=- t=1 → 1 ! already"},
     ),
     "in an operation after the agent": (
         f"root( {AGENT} w( t<s:titles|u:x !1 ) )",
-        {"previous": "a=- b=- t=1"},
+        {"previous": "a=- b=- t=1 → 1"},
     ),
     "where steps have rewards, the last one is a step's": (
         "root( a<s:do|u:x !.5 b<s:do|u:x|a:a|u:y !.25 t<s:titles|u:x !1 )",
-        {"previous": "a=0.5 b=0.25 t=1"},
+        {"previous": "a=0.5 b=0.25 t=1 → 1.75"},
     ),
     "steps of another name": (
         "root( a<s:do|u:x !ok=.5 b<s:do|u:x|a:a|u:y t<s:titles|u:x !1 )",
-        {"previous": "a=0.5(ok=0.5) b=1 t=-"},
+        {"previous": "a=0.5(ok=0.5) b=1 t=- → 1.5"},
     ),
     "of equal conversations the first": (
         "root( a<s:do|u:x t<s:titles|u:x !1 )",
-        {"previous": "a=1 t=-"},
+        {"previous": "a=1 t=- → 1"},
     ),
     "of equal agents the one that ended last": (
         "root( A[ a ] t<s:titles|u:x B[ b ] c<s:commits|u:x !1 )",
-        {"previous": "a=- t=- b=1 c=-"},
+        {"previous": "a=- t=- b=1 c=- → 1"},
     ),
     "the agent of the rollout": (
         f"root@.{c.AGENT_NAME}=A( {AGENT} t<s:titles|u:x !1 )",
-        {"previous last": "a=- b=1 t=-"},
+        {"previous last": "a=- b=1 t=- → 1"},
     ),
     # --- parents
-    "inside a call": ("a b a/!1", {ALL: "a=1 b=-"}),
-    "inside a lost call": ("a b@error b/!1", {"previous": "a=- ! parent"}),
-    "on the call itself": (f"a@{c.REWARD_VALUE}=0.75", {"previous": "a=0.75"}),
+    "inside a call": ("a b a/!1", {ALL: "a=1 b=- → 1"}),
+    "inside a lost call": ("a b@error b/!1", {"previous": "a=- → - ! parent"}),
+    "on the call itself": (f"a@{c.REWARD_VALUE}=0.75", {"previous": "a=0.75 → 0.75"}),
     # --- links
-    "a link outranks parent and rule": ("a@id=r1 b b/!1@id=r1", {ALL: "a=1 b=-"}),
+    "a link outranks parent and rule": ("a@id=r1 b b/!1@id=r1", {ALL: "a=1 b=- → 1"}),
     "a link reaches another agent": (
         "A[ a@id=r1 ] judge[ b !1@id=r1 ]",
-        {"previous": "a=1 b=-"},
+        {"previous": "a=1 b=- → 1"},
     ),
     "a tool is the last call in it": (
         "root( tool( a x( b ) ) d !1@span=tool )",
-        {"previous": "a=- b=1 d=-"},
+        {"previous": "a=- b=1 d=- → 1"},
     ),
     "an agent is the last call in it": (
         "root( A[ a x( b ) ] d !1@span=A )",
-        {"previous": "a=- b=1 d=-"},
+        {"previous": "a=- b=1 d=- → 1"},
     ),
-    "a link to a span without calls": ("a tool( ) !1@span=tool", {"previous": "a=- ! target"}),
-    "a link to a lost call": ("a b@id=r2@error !1@id=r2", {"previous": "a=- ! target"}),
+    "a link to a span without calls": ("a tool( ) !1@span=tool", {"previous": "a=- → - ! target"}),
+    "a link to a lost call": ("a b@id=r2@error !1@id=r2", {"previous": "a=- → - ! target"}),
     "a server that repeats its ids": (
         "a@id=r !0@id=r b@id=r !1@id=r d@id=r !2@id=r",
-        {"previous": "a=0 b=1 d=2"},
+        {"previous": "a=0 b=1 d=2 → 3"},
     ),
     "either record of one request": (
         "root( +a@id=r a/a@id=r@as=in -a !x=1@span=a !y=2@span=in in/!z=3 )",
-        {"previous": "a=1(x=1,y=2,z=3)"},
+        {"previous": "a=1(x=1,y=2,z=3) → 1"},
     ),
-    "an attribute": ("root( a@ticket=T1 b !1@ticket=T1 )", {ALL: "a=1 b=-"}),
+    "an attribute": ("root( a@ticket=T1 b !1@ticket=T1 )", {ALL: "a=1 b=- → 1"}),
     "an operation's attribute": (
         "root( work@ticket=T1( a b ) d !1@ticket=T1 )",
-        {"previous": "a=- b=1 d=-"},
+        {"previous": "a=- b=1 d=- → 1"},
     ),
     "all attributes of a link": (
         "root( w@ticket=T1@try=1( a ) w@ticket=T1@try=2( b ) w@ticket=T2@try=1( d )"
         " !1@ticket=T1@try=1 !.5@ticket=T2@try=2 )",
-        {"previous": "a=1 b=- d=- ! unknown"},
+        {"previous": "a=1 b=- d=- → 1 ! unknown"},
     ),
     "a link that contradicts itself": (
         "root( w@ticket=T1( a ) !1@ticket=T1@ticket=T2 )",
-        {"previous": "a=- ! unknown"},
+        {"previous": "a=- → - ! unknown"},
     ),
     "ids that contradict each other": (
         "a@id=r1 b@id=r2 !1@span=a@id=r1 !.5@span=a@id=r2",
-        {"previous": "a=1 b=- ! unknown"},
+        {"previous": "a=1 b=- → 1 ! unknown"},
     ),
     "no text is compared by its JSON": (
         "root( x@k=3( a ) y@k=true( b ) z@k=0.5( d ) !1@k=3 !2@k=true !3@k=0.5 )",
-        {"previous": "a=1 b=2 d=3"},
+        {"previous": "a=1 b=2 d=3 → 6"},
     ),
     "the latest with the attribute": (
         "root( w@sort=x( a ) !0@sort=x w@sort=x( b ) !1@sort=x )",
-        {"previous": "a=0 b=1"},
+        {"previous": "a=0 b=1 → 1"},
     ),
     "rewards are no targets": (
         "root( w@ticket=T1( a ) !.5@.ticket=T1 !late=1@ticket=T1 )",
-        {"previous": "a=1(late=1,primary=0.5)"},
+        {"previous": "a=0.5(primary=0.5,late=1) → 0.5"},
     ),
     "a trace": (
         f"root( a ) #trace=b,process=p2 root( b ) !1@trace=a@{c.OPERATION}=chat",
-        {"previous": "a=1 b=-"},
+        {"previous": "a=1 b=- → 1"},
     ),
-    "a link to nothing": ("a !1@user.id=u1 !2@span=", {"previous": "a=- ! unknown, unknown"}),
+    "a link to nothing": ("a !1@user.id=u1 !2@span=", {"previous": "a=- → - ! unknown, unknown"}),
     "a link beats a rule, whenever it comes": (
         "a@id=r1 b !.5 !.1@id=r1 !late=-1@span=a !1@op=nowhere",
-        {"previous": "a=0.1(primary=0.1,late=-1) b=0.5 ! unknown"},
+        {"previous": "a=0.1(primary=0.1,late=-1) b=0.5 → 0.6 ! unknown"},
     ),
     # --- the rules
-    "the final reward to the last call": ("a !1 b", {"last": "a=- b=1"}),
-    "a linked reward is not the final one": ("a b !.5 !1@span=a", {"last": "a=1 b=0.5"}),
-    "beside it": ("root( a w( b ) !1 )", {"previous": "a=- b=1"}),
+    "the final reward to the last call": ("a !1 b", {"last": "a=- b=1 → 1"}),
+    "a linked reward is not the final one": ("a b !.5 !1@span=a", {"last": "a=1 b=0.5 → 1.5"}),
+    "beside it": ("root( a w( b ) !1 )", {"previous": "a=- b=1 → 1"}),
     "returns": (
         "a b !1 d !2",
-        {"discounted": "a=1 b=2(primary=1) d=2", "previous": "a=- b=1 d=2"},
+        {"discounted": "a=1 b=2(primary=1) d=2 → 3", "previous": "a=- b=1 d=2 → 3"},
     ),
-    "after the last reward": ("a !1 b", {"discounted": "a=1 b=-"}),
+    "after the last reward": ("a !1 b", {"discounted": "a=1 b=- → 1"}),
     "the mean of what branches": (
         "root( a +x +y +z -x -y -z !1@span=x !0@span=y )",
-        {"discounted": "a=0.25 x=1 y=0 z=-"},
+        {"discounted": "a=0.25 x=1 y=0 z=- → 1"},
     ),
     "an answer thrown away earns nothing": (
         "a<hello b<hello d<hello|b|thanks !1",
-        {"discounted": "a=- b=0.5 d=1"},
+        {"discounted": "a=- b=0.5 d=1 → 1"},
     ),
     "a shortened conversation earns what comes of it": (
         "a<s:you|u:fix b<s:you|u:fix|a:a|t:r0 d<s:you|u:fix|u:so-far !1",
-        {"discounted": "a=0.25 b=0.5 d=1"},
+        {"discounted": "a=0.25 b=0.5 d=1 → 1"},
     ),
     "every call of a step": (
         "root( x( a tool( b ) !.25 ) y( d tool( e ) !.5 ) )",
-        {"step": "a=0.25 b=0.25 d=0.5 e=0.5"},
+        {"step": "a=0.25 b=0.25 d=0.5 e=0.5 → 0.75"},
     ),
     "a step begins after the last reward": (
         "root( a b !1 d !0 e )",
-        {"step": "a=1 b=1 d=0 e=-"},
+        {"step": "a=1 b=1 d=0 e=- → 1"},
     ),
-    "a step that has one": ("root( a w( b !1 ) !.5 )", {"step": "a=- b=1 ! already"}),
+    "a step that has one": ("root( a w( b !1 ) !.5 )", {"step": "a=- b=1 → 1 ! already"}),
     "a step a name": (
         "root( a !x=0 b !x=1 !y=1 )",
-        {"step": "a=0(x=0,y=1) b=1(x=1,y=1)"},
+        {"step": "a=0(x=0,y=1) b=1(x=1,y=1) → 1"},
     ),
-    "a running call is of the next step": ("root( a +b !1 -b !.5 )", {"step": "a=1 b=0.5"}),
+    "a running call is of the next step": ("root( a +b !1 -b !.5 )", {"step": "a=1 b=0.5 → 1.5"}),
     # --- sequences
     "a number a step": (
         "root( a b d !:.25,-,1 e )",
         {
-            "previous last step agents": "a=0.25 b=- d=1 e=-",
-            "discounted": "a=0.5(primary=0.25) b=0.5 d=1 e=-",
+            "previous last step agents": "a=0.25 b=- d=1 e=- → 1.25",
+            "discounted": "a=0.5(primary=0.25) b=0.5 d=1 e=- → 1.25",
         },
     ),
-    "a number too many": ("a b !:1,.5,.25", {"previous": "a=- b=- ! 3 for 2"}),
+    "a number too many": ("a b !:1,.5,.25", {"previous": "a=- b=- → - ! 3 for 2"}),
     "the steps of an agent, of an operation": (
         "root( A[ a b !:1,2 ] w( d e !:3,4 ) )",
-        {"previous": "a=1 b=2 d=3 e=4"},
+        {"previous": "a=1 b=2 d=3 e=4 → 10"},
     ),
     "linked numbers": (
         "root( w@ticket=T1( a b@id=r2 ) d@id=r3"
         " !:.25,.5@span=w !:1@id=r3 !:9,9@id=r2 !:9,9@ticket=T1 )",
-        {"previous": "a=0.25 b=0.5 d=1 ! 2 for 1, already"},
+        {"previous": "a=0.25 b=0.5 d=1 → 1.75 ! 2 for 1, already"},
     ),
-    "numbers before any call": ("!:1 a", {"previous": "a=- ! before"}),
+    "numbers before any call": ("!:1 a", {"previous": "a=- → - ! before"}),
     # --- calls that came to nothing
-    "past a failed call": ("root( a b@error !1 )", {"previous": "a=1 ? skipped"}),
-    "after failed calls alone": ("root( a@error !1 )", {"previous": "! failed"}),
-    "the lost call was asked again": ("root( a b@error d !1 )", {"previous": "a=- d=1"}),
-    "who names a call means it": ("root( a@id=r1 b@error !1@id=r1 )", {"previous": "a=1"}),
+    "past a failed call": ("root( a b@error !1 )", {"previous": "a=1 → 1 ? skipped"}),
+    "after failed calls alone": ("root( a@error !1 )", {"previous": "→ 1 ! failed"}),
+    "the lost call was asked again": ("root( a b@error d !1 )", {"previous": "a=- d=1 → 1"}),
+    "who names a call means it": ("root( a@id=r1 b@error !1@id=r1 )", {"previous": "a=1 → 1"}),
     # --- rollouts, attempts and traces
     "days later, by its response": (
         f"a@id=r1 {SECOND} b@id=r2 {LATE} !.5@id=r1",
-        {"previous": "a=0.5 b=-"},
+        {"previous": "a=0.5 b=- → 0.5, -"},
     ),
-    "days later, by its span": (f"w( a b ) d {LATE} !.5@span=w", {"previous": "a=- b=0.5 d=-"}),
+    "days later, by its span": (
+        f"w( a b ) d {LATE} !.5@span=w",
+        {"previous": "a=- b=0.5 d=- → 0.5"},
+    ),
     "days later, by the rollout": (
         "root( a b ) #attempt=,trace=f,process=p9,tick=900 !.5",
-        {"previous": "a=- b=0.5"},
+        {"previous": "a=- b=0.5 → 0.5"},
     ),
     "a judge's own rollout": (
         f"root( a@id=r1 ) {SECOND} root( b !.25@id=r1 )",
-        {"previous": "a=0.25 b=-"},
+        {"previous": "a=0.25 b=- → 0.25, -"},
     ),
-    "what it names never came": (f"a {LATE} !1@id=gone", {"previous": "a=- ! waits"}),
+    "what it names never came": (f"a {LATE} !1@id=gone", {"previous": "a=- → - ! waits"}),
     "a reward for a reward": (
         f"root( a !1@as=given ) {LATE} !2@span=given",
-        {"previous": "a=1 ! waits"},
+        {"previous": "a=1 → 1 ! waits"},
     ),
     "the attempt that had begun": (
         f"#tick=9 a {RETRY} b"
         " #attempt=,trace=f,process=p9,tick=50 !x=1 #tick=200 !y=2 #tick=1 !z=3",
-        {"previous": "a=1(x=1) b=2(y=2) ! before"},
+        {"previous": "a=1(x=1) b=2(y=2) → 2 ! before"},
     ),
     "a link across attempts": (
         f"a {RETRY} b #attempt=,trace=f,process=p9,tick=200 !.5@span=a",
-        {"previous": "a=0.5 b=-"},
+        {"previous": "a=0.5 b=- → -"},
     ),
     "its own attempt first": (
         f"a@id=r {SECOND} b@id=r #rollout=r1,trace=a,process=p1 !1@id=r",
-        {"previous": "a=1 b=-"},
+        {"previous": "a=1 b=- → 1, -"},
     ),
     "the latest rollout that holds the response": (
         f"#tick=9 a@id=r {SECOND} b@id=r {LATE} #tick=1 !w=1@id=r #tick=50 !x=2@id=r"
         " #tick=150 !y=3@id=r",
-        {"previous": "a=1(w=1,x=2) b=3(y=3)"},
+        {"previous": "a=1(w=1,x=2) b=3(y=3) → 1, 3"},
     ),
     "a response before a span": (
         f"a@id=r1 {SECOND} w( b ) {LATE} !1@id=r1@span=w",
-        {"previous": "a=- b=- ! unknown"},
+        {"previous": "a=- b=- → -, - ! unknown"},
     ),
     "a tool that carries a reward stays": (
         f"a@id=r1 {SECOND} tool@{c.REWARD_VALUE}=1@{c.LINK_PREFIX}.0.key_match={c.RESPONSE_ID}"
         f"@{c.LINK_PREFIX}.0.value_match=r1( b )",
-        {"previous": "a=- b=- ! unknown"},
+        {"previous": "a=- b=- → -, - ! unknown"},
     ),
     # --- retractions
-    "retracted": ("root( a !1@as=given !undo@span=given )", {ALL: "a=- ! retracted"}),
+    "retracted": ("root( a !1@as=given !undo@span=given )", {ALL: "a=- → - ! retracted"}),
     "retracted twice": (
         f"a !1@as=given !undo@span=given {LATE} !undo@span=given",
-        {"previous": "a=- ! retracted"},
+        {"previous": "a=- → - ! retracted"},
     ),
     "retracted by another process, and later": (
         f"a !1@as=given {LATE} !undo@span=given",
-        {ALL: "a=- ! retracted"},
+        {ALL: "a=- → - ! retracted"},
     ),
     "retracted before it was given": (
         f"a !1@as=given {LATE} #tick=0 !undo@span=given",
-        {"previous": "a=- ! retracted"},
+        {"previous": "a=- → - ! retracted"},
     ),
     "one of two rewards of one name": (
         "root( a !1@as=given !.5 !undo@span=given )",
-        {"previous": "a=0.5 ! retracted"},
+        {"previous": "a=0.5 → 0.5 ! retracted"},
     ),
     "the other of two rewards of one name": (
         "root( a !1 !.5@as=given !undo@span=given )",
-        {"previous": "a=1 ! retracted"},
+        {"previous": "a=1 → 1 ! retracted"},
     ),
     "a retraction of nothing known": (
         f"a !1 !undo@span=gone !undo {LATE} !undo@span=gone",
-        {"previous": "a=1"},
+        {"previous": "a=1 → 1"},
     ),
-    "a retraction of a call": ("a@as=call !1 !undo@span=call", {"previous": "a=1"}),
+    "a retraction of a call": ("a@as=call !1 !undo@span=call", {"previous": "a=1 → 1"}),
     "a retraction is no target": (
         "a !undo@span=gone@as=undo !1@span=undo",
-        {"previous": "a=- ! unknown"},
+        {"previous": "a=- → - ! unknown"},
     ),
     "a late reward, retracted from a third place": (
         f"a {SECOND} b@id=r2 {LATE} !1@id=r2@as=given {LATER} !undo@span=given",
-        {"previous": "a=- b=- ! retracted"},
+        {"previous": "a=- b=- → -, - ! retracted"},
     ),
     "a waiting reward that was retracted": (
         f"a {LATE} !1@id=gone@as=given {LATER} !undo@span=given",
-        {"previous": "a=- ! retracted"},
+        {"previous": "a=- → - ! retracted"},
     ),
     "numbers a step, retracted": (
         "a b !:1,2@as=given !undo@span=given",
-        {"previous": "a=- b=- ! retracted"},
+        {"previous": "a=- b=- → - ! retracted"},
     ),
     "no call, and the first reward retracted": (
         "root( w( ) !.3@as=given !tone=9 !undo@span=given )",
-        {"previous": "! before, retracted"},
+        {"previous": "→ 9 ! before, retracted"},
     ),
     # --- evaluations, as others note them
     "an event of a call": (
         "root( a b !0.5@on=a !1 )",
-        {"previous agents step": "a=0.5 b=1"},
+        {"previous agents": "a=0.5 b=1 → 1.5", "step": "a=1 b=1 → 1 ! already"},
     ),
     "an event of an agent, and of the root": (
         "root( A[ a b ] !0.5@on=A c ) !1@on=root",
-        {"previous": "a=- b=0.5 c=1"},
+        {"previous": "a=- b=0.5 c=1 → 1.5"},
     ),
     "several events of a call": (
         "a !ok=1,tone=0.25@on=a !ok=0@on=a",
-        {"previous": "a=1(ok=1,tone=0.25) ! already"},
+        {"previous": "a=1(ok=1,tone=0.25) → 1 ! already"},
     ),
-    "an event and a reward of one call": ("a !0.5@on=a !1@span=a", {"previous": "a=0.5 ! already"}),
-    "an event of a reward": ("a !1@as=given !1@on=given", {"previous": "a=1"}),
-    "an event without a number": ("a !fine@on=a !true@on=a", {"previous": "a=-"}),
+    "an event and a reward of one call": (
+        "a !0.5@on=a !1@span=a",
+        {"previous": "a=1 → 1 ! already"},
+    ),
+    "an event of a reward": ("a !1@as=given !1@on=given", {"previous": "a=1 → 1"}),
+    "an event without a number": ("a !fine@on=a !true@on=a", {"previous": "a=- → -"}),
+    # --- the one that counts
+    "a declared primary before the others": (
+        "a !x=1 !ok=.25,tone=9",
+        {"previous step": "a=0.25(ok=0.25,x=1,tone=9) → 0.25"},
+    ),
+    "one number declared primary": (
+        f"a !x=1 !ok=.25@.{c.REWARD_PRIMARY}=true",
+        {"previous": "a=0.25(ok=0.25,x=1) → 0.25"},
+    ),
+    "a declared primary of a name that is there": (
+        "a !short=.1 !ok=1,short=.5",
+        {"previous": "a=1(ok=1,short=0.5) → 1 ! already"},
+    ),
+    "of two primaries the first": (
+        "a !y=1,u=2 !x=.5,v=3",
+        {"previous": "a=1(y=1,x=0.5,u=2,v=3) → 1"},
+    ),
+    "at one instant the name": (
+        "#counted=no a@at=1 !y=1@at=7 !x=.5@at=7",
+        {"previous": "a=0.5(x=0.5,y=1) → 0.5"},
+    ),
+    "a link makes no primary": ("a@id=r !y=1 !x=.5@id=r", {"previous": "a=1(y=1,x=0.5) → 1"}),
+    "a thumb on a call": (
+        f"a !ok=1 !feedback=-.6@span=a{THUMB}",
+        {"previous step agents": "a=1(ok=1,feedback=-0.6) → 1"},
+    ),
+    "a thumb before the program's own": (
+        f"a !feedback=1@span=a{THUMB} !ok=0",
+        {"previous": "a=0(ok=0,feedback=1) → 0"},
+    ),
+    "a thumb on the rollout": (
+        f"root( a b !ok=1 ) {LATE} #rollout=r1 !feedback=-1{THUMB}",
+        {
+            "previous last": "a=- b=1(ok=1,feedback=-1) → 1",
+            "step": "a=1(ok=1,feedback=-1) b=1(ok=1,feedback=-1) → 1",
+        },
+    ),
+    "a thumb alone": (
+        f"a b !feedback=.5@span=a{THUMB}",
+        {"previous": "a=0.5(feedback=0.5) b=- → 0.5"},
+    ),
+    "a thumb of the program's name": (
+        f"a !ok=-1@span=a{THUMB} !ok=1",
+        {"previous": "a=1(ok=1) → 1 ! already"},
+    ),
+    "a thumb of the outcome's name": (
+        f"root( {AGENT} t<s:titles|u:x !ok=-1@span=b{THUMB} !ok=1 )",
+        {"previous": "a=- b=1(ok=1) t=- → 1 ! already"},
+    ),
+    "a thumb that was retracted": (
+        f"a !ok=1 !feedback=0@span=a@as=given{THUMB} !undo@span=given",
+        {"previous": "a=1(ok=1) → 1 ! retracted"},
+    ),
+    "the program's own that was retracted": (
+        f"a !ok=1@as=given !feedback=0@span=a{THUMB} !undo@span=given",
+        {"previous": "a=0(feedback=0) → 0 ! retracted"},
+    ),
+    "a reward function": (
+        f"a !exact=1@.{c.REWARD_FUNCTION}=exact !ok=0",
+        {"previous": "a=0(ok=0,exact=1) → 0"},
+    ),
+    "scores by time": (
+        f"a !z=1@.{c.REWARD_AUTHOR}=ann !exact=0@.{c.REWARD_FUNCTION}=exact",
+        {"previous": "a=1(z=1,exact=0) → 1"},
+    ),
+    "received, of what was recorded here": (
+        f"a@id=r1 !x=1@id=r1{RECEIVED} !y=.5",
+        {"previous": "a=0.5(y=0.5,x=1) → 0.5"},
+    ),
+    "received as all of it": (
+        f"a@.{c.RECEIVED}=otlp !x=1{RECEIVED} !y=.5{RECEIVED}",
+        {"previous": "a=1(x=1,y=0.5) → 1"},
+    ),
+    "a thumb where no call is": (
+        f"root( w( ) !feedback=-1{THUMB} !ok=.5 )",
+        {"previous": "→ 0.5 ! before, before"},
+    ),
+    "a primary where no call is": (
+        "root( w( ) !x=9 !ok=.5,x=1 !ok=.25 )",
+        {"previous": "→ 0.75 ! before, before, before"},
+    ),
+    # --- the sum of the steps
+    "decimals as people add them": (
+        "root( a !.1 b !.2 d !-.3 )",
+        {"previous": "a=0.1 b=0.2 d=-0.3 → 0"},
+    ),
+    "numbers for some steps, and another name": (
+        "root( a b d !:.5,.5,- !progress=.3 )",
+        {"previous": "a=0.5 b=0.5 d=0.3(progress=0.3) → 1.3"},
+    ),
+    "numbers for too few steps": ("a b d !:.2,.3", {"previous": "a=- b=- d=- → - ! 2 for 3"}),
+    "the last call of a tool that calls at once": (
+        "root( w@ticket=T1( +a +b -b -a ) !.4@ticket=T1 !.2@span=b )",
+        {"previous": "a=0.4 b=0.2 → 0.6"},
+    ),
+    "a call in it that has one": (
+        "root( w@ticket=T1( +a +b -b -a ) !.4@ticket=T1 !.2@span=a )",
+        {"previous": "a=0.4 b=- → 0.4 ! already"},
+    ),
+    "an attempt each": (
+        f"root( a !.9 ) {RETRY} root( b !.4 d !.1 )",
+        {"previous": "a=0.9 b=0.4 d=0.1 → 0.5"},
+    ),
+    "an attempt each, and no step": (
+        f"root( a@error !.9 ) {RETRY} root( b@error !.4 )",
+        {"previous": "→ 0.4 ! failed, failed"},
+    ),
+    "a step that has one, and the one before": (
+        "root( w( a b ) !.5 !.3@span=b )",
+        {"step": "a=0.5 b=0.3 → 0.8", "previous": "a=- b=0.3 → 0.3 ! already"},
+    ),
+    "an agent that has one, and the team": (
+        "root( A[ a ] B[ b !.5 ] !x=1 )",
+        {"agents": "a=1(x=1) b=0.5(primary=0.5,x=1) → 1.5"},
+    ),
+    "an outcome beside another name of its step": (
+        "root( a<s:do|u:x b<s:do|u:x|a:a|u:y !ok=.5 t<s:titles|u:x !1 )",
+        {"previous": "a=- b=0.5(ok=0.5,primary=1) t=- → 0.5"},
+    ),
+    "past a call that was abandoned": (
+        "root( a b@abandoned !1 )",
+        {"previous": "a=1 → 1 ? skipped"},
+    ),
     "no call at all": (
         "root( w( ) !.3 !.5,tone=9 !tone=9 !.1@span=w !.9@span=w !7@id=gone )",
-        {"previous": "! before, before, before, target, target, unknown"},
+        {"previous": "→ 0.9 ! before, before, before, target, target, unknown"},
     ),
 }
 UNLIKE_SQL = {
+    "a declared primary before the others",
+    "a declared primary of a name that is there",
+    "a link makes no primary",
     "a number too many",
+    "a primary where no call is",
     "a response before a span",
+    "a reward function",
+    "a thumb before the program's own",
+    "a thumb of the outcome's name",
+    "a thumb of the program's name",
+    "a thumb on a call",
+    "a thumb where no call is",
     "a trace",
-    "either record of one request",
+    "an event and a reward of one call",
+    "an outcome beside another name of its step",
+    "at one instant the name",
     "ids that contradict each other",
+    "numbers for some steps, and another name",
+    "numbers for too few steps",
+    "one number declared primary",
+    "received, of what was recorded here",
+    "rewards are no targets",
 }
-"""Seldom cases in which the sum of the view ``rollouts`` counts a reward that the adapter leaves
-out, or the other way round."""
+"""Cases in which doors that read the view ``rollouts`` do not say the same yet."""
 RUNS = [(name, rule) for name, (_, rules) in CASES.items() for key in rules for rule in key.split()]
 
 
+def earned(found: Adaptation) -> str:
+    """What each rollout earned, in the order of their names."""
+    rewards = last_rewards(found.outcomes)
+    names = sorted({each.key.rollout_id for each in found.outcomes})
+    return ", ".join(f"{rewards[name]:g}" if name in rewards else "-" for name in names)
+
+
 def outcome(found: Adaptation) -> str:
-    """What each call earned, and why the other rewards did not count."""
+    """What each call earned, and each rollout, and why the other rewards did not count."""
     words = []
     for step in steps_of(found):
         worth = "-" if step.reward is None else f"{step.reward:g}"
@@ -421,6 +585,7 @@ def outcome(found: Adaptation) -> str:
                 "(" + ",".join(f"{name}={value:g}" for name, value in step.rewards.items()) + ")"
             )
         words.append(f"{text_of(step.action)}={worth}")
+    words.append(f"→ {earned(found)}")
     reasons = {text: name for name, text in REASONS.items()}
     left = [reasons[each.reason] for each in found.report.dropped if each.noun == "reward"]
     if left:
@@ -442,33 +607,75 @@ def test_each_reward_goes_where_it_belongs(name: str, rule: Credit) -> None:
     assert outcome(found) == wanted
 
 
-def test_the_views_say_the_same(store: Store) -> None:
-    """The SQL of ``rewards`` and ``rollouts`` places and sums them as the adapter does."""
-    unlike: set[str] = set()
-    expected: dict[str, float] = {}
-    homes: dict[str, tuple[str, str]] = {}
+def test_every_door_says_the_same(
+    store: Store, served: Callable[..., str], spawn: Callable[..., Any]
+) -> None:
+    """Steps and rollouts have one reward by Python, SQL, command line, HTTP, page and curve."""
     steps: dict[str, float | None] = {}
-    for number, (name, (drawing, _)) in enumerate(CASES.items()):
+    homes: dict[str, tuple[str, str]] = {}
+    expected: dict[str, float | None] = {}
+    for number, (name, (drawing, rules)) in enumerate(CASES.items()):
+        texts = [text for rule, text in rules.items() if "previous" in rule.split()]
+        if not texts or name in UNLIKE_SQL:
+            continue
         apart = re.sub(r"(@id=|rollout=)(?=\w)", rf"\g<1>{number}-", drawing)
-        forest = draw(apart, rollout_id=f"{number}-r1", process=f"p{number}-")
-        store.add(forest.spans)
-        found = TripletAdapter().explain(with_evaluations(forest.spans))
-        expected |= last_rewards(found.outcomes)
+        spans = draw(apart, rollout_id=f"{number}-r1", process=f"p{number}-").spans
+        version = {c.RESOURCES: json.dumps({"*": {"p": str(1 + number % 2)}})}
+        store.add([replace(each, attributes={**each.attributes, **version}) for each in spans])
+        found = TripletAdapter().explain(with_evaluations(spans))
         own = {step.span_id: (step.rollout_id, step.attempt_id) for step in steps_of(found)}
         steps |= {step.span_id: step.reward for step in steps_of(found)}
         homes |= {each.span_id: own[each.calls[0]] for each in found.credited}
-        unlike |= {f"{number}-r1", f"{number}-r2"} if name in UNLIKE_SQL else set()
+        sums = re.findall(r"[-\d.]+", texts[0].partition("→")[2].partition(" !")[0])
+        names = sorted({each.key.rollout_id for each in found.outcomes})
+        rewards = [None if text == "-" else float(text) for text in sums]
+        expected |= dict(zip(names, rewards, strict=True))
+    store.writer().seal()
+    store.settle()
+    asking = Asking(served(store, "", key=KEY))
 
-    narrow = store.transitions(bodies=False).dicts()
-    rows = {row["span_id"]: row for row in store.sql("FROM rewards")}
-    query = f"SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY 1"
-    earned = {row["rollout_id"]: row["reward"] for row in store.sql(query)}
+    def run(*args: str) -> Any:
+        return json.loads(spawn(*args, "--store", store.name).stdout)
 
-    assert {key: (rows[key]["rollout_id"], rows[key]["attempt_id"]) for key in homes} == homes
-    assert {row["span_id"]: row["reward"] for row in narrow} == steps
-    assert {k: v for k, v in earned.items() if v is not None and k not in unlike} == pytest.approx(
-        {k: v for k, v in expected.items() if k not in unlike}
-    )
+    placed = {row["span_id"]: row for row in store.sql("FROM rewards")}
+    exported = spawn("export", "triplets", "--format", "jsonl", "--store", store.name).stdout
+    doors: dict[str, Iterable[Mapping[str, Any]]] = {
+        "transitions": store.transitions().dicts(),
+        "narrow": store.transitions(bodies=False).dicts(),
+        "export": map(json.loads, exported.splitlines()),
+        "HTTP": map(
+            json.loads,
+            asking.get("/v1/transitions", Accept="application/x-ndjson").body.splitlines(),
+        ),
+    }
+    assert {key: (placed[key]["rollout_id"], placed[key]["attempt_id"]) for key in homes} == homes
+    for door, rows in doors.items():
+        assert {row["span_id"]: row["reward"] for row in rows} == steps, door
+
+    lists: dict[str, Iterable[Mapping[str, Any]]] = {
+        "SQL": store.sql("FROM rollouts ORDER BY start_ns"),
+        "ls": reversed(run("ls", "--all", "--format", "json")),
+        "HTTP": reversed(json.loads(asking.get("/v1/rollouts?limit=1000").body)["rollouts"]),
+    }
+    same = pytest.approx({key: value for key, value in expected.items() if value is not None})
+    judged = {
+        door: {row["rollout_id"]: row["reward"] for row in rows} for door, rows in lists.items()
+    }
+    members = read_members(store, Selection())
+    judged["batches"] = {name: each.reward for name, each in members.items()}
+    paths = sorted(store.trajectories(), key=lambda path: path.attempt_id)
+    judged["trajectories"] = {**expected, **{path.rollout_id: path.reward for path in paths}}
+    for door, rewards in judged.items():
+        assert {key: value for key, value in rewards.items() if value is not None} == same, door
+    for name, reward in [*expected.items()][::10]:  # a page reads the whole store
+        said = re.search(r" Reward (\S+) ", asking.get(f"/rollouts/{name}").words)
+        assert said is not None
+        assert said[1] == ("–" if reward is None else f"{reward:g}"), name
+    (chart,) = plot_training_metrics(store, "reward", window=1)
+    curve = sorted(point.value for series in chart.series for point in series.points)
+    assert curve == pytest.approx(sorted(value for value in expected.values() if value is not None))
+    found = compare_versions("p", 1, 2, store)
+    assert found.left_out == {"without a reward": [*expected.values()].count(None)}
 
 
 _PREFIX = c.REWARD_PREFIX
@@ -549,7 +756,7 @@ def test_a_rule_of_ones_own_is_not_asked_about_links_and_parents() -> None:
     """What a reward says itself is no matter of a rule."""
     adapter = TripletAdapter(lambda reward, calls: pytest.fail("asked"))
 
-    assert outcome(adapter.explain(draw("a b@id=r2 a/!.5 !1@id=r2").spans)) == "a=0.5 b=1"
+    assert outcome(adapter.explain(draw("a b@id=r2 a/!.5 !1@id=r2").spans)) == "a=0.5 b=1 → 1.5"
 
 
 @pytest.mark.parametrize("answer", [3.0, [None]])

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, get_args
 
 import duckdb
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.adapter.forest import SECOND, call_attributes, steps_of
@@ -75,6 +76,9 @@ def judged_forests(draw: st.DrawFn) -> list[Span]:
         elif c.REWARD_VALUE in attributes:
             numbers = st.one_of(st.none(), st.integers(0, 9), st.just(float("nan")))
             attributes[c.REWARD_STEPS] = json.dumps(draw(st.lists(numbers, max_size=3)))
+        if c.REWARD_VALUE in attributes:
+            marks = [{}, {}, {c.FEEDBACK_RATING: 1}, {c.RECEIVED: "otlp"}, {c.REWARD_PRIMARY: True}]
+            attributes |= draw(st.sampled_from(marks))
         found.append(replace(span, attributes=attributes))
     return found
 
@@ -249,6 +253,29 @@ def given_by(span: Span, index: int) -> dict[str, float]:
         attributes[f"{row}.name"]: attributes[f"{row}.value"]
         for row in rows
         if f"{row}.value" in attributes
+    }
+
+
+@tried
+@given(anything, rules)
+def test_a_rollout_earns_the_sum_of_its_steps(spans: list[Span], rule: Credit | CreditRule) -> None:
+    """Whatever the credit: of each step the first reward, and each of these once."""
+    found = TripletAdapter(rule, 0.5).explain(spans)
+
+    by_id = {span.span_id: span for span in spans if c.REWARD_VALUE in span.attributes}
+    steps = {step.span_id: step for step in steps_of(found)}
+    numbers: dict[tuple[str, str], dict[tuple[str, int], float]] = {}
+    for each in found.credited:
+        span = by_id[each.span_id]
+        for index, step in enumerate(steps[call] for call in each.calls):
+            values, first = given_by(span, index), next(iter(step.rewards))
+            if first in values:
+                attempt = numbers.setdefault((step.rollout_id, step.attempt_id), {})
+                place = index if c.REWARD_STEPS in span.attributes else 0
+                attempt[each.span_id, place] = values[first]
+    sums = {key: pytest.approx(sum(attempt.values())) for key, attempt in numbers.items()}
+    assert {each.key: each.value for each in found.outcomes if each.has_steps} == {
+        each.key: sums.get(each.key) for each in found.outcomes if each.has_steps
     }
 
 

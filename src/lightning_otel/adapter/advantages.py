@@ -21,7 +21,7 @@ from lightning_otel.adapter.attributes import matched_text, to_number
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Compose, Dropped, Estimator, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.values import check_types
+from lightning_otel.types.values import add_decimals, check_types
 
 GroupBy: TypeAlias = str | Callable[[Sequence[Span]], str | None]
 """What rollouts of one group have in common: an attribute, or a function of an attempt's spans."""
@@ -80,7 +80,7 @@ class Composition:
             return self.floor
         if self.missing(rewards):
             return None
-        return sum(weight * rewards[name] for name, weight in self.weights.items())
+        return add_decimals([weight * rewards[name] for name, weight in self.weights.items()])
 
     def missing(self, rewards: Mapping[str, float]) -> list[str]:
         """Return the names of the rewards that it needs and that are not there."""

@@ -14,6 +14,7 @@ from lightning_otel.adapter import (
 )
 from lightning_otel.adapter.advantages import Outcome
 from lightning_otel.adapter.attempts import AttemptKey
+from lightning_otel.adapter.awards import Placement
 from lightning_otel.adapter.calls import (
     ABANDONED,
     CUT,
@@ -31,7 +32,6 @@ from lightning_otel.adapter.calls import (
     read_marks,
     seems_call,
 )
-from lightning_otel.adapter.credit import Placement
 from lightning_otel.adapter.histories import History, KnownHistory
 from lightning_otel.adapter.linear import Adaptation, count_steps
 from lightning_otel.adapter.rewards import NO_CALL_BEFORE, NO_STEP_BEFORE, read_reward
@@ -284,8 +284,7 @@ class Assembly:
     def _make_outcome(self, placement: Placement) -> Outcome:
         """The reward of the attempt: the sum over its steps, before any discount.
 
-        Of each step its primary reward counts, or what is composed of all of them by name. The SQL
-        of ``store.attempt_rewards`` says the same where nothing is composed.
+        Of each step the first reward counts, or what is composed of all of them by name.
         """
         how, spans, compose = self._adapter.comparison(), self._tree.spans, self._adapter.compose
         totals, value, reason = placement.totals, placement.value, ""

@@ -7,119 +7,40 @@ never 0.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from lightning_otel.adapter.attributes import matched_text
+from lightning_otel.adapter.awards import (
+    OUTSIDE,
+    UNKNOWN_TARGET,
+    Claim,
+    Placed,
+    Placement,
+    Precedence,
+    Rewards,
+    award_calls,
+    judge_whole,
+    order_rewards,
+)
 from lightning_otel.adapter.calls import is_call
 from lightning_otel.adapter.linear import HOSTS
 from lightning_otel.adapter.ordering import NO_PARENT
 from lightning_otel.adapter.parts import EndedCalls, Ranks
-from lightning_otel.adapter.rewards import ALREADY_REWARDED, NO_CALL_BEFORE, OUTCOME
+from lightning_otel.adapter.rewards import NO_CALL_BEFORE, OUTCOME
 from lightning_otel.adapter.tree import Tree
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Call, Credit, CreditRule, Reward, Span
 from lightning_otel.types import conventions as c
 
-UNKNOWN_TARGET: Final = "its link matches no span of the attempt it belongs to"
-WRONG_LENGTH: Final = "its sequence has {} numbers for {} steps"
 NOT_FINAL: Final = "only the rollout's final reward counts under the rule 'last'"
 NOT_CHOSEN: Final = "the credit function chose no call for it"
 UNUSED_PARENT: Final = "the call it was given in made no transition"
 UNUSED_TARGET: Final = "its link names a span or response that made no transition"
 PASSED_OVER: Final = "reward skipped a failed call"
 
-Rewards = Mapping[int, Reward]
-"""Rewards by position, in order."""
 Conversation = tuple[str, str, int]
 """A conversation: its agent, the executed program that asked, and which one of these."""
-
-
-class Placed(NamedTuple):
-    """A reward's position, the positions of the calls it went to, in order, and by what."""
-
-    position: int
-    calls: tuple[int, ...]
-    by: str
-
-
-@dataclass(slots=True)
-class Placement:
-    """The credited rewards, by call.
-
-    Attributes:
-        rewards: Named rewards of each call, by the call's position in the tree; primary first.
-        placed: Where each reward went that found calls.
-        unplaced: Each other reward with the reason.
-        totals: The sum of all placed rewards by name; one that went to several calls counts once.
-        value: The sum of what the calls have for a primary reward, likewise; None if none has.
-        counted: The calls that have one in this sum.
-    """
-
-    rewards: dict[int, dict[str, float]] = field(default_factory=dict)
-    placed: list[Placed] = field(default_factory=list)
-    unplaced: list[tuple[Reward, str]] = field(default_factory=list)
-    totals: dict[str, float] = field(default_factory=dict)
-    value: float | None = None
-    counted: set[int] = field(default_factory=set)
-
-    def give(
-        self,
-        position: int,
-        reward: Reward,
-        calls: Sequence[int],
-        by: str,
-        otherwise: str,
-        latest: int | None = None,
-    ) -> None:
-        """Place a reward at each call that has none of its names, or each number at its call.
-
-        One that judges the rollout counts in the sum as the latest call's, wherever it is placed:
-        what a rollout earned does not depend on whose step was the last.
-        """
-        shares: list[tuple[int, Mapping[str, float]]] = [(call, reward.values) for call in calls]
-        if calls and reward.steps:
-            if len(calls) != len(reward.steps):
-                reason = WRONG_LENGTH.format(len(reward.steps), len(calls))
-                self.unplaced.append((reward, reason))
-                return
-            (name,) = reward.values
-            pairs = zip(calls, reward.steps, strict=True)
-            shares = [(call, {name: number}) for call, number in pairs if number is not None]
-            by = "sequence"
-        free = [
-            (call, values)
-            for call, values in shares
-            if values.keys().isdisjoint(self.rewards.get(call, ()))
-        ]
-        if not free or (reward.steps and len(free) < len(shares)):
-            self.unplaced.append((reward, ALREADY_REWARDED if calls else otherwise))
-            return
-        for call, values in free if reward.steps else free[-1:]:
-            if (call if latest is None else latest) not in self.counted:
-                self.value = (self.value or 0.0) + next(iter(values.values()))
-            self._add_values(values)
-        self.counted.update([call for call, _ in free] if latest is None else [latest])
-        for call, values in free:
-            self.rewards.setdefault(call, {}).update(values)
-        self.placed.append(Placed(position, tuple([call for call, _ in free]), by))
-
-    def judge_whole(self) -> None:
-        """Have the rewards of an attempt without a step judge it as a whole.
-
-        Those of the first one's name are its value; of several that name one span the first counts.
-        """
-        known = [each for each, reason in self.unplaced if reason != UNKNOWN_TARGET]
-        known.sort(key=lambda each: (each.span.start_ns, each.span.span_id))
-        for reward in {each.links or each.span.span_id: each for each in reversed(known)}.values():
-            self._add_values(reward.values)
-        if known:
-            self.value = self.totals[next(iter(known[0].values))]
-
-    def _add_values(self, values: Mapping[str, float]) -> None:
-        for name, number in values.items():
-            self.totals[name] = self.totals.get(name, 0.0) + number
 
 
 def place_rewards(
@@ -134,41 +55,52 @@ def place_rewards(
 
     ``duplicates`` has for each call dropped as a duplicate the one that was kept.
     """
-    done = Placement()
     if not rewards:
-        return done
+        return Placement()
+    order = order_rewards(tree.spans, tree.starts, rewards)
+    claims = list(_claim_calls(tree, calls, duplicates, rewards))
+    by_rule = {**rewards}
+    for claim in claims:
+        del by_rule[claim.position]
+    whole = _Rollout(tree, calls, conversations)
+    if rule != "last":
+        claims += _Rules(whole, tree, calls, rule, claims, order).claim_calls(by_rule)
+    else:
+        # The program's last one, and of those from outside, which never take its place, theirs.
+        finals = {order[position].rank == OUTSIDE: position for position in by_rule}.values()
+        for position, reward in by_rule.items():
+            main = whole.main(tree.agents[position] or None)[-1:] if position in finals else ()
+            reason = NO_CALL_BEFORE if position in finals else NOT_FINAL
+            claims.append(Claim(position, reward, main, "last", reason, is_ruled=True))
+    return award_calls(claims, order) if calls else judge_whole(claims, order)
+
+
+def _claim_calls(
+    tree: Tree, calls: Mapping[int, Call], duplicates: Mapping[int, int], rewards: Rewards
+) -> Iterator[Claim]:
+    """Yield the claims of rewards that say themselves what they judge."""
     known = {**{call: call for call in calls}, **duplicates}
     targets = _find_targets(tree, rewards, known)
-    inside = EndedCalls(tree, calls, list(calls))
-    by_rule: dict[int, Reward] = {}
+    inside = EndedCalls(tree, calls, sorted(calls, key=tree.ends.__getitem__))
     for position, reward in rewards.items():
         parent = tree.parents[position]
         if reward.links and position not in targets:
-            done.unplaced.append((reward, UNKNOWN_TARGET))
+            yield Claim(position, reward, (), "link", UNKNOWN_TARGET)
         elif reward.links or position in known or parent in known:
             target = targets.get(position, position if position in known else parent)
-            found: Iterable[int | None] = [known.get(target)]
-            if target not in known:
-                last = inside.last_within(target)
-                found = sorted(inside.list_within(target)) if reward.steps else [last]
+            last = inside.last_within(target)
+            judged = [] if last is None else [last]
+            if target in known:
+                judged = [known[target]]
+            elif reward.steps:
+                judged = sorted(inside.list_within(target))
             by, reason = ("link", UNUSED_TARGET) if reward.links else ("parent", UNUSED_PARENT)
-            done.give(position, reward, [at for at in found if at is not None], by, reason)
+            yield Claim(position, reward, judged, by, reason)
         elif parent != NO_PARENT and is_call(tree.spans[parent]):
-            done.unplaced.append((reward, UNUSED_PARENT))
+            yield Claim(position, reward, (), "parent", UNUSED_PARENT)
         elif reward.steps:
-            done.give(position, reward, _calls_before(tree, calls, position), "", NO_CALL_BEFORE)
-        else:
-            by_rule[position] = reward
-    if rule != "last":
-        _place_by_rule(done, tree, calls, by_rule, rule, conversations)
-    elif by_rule:
-        position, final = by_rule.popitem()
-        done.unplaced += [(early, NOT_FINAL) for early in by_rule.values()]
-        main = _Rollout(tree, calls, conversations).main(tree.agents[position] or None)
-        done.give(position, final, main[-1:], "last", NO_CALL_BEFORE)
-    if not calls:
-        done.judge_whole()
-    return done
+            judged = _calls_before(tree, calls, position)
+            yield Claim(position, reward, judged, "sequence", NO_CALL_BEFORE)
 
 
 def _find_targets(tree: Tree, rewards: Rewards, calls: Container[int]) -> dict[int, int]:
@@ -210,69 +142,100 @@ def _calls_before(tree: Tree, calls: Iterable[int], position: int) -> list[int]:
     return own if part == NO_PARENT else [call for call in own if tree.contains(part, call)]
 
 
-def _place_by_rule(
-    done: Placement,
-    tree: Tree,
-    calls: Mapping[int, Call],
-    rewards: Rewards,
-    rule: Credit | CreditRule,
-    conversations: Mapping[int, Conversation],
-) -> None:
-    if not rewards:
-        return
-    whole = _Rollout(tree, calls, conversations)
-    judged = {name for named in done.rewards.values() for name in named}
-    groups: dict[str | None, list[int]] = {None: list(calls)}
-    for call in calls:
-        groups.setdefault(tree.agents[call], []).append(call)
-    finished = {agent: EndedCalls(tree, own) for agent, own in groups.items()}
-    places = {id(call): position for position, call in calls.items()}
-    rewarded: dict[tuple[str, frozenset[str]], Ranks] = {}
-    # At the same instant the call comes first.
-    events = [(tree.ends[call], 0, call) for call in calls]
-    events += [(tree.starts[position], 1, position) for position in rewards]
-    for _, is_reward, position in sorted(events):
-        agent = tree.agents[position]
-        if not is_reward:
-            for name in (agent, None):
-                finished[name].add(position)
-            continue
-        reward, ended = rewards[position], finished.get(agent or None)
-        by, otherwise = "previous", NO_CALL_BEFORE
-        found: Iterable[int | None] = ()
-        latest: int | None = None
-        is_outcome = (
-            len(finished[None].calls) == len(calls) > 0
-            and judged.isdisjoint(reward.values)
-            and whole.is_judged(position)
-        )
-        if callable(rule):
-            by, before = "custom", [calls[call] for call in ended.calls] if ended else ()
-            found, otherwise = _choose_calls(rule, reward, tuple(before), places)
-        elif ended and ended.calls:
-            part = ended.part(position)
-            if rule == "agents":
-                names = [agent] if agent else [name for name in finished if name is not None]
-                by, found = rule, [finished[name].last_within(part) for name in names]
-                if is_outcome:
-                    found = [whole.main(name)[-1] for name in names if whole.main(name)]
-            elif rule == "step":
-                key = agent, frozenset(reward.values)
-                by, seen = rule, rewarded.setdefault(key, Ranks(ended.places))
-                found = ended.take(part, seen)
-                if is_outcome:
-                    main = whole.main(agent or None)
-                    own = [call for call in found if tree.agents[call] or call in main]
-                    found = own or main[-1:]
+class _Rules:
+    """The rule by which rewards claim calls that they do not name."""
+
+    def __init__(
+        self,
+        whole: "_Rollout",
+        tree: Tree,
+        calls: Mapping[int, Call],
+        rule: Credit | CreditRule,
+        claims: Iterable[Claim],
+        order: Mapping[int, Precedence],
+    ) -> None:
+        """Take the claims of rewards that name their calls, and the precedence of all."""
+        self._whole, self._tree, self._calls = whole, tree, calls
+        self._rule, self._order = rule, order
+        groups: dict[str | None, list[int]] = {None: list(calls)}
+        for call in calls:
+            groups.setdefault(tree.agents[call], []).append(call)
+        self._ended = {agent: EndedCalls(tree, group) for agent, group in groups.items()}
+        self._places = {id(call): position for position, call in calls.items()}
+        self._rewarded: dict[tuple[str, frozenset[str], bool], Ranks] = {}
+        # Names that judge steps; to the program those from outside do not count.
+        self._judged: dict[bool, set[str]] = {False: set(), True: set()}
+        for claim in claims:
+            if claim.calls:
+                self._note_names(claim.position, claim.reward)
+
+    def claim_calls(self, rewards: Rewards) -> list[Claim]:
+        """Return the claims of rewards, in order of time."""
+        tree, ended = self._tree, self._ended
+        claims: list[Claim] = []
+        # At the same instant the call comes first.
+        events = [(tree.ends[call], 0, call) for call in self._calls]
+        events += [(tree.starts[position], 1, position) for position in rewards]
+        for _, is_reward, position in sorted(events):
+            if is_reward:
+                claims.append(self._claim(position, rewards[position]))
             else:
-                latest = ended.last_within(part)
-                found = [latest]
-                if is_outcome and whole.main(agent or None)[-1] != latest:
-                    by, found = OUTCOME, whole.main(agent or None)[-1:]
-        chosen = sorted({at for at in found if at is not None})
-        done.give(position, reward, chosen, by, otherwise, latest)
+                for agent in (tree.agents[position], None):
+                    ended[agent].add(position)
+        return claims
+
+    def _claim(self, position: int, reward: Reward) -> Claim:
+        agent = self._tree.agents[position]
+        ended = self._ended.get(agent or None)
+        is_outside = self._order[position].rank == OUTSIDE
+        is_outcome = (
+            len(self._ended[None].calls) == len(self._calls) > 0
+            and self._judged[is_outside].isdisjoint(reward.values)
+            and self._whole.is_judged(position)
+        )
         if not is_outcome:
-            judged.update(reward.values)
+            self._note_names(position, reward)
+        calls: Iterable[int | None] = ()
+        by, reason = "previous", NO_CALL_BEFORE
+        if callable(self._rule):
+            before = [self._calls[call] for call in ended.calls] if ended else ()
+            calls, reason = _choose_calls(self._rule, reward, tuple(before), self._places)
+            by = "custom"
+        elif ended and ended.calls:
+            main = self._whole.main(agent or None)[-1:] if is_outcome else []
+            part = ended.part(position)
+            if self._rule == "agents":
+                by, calls = self._rule, self._end_agents(agent, part, is_outcome=is_outcome)
+            elif self._rule == "step":
+                key = agent, frozenset(reward.values), is_outside
+                by, seen = self._rule, self._rewarded.setdefault(key, Ranks(ended.places))
+                calls = ended.take(part, seen)
+                if is_outcome:
+                    calls = self._leave_side_calls(calls, agent) or main
+            else:
+                calls = [ended.last_within(part)]
+                if main and main != calls:
+                    by, calls = OUTCOME, main
+        chosen = sorted({call for call in calls if call is not None})
+        return Claim(position, reward, chosen, by, reason, is_ruled=True)
+
+    def _end_agents(self, agent: str, part: int, *, is_outcome: bool) -> list[int | None]:
+        """Return the latest call of an agent, or of each; of an outcome their main ones'."""
+        names = [agent] if agent else [name for name in self._ended if name is not None]
+        if is_outcome:
+            mains = [self._whole.main(name) for name in names]
+            return [main[-1] for main in mains if main]
+        return [self._ended[name].last_within(part) for name in names]
+
+    def _leave_side_calls(self, calls: Iterable[int], agent: str) -> list[int]:
+        """Return the calls of named agents and of the main conversation."""
+        main = self._whole.main(agent or None)
+        return [call for call in calls if self._tree.agents[call] or call in main]
+
+    def _note_names(self, position: int, reward: Reward) -> None:
+        self._judged[True].update(reward.values)
+        if self._order[position].rank != OUTSIDE:
+            self._judged[False].update(reward.values)
 
 
 class _Rollout:

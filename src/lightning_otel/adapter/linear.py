@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from lightning_otel.adapter.advantages import Advantage, Outcome, group_of
 from lightning_otel.adapter.attempts import AttemptKey, order_by_time
 from lightning_otel.adapter.attributes import has_id
+from lightning_otel.adapter.awards import is_from_outside
 from lightning_otel.adapter.calls import HistoryParser, make_transition, read_call, seems_call
 from lightning_otel.adapter.continuations import goes_on
 from lightning_otel.adapter.histories import find_choice, message_key
 from lightning_otel.adapter.identities import identify
 from lightning_otel.adapter.rewards import (
-    ALREADY_REWARDED,
     NO_CALL_BEFORE,
     OUTCOME,
     note_choice,
@@ -37,6 +37,7 @@ from lightning_otel.types import (
     Transition,
 )
 from lightning_otel.types import conventions as c
+from lightning_otel.types.values import add_decimals
 
 OTHER, CALL, REWARD, TOOL = 0, 1, 2, 4
 """Kinds of rows."""
@@ -90,7 +91,6 @@ def walk(rows: Sequence[Row], read_call: ReadCall, read_reward: ReadReward) -> L
     own: dict[str, list[int]] = {}
     rewards: dict[int, dict[str, float]] = {}
     placed, dropped = list[tuple[int, int]](), list[tuple[int, str]]()
-    value: float | None = None
     for position, (span_id, parent_id, start, end, agent, kind, *_) in enumerate(rows):
         above = index.get(parent_id) if parent_id else -1
         # What began before its parent, or lacks it, and ids that come twice are repaired.
@@ -133,15 +133,13 @@ def walk(rows: Sequence[Row], read_call: ReadCall, read_reward: ReadReward) -> L
         call = latest.get(agent)
         if call is None:
             dropped.append((position, NO_CALL_BEFORE))
-        elif call not in rewards:
-            rewards[call] = dict(named)
-            value = (value or 0.0) + next(iter(named.values()))
-            placed.append((position, call))
-        elif rewards[call].keys().isdisjoint(named):
-            rewards[call].update(named)
-            placed.append((position, call))
+        elif call in rewards:  # which of them counts first says their rank
+            return None
         else:
-            dropped.append((position, ALREADY_REWARDED))
+            rewards[call] = dict(named)
+            placed.append((position, call))
+    values = [next(iter(named.values())) for named in rewards.values()]
+    value = add_decimals(values) if values else None
     return Linear(own, rewards, placed, dropped, value, agents)
 
 
@@ -335,6 +333,8 @@ def _move_outcome(
     """Give the reward of the whole to a call, if it is the only one; return whether that is all."""
     last = max(position for own in found.calls.values() for position in own)
     late = [(at, other) for at, other in found.placed if at > last]
+    if any(is_from_outside(spans[at]) for at, _ in found.placed):
+        return False
     early = {name for at, _ in found.placed if at < last for name in rows[at][-1]}
     if all(not early.isdisjoint(rows[at][-1]) for at, _ in late):
         return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from lightning_otel.adapter import advantages, readers
-from lightning_otel.adapter.advantages import Advantage, Estimate, Outcome
+from lightning_otel.adapter.advantages import Advantage, Composition, Estimate, Outcome
 from lightning_otel.adapter.attempts import AttemptKey, sort_attempts
 from lightning_otel.adapter.continuations import Answers, complete_calls, index_answers
 from lightning_otel.adapter.linear import Adaptation, adapt_linear
@@ -118,8 +118,9 @@ class TripletAdapter:
             ``previous``, then each step gets its discounted return. Or a function of a reward and
             the calls it may judge.
         gamma: Discount per step under ``discounted``, 0 to 1.
-        compose: Makes the reward of several named ones, such as a :class:`Composition`; by default
-            the primary one is the reward.
+        reward: Name of the reward that counts, and no other; by default the first one of a step.
+        compose: Makes the reward of several named ones, such as a :class:`Composition`; ``reward``
+            is short for that of one name.
         advantage: How steps get an advantage and a weight; by default they get none.
         is_call: Says of a span whether it is a call of a model; None leaves that to the rules.
         is_reward: Likewise whether it is a reward.
@@ -131,9 +132,10 @@ class TripletAdapter:
     advantage: Advantage | Estimator | None = None
     is_call: Matcher | None = None
     is_reward: Matcher | None = None
+    reward: str | None = None
 
     def __post_init__(self) -> None:
-        names = ("credit", "gamma", "is_call", "is_reward")
+        names = ("credit", "gamma", "is_call", "is_reward", "reward")
         kinds = {**TripletAdapter.__annotations__, "credit": Credit | Callable}
         check_types({name: getattr(self, name) for name in names}, kinds)
         if not 0.0 <= self.gamma <= 1.0:
@@ -142,7 +144,20 @@ class TripletAdapter:
             raise ConfigError(
                 f"compose is {self.compose!r}; give Composition({{name: weight}}) or a function"
             )
+        if self.reward is not None:
+            self._compose_one(self.reward)
         self.comparison()
+
+    def _compose_one(self, name: str) -> None:
+        composition = Composition({name: 1.0})
+        if not name or self.compose not in (advantages.primary, composition):
+            raise ConfigError(
+                f"reward is {name!r} beside compose={self.compose!r}; give one of them: the name "
+                "of a reward, or a composition of several"
+                if name
+                else "reward is empty; give the name of a reward, or leave it out"
+            )
+        object.__setattr__(self, "compose", composition)
 
     def comparison(self) -> Advantage | None:
         """Return the comparison of rollouts; None if no advantages are asked for.

@@ -80,9 +80,9 @@ class Store(SpanStore):
             bodies: Whether to read messages, tools, token ids and logprobs. Without, the
                 transitions are the same ones, and much sooner there.
             **keywords: How rewards reach calls, as :class:`TripletAdapter` says, which has the
-                defaults: ``credit``, ``gamma``, ``compose``, ``advantage`` (each rollout is
-                compared with all others of its task, in a pass of its own over the spans),
-                ``is_call``, ``is_reward``.
+                defaults: ``credit``, ``gamma``, ``reward``, ``compose``, ``advantage`` (each
+                rollout is compared with all others of its task, in a pass of its own over the
+                spans), ``is_call``, ``is_reward``.
 
                 ``adapter``: Another adapter than that: an object with ``adapt(spans)``, a
                 function, or the name of one that a package registers under

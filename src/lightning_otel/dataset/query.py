@@ -202,6 +202,7 @@ class QueryKeywords(SelectionKeywords, total=False):
 
     credit: Credit | CreditRule
     gamma: float
+    reward: str | None
     compose: Compose
     advantage: Advantage | Estimator | None
     is_call: Matcher | None

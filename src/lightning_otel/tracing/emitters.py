@@ -27,7 +27,7 @@ from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.redact import scrub_error
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-from lightning_otel.types.values import check_finite
+from lightning_otel.types.values import add_decimals, check_finite
 
 State = Literal["started", "finished", "failed"]
 _STACK_LIMIT = 8192
@@ -57,7 +57,7 @@ def emit_reward(
             (or None) for each step so far of the agent, or of what it is linked to.
         value: The number or the list, where ``reward`` is a name.
         score: Another way to write ``value``.
-        primary: Which of several named numbers counts where one number is wanted.
+        primary: The name that counts where one number is wanted, before rewards without a primary.
         span_id: The span it judges, 16 hex digits; by default credit decides.
         response_id: The model response it judges, such as ``chatcmpl-…``.
         match: Attributes of the span it judges, all of which must be equal; it is looked for in
@@ -135,7 +135,8 @@ def reward_span(
         span_id: The span it judges.
         response_id: The model response it judges.
     """
-    given = _reward_attributes(values, None, next(iter(values)))
+    primary = next(iter(values)) if len(values) > 1 else None
+    given = _reward_attributes(values, None, primary)
     return _make_instant({**given, **_target_attributes(span_id, response_id, rollout_id)})
 
 
@@ -182,7 +183,7 @@ def _reward_attributes(
         ]
         if all(step is None for step in steps):
             raise ConfigError(f"reward {given!r} has no number for any step; leave it out instead")
-        given = sum(step for step in steps if step is not None)
+        given = add_decimals([step for step in steps if step is not None])
     named: Mapping[Any, Any] = {reward if is_named else c.PRIMARY_REWARD: given}
     if isinstance(given, Mapping) and not is_named:
         named = given
@@ -202,6 +203,8 @@ def _reward_attributes(
         found[f"{c.REWARD_PREFIX}.{index}.value"] = check_finite(f"reward {name!r}", values[name])
     if steps is not None:
         found[c.REWARD_STEPS] = json.dumps(steps)
+    if primary is not None and len(values) == 1:
+        found[c.REWARD_PRIMARY] = True
     return found
 
 

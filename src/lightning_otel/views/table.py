@@ -76,13 +76,10 @@ ADAPTING: Final[Mapping[str, Filter]] = {
 
 def make_keywords(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords of ``Store.transitions`` for values of ``STEPS`` and ``ADAPTING``."""
-    given = {name: value for name, value in wanted.items() if value not in (None, ())}
-    if reward := given.pop("reward", None):
-        from lightning_otel.adapter import Composition
-
-        given["compose"] = Composition({reward: 1.0})
     return {
-        {"incomplete": "include_incomplete"}.get(name, name): each for name, each in given.items()
+        {"incomplete": "include_incomplete"}.get(name, name): value
+        for name, value in wanted.items()
+        if value not in (None, ())
     }
 
 

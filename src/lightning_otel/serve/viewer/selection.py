@@ -16,7 +16,7 @@ from lightning_otel.serve.viewer import page
 from lightning_otel.types.instants import utc_text
 from lightning_otel.views.table import ADAPTING, STEPS, Filter, make_keywords
 
-_ADAPTING: Final = ("credit", "gamma", "compose", "include_incomplete", "received")
+_ADAPTING: Final = ("credit", "gamma", "reward", "include_incomplete", "received")
 FILTERS: Final = {**STEPS, "rollout": Filter("", "Only this rollout."), **ADAPTING}
 
 
