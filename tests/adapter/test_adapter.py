@@ -20,6 +20,7 @@ from tests.adapter.forest import (
 )
 
 from lightning_otel import TripletAdapter
+from lightning_otel.adapter.advantages import primary
 from lightning_otel.adapter.triplet import span_of
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Span
@@ -32,6 +33,8 @@ from lightning_otel.types import conventions as c
         *[((rule,), f"'{rule}'.*previous, last, discounted") for rule in ("next", "sibling")],
         *[(("discounted", gamma), "between 0 and 1") for gamma in (-0.1, 1.1)],
         (("discounted", float("nan")), "gamma is nan; it must be float"),
+        (("previous", 0.5, len, None, None, None, "ok"), "reward is 'ok' beside compose=.*one of"),
+        (("previous", 0.5, primary, None, None, None, ""), "reward is empty; give the name"),
     ],
 )
 def test_adapter_refuses_what_it_does_not_know(settings: tuple[str, float], message: str) -> None:

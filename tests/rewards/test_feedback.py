@@ -14,6 +14,7 @@ from lightning_otel import (
     auto_trace,
     emit_action,
     emit_feedback,
+    emit_reward,
     reward_from_feedback,
 )
 from lightning_otel.demo.server import DemoServer
@@ -40,6 +41,24 @@ from lightning_otel.types import conventions as c
 def test_feedback_comes_to_a_reward(said: dict[str, Any], reward: float) -> None:
     """Quality and rating are brought to -1…1 and weighted; a yes adds, a no takes away."""
     assert reward_from_feedback(**said) == pytest.approx(reward, abs=1e-12)
+
+
+def test_feedback_never_replaces_what_the_program_says(store: Store) -> None:
+    """Before or after it, on the step or the rollout; who asks for it gets it."""
+    with auto_trace(store=store, rollout_id="r1"):
+        span_id = emit_action("say", "hi")
+        emit_feedback(rating=4)
+        emit_reward("tone", 0.5)
+        emit_reward({"resolved": 0.0}, primary="resolved")
+    emit_feedback(rating=5, span_id=span_id, store=store)
+    emit_feedback(rating=5, rollout_id="r1", store=store)
+
+    (step,) = store.transitions()
+    assert list(step.rewards.items()) == [("resolved", 0.0), ("tone", 0.5), ("feedback", 1.0)]
+    assert step.reward == 0.0
+    assert [step.reward for step in store.transitions(reward="feedback")] == [1.0]
+    assert [path.reward for path in store.trajectories(reward="tone")] == [0.5]
+    assert store.report(reward="other").rewarded == 0
 
 
 @settings(max_examples=100, deadline=None)
