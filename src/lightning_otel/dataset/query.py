@@ -31,7 +31,7 @@ from lightning_otel.types import (
     Transition,
 )
 from lightning_otel.types.transitions import JudgedTrajectory, distinct_steps
-from lightning_otel.types.values import check_types
+from lightning_otel.types.values import add_decimals, check_types
 
 _REGISTRY: Final = Registry("adapter", "lightning_otel.adapters", error=AdapterError)
 
@@ -194,7 +194,7 @@ def _sum_attempt(paths: Sequence[Trajectory]) -> float | None:
     for path in paths:
         if path.reward is not None and not (is_changed and math.isclose(path.reward, credited)):
             return path.reward
-    return math.fsum(values) if values else None
+    return add_decimals(values) if values else None
 
 
 class QueryKeywords(SelectionKeywords, total=False):

@@ -24,7 +24,7 @@ from lightning_otel.types import Mode, Rollout, Span, Trajectory
 from lightning_otel.types import conventions as c
 from lightning_otel.types.rollouts import FINAL
 from lightning_otel.types.transitions import distinct_steps
-from lightning_otel.types.values import parse_json
+from lightning_otel.types.values import add_decimals, parse_json
 
 __all__ = ["Applied", "Judgement", "apply_rewards"]
 
@@ -234,11 +234,11 @@ def _make_cases(
 
 
 def _sum_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    numbers: dict[str, list[float]] = {}
     for step in distinct_steps(trajectories):
         for name, value in step.rewards.items():
-            found[name] = found.get(name, 0.0) + value
-    return found
+            numbers.setdefault(name, []).append(value)
+    return {name: add_decimals(values) for name, values in numbers.items()}
 
 
 def _judge_case(judge: RewardFunction, case: Case, applied: Applied) -> Judgement:
