@@ -10,9 +10,10 @@ from tests.pages import AGENT, DOCS, README, ROOT, Part, parts, walk
 from tests.test_picture import parsed, texts
 
 from lightning_otel import config
-from lightning_otel.adapter.selection import SelectionKeywords
+from lightning_otel.algorithms.options import TrainingOptions
 from lightning_otel.cli import doctor as cli_doctor
 from lightning_otel.dataset import formats
+from lightning_otel.dataset.query import QueryKeywords
 from lightning_otel.demo.server import DemoServer
 from lightning_otel.views import doctor, waiting
 
@@ -57,16 +58,17 @@ def test_every_extra_is_named() -> None:
     assert sorted(named) == sorted(project["optional-dependencies"])
 
 
-def test_every_format_and_keyword_of_a_selection_is_named() -> None:
+def test_every_format_and_option_is_named() -> None:
     """Their tables are complete."""
     rows = {
         page: re.findall(r"^\| (`.*?) \|", (DOCS / page).read_text(), re.MULTILINE)
-        for page in ("exports.md", "transitions.md")
+        for page in ("exports.md", "transitions.md", "training.md")
     }
-    keywords = {name for row in rows["transitions.md"] for name in re.findall(r"`(\w+)`", row)}
+    names = {page: set(re.findall(r"`(\w+)`", "".join(found))) for page, found in rows.items()}
 
     assert {row.strip("`") for row in rows["exports.md"]} == set(formats.names())
-    assert keywords >= set(SelectionKeywords.__annotations__)
+    assert names["transitions.md"] >= set(QueryKeywords.__annotations__)
+    assert names["training.md"] >= set(TrainingOptions.__annotations__)
 
 
 def test_pictures_are_of_the_demo_and_small() -> None:

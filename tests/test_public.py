@@ -148,7 +148,7 @@ OTHERWISE: dict[str, tuple[Callable[[Store], Any], str]] = {
     ),
     "an option of nobody's": (
         lambda store: lo.Trainer(store=store, algorithm=lo.BaseAlgorithm(), speed=4),
-        "unknown options speed",
+        "no option .speed.",
     ),
     "an update that is no number": (
         lambda store: lo.Trainer(store=recorded(store), algorithm=Odd()).fit(),

@@ -204,7 +204,7 @@ def test_a_transition_is_wanted_if_all_says_so(wanted: Any, is_wanted: bool) -> 
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"agent": "x"}, "cannot be selected by agent; by agents, rollout_id"),
+        ({"agent": "x"}, "has no option .agent.; did you mean .agents."),
         ({"agents": "re:("}, "agents names 're:\\('"),
         ({"agents": ["!"]}, "an empty pattern means nobody"),
         ({"agents": [1]}, "agents is .1.; it must be str, or Iterable.str."),

@@ -37,7 +37,7 @@ def call(store: Path, *calls: tuple[str, dict[str, Any]]) -> list[tuple[bool, st
             tools = (await session.list_tools()).model_dump(by_alias=True)["tools"]
             assert all(each["annotations"]["readOnlyHint"] for each in tools)
             assert {each["name"] for each in tools} == {
-                "sql", "list", "show", "analyze", "diff", "stats"
+                "sql", "list", "transitions", "show", "analyze", "diff", "stats"
             }  # fmt: skip
             found = []
             for name, given in calls:
@@ -82,6 +82,23 @@ def test_tools_answer_as_the_command_line_does(cli: Cli, kept: Path) -> None:
             assert whole == printed, command
 
 
+def test_transitions_are_those_of_the_store(kept: Path) -> None:
+    """The tool takes the options of the store by their names, and refuses others."""
+    options: dict[str, Any] = {"rollout_id": ["exp-one"], "credit": "discounted", "gamma": 0.5}
+    answer, *refusals = call(
+        kept,
+        ("transitions", {**options, "since": "2h", "max_bytes": 100_000}),
+        ("transitions", {"rollout": "exp-one"}),
+        ("transitions", {"credit": "magic"}),
+        ("transitions", {"rollout_id": ["nobody"]}),
+    )
+
+    rows = [json.loads(line) for line in Store(kept).transitions(**options).lines()]
+    assert recorded([answer]) == [{"total": len(rows), "rows": rows}]
+    assert all(is_error for is_error, _ in refusals)
+    assert "did you mean 'rollout_id'" in refusals[0][1]
+
+
 def test_schemas_are_closed_and_required_means_required(kept: Path) -> None:
     """An argument that a tool does not have is refused by name, and so is a missing one."""
 
@@ -102,11 +119,11 @@ def test_schemas_are_closed_and_required_means_required(kept: Path) -> None:
     assert all(each["additionalProperties"] is False for each in schemas.values())
     required = {name: each.get("required", []) for name, each in schemas.items()}
     assert required == {
-        "sql": ["query"], "list": [], "show": ["id"], "analyze": ["rollout"],
+        "sql": ["query"], "list": [], "transitions": [], "show": ["id"], "analyze": ["rollout"],
         "diff": ["a", "b"], "stats": [],
     }  # fmt: skip
     assert [is_error for is_error, _ in answers] == [True] * 5
-    assert "analyze has no 'id'; it has rollout, offset, max_bytes" in answers[0][1]
+    assert "analyze has no 'id'; there are rollout, offset, max_bytes" in answers[0][1]
     assert all("required" in text for _, text in answers[1:3])
 
 

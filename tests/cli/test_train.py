@@ -67,7 +67,7 @@ def test_train_runs_an_agent_on_tasks(
         (["nosuch"], 2, "no algorithm 'nosuch'"),
         (["baseline"], 1, "needs 1 rewarded rollouts"),
         (["baseline", "-o", "epochs"], 2, "write it as name=value"),
-        (["baseline", "-o", "epochs=3"], 2, "Baseline cannot be made of {'epochs': 3}"),
+        (["baseline", "-o", "epochs=3"], 2, "Baseline has no option 'epochs'"),
         (["baseline", "--agent", "nosuch:x"], 2, "cannot load 'nosuch:x'"),
         (["baseline", "--tasks", "bad.jsonl"], 2, "bad.jsonl, line 2"),
         (["baseline", "--tasks", "none.jsonl"], 2, "'none.jsonl' does not exist"),

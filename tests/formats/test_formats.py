@@ -109,7 +109,7 @@ def test_wrong_names_and_members_are_explained(registered: Callable[..., None]) 
         formats.rows("sfd", [])
     with pytest.raises(ConfigError, match="no format 'zzz'; there are agentlightning, atif"):
         formats.rows("zzz", [])
-    with pytest.raises(ConfigError, match="no option 'treshold'; there are threshold"):
+    with pytest.raises(ConfigError, match=r"no option .treshold.; did you mean .threshold."):
         formats.rows("kto", [], treshold=1)
     with pytest.raises(ConfigError, match="no option 'threshold'; it has none"):
         formats.rows("triplets", [], threshold=1)

@@ -226,7 +226,9 @@ def train(store: lo.Store) -> None:
     fitting = with_agent.fit_async()
     fitting.stop()
     assert_type(fitting.wait(), Fit | None)
-    lo.Trainer(algorithm=3)  # type: ignore[arg-type]  # no algorithm
+    lo.Trainer(agent, "apo", model="a model", seed=1)
+    lo.Trainer(algorithm=3)  # type: ignore[call-overload]  # no algorithm
+    lo.Trainer(algorithm=Own(), workers="two")  # type: ignore[call-overload]  # no number
 
 
 @lo.rollout

@@ -521,6 +521,8 @@ def test_tools_are_told_by_spans_and_by_messages(store: Store, asking: AskingOf)
 
 ABSURD = {
     "/traces?status=x": 400,
+    "/traces?agents=x": 400,
+    "/rollouts?of=queue&state=x": 400,
     "/traces?rewarded=maybe": 400,
     "/traces?min_reward=NaN": 400,
     "/traces?min_reward=1e999": 400,

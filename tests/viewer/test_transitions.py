@@ -8,7 +8,8 @@ import shutil
 import time
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlencode
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ from tests.viewer.client import Asking, AskingOf
 
 from lightning_otel import Store, auto_trace, emit_action, emit_observation, emit_reward
 from lightning_otel.cli.export import export
+from lightning_otel.errors import ConfigError
 from lightning_otel.serve.viewer import transitions
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -81,28 +83,60 @@ def test_rows_tell_what_was_seen_done_and_earned_by_what(asked: Asking) -> None:
     assert "<img src=x" not in page.text
 
 
-@pytest.mark.parametrize(
-    ("query", "rollouts"),
-    [
-        ("agents=solv*", ["r2", "r1", "r0"]),
-        ("agents=!solver", ["r3"]),
-        ("rewarded=no", ["r3"]),
-        ("min_reward=0.5&max_reward=0.5", ["r1"]),
-        ("rollout=r2", ["r2"]),
-        ("mode=val&capture=exact&since=2000-01-01", []),
-    ],
-)  # fmt: skip
-def test_fields_select_as_the_store_does(asked: Asking, query: str, rollouts: list[str]) -> None:
-    """And the command that is shown writes the same rows at a shell."""
+SELECTIONS: Final[list[tuple[dict[str, Any], list[str]]]] = [
+    ({"agents": "solv*"}, ["r2", "r1", "r0"]),
+    ({"agents": "!solver"}, ["r3"]),
+    ({"rewarded": False}, ["r3"]),
+    ({"min_reward": 0.5, "max_reward": 0.5}, ["r1"]),
+    ({"rollout_id": "r2", "credit": "discounted", "gamma": 0.5}, ["r2"]),
+    ({"reward": "nothing", "rewarded": True}, []),
+    ({"advantage": "grpo", "include_incomplete": True}, ["r3", "r2", "r1", "r0"]),
+    ({"mode": "val", "capture": "exact", "since": "2000-01-01", "received": False}, []),
+]
+"""Options, by the names that every door has for them, and the rollouts whose steps they mean."""
+_WORDS: Final = {True: "yes", False: "no"}
+
+
+@pytest.mark.parametrize(("options", "rollouts"), SELECTIONS)
+def test_every_door_selects_the_same(
+    filled: Store, asked: Asking, options: dict[str, Any], rollouts: list[str]
+) -> None:
+    """Python, a page, the command that it shows, and the API."""
+    query = urlencode({name: _WORDS.get(value, value) for name, value in options.items()})
     page = asked.get(f"/transitions?{query}")
+    rows = asked.get(f"/v1/transitions?{query}", Accept="application/x-ndjson")
     (command,) = re.findall(r'class="command">([^<]+)<', page.text)
-    words = shlex.split(unescape(command))
-    told = CliRunner().invoke(export, [words[2], "-", *words[4:]])
+    shell = shlex.split(unescape(command))
+    told = CliRunner().invoke(export, [shell[2], "-", *shell[4:]])
+    steps = list(filled.transitions(**options))
 
     assert ids(page.words) == rollouts
-    exported = [json.loads(line) for line in told.stdout.splitlines()]
     assert told.exit_code == 0, told.output
-    assert sorted(row["rollout_id"] for row in exported) == sorted(rollouts)
+    for text in (told.stdout, rows.text):
+        answers = [json.loads(line) for line in text.splitlines()]
+        assert sorted((row["rollout_id"], row["reward"]) for row in answers) == sorted(
+            (step.rollout_id, step.reward) for step in steps
+        )
+    assert sorted({step.rollout_id for step in steps}, reverse=True) == rollouts
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"agent": "x"}, "agents"), ({"rollout": "r1"}, "rollout_id"),
+        ({"incomplete": "yes"}, "include_incomplete"), ({"credit": "magic"}, "previous"),
+        ({"gamma": 7}, "between 0 and 1"), ({"adapter": "nobody"}, "no adapter 'nobody'"),
+    ],
+)  # fmt: skip
+def test_every_door_refuses_the_same(
+    filled: Store, asked: Asking, options: dict[str, Any], words: str
+) -> None:
+    """An unknown option is told the nearest one, and what cannot be meant is named."""
+    with pytest.raises(ConfigError, match=words):
+        filled.transitions(**options)
+    for path in ("transitions", "transitions/export", "transitions/download", "v1/transitions"):
+        answer = asked.get(f"/{path}?{urlencode(options)}", Accept="*/*")
+        assert (answer.status, words in unescape(answer.text)) == (400, True), path
 
 
 def test_credit_is_a_setting_of_the_address(store: Store, asking: AskingOf) -> None:
@@ -111,7 +145,7 @@ def test_credit_is_a_setting_of_the_address(store: Store, asking: AskingOf) -> N
         emit_action("first")
         emit_action("second")
         emit_reward(1.0)
-    at, asked = "/transitions?rollout=long", asking(store)
+    at, asked = "/transitions?rollout_id=long", asking(store)
 
     plain, discounted = asked.get(at).words, asked.get(f"{at}&credit=discounted&gamma=0.5").words
 
@@ -167,7 +201,7 @@ def test_rollouts_beyond_what_is_read_are_counted(
 
     newest, last, every, one = (
         asked.get(f"/transitions{query}").words
-        for query in ("", "?after=6", "?rollouts=all", "?rollout=r1")
+        for query in ("", "?after=6", "?rollouts=all", "?rollout_id=r1")
     )
 
     assert "Rollouts 1 to 3 of 8 , the newest first. Older · Show all" in newest
@@ -199,7 +233,8 @@ ABSURD = {
     "mode=a%00b": 400,
     "page=0": 400,
     "page=9": 200,
-    "rollout=nobody": 404,
+    "rollout_id=nobody": 404,
+    "rollout=r1": 400,
 }
 
 
@@ -282,14 +317,14 @@ def test_downloads_come_in_parts_and_end_with_their_reader(
 
 def test_export_takes_a_formats_own_options(asked: Asking) -> None:
     """And refuses those it has not, and values that are none."""
-    page = asked.get("/transitions/export?format=kto&option.threshold=0.9")
-    rows = asked.get("/transitions/download?format=kto&option.threshold=0.9")
+    page = asked.get("/transitions/export?format=kto&threshold=0.9")
+    rows = asked.get("/transitions/download?format=kto&threshold=0.9")
     (command,) = re.findall(r'class="command">([^<]+)<', page.text)
 
     labels = [json.loads(line)["label"] for line in rows.body.splitlines()]
     assert sorted(labels) == [False, False, True]
     assert "--threshold=0.9" in unescape(command)
-    for query in ("format=kto&option.nothing=1", "format=kto&option.threshold=x", "format=none",
+    for query in ("format=kto&gap=1", "format=kto&threshold=x", "format=none",
                   "format=kto&as=exe"):  # fmt: skip
         assert asked.get(f"/transitions/download?{query}").status == 400
         assert "as=exe" in query or asked.get(f"/transitions/export?{query}").status == 400

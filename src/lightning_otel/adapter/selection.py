@@ -8,14 +8,14 @@ are asked for.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Annotated, Any, Final, TypeAlias, TypedDict
 
 from lightning_otel.adapter.agent_patterns import REGEX, check_patterns, matches
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.instants import FORMS, Instant, instant_ns
-from lightning_otel.types.values import check_types
+from lightning_otel.types.instants import FORMS, SINCE_HELP, UNTIL_HELP, Instant, instant_ns
+from lightning_otel.types.values import check_names, check_types
 
 Matcher: TypeAlias = Callable[[Span], bool | None]
 """Says of a span that it is one, or is none; None leaves that to the usual rules."""
@@ -29,43 +29,37 @@ _LEAST_NS: Final = 2 * 10**12
 
 
 class SelectionKeywords(TypedDict, total=False):
-    """The keywords that select transitions; :class:`Selection` says what they mean."""
+    """The keywords that select transitions: type, help and an example or the usual choice.
 
-    agents: str | Iterable[str] | None
-    rollout_id: str | Iterable[str] | None
-    since: Instant | None
-    until: Instant | None
-    mode: str | None
-    resource_version: str | None
-    rewarded: bool | None
-    min_reward: float | None
-    max_reward: float | None
-    capture: CaptureLevel | None
-    received: bool
+    Python, the command line, the HTTP API, the pages and MCP take them from here.
+    """
+
+    agents: Annotated[
+        str | Iterable[str] | None,
+        "Only these agents: names, globs or re:…; the first match decides, !… excludes.",
+        "plan*, !draft",
+    ]
+    rollout_id: Annotated[str | Iterable[str] | None, "Only these rollouts.", "id or @last"]
+    since: Annotated[Instant | None, SINCE_HELP, "2h"]
+    until: Annotated[Instant | None, UNTIL_HELP, "2026-12-01"]
+    mode: Annotated[str | None, "Only steps of this mode, such as train.", "train"]
+    resource_version: Annotated[
+        str | None, "Only steps of this version, or name@version; globs too.", "prompt@*"
+    ]
+    rewarded: Annotated[bool | None, "Only steps with a reward, or only those without."]
+    min_reward: Annotated[float | None, "Only steps with at least this reward."]
+    max_reward: Annotated[float | None, "Only steps with at most this reward."]
+    capture: Annotated[CaptureLevel | None, "Only steps of this capture level."]
+    received: Annotated[
+        bool,
+        "Include spans received from elsewhere; without, it is as if they had never come.",
+        "included",
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A selection of transitions; by default all.
-
-    Attributes:
-        agents: Names, globs or ``re:…`` of agents. The first that matches a name decides; one that
-            begins with ``!`` leaves the agent out, as do all where none matches. If all of them
-            leave out, every other agent is wanted.
-        rollout_id: Only these rollouts, by their whole ids.
-        since: Only rollouts that began at this time or later, as
-            :func:`~lightning_otel.types.instants.instant_ns` reads it.
-        until: Only rollouts that began before this time.
-        mode: Only steps taken in this mode, such as ``train``, ``val`` or ``test``.
-        resource_version: Only steps of this version (a name or glob), of all resources together or,
-            as ``name@version``, of one.
-        rewarded: Whether to take only steps with a reward, or only those without.
-        min_reward: Only steps with at least this reward.
-        max_reward: Only steps with at most this reward.
-        capture: Only steps captured like this.
-        received: Whether spans that came over the network or were imported count. If not, it is as
-            if they had never come: a reward that somebody else sent is given to nothing.
-    """
+    """A selection of transitions, by default all: :class:`SelectionKeywords`, parsed."""
 
     agents: tuple[str, ...] = ()
     rollout_ids: tuple[str, ...] | None = None
@@ -86,10 +80,7 @@ class Selection:
         Raises:
             ConfigError: One of them is unknown, or cannot be understood.
         """
-        unknown = sorted(wanted.keys() - SelectionKeywords.__annotations__.keys())
-        if unknown:
-            known = ", ".join(SelectionKeywords.__annotations__)
-            raise ConfigError(f"transitions cannot be selected by {', '.join(unknown)}; by {known}")
+        check_names("a selection of transitions", wanted, SelectionKeywords.__annotations__)
         check_types(wanted, SelectionKeywords.__annotations__)
         for name in ("since", "until"):
             if isinstance(number := wanted.get(name), int) and 0 < abs(number) < _LEAST_NS:

@@ -5,14 +5,15 @@ A member is a class with :class:`BaseAlgorithm`'s methods, registered under the 
 run.
 """
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, name_of
+from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, name_of, unknown_option
 from lightning_otel.dataset.registry import Registry
 from lightning_otel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lightning_otel.algorithms.exchange import Backend
+    from lightning_otel.algorithms.options import Backend
     from lightning_otel.algorithms.run import Run
     from lightning_otel.algorithms.run import Run as Context
 
@@ -81,6 +82,10 @@ def make_algorithm(
     if isinstance(algorithm, str):
         algorithm = get(algorithm)
     if isinstance(algorithm, type):
+        parameters = signature(algorithm).parameters
+        if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+            for name in options.keys() - parameters.keys():
+                raise unknown_option(algorithm, name, (), "those of the training")
         try:
             return algorithm(**options)
         except TypeError as exc:

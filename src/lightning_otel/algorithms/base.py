@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from lightning_otel.adapter.advantages import SUCCESS
+from lightning_otel.algorithms.options import TrainingOptions
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import CaptureLevel, Span, Trajectory, Transition
 from lightning_otel.types.transitions import distinct_steps
@@ -28,12 +29,14 @@ TARGET: Final = "system_prompt"
 def unknown_option(algorithm: type, name: str, others: Iterable[str], rest: str) -> ConfigError:
     """Return the error for an option that is none: it names the nearest one, or the algorithm's.
 
-    Its constructor passes on the others, which ``rest`` describes.
+    Its constructor passes on the others, which ``rest`` describes. The nearest one may also be one
+    of the training, which stands beside them.
     """
     parameters = inspect.signature(algorithm).parameters.values()
     own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    near = difflib.get_close_matches(name, [*own, *others], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(own)}, and {rest}"
+    known = [*own, *others, *TrainingOptions.__annotations__]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join([*own, rest])}"
     return ConfigError(f"{algorithm.__name__} has no option {name!r}; {hint}")
 
 
@@ -227,10 +230,9 @@ class BaseAlgorithm:
         Raises:
             ConfigError: It has none that may be set then.
         """
-        raise ConfigError(
-            f"unknown options {', '.join(settings)}; give those of an algorithm that is made "
-            f"already to {type(self).__name__}(…) itself"
-        )
+        rest = "those of the training; an algorithm that is made already takes its own itself"
+        for name in settings:
+            raise unknown_option(type(self), name, (), rest)
 
     def run(self, context: "Run") -> None:
         """Learn until nothing is left to learn from, or the run is stopped."""

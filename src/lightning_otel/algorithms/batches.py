@@ -26,7 +26,8 @@ from lightning_otel.algorithms.groups import (
     load_groups,
     read_judged_members,
 )
-from lightning_otel.algorithms.tasks import POLL_S, RunConfig, make_task_rollouts, run_rollouts
+from lightning_otel.algorithms.options import RunConfig
+from lightning_otel.algorithms.tasks import POLL_S, make_task_rollouts, run_rollouts
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import TrainingError
 from lightning_otel.state.runs import Claimable, Claims

@@ -26,8 +26,8 @@ from lightning_otel.tracing.propagation import call_outside_loop
 from lightning_otel.types import Resource, Rollout, Span
 
 if TYPE_CHECKING:
+    from lightning_otel.algorithms.options import RunConfig
     from lightning_otel.algorithms.run import Run
-    from lightning_otel.algorithms.tasks import RunConfig
     from lightning_otel.runner.agents import Agent
 
 NAMES: Final = {"baseline": "Baseline", "apo": "APO", "verl": "VERL"}

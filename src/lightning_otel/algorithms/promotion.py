@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lightning_otel.algorithms.tasks import RolloutResult, RunConfig, run_tasks
+from lightning_otel.algorithms.options import RunConfig
+from lightning_otel.algorithms.tasks import RolloutResult, run_tasks
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources.evidence import find_range, format_verdict, weigh_differences
 from lightning_otel.resources.neighbours import Difference

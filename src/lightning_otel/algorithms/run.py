@@ -15,9 +15,10 @@ from lightning_otel.algorithms.base import BaseAlgorithm, Batch, StepResult, nam
 from lightning_otel.algorithms.batches import Collector
 from lightning_otel.algorithms.checkpoint import Checkpoint, Origin
 from lightning_otel.algorithms.groups import read_members
+from lightning_otel.algorithms.options import RunConfig
 from lightning_otel.algorithms.promotion import Fit, promote
 from lightning_otel.algorithms.reporters import open_reports
-from lightning_otel.algorithms.tasks import RolloutResult, RunConfig, run_tasks
+from lightning_otel.algorithms.tasks import RolloutResult, run_tasks
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import (
     ConfigError,

@@ -1,89 +1,27 @@
-"""The settings of a run, and the rollouts of its agent, run here or by workers elsewhere."""
+"""The rollouts of a run's agent, run here or by workers elsewhere."""
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.algorithms.groups import load_groups, make_member
+from lightning_otel.algorithms.options import RunConfig
 from lightning_otel.dataset.query import TransitionQuery
 from lightning_otel.errors import ConfigError, LightningOtelError
 from lightning_otel.runner import pool, worker
-from lightning_otel.state.queue import FINAL, Queue
+from lightning_otel.state.queue import FINAL
 from lightning_otel.state.rollouts import make_rollouts
 from lightning_otel.types import Mode, Rollout, Trajectory
 
 if TYPE_CHECKING:
-    from lightning_otel.dataset import Store
-    from lightning_otel.resources import Resources
-    from lightning_otel.runner import Hook
-    from lightning_otel.runner.agents import Agent
-    from lightning_otel.runner.pool import Kind
-    from lightning_otel.state import State
-    from lightning_otel.state.runs import Runs
-    from lightning_otel.tracing import RewardEvaluator
+    pass
 
 POLL_S: Final = 0.5
 """Seconds to wait at least before looking for more."""
 STOPPED: Final = "whoever asked for it was stopped"
 """The reason why a rollout was cancelled that nobody waits for any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """The settings of a training run; :class:`~lightning_otel.Trainer` says what they mean."""
-
-    store: "Store"
-    state: "State"
-    resources: "Resources"
-    runs: "Runs"
-    run_dir: Path
-    agent: "Agent | None" = None
-    train: Sequence[Any] = ()
-    val: Sequence[Any] = ()
-    select: Mapping[str, Any] = field(default_factory=dict)
-    samples: int = 1
-    min_batch_size: int | None = None
-    max_iterations: int | None = None
-    workers: int = 1
-    kind: "Kind" = "threads"
-    hooks: "Sequence[Hook]" = ()
-    reward_evaluator: "RewardEvaluator | None" = None
-    apply: bool | None = None
-    max_attempts: int = 2
-    timeout_s: float | None = None
-    reward_timeout_s: float = 30.0
-    consumer: str = ""
-    min_gain: float = 0.0
-    reward_range: tuple[float, float] | None = None
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)  # the algorithm's own
-    report_to: tuple[str, ...] = ()
-    follows: bool = False  # wait for more experience once there is none
-    stop: threading.Event = field(default_factory=threading.Event)
-    progress: "Callable[[int, int | None, Mapping[str, float]], None] | None" = None
-
-    def describe(self) -> dict[str, Any]:
-        """Return what is written down with the run."""
-        return {
-            "store": self.store.name,
-            "agent": None if self.agent is None else self.agent.name,
-            "train": len(self.train),
-            "val": len(self.val),
-            "samples": self.samples,
-            "min_batch_size": self.min_batch_size,
-            "max_iterations": self.max_iterations,
-            "seed": self.seed,
-            "options": {name: repr(value)[:200] for name, value in self.options.items()},
-        }
-
-    @property
-    def queue(self) -> Queue:
-        """The queue, for workers elsewhere."""
-        return Queue(self.state)
 
 
 class RolloutResult(NamedTuple):

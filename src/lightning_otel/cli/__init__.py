@@ -9,7 +9,6 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -107,9 +106,10 @@ class SuggestingGroup(click.Group):
         """Return the command named first."""
         names = self.list_commands(ctx)
         if args[0] not in names and not args[0].startswith("-"):
-            near = get_close_matches(args[0], names, n=1)
-            guess = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            raise click.UsageError(f"no such command {args[0]!r}; {guess}", ctx)
+            from lightning_otel.types.values import suggest_name
+
+            advice = suggest_name(args[0], names)
+            raise click.UsageError(f"no such command {args[0]!r}; {advice}", ctx)
         return super().resolve_command(ctx, args)
 
 

@@ -28,7 +28,7 @@ from lightning_otel.cli.output import (
     suggest,
 )  # fmt: skip
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.views.table import ADAPTING, STEPS, make_keywords
+from lightning_otel.views.options import TRANSITIONS, list_format_options, make_keywords
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -43,10 +43,6 @@ _STDOUT: Final = "-"
 _NO_ROWS: Final = 3
 _SPANS: Final = "spans"
 _DESTINATIONS: Final = ("duckdb", "lake", "otlp")
-_OPTION_HELP: Final = {
-    "threshold": "Least reward of a good answer; the others are left out, or marked as bad.",
-    "gap": "Least difference between the rewards of a pair.",
-}
 
 
 class _Formats(SuggestingGroup):
@@ -95,7 +91,6 @@ def _output_options(*kinds: str) -> Callable[[Any], Any]:
                      help="The same as OUT; - is stdout, the default."),
         click.option("--as", "--format", "kind", type=click.Choice(kinds), metavar="KIND",
                      help=f"{', '.join(kinds)}; else as OUT is named."),
-        rollout_option,
     )  # fmt: skip
     return lambda command: _decorate(command, options)
 
@@ -107,9 +102,7 @@ def _decorate(command: Any, options: Iterable[Callable[[Any], Any]]) -> Any:
 
 
 _MAKING: Final = (
-    filter_options(STEPS),
-    click.option("--adapter", metavar="NAME", help="Another adapter; see docs/transitions.md."),
-    filter_options(ADAPTING),
+    filter_options(TRANSITIONS),
     click.option("--dry-run", "is_dry_run", is_flag=True,
                  help="Print the counts and write nothing."),
     click.option("--left-out", "left_path", metavar="FILE",
@@ -121,6 +114,7 @@ _MAKING: Final = (
 
 @click.command(short_help="Spans, one a line, as the SDK prints them.")
 @_output_options("jsonl", "parquet")
+@rollout_option
 @store_option
 def spans(
     out: str | None, output: str | None, kind: "FileKind | None", rollout: str | None,
@@ -136,7 +130,8 @@ def spans(
     if found == "folder":
         raise ConfigError(f"spans are written to a file, not to {place}; end it in .jsonl")
     opened = Store(store)
-    table = opened.spans(rollout_id=_find_rollout(opened, rollout))
+    _require_readable(opened)
+    table = opened.spans(rollout_id=find_rollout_id(opened, rollout))
     if next(iter(table), None) is None:
         raise NotFoundError("no span to export; record some: lightning-otel run -- python agent.py")
     if found == "parquet":
@@ -153,24 +148,16 @@ def _make_command(name: str, made: "Format") -> click.Command:
     def run(**given: Any) -> int:
         return _run_export(name, made, **given)
 
-    run = _decorate(run, (_output_options("jsonl", "parquet", "folder"), *_MAKING))
+    options = filter_options(list_format_options(made))
+    run = _decorate(run, (_output_options("jsonl", "parquet", "folder"), *_MAKING, options))
     needs = "" if made.needs in ("", "nothing") else f"; needs {made.needs}"
     summary = f"For {made.used_by}{needs}." if made.used_by else "Registered by a package."
-    found = click.command(name, help=summary, short_help=summary)(run)
-    for option, default in made.options().items():
-        kind = float if default is None or isinstance(default, float) else type(default)
-        found.params.append(
-            click.Option([f"--{option.replace('_', '-')}"], type=kind, default=default,
-                         show_default=default is not None,
-                         help=_OPTION_HELP.get(option, "An option of this format."))
-        )  # fmt: skip
-    return found
+    return click.command(name, help=summary, short_help=summary)(run)
 
 
 def _run_export(
     name: str, made: "Format", *, out: str | None, output: str | None, kind: "FileKind | None",
-    rollout: str | None, is_dry_run: bool, as_json: bool, left_path: str | None,
-    store: str | None, **selected: Any,
+    is_dry_run: bool, as_json: bool, left_path: str | None, store: str | None, **options: Any,
 ) -> int:  # fmt: skip
     from lightning_otel.dataset import Store
 
@@ -180,7 +167,8 @@ def _run_export(
     if as_json and is_rows:
         raise ConfigError("--json would stand among the rows on stdout; name a file for them")
     opened = Store(store)
-    rollout_id, keywords = _find_rollout(opened, rollout), make_keywords(selected)
+    _require_readable(opened)
+    keywords = make_keywords(opened, options)
     if not is_dry_run:
         settle_pending_feedback(opened)
     with (
@@ -193,10 +181,9 @@ def _run_export(
             kind=chosen,
             left_out=left_out,
             progress=progress,
-            rollout_id=rollout_id,
             **keywords,
         )
-    is_selected = bool(rollout_id or keywords.keys() & {"agents", "since", "until"})
+    is_selected = bool(keywords.keys() & {"rollout_id", "agents", "since", "until"})
     why_empty = None if done.rows else _explain_empty(done, made, is_selected=is_selected)
     code = _NO_ROWS if why_empty and not is_dry_run else 0
     if as_json:
@@ -298,10 +285,9 @@ def _print_row(row: Mapping[str, Any]) -> None:
     sys.stdout.write(json_text(row) + "\n")
 
 
-def _find_rollout(opened: "Store", target: str | None) -> str | None:
-    # A store that cannot be read is refused before any file is opened for writing.
+def _require_readable(opened: "Store") -> None:
+    """Refuse a store that cannot be read, before any file is opened for writing."""
     opened.source.connect().close()
-    return find_rollout_id(opened, target)
 
 
 def _choose_place(out: str | None, output: str | None) -> str:

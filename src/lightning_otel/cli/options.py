@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import date
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
@@ -109,7 +110,13 @@ AGENT: Final = _StoredName(
 """An agent's name, or a pattern of names."""
 COUNT: Final = click.IntRange(1, 1_000_000_000)
 """A number of things, which any database can take."""
-_KINDS: Final[Mapping[type, Any]] = {int: When(), str: str, float: float, bool: bool, tuple: AGENT}
+_KINDS: Final[Mapping[type, Any]] = {
+    date: When(), int: int, str: str, float: float, bool: bool, tuple: str
+}  # fmt: skip
+_NAMED: Final[Mapping[str, Any]] = {"agents": AGENT, "rollout_id": ID}
+"""Options whose values the store completes."""
+_SHORT: Final = {"rollout_id": "--rollout", "include_incomplete": "--incomplete"}
+"""Other spellings of options."""
 
 
 class Stop:
@@ -154,13 +161,15 @@ def filter_options(filters: Mapping[str, Filter]) -> Callable[[F], F]:
     """Return what adds filters as options; each comes as a keyword of its name."""
 
     def add(function: F) -> F:
-        for name, each in reversed([*filters.items()]):
-            flag = name.replace("_", "-")
-            flags = f"--{flag}/--no-{flag}" if each.kind is bool else f"--{flag}"
-            kind = click.Choice(each.choices) if each.choices else _KINDS[each.kind]
+        for name, option in reversed([*filters.items()]):
+            flags = [f"--{name.replace('_', '-')}", *filter(None, [_SHORT.get(name)])]
+            if option.kind is bool:
+                flags = [f"{flag}/--no-{flag[2:]}" for flag in flags]
+            kind = click.Choice(option.choices) if option.choices else _KINDS.get(option.kind, str)
             function = click.option(
-                flags, type=kind, default=None, multiple=each.kind is tuple, help=each.says
-            )(function)
+                *flags, name, type=_NAMED.get(name, kind), default=None,
+                multiple=option.kind is tuple, help=option.help,
+            )(function)  # fmt: skip
         return function
 
     return add
@@ -170,7 +179,11 @@ when_options: Final = filter_options(WHEN)
 """Adds ``--since`` and ``--until``."""
 
 rollout_option = click.option(
-    "--rollout", type=ID, metavar="ID", help="Only this one; a prefix, @last or @last~2."
+    "--rollout",
+    "--rollout-id",
+    type=ID,
+    metavar="ID",
+    help="Only this one; a prefix, @last or @last~2.",
 )
 
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lightning_otel.cli.options import COUNT, Form, Stop, format_option, load_named, store_option
+from lightning_otel.algorithms.options import RunConfig, TrainingOptions
+from lightning_otel.cli.options import (
+    Form,
+    Stop,
+    filter_options,
+    format_option,
+    load_named,
+    store_option,
+)
 from lightning_otel.cli.output import (
     count_noun,
     print_data,
@@ -17,6 +25,7 @@ from lightning_otel.cli.output import (
 )
 from lightning_otel.errors import ConfigError
 from lightning_otel.types.values import parse_json
+from lightning_otel.views.options import list_options
 
 if TYPE_CHECKING:
     from lightning_otel.state.requests import TrainingRequest
@@ -33,18 +42,7 @@ _COLUMNS = ("run_id", "algorithm", "status", "step", "reason")
 @click.option("--val", type=_FILE, help="Held-out tasks; a better version on them becomes live.")
 @click.option("--option", "-o", "options", multiple=True, metavar="NAME=VALUE",
               help="An option of the algorithm; may be repeated.")  # fmt: skip
-@click.option("--min-batch-size", type=COUNT, help="Fewest rollouts in a step.")
-@click.option("--max-iterations", type=COUNT, help="Most steps.")
-@click.option("--samples", type=COUNT, help="Rollouts per task.")
-@click.option("--workers", type=click.IntRange(min=0), default=1, show_default=True,
-              help="Parallel rollouts; 0 if workers elsewhere run them.")  # fmt: skip
-@click.option("--kind", type=click.Choice(["threads", "processes", "ray"]), default="threads",
-              show_default=True, help="Kind of worker.")  # fmt: skip
-@click.option("--backend", type=click.Choice(["auto", "builtin", "microsoft"]),
-              help="Engine that runs the algorithm [default: builtin].")  # fmt: skip
-@click.option(
-    "--consumer", default="", help="Runs of one consumer never train on the same rollout."
-)
+@filter_options(list_options(TrainingOptions, RunConfig))
 @click.option("--follow", is_flag=True, help="Wait for new rollouts until stopped.")
 @click.option("--resume", metavar="RUN", help="Continue a run (@last) or a checkpoint.")
 @click.option("--save", metavar="FOLDER", help="Copy the last checkpoint there.")
@@ -77,12 +75,12 @@ def train(
         raise ConfigError("a worker takes what is asked for; leave out --resume, --save, --follow")
     train_tasks, val_tasks = _read_tasks(tasks), _read_tasks(val)
     loaded = load_named(agent, "agent") if agent else None
-    own = {name: value for name, value in more.items() if value is not None}
+    own = {name: value for name, value in more.items() if value not in (None, ())}
 
     def make(name: str, asked: Mapping[str, Any]) -> Trainer:
-        settings = {**own, **asked}
-        given = {**_parse_options(options), **settings.pop("options", {})}
-        return Trainer(loaded, name, store=store, **settings, **given)
+        settings = {**own, **_parse_options(options), **asked}
+        extras = settings.pop("options", {})
+        return Trainer(loaded, name, store=store, **{**settings, **extras})
 
     if is_worker:
         _work_until_signal(make, algorithm or "", train_tasks, val_tasks, store)

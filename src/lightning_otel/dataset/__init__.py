@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from lightning_otel.store import SpanStore
 from lightning_otel.store.layout import Layout, is_settling_due
-from lightning_otel.types.values import check_types
+from lightning_otel.types.values import check_names, check_types
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
@@ -79,21 +79,8 @@ class Store(SpanStore):
         Args:
             bodies: Whether to read messages, tools, token ids and logprobs. Without, the
                 transitions are the same ones, and much sooner there.
-            **keywords: How rewards reach calls, as :class:`TripletAdapter` says, which has the
-                defaults: ``credit``, ``gamma``, ``reward``, ``compose``, ``advantage`` (each
-                rollout is compared with all others of its task, in a pass of its own over the
-                spans), ``is_call``, ``is_reward``.
-
-                ``adapter``: Another adapter than that: an object with ``adapt(spans)``, a
-                function, or the name of one that a package registers under
-                ``lightning_otel.adapters``.
-
-                ``include_incomplete``: Also what rollouts did that broke off, as their process
-                died.
-
-                Which transitions, as :class:`Selection` says: ``agents``, ``rollout_id``,
-                ``since``, ``until``, ``mode``, ``resource_version``, ``rewarded``, ``min_reward``,
-                ``max_reward``, ``capture``, ``received``.
+            **keywords: Which transitions, and how rewards reach them:
+                :class:`~lightning_otel.dataset.query.QueryKeywords`, docs/transitions.md.
 
         Raises:
             ConfigError: A keyword is unknown, or cannot be understood.
@@ -375,6 +362,7 @@ def _split_options(
     known = QueryKeywords.__annotations__
     own = {name: value for name, value in options.items() if name in known}
     rest = {name: value for name, value in options.items() if name not in known}
+    check_names(f"the format {name}", rest, [*formats.get(name).options(), *known])
     found = TransitionQuery.of(cast("QueryKeywords", own))
     if formats.get(name).is_by_task and isinstance(found.adapter, TripletAdapter):
         how = found.adapter.advantage or Advantage()

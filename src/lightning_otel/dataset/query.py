@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
 from lightning_otel.adapter.advantages import Outcome
@@ -31,7 +31,7 @@ from lightning_otel.types import (
     Transition,
 )
 from lightning_otel.types.transitions import JudgedTrajectory, distinct_steps
-from lightning_otel.types.values import add_decimals, check_types
+from lightning_otel.types.values import add_decimals, check_names, check_types
 
 _REGISTRY: Final = Registry("adapter", "lightning_otel.adapters", error=AdapterError)
 
@@ -198,17 +198,19 @@ def _sum_attempt(paths: Sequence[Trajectory]) -> float | None:
 
 
 class QueryKeywords(SelectionKeywords, total=False):
-    """The keywords of whatever adapts spans; ``Store.transitions`` says what they mean."""
+    """The options of transitions; :class:`TripletAdapter` says more of those that it has."""
 
-    credit: Credit | CreditRule
-    gamma: float
-    reward: str | None
-    compose: Compose
-    advantage: Advantage | Estimator | None
-    is_call: Matcher | None
-    is_reward: Matcher | None
-    adapter: Adapter | str | None
-    include_incomplete: bool
+    credit: Annotated[Credit | CreditRule, "Where a reward without a link goes."]
+    gamma: Annotated[float, "Discount a step, for credit discounted."]
+    reward: Annotated[str | None, "The name of the reward that counts.", "the first of a step"]
+    compose: Annotated[Compose, "What makes the reward of several named ones."]
+    advantage: Annotated[
+        Advantage | Estimator | None, "Estimator of advantages; by default none.", "none"
+    ]
+    is_call: Annotated[Matcher | None, "Says of a span whether it is a call of a model."]
+    is_reward: Annotated[Matcher | None, "Says of a span whether it is a reward."]
+    adapter: Annotated[Adapter | str | None, "Another adapter; see docs/transitions.md."]
+    include_incomplete: Annotated[bool, "Include rollouts whose process died.", "left out"]
 
 
 _OURS: Final = tuple(each.name for each in fields(TripletAdapter))
@@ -230,9 +232,11 @@ class TransitionQuery(NamedTuple):
     @classmethod
     def of(cls, keywords: QueryKeywords) -> "TransitionQuery":
         """Parse the keywords."""
+        known = QueryKeywords.__annotations__
+        check_names("a query of transitions", keywords, known)
         given: dict[str, Any] = dict(keywords)
         include_incomplete = given.pop("include_incomplete", False)
-        check_types({"include_incomplete": include_incomplete}, QueryKeywords.__annotations__)
+        check_types({"include_incomplete": include_incomplete}, known)
         other = given.pop("adapter", None)
         ours = TripletAdapter(**{name: given.pop(name) for name in _OURS if name in given})
         wanted = Selection.of(cast(SelectionKeywords, given))

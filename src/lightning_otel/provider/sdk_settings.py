@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from lightning_otel import config
+from lightning_otel.types.values import suggest_name
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +35,11 @@ def warn_of_exporters(names: AbstractSet[str]) -> None:
     """Name the exporters that no span reaches: those that are not installed, and the others."""
     if not names:
         return
-    from difflib import get_close_matches
     from importlib import metadata
 
     known = {"otlp", *metadata.entry_points(group="opentelemetry_traces_exporter").names}
     for name in sorted(names - known):
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
-        log.warning("no exporter %r is installed; %s", name, hint)
+        log.warning("no exporter %r is installed; %s", name, suggest_name(name, sorted(known)))
     if unserved := sorted(names & known):
         way = ", or write --traces_exporter otlp,duckdb" if "otlp" in unserved else ""
         log.warning(

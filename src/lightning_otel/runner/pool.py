@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, WorkerError
@@ -22,11 +22,11 @@ from lightning_otel.runner.worker import LEASE_S, Runner, Stop, run_threads, sto
 from lightning_otel.state.queue import Queue
 from lightning_otel.tracing import RewardEvaluator
 from lightning_otel.types import Mode
+from lightning_otel.types.rollouts import WorkerKind
 from lightning_otel.types.values import check_whole
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["threads", "processes", "ray"]
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 10.0  # for attempts to come to an end when somebody interrupts their worker
 _MOST_BARREN: Final = 3
@@ -36,7 +36,7 @@ def run_workers(
     n: int,
     agent: object,
     *,
-    kind: Kind = "threads",
+    kind: WorkerKind = "threads",
     store: Store | str | os.PathLike[str] | None = None,
     queue: Queue | None = None,
     resources: ResourceSource | None = None,

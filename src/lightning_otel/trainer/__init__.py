@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Unpack, get_type_hints, overload
 
 from lightning_otel.adapter import TraceAdapter
 from lightning_otel.algorithms import (
@@ -21,9 +21,15 @@ from lightning_otel.algorithms import (
     make_backend_algorithm,
     name_of,
 )
+from lightning_otel.algorithms.options import (
+    Progress,
+    RunConfig,
+    TrainingOptions,
+    describe_options,
+)
 from lightning_otel.algorithms.promotion import Evaluation, Fit, Verdict
 from lightning_otel.algorithms.reporters import reporter_names
-from lightning_otel.algorithms.tasks import RunConfig, require_agent, run_tasks
+from lightning_otel.algorithms.tasks import require_agent, run_tasks
 from lightning_otel.config import warn_of_former
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import TransitionQuery
@@ -33,20 +39,29 @@ from lightning_otel.resources.evidence import check_range
 from lightning_otel.rewards.pending import settle_pending
 from lightning_otel.runner import Hook
 from lightning_otel.runner.agents import agent_of
-from lightning_otel.runner.pool import Kind
 from lightning_otel.state import State
 from lightning_otel.state.runs import Metric, Runs, TrainingRun
 from lightning_otel.tracing import RewardEvaluator
 from lightning_otel.types import Mode
-from lightning_otel.types.values import check_finite, check_seconds, check_whole
+from lightning_otel.types.values import check_finite, check_seconds, check_types, check_whole
 
 if TYPE_CHECKING:
-    from lightning_otel.algorithms.exchange import Backend
     from lightning_otel.state.queue import Queue
 
 __all__ = ["Evaluation", "Fit", "Fitting", "Trainer", "Verdict"]
 
-Progress = Callable[[int, int | None, Mapping[str, float]], None]
+_TYPES: Final[Mapping[str, Any]] = {
+    "algorithm": str | type[BaseAlgorithm] | BaseAlgorithm,
+    **get_type_hints(
+        TrainingOptions,
+        None,
+        {"Store": Store, "State": State, "Hook": Hook, "RewardEvaluator": RewardEvaluator},
+    ),
+}
+_LEAST: Final = {
+    "min_batch_size": 1, "max_iterations": 1, "samples": 1, "workers": 0, "max_attempts": 1
+}  # fmt: skip
+"""The least values of options that are whole numbers."""
 
 
 class Fitting:
@@ -87,36 +102,19 @@ class Fitting:
 class Trainer:
     """Trains an agent: runs it or reads its recorded rollouts, and publishes better resources."""
 
+    @overload
     def __init__(
         self,
         agent: object = None,
-        algorithm: str | type[BaseAlgorithm] | BaseAlgorithm = "baseline",
-        *,
-        backend: "Backend" = "builtin",
-        store: Store | str | os.PathLike[str] | None = None,
-        resources: Mapping[str, Any] | None = None,
-        min_batch_size: int | None = None,
-        max_iterations: int | None = None,
-        samples: int | None = None,
-        workers: int = 1,
-        kind: Kind = "threads",
-        hooks: Sequence[Hook] = (),
-        reward_evaluator: RewardEvaluator | None = None,
-        apply: bool | None = None,
-        max_attempts: int = 2,
-        timeout_s: float | None = None,
-        reward_timeout_s: float = 30.0,
-        select: Mapping[str, Any] | None = None,
-        consumer: str = "",
-        min_gain: float = 0.0,
-        reward_range: tuple[float, float] | None = None,
-        seed: int = 0,
-        state: State | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
-        progress: Progress | None = None,
-        report_to: str | Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
+        algorithm: BaseAlgorithm = ...,
+        **options: Unpack[TrainingOptions],
+    ) -> None: ...
+    @overload  # an algorithm that is not made yet has options of its own
+    def __init__(
+        self, agent: object = None, algorithm: str | type[BaseAlgorithm] = ..., **options: Any
+    ) -> None: ...
+    @describe_options
+    def __init__(self, agent: object = None, algorithm: Any = "baseline", **options: Any) -> None:
         """Configure the training; nothing starts yet.
 
         Args:
@@ -124,100 +122,35 @@ class Trainer:
                 a :class:`LitAgent`, or anything else that ``agent_of`` takes. None learns from
                 recorded rollouts.
             algorithm: The algorithm, by its name, its class or an instance.
-            backend: ``builtin`` runs our algorithms, ``microsoft`` those of Agent Lightning 0.3,
-                and ``auto`` the latter where it can.
-            store: The store of the rollouts; by default the default store.
-            resources: Bodies by name; those without a version are published as live.
-            min_batch_size: The least number of rollouts per step; by default all of ``train``, or
-                all that are recorded, 1,024 at most.
-            max_iterations: The number of steps; by default one pass over ``train``, or as many as
-                the recorded rollouts allow.
-            samples: Rollouts of each task, which are compared; by default what the algorithm needs.
-            workers: Rollouts that run at once; 0 leaves them to runners elsewhere.
-            kind: ``threads``, ``processes`` or ``ray``.
-            hooks: Called around each attempt.
-            reward_evaluator: Returns the reward of a recording in the agent's place.
-            apply: Put the tuned resources into the requests of an agent that takes a task alone; by
-                default as ``LIGHTNING_OTEL_APPLY`` says.
-            max_attempts: Attempts at a rollout, at most; one of a killed worker is tried again.
-            timeout_s: Time limit of an attempt, seconds; by default none.
-            reward_timeout_s: Time that a group waits for late rewards, seconds.
-            select: Keywords of :meth:`Store.transitions` that select rollouts and say how their
-                spans become transitions, such as ``{"agents": "planner*"}``.
-            consumer: Runs that share this name never train on the same rollout; by default each
-                trainer has its own.
-            min_gain: The extra mean reward that a candidate needs to go live.
-            reward_range: The lowest and the highest reward that there can be, on which evidence
-                relies; by default the range seen so far.
-            seed: Seed of the order of tasks.
-            state: The state of queue, resources and runs; by default beside the store.
-            run_dir: The folder of the runs' files; by default beside the store.
-            progress: Called after each step with its number, the number of all, and the metrics.
-            report_to: Trackers that get the metrics too: any of ``tensorboard``, ``wandb`` and
-                ``mlflow``. An algorithm object's own ``report_to`` goes to TRL's callbacks.
-            **options: Options of the algorithm.
+            **options: Options of the training, and of the algorithm.
 
         Raises:
             ConfigError: An argument cannot be used.
         """
-        from lightning_otel.types.values import check_types
-
-        check_types(locals(), Trainer.__init__.__annotations__)
-        self.algorithm = make_backend_algorithm(algorithm, backend, **options)
+        check_types({"algorithm": algorithm, **options}, _TYPES)
+        settings = dict(options)
+        extras = {name: settings.pop(name) for name in options if name not in _TYPES}
+        self.algorithm = make_backend_algorithm(
+            algorithm, settings.pop("backend", "builtin"), **extras
+        )
+        store, state = settings.pop("store", None), settings.pop("state", None)
         store = store if store is not None else self.algorithm.get_store()
-        if min_batch_size is None:
-            min_batch_size = self.algorithm.batch_size
         self.store = store if isinstance(store, Store) else Store(store)
-        select, adapter = dict(select or {}), self.algorithm.get_adapter()
-        if adapter is not None and not isinstance(adapter, TraceAdapter):
-            select.setdefault("adapter", adapter)
         self.state = state if state is not None else State.beside(self.store)
         self.runs = Runs(self.state)
         self.resources = Resources(self.state)
-        TransitionQuery.of({**select})  # type: ignore[typeddict-item]  # refused here, not later
-        _check_numbers(min_batch_size, max_iterations, samples, self.algorithm)
-        check_whole("workers", workers, 0)
-        check_whole("max_attempts", max_attempts, 1)
-        check_finite("reward_timeout_s", reward_timeout_s)
-        if timeout_s is not None:
-            check_seconds("timeout_s", timeout_s)
-        layout = self.store.local.layout
-        beside = Path(".lightning", "runs") if layout is None else layout.root / "runs"
-        self._config = RunConfig(
-            store=self.store,
-            state=self.state,
-            resources=self.resources,
-            runs=self.runs,
-            run_dir=Path(run_dir) if run_dir is not None else beside,
-            agent=None if agent is None else agent_of(agent),
-            select=select,
-            samples=samples or max(self.algorithm.group_size, 1),
-            min_batch_size=min_batch_size,
-            max_iterations=max_iterations,
-            workers=workers,
-            kind=kind,
-            hooks=tuple(hooks),
-            reward_evaluator=reward_evaluator,
-            apply=apply,
-            max_attempts=max_attempts,
-            timeout_s=timeout_s,
-            reward_timeout_s=reward_timeout_s,
-            consumer=consumer,
-            min_gain=min_gain,
-            reward_range=check_range(reward_range),
-            seed=seed,
-            options=options,
-            report_to=reporter_names(report_to),
-        )
+        bodies = settings.pop("resources", None) or {}
+        self.progress: Progress | None = settings.pop("progress", None)
+        """Called after each step; see the option."""
+        agent = None if agent is None else agent_of(agent)
+        self._config = self._make_config(settings, agent=agent, options=extras)
         self._origin: checkpoint.Origin | None = None
-        self.progress = progress
-        """Called after each step; see the argument."""
         self.started: Callable[[TrainingRun], None] | None = None
         """Called with each run as soon as it is written down."""
         self.latest: TrainingRun | None = None
         """The latest run of this trainer."""
-        known = set(self.resources.names()) if resources else set()
-        for name, body in (resources or {}).items():
+        known = set(self.resources.names()) if bodies else set()
+        for name, body in bodies.items():
             if name not in known:
                 self.resources.publish(name, body, alias="live")
 
@@ -319,6 +252,32 @@ class Trainer:
         self._origin = checkpoint.find_origin(self.runs, place, name_of(self.algorithm))
         return self
 
+    def _make_config(self, settings: dict[str, Any], **more: Any) -> RunConfig:
+        """Check the options that are left, and fill in what follows from the algorithm."""
+        select, adapter = dict(settings.pop("select", None) or {}), self.algorithm.get_adapter()
+        if adapter is not None and not isinstance(adapter, TraceAdapter):
+            select.setdefault("adapter", adapter)
+        TransitionQuery.of({**select})  # type: ignore[typeddict-item]  # refused here, not later
+        if settings.get("min_batch_size") is None:
+            settings["min_batch_size"] = self.algorithm.batch_size
+        _check_numbers(settings, self.algorithm)
+        layout, run_dir = self.store.local.layout, settings.pop("run_dir", None)
+        beside = Path(".lightning", "runs") if layout is None else layout.root / "runs"
+        return RunConfig(
+            store=self.store,
+            state=self.state,
+            resources=self.resources,
+            runs=self.runs,
+            run_dir=beside if run_dir is None else Path(run_dir),
+            select=select,
+            samples=settings.pop("samples", None) or max(self.algorithm.group_size, 1),
+            hooks=tuple(settings.pop("hooks", ())),
+            reward_range=check_range(settings.pop("reward_range", None)),
+            report_to=reporter_names(settings.pop("report_to", None)),
+            **settings,
+            **more,
+        )
+
     def _configure(self, train: Sequence[Any], val: Sequence[Any]) -> RunConfig:
         return replace(
             self._config, train=list(train), val=list(val), progress=self.progress,
@@ -341,16 +300,15 @@ class Trainer:
         return run.fit()
 
 
-def _check_numbers(
-    min_batch_size: int | None,
-    max_iterations: int | None,
-    samples: int | None,
-    algorithm: BaseAlgorithm,
-) -> None:
-    for name, value in (("min_batch_size", min_batch_size), ("max_iterations", max_iterations)):
-        if value is not None:
-            check_whole(name, value, 1)
-    if samples is not None and check_whole("samples", samples, 1) < max(algorithm.group_size, 1):
+def _check_numbers(settings: Mapping[str, Any], algorithm: BaseAlgorithm) -> None:
+    for name, least in _LEAST.items():
+        if settings.get(name) is not None:
+            check_whole(name, settings[name], least)
+    check_finite("reward_timeout_s", settings.get("reward_timeout_s", 0.0))
+    if settings.get("timeout_s") is not None:
+        check_seconds("timeout_s", settings["timeout_s"])
+    samples = settings.get("samples")
+    if samples is not None and samples < max(algorithm.group_size, 1):
         raise ConfigError(
             f"samples is {samples}; {name_of(algorithm)} compares {algorithm.group_size} rollouts "
             "of a task or more"

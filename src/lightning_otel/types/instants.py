@@ -13,6 +13,8 @@ from lightning_otel.errors import ConfigError
 Instant: TypeAlias = int | str | date
 """Unix nanoseconds; a date or time; or the text of one, as :func:`instant_ns` reads it."""
 
+SINCE_HELP: Final = "Only rollouts that began since: 2h, today, 2026-11-01."
+UNTIL_HELP: Final = "Only rollouts that began before that time."
 FORMS: Final = (
     "write 10m, 2h or 3d for so long ago, today, yesterday, 2026-11-01, 2026-11-01T12:00:00Z, or "
     "Unix nanoseconds"

@@ -9,7 +9,8 @@ from lightning_otel.errors import ConfigError
 
 Mode: TypeAlias = Literal["train", "val", "test"]
 """What a rollout is for: to learn from, to choose by, or to judge by in the end."""
-
+WorkerKind: TypeAlias = Literal["threads", "processes", "ray"]
+"""Where several workers run at once."""
 RolloutStatus: TypeAlias = Literal["queuing", "running", "succeeded", "failed", "cancelled"]
 """Where a rollout stands; the last three are final."""
 FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})

@@ -18,7 +18,7 @@ import sys
 import types
 import typing
 from array import array
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import lru_cache
@@ -329,6 +329,28 @@ def _name_of(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
+def check_names(owner: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Check that options are known, such as those of ``the format``.
+
+    Raises:
+        ConfigError: One is not; it names the nearest option, or else all of them.
+    """
+    options = list(known)
+    for name in names:
+        if name not in options:
+            raise ConfigError(f"{owner} has no option {name!r:.80}; {suggest_name(name, options)}")
+
+
+def suggest_name(name: str, known: Sequence[str]) -> str:
+    """Return advice for an unknown name: the nearest known one, or else all of them."""
+    from difflib import get_close_matches
+
+    match = get_close_matches(name, known, n=1)
+    if match:
+        return f"did you mean {match[0]!r}?"
+    return f"there are {', '.join(known)}" if known else "it has none"
+
+
 def check_types(values: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
     """Check values by the annotations of their names; what these leave open is let pass.
 
@@ -345,6 +367,8 @@ def check_types(values: Mapping[str, Any], annotations: Mapping[str, Any]) -> No
 
 @lru_cache(maxsize=256)
 def _list_kinds(kind: Any) -> tuple[Any, ...]:
+    if typing.get_origin(kind) is typing.Annotated:
+        return _list_kinds(kind.__origin__)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return tuple(each for part in typing.get_args(kind) for each in _list_kinds(part))
     return (kind,)

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lightning_otel.types import CaptureLevel, Credit, Estimator
+from lightning_otel.types.instants import SINCE_HELP, UNTIL_HELP
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -19,17 +20,18 @@ class Filter(NamedTuple):
 
     Attributes:
         condition: SQL, with a ``?`` for the value; empty where the store takes it as a keyword.
-        says: The rows that it keeps.
-        kind: The type of the value; ``int`` is a time in Unix nanoseconds, ``tuple`` several texts.
+        help: The rows that it keeps.
+        kind: The type of the value; ``date`` is a time in Unix nanoseconds, ``tuple`` several
+            texts.
         choices: The words that a text is one of; none if it is any.
-        hint: An example, for a form.
+        hint: An example, for a form; of choices the usual one.
         label: The name in a form; by default the filter's own.
         has_bodies: The condition reads content of spans.
         views: The store's views that it reads besides those of every row.
     """
 
     condition: str
-    says: str
+    help: str
     kind: type = str
     choices: tuple[str, ...] = ()
     hint: str = ""
@@ -38,49 +40,12 @@ class Filter(NamedTuple):
     views: tuple[str, ...] = ()
 
 
-SINCE: Final = Filter(
-    "start_ns >= ?", "Only rollouts that began since: 2h, today, 2026-11-01.", int, hint="2h"
-)
+SINCE: Final = Filter("start_ns >= ?", SINCE_HELP, date, hint="2h")
 WHEN: Final[Mapping[str, Filter]] = {
     "since": SINCE,
-    "until": Filter("start_ns < ?", "Only rollouts that began before that time.", int),
+    "until": Filter("start_ns < ?", UNTIL_HELP, date),
 }
 """Filters by the time that something began."""
-STEPS: Final[Mapping[str, Filter]] = {
-    "agents": Filter(
-        "", "Only these agents: names, globs or re:…; the first match decides, !… excludes.", tuple
-    ),
-    **WHEN,
-    "mode": Filter("", "Only steps of this mode, such as train."),
-    "resource_version": Filter("", "Only steps of this version, or name@version; globs too."),
-    "rewarded": Filter("", "Only steps with a reward, or only those without.", bool),
-    "min_reward": Filter("", "Only steps with at least this reward.", float),
-    "max_reward": Filter("", "Only steps with at most this reward.", float),
-    "capture": Filter("", "Only steps of this capture level.", choices=get_args(CaptureLevel)),
-    "received": Filter("", "Include spans received from elsewhere (the default).", bool),
-}
-"""Filters of transitions."""
-ADAPTING: Final[Mapping[str, Filter]] = {
-    "credit": Filter(
-        "", "Where a reward without a link goes [default: previous].", choices=get_args(Credit)
-    ),
-    "gamma": Filter("", "Discount a step, for credit discounted [default: 0.99].", float),
-    "reward": Filter("", "The name of the reward that counts [default: the first of a step]."),
-    "advantage": Filter(
-        "", "Estimator of advantages; by default none.", choices=get_args(Estimator)
-    ),
-    "incomplete": Filter("", "Include rollouts whose process died.", bool),
-}
-"""Choices of how rollouts become transitions."""
-
-
-def make_keywords(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of ``Store.transitions`` for values of ``STEPS`` and ``ADAPTING``."""
-    return {
-        {"incomplete": "include_incomplete"}.get(name, name): value
-        for name, value in wanted.items()
-        if value not in (None, ())
-    }
 
 
 class Listing(NamedTuple):

@@ -70,14 +70,9 @@ def test_pages_of_transitions_are_all_of_them_once(filled: Client) -> None:
 @pytest.mark.parametrize(
     ("query", "names"),
     [
-        ("rewarded=false", ["r2", "r5", "r8"]),
-        ("min_reward=0.4&max_reward=0.6", ["r4", "r6"]),
         ("rollout_id=r1&rollout_id=r3", ["r1", "r3"]),
-        ("agents=nobody", []),
         ("since=1h&rollout_id=r1", ["r1"]),
         ("until=2020-01-01", []),
-        ("mode=val", []),
-        ("capture=exact", []),
         ("credit=discounted&gamma=0.5&min_reward=0.4&max_reward=0.6", ["r4", "r6"]),
         ("limit=2&rollout_id=r7&rollout_id=r8", ["r7", "r8"]),
         ("limit=2&rollout_id=nosuch", []),

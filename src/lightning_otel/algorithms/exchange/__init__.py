@@ -8,7 +8,7 @@ import importlib
 import logging
 import warnings
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, get_args
 
 from lightning_otel.algorithms.exchange.exchange import (
     HandOverCounts,
@@ -16,6 +16,7 @@ from lightning_otel.algorithms.exchange.exchange import (
     hand_over,
     read_back,
 )
+from lightning_otel.algorithms.options import Backend
 from lightning_otel.errors import ConfigError
 
 __all__ = [
@@ -29,9 +30,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-Backend: TypeAlias = Literal["auto", "builtin", "microsoft"]
-"""Who optimises: ``builtin`` are our algorithms, ``microsoft`` those of Agent Lightning; ``auto``
-is theirs where they can be used."""
 
 FITS: Final = "0.3"
 REMEDY: Final = "pip install 'agentlightning==0.3.0', or say backend='builtin'"

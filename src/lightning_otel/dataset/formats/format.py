@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any, Final, TypeAlias, TypeVar
 
-from lightning_otel.errors import ConfigError
 from lightning_otel.types import Trajectory, Transition
 from lightning_otel.types.transitions import JudgedTrajectory
-from lightning_otel.types.values import check_types
+from lightning_otel.types.values import check_names, check_types
 
 T = TypeVar("T")
 Row: TypeAlias = dict[str, Any]
@@ -79,11 +78,7 @@ class Format:
     def check(self, given: Mapping[str, Any]) -> None:
         """Check that the format has the options given, and their types."""
         check_types(given, self.make.__annotations__)
-        known = self.options()
-        for name in given:
-            if name not in known:
-                has = f"there are {', '.join(known)}" if known else "it has none"
-                raise ConfigError(f"the format has no option {name!r}; {has}")
+        check_names("the format", given, self.options())
 
 
 def attempt(make: Callable[..., T], *args: object) -> T | str:

@@ -8,7 +8,7 @@ import base64
 import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from datetime import UTC
+from datetime import UTC, date
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import orjson
@@ -29,7 +29,8 @@ from lightning_otel.types import conventions as c
 from lightning_otel.types.instants import FORMS, instant_ns
 from lightning_otel.types.values import parse_json
 from lightning_otel.views.nouns import ATTEMPTS
-from lightning_otel.views.table import ADAPTING, STEPS, Filter, make_keywords
+from lightning_otel.views.options import TRANSITIONS
+from lightning_otel.views.table import Filter
 
 M = TypeVar("M", bound=RequestModel)
 
@@ -46,7 +47,6 @@ _MOST_STEPS: Final = 100_000
 _PART_STEPS: Final = 10_000
 _MOST_ROLLOUTS: Final = 10_000
 _MAX_IDS: Final = 200_000
-_ADAPTING: Final = ("credit", "gamma", "reward", "advantage")
 # Whole rollouts until they hold so many steps, and whether there are more of them.
 _PAGE: Final = f"""
 WITH r AS (
@@ -120,10 +120,10 @@ def with_filters(filters: Mapping[str, Filter]) -> Callable[[type[M]], type[M]]:
         for name, each in filters.items():
             if name not in model.model_fields:
                 text: Any = Literal[each.choices] if each.choices else Text
-                kind = {int: Time, str: text, tuple: Texts}.get(each.kind, each.kind)
+                kind = {date: Time, str: text, tuple: Texts}.get(each.kind, each.kind)
                 default: Any = [] if each.kind is tuple else None
                 kind = kind | None if default is None else kind
-                fields[name] = (kind, Field(default, description=each.says))
+                fields[name] = (kind, Field(default, description=each.help))
         return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 
     return add
@@ -178,14 +178,12 @@ class RolloutResponse(ResponseModel):
     """Where it stands in the queue; null if it never was in it."""
 
 
-@with_filters({**STEPS, **{name: ADAPTING[name] for name in _ADAPTING}})
+@with_filters(TRANSITIONS)
 class TransitionsQuery(RequestModel):
     """Filters of the list of transitions."""
 
     rollout_id: list[str] = Field(default_factory=list, max_length=1_000)
     """Only these rollouts, by their whole ids."""
-    include_incomplete: bool = False
-    """Also what rollouts did that broke off."""
     bodies: bool = True
     """Whether messages and tokens are among the columns."""
     limit: Annotated[int, Field(ge=1, le=_MOST_STEPS)] | None = None
@@ -265,8 +263,8 @@ def transitions(request: Request, params: TransitionsQuery) -> Parts:
     state, kind = request.app.state, _choose_kind(request.headers.get("accept", ""))
     if params.report == "1" and kind != LINES:
         raise RefusalError(400, f"the report comes with {LINES}; ask for that")
-    keywords = make_keywords(params.model_dump(exclude={"limit", "cursor", "report"}))
-    keywords |= {name: keywords[name] or None for name in ("agents", "rollout_id")}
+    options = params.model_dump(exclude={"limit", "cursor", "report"})
+    keywords = {name: value for name, value in options.items() if value not in (None, [])}
     state.repositories.deliver_feedback(state.ingester.keep)
     store: Store = at_moment(state.store)
     limit = _PART_STEPS if kind == PARQUET and params.limit is None else params.limit
@@ -300,7 +298,7 @@ def _find_page(
     store: Store, keywords: Mapping[str, Any], place: tuple[int, str] | None, limit: int
 ) -> _Page:
     wanted, values = "true", list[object]()
-    if keywords["rollout_id"] is not None:
+    if "rollout_id" in keywords:
         wanted = f"{ROLLOUT} IN (SELECT unnest(?::VARCHAR[]))"
         values.append(keywords["rollout_id"])
     bounds = ["true"]

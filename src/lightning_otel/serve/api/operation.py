@@ -33,6 +33,7 @@ from starlette.routing import Route
 
 from lightning_otel.serve.responses import JSON, RefusalError, base_type
 from lightning_otel.serve.viewer.page import run
+from lightning_otel.types.values import suggest_name
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """JSON schemas by media type."""
@@ -160,7 +161,7 @@ class Operation:
         try:
             return model.model_validate_json(body or b"{}", strict=True)
         except ValidationError as exc:
-            raise RefusalError(400, _word_errors(exc)) from exc
+            raise RefusalError(400, _word_errors(exc, model)) from exc
 
     def describe(self, schemas: Mapping[Any, Any], models: Mapping[str, Any]) -> dict[str, Any]:
         """Return its part of the OpenAPI document, of the schemas of all types and models."""
@@ -247,7 +248,7 @@ async def _read_query(request: Request, model: type[RequestModel]) -> Any:
     try:
         return model.model_validate(found)
     except ValidationError as exc:
-        raise RefusalError(400, _word_errors(exc)) from exc
+        raise RefusalError(400, _word_errors(exc, model)) from exc
 
 
 def write_json(found: Mapping[str, Any], name: str, most_chars: int) -> str:
@@ -261,12 +262,14 @@ def write_json(found: Mapping[str, Any], name: str, most_chars: int) -> str:
     return text
 
 
-def _word_errors(found: ValidationError) -> str:
+def _word_errors(found: ValidationError, model: type[RequestModel]) -> str:
     """Word the validation errors by field, without the values."""
-    faults = [
-        f"{'.'.join(map(str, fault['loc'])) or 'the body'}: {fault['msg']}"
-        for fault in found.errors(include_url=False, include_context=False, include_input=False)
-    ]
+    faults = []
+    for fault in found.errors(include_url=False, include_context=False, include_input=False):
+        name, text = ".".join(map(str, fault["loc"])) or "the body", fault["msg"]
+        if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
+            text = f"unknown; {suggest_name(name, list(model.model_fields))}"
+        faults.append(f"{name}: {text}")
     more = len(faults) - _MOST_FAULTS
     return "; ".join([*faults[:_MOST_FAULTS], *([f"and {more} more"] if more > 0 else [])])
 

@@ -1,8 +1,7 @@
 """The transitions in a trainer's format: what would be left out and why, and then the rows."""
 
-import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,48 +9,12 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store, formats
 from lightning_otel.dataset.formats.format import Format
-from lightning_otel.errors import ConfigError
 from lightning_otel.serve.streaming import PARQUET, Streams, join_lines, parquet_parts
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.selection import (
-    FILTERS,
-    list_formats,
-    read_selection,
-)
+from lightning_otel.serve.viewer.selection import list_formats, read_selection
 from lightning_otel.store.table import json_line
-
-OPTION: Final = "option."
-"""What comes before the name of a format's own option in a query."""
-
-
-def options_of(made: Format, query: Mapping[str, str]) -> dict[str, Any]:
-    """A format's own options in a query."""
-    known = made.options()
-    found: dict[str, Any] = {}
-    for key, text in query.items():
-        if not key.startswith(OPTION) or not text.strip():
-            continue
-        name = key.removeprefix(OPTION)
-        if name not in known:
-            raise ConfigError(f"the format has no option {name[:60]!r}; see docs/exports.md")
-        found[name] = _parse_option(name, text.strip(), known[name])
-    return found
-
-
-def _parse_option(name: str, text: str, default: object) -> object:
-    if isinstance(default, bool):
-        if text not in ("True", "False"):
-            raise ConfigError(f"{name} is {text[:40]!r}; it is True or False")
-        return text == "True"
-    if isinstance(default, str):
-        return text[:1000]
-    value = page.parse_number(name, text)
-    if isinstance(default, int):
-        if not value.is_integer() or abs(value) >= math.ldexp(1.0, 53):
-            raise ConfigError(f"{name} is {text[:40]!r}; it is a whole number")
-        return int(value)
-    return value
-
+from lightning_otel.views.options import TRANSITIONS, list_format_options
+from lightning_otel.views.table import Filter
 
 _KINDS: Final = {"jsonl": "application/x-ndjson", "parquet": PARQUET}
 _DOWNLOADS: Final = Streams(2)
@@ -60,6 +23,12 @@ _DOWNLOADS: Final = Streams(2)
 
 def _choose_format(request: Request) -> str:
     return page.choice(request, "format", tuple(name for name, _ in list_formats()))
+
+
+def _list_options(name: str) -> tuple[Format, dict[str, Filter]]:
+    """Return a format, and the options of an export to it, its own first."""
+    made = formats.get(name)
+    return made, {**list_format_options(made), **TRANSITIONS}
 
 
 def _deliver_feedback(request: Request) -> None:
@@ -74,28 +43,25 @@ async def export(request: Request) -> Response:
 
     def work(store: Store) -> Mapping[str, object]:
         _deliver_feedback(request)
-        made = formats.get(name)
-        options = options_of(made, request.query_params)
+        made, filters = _list_options(name)
         fields: dict[str, object] = {
             "title": f"Export as {name}",
             "format": name,
             "made": made,
             "formats": list_formats(),
-            "options": [(key, options.get(key, each)) for key, each in made.options().items()],
+            "filters": filters,
         }
-        asked = read_selection(request, store)
-        fields |= {"filters": FILTERS, "shared": asked.query}
+        asked = read_selection(request, store, ("format",), filters)
+        fields["shared"] = asked.query
         if page.faults_of(request):
             return fields
-        done = store.export(name, None, **asked.keywords, **options)
-        more = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
-        own = {f"{OPTION}{key}": str(value) for key, value in options.items()}
+        done = store.export(name, None, **asked.keywords)
         return {
             **fields,
             "done": done,
             "lost": sum(each.noun == "call" for each in done.report.dropped),
-            "query_of": {**asked.query, "format": name, **own},
-            "command": asked.command(store, name, *more),
+            "query_of": {**request.query_params, "format": name},
+            "command": asked.command(store, name),
         }
 
     return await page.answer(request, "export.html", work, is_long=True)
@@ -109,8 +75,8 @@ async def download(request: Request) -> Response:
         _deliver_feedback(request)
         if store.layout is not None:
             store.layout.require()
-        options = options_of(formats.get(name), request.query_params)
-        keywords = {**read_selection(request, store).keywords, **options}
+        _, filters = _list_options(name)
+        keywords = read_selection(request, store, ("format", "as"), filters).keywords
         if kind == "parquet":
             return parquet_parts(lambda path: store.export(name, path, kind="parquet", **keywords))
         return join_lines(map(json_line, store.rows(name, **keywords)))

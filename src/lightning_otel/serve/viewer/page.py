@@ -7,9 +7,9 @@ read and change.
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC
+from datetime import UTC, date
 from functools import partial, wraps
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
@@ -24,6 +24,7 @@ from lightning_otel.serve.responses import RefusalError, busy
 from lightning_otel.serve.viewer.templating import render
 from lightning_otel.store.source import at_moment
 from lightning_otel.types.instants import FORMS, instant_ns
+from lightning_otel.types.values import suggest_name
 from lightning_otel.views.table import Filter, View
 
 T = TypeVar("T")
@@ -287,7 +288,8 @@ def parse_number(name: str, text: str) -> float:
 
 
 _PARSERS: Final[Mapping[type, tuple[Callable[[str, str], object], str]]] = {
-    int: (lambda name, text: instant_ns(text, name, zone=UTC), f"not a time; {FORMS}"),
+    date: (lambda name, text: instant_ns(text, name, zone=UTC), f"not a time; {FORMS}"),
+    int: (lambda name, text: int(text), "not a whole number; use one such as 5"),
     float: (parse_number, "not a number; use one such as 0.5"),
 }
 
@@ -314,15 +316,27 @@ async def answer_list(
     return await answer(request, template, read, title=title)
 
 
-def read_filters(request: Request, filters: Mapping[str, Filter]) -> dict[str, Any]:
-    """The values of a view's filters in the query; None where one is not given."""
+def read_filters(
+    request: Request,
+    filters: Mapping[str, Filter],
+    others: Collection[str] = ("page", "sort", "of"),
+) -> dict[str, Any]:
+    """Read the values of filters from the query, in which other names may stand, and no more.
+
+    A filter that is not set is None.
+    """
+    known = (*filters, *others)
+    for name in request.query_params:
+        if name not in known:
+            advice = suggest_name(name, known).removesuffix("?")
+            refuse_field(request, name[:60], f"unknown; {advice}")
 
     def read(name: str, each: Filter) -> object:
         if each.kind in _PARSERS:
             (parse, fault), given = _PARSERS[each.kind], text(request, name)
             try:
                 return parse(name, given) if given else None
-            except ConfigError:
+            except (ConfigError, ValueError):
                 refuse_field(request, name, fault)
                 return None
         if each.kind is bool:

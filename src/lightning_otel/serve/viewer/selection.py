@@ -1,8 +1,9 @@
 """The selection of transitions by a page's query."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from typing import Any, Final
 
@@ -14,10 +15,10 @@ from lightning_otel.dataset.formats.format import Format
 from lightning_otel.errors import ConfigError
 from lightning_otel.serve.viewer import page
 from lightning_otel.types.instants import utc_text
-from lightning_otel.views.table import ADAPTING, STEPS, Filter, make_keywords
+from lightning_otel.views.options import TRANSITIONS, make_keywords
+from lightning_otel.views.table import Filter
 
-_ADAPTING: Final = ("credit", "gamma", "reward", "include_incomplete", "received")
-FILTERS: Final = {**STEPS, "rollout": Filter("", "Only this rollout."), **ADAPTING}
+_ADAPTING: Final = ("credit", "gamma", "reward", "adapter", "include_incomplete", "received")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class SelectionForm:
     Attributes:
         keywords: As ``Store.transitions`` takes it.
         options: As ``lightning-otel export FORMAT`` takes it.
-        query: The fields that are set, for an address.
+        query: The fields of transitions that are set, for an address.
     """
 
     keywords: Mapping[str, Any]
@@ -39,24 +40,32 @@ class SelectionForm:
         """The keywords that change rewards rather than select steps."""
         return {name: self.keywords[name] for name in _ADAPTING if name in self.keywords}
 
-    def command(self, store: Store, format: str = "triplets", *more: str) -> str:
-        """Word the command that exports the same selection, with more options of the format."""
-        words = ["lightning-otel", "export", format, f"{format}.jsonl", *self.options, *more]
+    def command(self, store: Store, format: str = "triplets") -> str:
+        """Word the command that exports the same selection."""
+        words = ["lightning-otel", "export", format, f"{format}.jsonl", *self.options]
         return shlex.join([*words, "--store", store.name])
 
 
-def read_selection(request: Request, store: Store) -> SelectionForm:
-    """Read a selection from the query; what is no field of ours is left alone.
+def read_selection(
+    request: Request, store: Store, parameters: Collection[str], filters: Mapping[str, Filter]
+) -> SelectionForm:
+    """Read a selection from the query.
+
+    Args:
+        request: What was asked.
+        store: The store.
+        parameters: Other parameters of the page.
+        filters: The options: ``TRANSITIONS``, and those of a format.
 
     Raises:
         NotFoundError: There is no such rollout.
     """
-    found = page.read_filters(request, FILTERS)
-    options = [word for name, value in found.items() for word in _word_option(name, value)]
-    query = {name: text for name in FILTERS if (text := page.text(request, name))}
-    keywords = make_keywords(found)
-    if given := keywords.pop("rollout", ""):
-        keywords["rollout_id"] = store.rollout_of(*store.find(given))
+    values = page.read_filters(request, filters, parameters)
+    options = [
+        word for name, value in values.items() for word in _word_option(name, filters[name], value)
+    ]
+    query = {name: text for name in TRANSITIONS if (text := page.text(request, name))}
+    keywords = make_keywords(store, values)
     try:  # said here, and not in the middle of an answer
         Selection.of({"agents": keywords.get("agents")})
     except ConfigError as exc:
@@ -64,15 +73,15 @@ def read_selection(request: Request, store: Store) -> SelectionForm:
     return SelectionForm(keywords, tuple(options), query)
 
 
-def _word_option(name: str, value: Any) -> list[str]:
+def _word_option(name: str, filter: Filter, value: Any) -> list[str]:
     """Word a filter for a shell; with its sign, a value that begins with a dash is no option."""
-    option, kind = name.replace("_", "-"), FILTERS[name].kind
+    option, kind = name.replace("_", "-"), filter.kind
     if value is None:
         return []
     if kind is bool:
         return [f"--{option}" if value else f"--no-{option}"]
     # At a shell a time without a zone is that of the machine, and in an address it is not.
-    texts = value if kind is tuple else [utc_text(value) if kind is int else value]
+    texts = value if kind is tuple else [utc_text(value) if kind is date else value]
     return [f"--{option}={text}" for text in texts]
 
 

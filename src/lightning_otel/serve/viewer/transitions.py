@@ -12,15 +12,11 @@ from starlette.routing import Route
 from lightning_otel.dataset import Store
 from lightning_otel.messages import plain_text
 from lightning_otel.serve.viewer import page
-from lightning_otel.serve.viewer.selection import (
-    FILTERS,
-    SelectionForm,
-    list_formats,
-    read_selection,
-)
+from lightning_otel.serve.viewer.selection import SelectionForm, list_formats, read_selection
 from lightning_otel.serve.viewer.size_limit import TOO_LARGE, select_small
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.types import Credited, Dropped, Report, Transition
+from lightning_otel.views.options import TRANSITIONS
 
 TEXT: Final = 240
 """Characters shown of what was seen or done; the trace has all of it."""
@@ -30,6 +26,7 @@ _FEW: Final = 5
 """Calls shown of each reason, until one is asked for."""
 MANY: Final = 200
 """Calls of the one that is asked for, a part at a time."""
+_PARAMETERS: Final = ("page", "reason", "dropped", "after", "rollouts")
 _NEWEST_FIRST: Final = (
     "min(start_ns) OVER (PARTITION BY rollout_id) DESC, rollout_id, attempt_id, agent, branch, "
     "step, start_ns"
@@ -55,11 +52,12 @@ async def transitions(request: Request) -> Response:
     is_all = page.choice(request, "rollouts", ("newest", "all")) == "all"
 
     def read(store: Store) -> Mapping[str, object]:
-        asked = read_selection(request, store)
-        shown = {"filters": FILTERS, "query_of": asked.query}
+        asked = read_selection(request, store, _PARAMETERS, TRANSITIONS)
+        shown = {"filters": TRANSITIONS, "query_of": asked.query}
         if page.faults_of(request):
             return shown
-        within = None if is_all or "rollout" in asked.query else _find_window(store, asked, first)
+        is_whole = is_all or "rollout_id" in asked.query
+        within = None if is_whole else _find_window(store, asked, first)
         table = store.transitions(
             bodies=False, **{**asked.keywords, **(within or {}).get("times", {})}
         )
