@@ -1,10 +1,12 @@
 """Following a store: each ended span once a consumer, whatever is settled or killed meanwhile."""
 
 import contextlib
+import hashlib
 import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -22,7 +24,7 @@ from tests.store.conftest import MakeSpan, Write
 
 from lightning_otel import Store
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError
-from lightning_otel.store import arrivals, journal
+from lightning_otel.store import journal
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import append_checksum
 from lightning_otel.store.settle import settle, wait_until_visible
@@ -194,57 +196,15 @@ def test_follow_passes_over_damage(
     assert caplog.records == []  # no span is missing for it
 
 
-def test_follow_waits_for_the_span_that_ended_first(
-    store: Store,
-    layout: Layout,
-    tracer_of: Callable[[SpanWriter], Tracer],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where threads write in another order than they ended spans, a consumer gets that order.
-
-    It does not wait for ever: a line that the disk refused never comes.
-    """
-    writer = SpanWriter(layout)
-    tracer = tracer_of(writer)
-    for number in range(6):
-        tracer.start_span(str(number)).end()
-    writer.seal()
-    lines = writer.paths[0].read_bytes().splitlines(keepends=True)
-    (place,) = (n for n, line in enumerate(lines) if b'"span"' in line and b'"name":"2"' in line)
-    late = lines.pop(place)
-    writer.paths[0].write_bytes(b"".join(lines))
-
-    with monkeypatch.context() as patch, store.follow("hasty") as follower:
-        patch.setattr(arrivals, "HOLD_S", 0.1)
-        without: list[Span] = []
-        while len(without) < 5:
-            without += follower.batch()
-    with store.follow("trainer") as follower:
-        early: list[Span] = []
-        while len(early) < 2:
-            early += follower.batch(2)
-        with writer.paths[0].open("ab") as segment:
-            segment.write(late)
-        rest = follower.batch()
-    with store.follow("late") as follower:
-        whole = follower.batch()
-
-    assert names(without) == ["0", "1", "3", "4", "5"]
-    assert names(early) == ["0", "1"]
-    assert names(rest) == ["2", "3", "4", "5"]
-    assert names(whole) == ["0", "1", "2", "3", "4", "5"]
-
-
-def test_follow_keeps_order_across_segments_and_files(
+def test_follow_delivers_once_across_segments_and_files(
     store: Store,
     layout: Layout,
     tracer_of: Callable[[SpanWriter], Tracer],
     monkeypatch: pytest.MonkeyPatch,
     at_once: None,
 ) -> None:
-    """Eight threads, small segments, a settler: each process's spans come in order, each once."""
+    """Eight threads, small segments, a settler: each span comes once, each thread's in order."""
     monkeypatch.setattr(journal, "ROTATE_BYTES", 40_000)
-    monkeypatch.setattr(arrivals, "HOLD_S", 20)
     writers = [SpanWriter(layout) for _ in range(2)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -278,13 +238,15 @@ def test_follow_keeps_order_across_segments_and_files(
             found += spans
 
     assert len(found) == len({span.span_id for span in found}) == 16 * 61
-    for writer in writers:
-        ends = [span.end_sequence for span in found if span.process == writer.process]
+    for parent in {span.parent_span_id for span in found} - {None}:
+        ends = [span.end_sequence for span in found if span.parent_span_id == parent]
         assert ends == sorted(ends)
-        assert len(ends) == 8 * 61
 
 
-OPERATIONS = ("write", "write more", "rotate", "settle", "merge", "take", "take one", "lose", "die")
+OPERATIONS = (
+    "write", "write more", "end", "end", "send again", "rotate", "settle", "merge",
+    "take", "take one", "take some", "lose", "die",
+)  # fmt: skip
 
 
 @settings(
@@ -292,9 +254,16 @@ OPERATIONS = ("write", "write more", "rotate", "settle", "merge", "take", "take 
 )
 @given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=25))
 def test_follow_delivers_once_whatever_happens(
-    tmp_path: Path, at_once: None, make_span: MakeSpan, operations: list[str]
+    tmp_path: Path,
+    at_once: None,
+    make_span: MakeSpan,
+    tracer_of: Callable[[SpanWriter], Tracer],
+    operations: list[str],
 ) -> None:
-    """Whatever is settled, merged or cut off, each span is committed once and none is left out."""
+    """Whatever is settled, merged or cut off, each span is committed once and none is left out.
+
+    So are spans without a number that come a second time.
+    """
     folder = tmp_path / "any"
     shutil.rmtree(folder, ignore_errors=True)
     store = Store(folder / "s.duckdb")
@@ -303,6 +272,7 @@ def test_follow_delivers_once_whatever_happens(
     layout = store.layout
     writers = [SpanWriter(layout)]
     written: list[str] = []
+    sent: list[Span] = []
     delivered: list[str] = []
     follower = store.follow("trainer")
     for operation in operations:
@@ -311,7 +281,15 @@ def test_follow_delivers_once_whatever_happens(
                 for _ in range(1 if operation == "write" else 5):
                     span = make_span()
                     writers[-1].add(span)
+                    sent.append(span)
                     written.append(span.span_id)
+            case "end":
+                ended = tracer_of(writers[-1]).start_span("own")
+                ended.end()
+                written.append(f"{ended.get_span_context().span_id:016x}")
+            case "send again":
+                for span in sent[-3:]:
+                    writers[-1].add(span)
             case "rotate":
                 writers[-1].seal()
                 writers.append(SpanWriter(layout))
@@ -324,6 +302,12 @@ def test_follow_delivers_once_whatever_happens(
                 spans = follower.batch(1 if operation == "take one" else 4)
                 follower.commit()
                 delivered += [span.span_id for span in spans]
+            case "take some":
+                spans = follower.batch(4)[::2]
+                follower.commit(spans)
+                delivered += [span.span_id for span in spans]
+                follower.close()
+                follower = store.follow("trainer")
             case "lose":
                 follower.batch(2)
                 follower.close()
@@ -414,3 +398,89 @@ def test_follow_reads_little_of_what_it_knows(
         assert follower.batch() == []
 
     assert (layout.data / file.name).read_bytes() == b"damaged"
+
+
+@pytest.mark.parametrize("is_numbered", [True, False])
+def test_position_stays_small(
+    store: Store,
+    layout: Layout,
+    make_span: MakeSpan,
+    tracer_of: Callable[[SpanWriter], Tracer],
+    at_once: None,
+    is_numbered: bool,
+) -> None:
+    """A position takes no room for spans that are settled, nor for processes that ended."""
+    sizes = []
+    for _ in range(2):
+        for _ in range(100):
+            writer = SpanWriter(layout)
+            for _ in range(20):
+                if is_numbered:
+                    tracer_of(writer).start_span("own").end()
+                else:
+                    writer.add(make_span())
+            writer.seal()
+        with store.follow("trainer") as follower:
+            live = follower.batch(700)
+        settle(layout)
+        with store.follow("trainer") as follower:
+            spans = live + follower.batch()
+        assert len({span.span_id for span in spans}) == len(spans) == 2_000
+        sizes.append((layout.root / "followers" / "trainer.position").stat().st_size)
+
+    assert max(sizes) <= 12_000
+
+
+def test_position_of_an_older_version_is_taken_over(
+    store: Store,
+    layout: Layout,
+    make_span: MakeSpan,
+    tracer_of: Callable[[SpanWriter], Tracer],
+    at_once: None,
+    write: Write,
+) -> None:
+    """Ids of delivered spans, settled and not: none of them comes again, all others come."""
+    write([make_span(name="settled"), make_span(name="new, settled")])
+    settle(layout)
+    writer = SpanWriter(layout)
+    for name in ("own", "new, own"):
+        tracer_of(writer).start_span(name).end()
+    for name in ("live", "new, live"):
+        writer.add(make_span(name=name))
+    spans = {span.name: span for span in store.spans()}
+    (layout.root / "followers").mkdir()
+    with contextlib.closing(sqlite3.connect(layout.root / "followers/old.position")) as old, old:
+        old.execute("CREATE TABLE delivered (key BLOB PRIMARY KEY) WITHOUT ROWID")
+        old.execute("CREATE TABLE files (name TEXT PRIMARY KEY) WITHOUT ROWID")
+        for name in ("settled", "own", "live"):
+            text = f"{spans[name].trace_id}/{spans[name].span_id}".encode()
+            key = hashlib.blake2b(text, digest_size=12).digest()
+            old.execute("INSERT INTO delivered VALUES (?)", [key])
+
+    with store.follow("old") as follower:
+        before = names(follower.batch())
+    writer.seal()
+    settle(layout)
+    store.compact()
+    write([make_span(name="late")])
+    with store.follow("old") as follower:
+        after = names(follower.batch())
+
+    assert (before, after) == (["new, settled", "new, own", "new, live"], ["late"])
+
+
+def test_follow_delivers_a_copy_that_names_the_same_process(
+    store: Store, layout: Layout, tracer_of: Callable[[SpanWriter], Tracer]
+) -> None:
+    """A program's copy of its own span, under another id, is a span of its own."""
+    writer = SpanWriter(layout)
+    tracer_of(writer).start_span("first").end()
+    with store.follow("trainer") as follower:
+        (first,) = follower.batch()
+        writer.add(replace(first, span_id="c" * 16, name="copy"))
+        copies = names(follower.batch())
+        follower.commit()
+    with store.follow("trainer") as follower:
+        rest = follower.batch()
+
+    assert (copies, rest) == (["copy"], [])

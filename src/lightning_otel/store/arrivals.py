@@ -1,27 +1,28 @@
 """Ended spans of a store as they arrive, from live segments and settled files.
 
-Spans of one process come in the order of its own numbers. A thread takes its number before it
-writes, so a later number may stand first: its span waits for the missing one, but not for ever, as
-the disk may have refused that line.
+Those of a segment come in the order of its lines, those of a file by process and number.
 """
 
-import hashlib
+import contextlib
 import itertools
 import logging
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from lightning_otel.errors import StoreError
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parse_line
 from lightning_otel.store.live import COARSE_NS
 from lightning_otel.store.manifest import DataFile
+from lightning_otel.store.parquet import bounded_connection, find_settled_ns, settled_rows_sql
+from lightning_otel.store.position import Bound, Ended, Key, Numbers, Place, Position, make_key
+from lightning_otel.store.quarantine import read_notes
+from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS, Record
-from lightning_otel.store.snapshot import Snapshot
+from lightning_otel.store.snapshot import Snapshot, rows_sql
 from lightning_otel.store.table import Query
 
 if TYPE_CHECKING:
@@ -29,124 +30,40 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HOLD_S: Final = 0.5
-"""How long a span waits for one that ended before it and was not read yet."""
-_MOST_HELD: Final = 5_000
 _BLOCK_BYTES: Final = 1 << 20
 _LONGEST: Final = 64 << 20
 _NARROW: Final = 20_000
 _WIDE: Final = 256
-
-Key = bytes
-"""Twelve bytes that stand for a span's trace and span id."""
-
-
-def make_key(trace_id: str, span_id: str) -> Key:
-    """Hash a span's ids: of 10 million spans two share a key with a chance of 1e-15."""
-    text = f"{trace_id}/{span_id}".encode("utf-8", "replace")
-    return hashlib.blake2b(text, digest_size=12).digest()
-
-
-class Ended(NamedTuple):
-    """An ended span.
-
-    Attributes:
-        number: Position of its end in its process; -1 for a span from elsewhere.
-        size: Length of its line, more or less.
-    """
-
-    key: Key
-    record: Record
-    number: int
-    size: int
-
-
-class _Order:
-    """Spans of one process, each held until those that ended before it were read."""
-
-    def __init__(self) -> None:
-        self.held: list[Ended] = []
-        self._seen = -1
-        self._ahead: set[int] = set()
-        self._since = 0.0
-
-    def note(self, numbers: Collection[int], first: int | None) -> None:
-        """Take in numbers of starts and ends; the first one is expected if nothing was read yet."""
-        if self._seen < 0:
-            if first is None:
-                return
-            self._seen = first - 1
-        was_whole = not self._ahead
-        self._ahead.update(number for number in numbers if number > self._seen)
-        self._advance_heads()
-        if self._ahead and was_whole:
-            self._since = time.monotonic()
-
-    def ready(self, found: Iterable[Ended] = (), until: int | None = None) -> list[Ended]:
-        """Return the spans that need not wait, of those given and those held.
-
-        Args:
-            found: Spans just read.
-            until: The last of their numbers, where more are about to be read that are noted.
-        """
-        every = [*self.held, *found]
-        if any(each.number > self._seen for each in every) and (
-            time.monotonic() - self._since >= HOLD_S or len(every) > _MOST_HELD
-        ):
-            self._seen = max(each.number for each in every)
-            self._ahead = {number for number in self._ahead if number > self._seen}
-            self._advance_heads()
-            self._since = time.monotonic()
-        last = self._seen if until is None else min(self._seen, until)
-        self.held = [each for each in every if each.number > last]
-        return sorted((e for e in every if e.number <= last), key=lambda each: each.number)
-
-    def _advance_heads(self) -> None:
-        while self._seen + 1 in self._ahead:
-            self._seen += 1
-            self._ahead.discard(self._seen)
 
 
 class Arrivals:
     """Reads, pass by pass, the spans that a consumer does not have.
 
     Attributes:
-        files: Names of data files of which every span was read.
-        skipped_ns: What ended before this time in a file made before it is passed over.
+        bound: What the last pass has read to the end; None where some of it was not read yet, or
+            could not be.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        known: Callable[[Collection[Key]], set[Key]],
-        files: Iterable[str],
-        *,
-        since_ns: int,
-    ) -> None:
-        """Begin at the oldest span; ``known`` returns which of some spans the consumer has."""
-        self.files = set(files)
-        self.skipped_ns = 0
-        self._layout = layout
-        self._known = known
-        self._since_ns = since_ns
-        self._offsets: dict[str, int] = {}
-        self._orders: defaultdict[str, _Order] = defaultdict(_Order)
+    def __init__(self, layout: Layout, position: Position, *, since_ns: int) -> None:
+        """Begin at the oldest span that the consumer does not have."""
+        self.bound: Bound | None = None
+        self._layout, self._position, self._since_ns = layout, position, since_ns
+        self._read: set[str] = set()
         self._unreadable: set[str] = set()
-
-    @property
-    def is_holding(self) -> bool:
-        """True if spans wait for one that ended before them."""
-        return any(order.held for order in self._orders.values())
+        self._offsets: dict[str, int] = {}
+        self._keys: defaultdict[str, set[Key]] = defaultdict(set)
+        self._numbers: defaultdict[str, Numbers] = defaultdict(Numbers)
 
     def read(self) -> Generator[list[Ended], None, None]:
         """Yield what there is and was not read yet: first what is settled, as it is older."""
         snapshot = Snapshot.take(self._layout)
-        names = {path.name for path in snapshot.segments}
-        self._offsets = {name: at for name, at in self._offsets.items() if name in names}
-        self.files &= {file.name for file in snapshot.files}
+        self._forget_segments({path.name for path in snapshot.segments})
+        self._read &= {file.name for file in snapshot.files}
         for file in snapshot.files:
-            is_early = file.max_start_ns < self._since_ns
-            if is_early or file.name in self.files or file.name in self._unreadable:
+            if self._has_file(file):
+                continue
+            self.bound = None
+            if file.name in self._unreadable:
                 continue
             try:
                 yield from self._read_file(file)
@@ -154,98 +71,174 @@ class Arrivals:
                 self._unreadable.add(file.name)
                 log.warning("spans of %s are not delivered: %s", file.name, exc)
             else:
-                self.files.add(file.name)
+                self._read.add(file.name)
         for path in snapshot.segments:
             try:
-                yield from self._read_segment(path)
+                yield from self._read_segment(path, snapshot)
             except FileNotFoundError:
                 # Settled and taken away: what it held comes first, so nothing newer is read now.
+                self.bound = None
                 return
-        for order in list(self._orders.values()):
-            if order.held:
-                yield order.ready()
+        self.bound = self._make_bound(snapshot)
 
-    def _read_segment(self, path: Path) -> Iterator[list[Ended]]:
+    def list_origins(self) -> list[str]:
+        """Return the segments that were read."""
+        return [Path(name).stem for name in self._offsets]
+
+    def list_keys(self) -> Iterator[Key]:
+        """Yield the keys of spans without a number in segments."""
+        return itertools.chain.from_iterable(self._keys.values())
+
+    def find_newest_ns(self) -> int:
+        """Return when the last of the spans was settled that now stand in files."""
+        files = Snapshot.take(self._layout).files
+        return max((find_settled_ns(self._layout.data, file) for file in files), default=0)
+
+    def _forget_segments(self, names: set[str]) -> None:
+        """Forget what is known of all segments but these."""
+        processes = {name.rpartition("-")[0] for name in names}
+        for name in self._offsets.keys() - names:
+            del self._offsets[name]
+            self._keys.pop(name, None)
+        for process in self._numbers.keys() - processes:
+            del self._numbers[process]
+
+    def _has_file(self, file: DataFile) -> bool:
+        """Return whether the consumer needs nothing of a file; it is not even opened."""
+        return (
+            file.max_start_ns < self._since_ns
+            or file.name in self._read
+            or find_settled_ns(self._layout.data, file) <= self._position.settled_ns
+        )
+
+    def _make_bound(self, snapshot: Snapshot) -> Bound | None:
+        """Return what a pass has read, unless a file may come back that the consumer has not."""
+        folder, before_ns = self._layout.data, self._position.settled_ns
+        times = [find_settled_ns(folder, file) for file in snapshot.files]
+        settled_ns = max([before_ns, *times])
+        if settled_ns > before_ns and any(
+            not file.settled_ns or before_ns < file.settled_ns <= settled_ns
+            for file in self._list_missing_files(snapshot)
+        ):
+            return None
+        names = frozenset(path.stem for path in snapshot.segments)
+        return Bound(settled_ns, names.union(Path(name).stem for name in snapshot.excluded))
+
+    def _list_missing_files(self, snapshot: Snapshot) -> list[DataFile]:
+        """Return the files that a pass lacks, damaged ones among them that may be repaired."""
+        names = {file.name for file in snapshot.files} - self._unreadable
+        files = [f for f in self._layout.read_manifest().live_files if f.name not in names]
+        notes = read_notes(self._layout) if self._layout.quarantine.exists() else ()
+        return files + [note.file for note in notes if note.is_open and note.file is not None]
+
+    def _read_segment(self, path: Path, snapshot: Snapshot) -> Iterator[list[Ended]]:
         status = path.stat()
         offset = self._offsets.get(path.name, 0)
         if status.st_size <= offset or status.st_mtime_ns < self._since_ns - COARSE_NS:
             return
-        process, _, number = path.stem.rpartition("-")
         with path.open("rb") as file:
             file.seek(offset)
             while lines := _read_lines(file):
                 offset += sum(map(len, lines))
                 self._offsets[path.name] = offset
-                yield self._take_lines(lines, process, is_first=int(number) == 0)
+                yield self._take_lines(lines, path, snapshot)
 
-    def _take_lines(self, lines: list[bytes], process: str, *, is_first: bool) -> list[Ended]:
+    def _take_lines(self, lines: list[bytes], path: Path, snapshot: Snapshot) -> list[Ended]:
+        process = path.stem.rpartition("-")[0]
         spans: list[Ended] = []
-        numbers: list[int] = []
+        places: list[Place] = []
         for line in lines:
             record = parse_line(line)
-            is_own = record.get("process") == process
-            if is_own:
-                places = record.get("sequence"), record.get("end_sequence")
-                numbers += [number for number in places if type(number) is int and number >= 0]
-            if _is_ended_span(record):
-                number = record["end_sequence"] if is_own else -1
-                key = make_key(record["trace_id"], record["span_id"])
-                spans.append(Ended(key, record, number, len(line)))
-        own = [each for each in spans if each.number >= 0]
-        order = self._orders[process]
-        # In a later segment starts that were written anew stand first: they tell nothing of what
-        # came between.
-        order.note(numbers, 1 if is_first else min((each.number for each in own), default=None))
-        return [each for each in spans if each.number < 0] + order.ready(own)
+            if not _is_ended_span(record):
+                continue
+            key, origin = make_key(record["trace_id"], record["span_id"]), ""
+            number = record["end_sequence"] if _is_numbered(record) else -1
+            if number >= 0 and record["process"] == process:
+                numbers = self._numbers[process]
+                numbers.add(record["sequence"])
+                if numbers.add(number):
+                    origin = path.stem
+                else:  # a copy under another id
+                    number = -1
+            if not origin:
+                self._keys[path.name].add(key)
+            spans.append(Ended(key, record, origin, False, len(line)))
+            places.append(Place(key, str(record.get("process")), number))
+        arrivals: list[Ended] = []
+        for span, is_new in zip(spans, self._position.select_new(places), strict=True):
+            if is_new:
+                arrivals.append(span)
+            elif span.origin:
+                self._position.add(span)  # an older version noted its key
+        return self._drop_settled(arrivals, snapshot)
 
-    def _read_file(self, file: DataFile) -> Iterator[list[Ended]]:
-        """Yield what is not known of a file; ids first, for nothing else is read of known spans."""
-        from lightning_otel.store.parquet import bounded_connection
-        from lightning_otel.store.reader import Reader
-        from lightning_otel.store.snapshot import rows_sql
+    def _drop_settled(self, spans: list[Ended], snapshot: Snapshot) -> list[Ended]:
+        """Return the spans without those that came a second time, and stand in a file already.
+
+        Only those without a number can, and they begin when they began the first time.
+        """
+        times = [span.record["start_ns"] for span in spans if not span.origin]
+        files = [
+            file
+            for file in snapshot.files
+            if any(file.min_start_ns <= time <= file.max_start_ns for time in times)
+        ]
+        if not files:
+            return spans
+        keys = {make_key(*ids) for ids in self._find_ids(files, min(times), max(times))}
+        return [span for span in spans if span.origin or span.key not in keys]
+
+    def _find_ids(
+        self, files: Sequence[DataFile], low_ns: int, high_ns: int
+    ) -> list[tuple[str, str]]:
+        with self._open_files(files) as reader:
+            return reader.execute(
+                "SELECT trace_id, span_id FROM every "
+                f"WHERE end_ns IS NOT NULL AND start_ns BETWEEN {low_ns} AND {high_ns}"
+            ).fetchall()
+
+    @contextlib.contextmanager
+    def _open_files(self, files: Sequence[DataFile]) -> Iterator[Reader]:
+        """Open some files as the view ``every``, without those that turn out to be damaged."""
         from lightning_otel.store.source import prepare
 
-        made_ns = int(file.name.split("-")[1])  # of merged files that of the oldest
-        is_old = made_ns < self.skipped_ns
-        wanted = f"start_ns >= {self._since_ns} AND end_ns >= {self.skipped_ns if is_old else 0}"
+        names = {file.name for file in files}
 
         def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
-            files = [each for each in snapshot.files if each.name == file.name]
-            con.execute(f"CREATE OR REPLACE VIEW every AS FROM {rows_sql(self._layout, files)}")
+            paths = [self._layout.data / file.name for file in snapshot.files if file.name in names]
+            none = f"(SELECT *, NULL::BIGINT AS settled_ns FROM {rows_sql(self._layout, ())})"
+            rows = settled_rows_sql(paths) if paths else none
+            con.execute(f"CREATE OR REPLACE VIEW every AS FROM {rows}")
 
         prepare(self._layout)
         with (
             tempfile.TemporaryDirectory(prefix="lightning-otel-") as spill,
             bounded_connection(Path(spill)) as con,
         ):
-            reader = Reader(con, self._layout, define)
-            numbers, unknown = self._scan_ids(reader, wanted)
-            if unknown:
-                for process, own in numbers.items():
-                    self._orders[process].note(own, min(own))
-                yield from self._read_rows(reader, unknown)
-                for process in numbers:
-                    yield self._orders[process].ready()
+            yield Reader(con, self._layout, define)
 
-    def _scan_ids(
-        self, con: "duckdb.DuckDBPyConnection", wanted: str
-    ) -> tuple[Mapping[str, list[int]], list[int]]:
-        """Return the numbers that stand in a file by process, and the rows that are not known."""
+    def _read_file(self, file: DataFile) -> Iterator[list[Ended]]:
+        """Yield what is not delivered of a file; ids first, for nothing else is read of others."""
+        with self._open_files([file]) as reader:
+            rows = self._find_rows(reader)
+            if rows:
+                yield from self._read_rows(reader, rows)
+
+    def _find_rows(self, con: "duckdb.DuckDBPyConnection") -> list[int]:
         query = (
-            "SELECT trace_id, span_id, file_row_number, process, sequence, end_sequence, "
-            f"{wanted} FROM every"
+            "SELECT file_row_number, trace_id, span_id, process, end_sequence FROM every "
+            f"WHERE end_ns IS NOT NULL AND start_ns >= {self._since_ns} "
+            f"AND coalesce(settled_ns > {self._position.settled_ns}, true)"
         )
-        numbers: defaultdict[str, list[int]] = defaultdict(list)
-        unknown: list[int] = []
+        numbers: list[int] = []
         for rows in Query(con, query).batches(_NARROW)[1]:
-            keys = [make_key(trace_id, span_id) for trace_id, span_id, *_ in rows]
-            known = self._known(keys)
-            for key, (_, _, row, process, first, last, is_wanted) in zip(keys, rows, strict=True):
-                if process and first >= 0:
-                    numbers[process] += [first, last] if last >= 0 else [first]
-                if is_wanted and key not in known:
-                    unknown.append(row)
-        return numbers, unknown
+            places = [
+                Place(make_key(trace_id, span_id), process or "", -1 if number is None else number)
+                for _, trace_id, span_id, process, number in rows
+            ]
+            news = zip(rows, self._position.select_new(places), strict=True)
+            numbers += [row[0] for row, is_new in news if is_new]
+        return numbers
 
     def _read_rows(
         self, con: "duckdb.DuckDBPyConnection", numbers: list[int]
@@ -256,13 +249,7 @@ class Arrivals:
         )
         names, batches = Query(con, query, [numbers]).batches(_WIDE)
         for rows in batches:
-            found = [_ended_of(dict(zip(names, row, strict=True))) for row in rows]
-            for process, spans in itertools.groupby(found, lambda each: each.record["process"]):
-                own = list(spans)
-                if process and own[0].number >= 0:
-                    yield self._orders[process].ready(own, until=own[-1].number)
-                else:
-                    yield own
+            yield [_ended_of(dict(zip(names, row, strict=True))) for row in rows]
 
 
 def _read_lines(file: BinaryIO) -> list[bytes]:
@@ -285,6 +272,14 @@ def _is_ended_span(record: Record) -> bool:
     return is_ended and ids == (str, str) and type(get("start_ns")) is int
 
 
+def _is_numbered(record: Record) -> bool:
+    """Return whether a span has a number in a process, and its start has one before it."""
+    numbers = record.get("sequence"), record.get("end_sequence")
+    is_counted = all(type(number) is int and number >= 0 for number in numbers)
+    return is_counted and bool(record.get("process"))
+
+
 def _ended_of(row: Record) -> Ended:
     size = sum(len(value) for value in row.values() if isinstance(value, str))
-    return Ended(make_key(row["trace_id"], row["span_id"]), row, row["end_sequence"], size)
+    origin = f"{row['process']}-" if _is_numbered(row) else ""
+    return Ended(make_key(row["trace_id"], row["span_id"]), row, origin, True, size)

@@ -45,6 +45,7 @@ class DataFile:
         publication: What it goes into lakes as, with all files of the same one; empty if that is
             not settled yet. Files of different publications are never packed into one.
         checksum: As ``quarantine.checksum_of`` gives it; empty if it was never taken.
+        settled_ns: When the last of its spans was settled; 0 if an older version wrote it.
     """
 
     name: DataName
@@ -58,6 +59,7 @@ class DataFile:
     publication: str = ""
     checksum: Checksum = ""
     successor: DataName | Literal[""] = ""
+    settled_ns: Natural = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Spans that are left out are counted as they are left out; stored spans are count
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from lightning_otel.store.parquet import (
     Origin,
     bounded_connection,
     fetch_row,
+    find_settled_ns,
     write_file,
 )
 from lightning_otel.store.reader import Reader
@@ -82,10 +84,16 @@ def make_parquet(
     _choose_lines(con, layout, manifest, lines)
     segments = _count_segments(con, paths)
     spans = digest_sql(_BEGUN, (*COLUMNS, "began"))
-    query = f"SELECT {STORED} FROM ({spans}) ORDER BY began, {ORDER}"
+    # Later than all before it, though the clock was set back: consumers know what they have by it.
+    times = [find_settled_ns(layout.data, file) for file in manifest.files]
+    settled_ns = max([time.time_ns(), *(time_ns + 1 for time_ns in times)])
+    query = (
+        f"SELECT {STORED} FROM (SELECT *, {settled_ns} AS settled_ns FROM ({spans})) "
+        f"ORDER BY began, {ORDER}"
+    )
     counts = n.sum_counts(*(segment.counts for segment in segments))
     origin = Origin({segment.name: segment.rows for segment in segments}, counts=counts)
-    file = write_file(con, layout, query, origin)
+    file = write_file(con, layout, query, origin, stamp=f"{settled_ns:019d}")
     con.execute("DROP TABLE raw")  # not beside the next one
     name = file.name if file else ""
     return file, [replace(each, file=name if each.rows else "") for each in segments]

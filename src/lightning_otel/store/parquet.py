@@ -45,8 +45,8 @@ ROW_GROUP: Final = 4096
 ROW_GROUP_BYTES: Final = 64 << 20
 """A conversation that goes on in the next row group is stored once more: 200 turns of 1 KB cost
 0.76 of their unique text with this, 0.87 with half of it, and 96 MiB do not fit into the memory."""
-STORED: Final = ", ".join((*COLUMNS, *DIGEST))
-"""The columns of a data file."""
+STORED: Final = ", ".join((*COLUMNS, *DIGEST, "settled_ns"))
+"""The columns of a data file; the last one says when a span was settled, whatever is merged."""
 EVER: Final = 1 << 62
 """Later than any span, nanoseconds."""
 ORIGIN: Final = "made_from"
@@ -121,7 +121,7 @@ def write_file(
     query: str,
     origin: Origin | None = None,
     *,
-    stamp: str = "",
+    stamp: str,
     level: int = 3,
     group_rows: int = ROW_GROUP,
     group_bytes: int = 0,
@@ -130,10 +130,9 @@ def write_file(
     """Write a query's rows into a data file under ``new/``; None if there are none.
 
     The query gives :data:`STORED`, in order. The footer tells the origin, the stamp begins the
-    file's name (by default the time), and a row group is bounded in rows and uncompressed bytes.
+    file's name, and a row group is bounded in rows and uncompressed bytes.
     """
     # In order of their names files are in order of their making.
-    stamp = stamp or f"{time.time_ns():019d}"
     path = layout.new / f"spans-{stamp}-{secrets.token_hex(4)}.parquet"
     footer = f"schema: '{SCHEMA_VERSION}'"
     if origin is not None:
@@ -159,10 +158,35 @@ def write_file(
 
 def describe_file(con: "duckdb.DuckDBPyConnection", path: Path) -> DataFile:
     """Return the manifest's entry of a whole data file, with its checksum (0.03 s for 14 MB)."""
-    numbers = "count(*), coalesce(min(start_ns), 0), coalesce(max(start_ns), 0)"
-    rows, low, high = fetch_row(con, f"SELECT {numbers} FROM read_parquet({quote_text(str(path))})")
+    numbers = ", ".join(
+        f"coalesce({each}, 0)"
+        for each in ("count(*)", "min(start_ns)", "max(start_ns)", "max(settled_ns)")
+    )
+    rows, low, high, settled = fetch_row(con, f"SELECT {numbers} FROM {settled_rows_sql([path])}")
     size, checksum = path.stat().st_size, checksum_of(path)
-    return DataFile(path.name, 0, rows, size, low, high, checksum=checksum)
+    return DataFile(path.name, 0, rows, size, low, high, checksum=checksum, settled_ns=settled)
+
+
+def settled_rows_sql(paths: Iterable[Path]) -> str:
+    """Return a subquery over whole data files; of an older version's ``settled_ns`` is NULL."""
+    return (
+        "(SELECT NULL::BIGINT AS settled_ns WHERE false UNION ALL BY NAME SELECT * FROM "
+        f"read_parquet({quote_paths(paths)}, "
+        "filename=true, file_row_number=true, union_by_name=true))"
+    )
+
+
+def find_settled_ns(folder: Path, file: DataFile) -> int:
+    """Return when the last span of a data file was settled.
+
+    Of an older version's the time of its last change stands in for that: a later merge of such
+    files by an old version is later.
+    """
+    if file.settled_ns:
+        return file.settled_ns
+    with contextlib.suppress(FileNotFoundError):
+        return min((folder / file.name).stat().st_mtime_ns, time.time_ns())
+    return 0
 
 
 def row_groups_sql(paths: Iterable[Path]) -> str:

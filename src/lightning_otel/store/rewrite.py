@@ -26,7 +26,9 @@ from lightning_otel.store.parquet import (
     STORED,
     Origin,
     fetch_row,
+    find_settled_ns,
     row_groups_sql,
+    settled_rows_sql,
     write_file,
 )
 from lightning_otel.store.schema import COLUMNS, build_record, build_span
@@ -50,7 +52,11 @@ SHRINK: Final = (1, 4, 16)
 """By how much slices and row groups shrink where rows prove too wide for the memory allowed."""
 MAX_READS: Final = 16
 """How often, at most, the files may be read over for all slices to be gathered."""
-_NUMBERED: Final = quote_text(orjson.dumps({"number": "BIGINT", **COLUMNS}).decode())
+_NUMBERED: Final = quote_text(
+    orjson.dumps({"number": "BIGINT", "settled_ns": "BIGINT", **COLUMNS}).decode()
+)
+
+_PLACED: Final = (*COLUMNS, "settled_ns", "position")
 
 Step = Callable[[int], None]
 """Called with the number of rows just done; each row counts twice, when read and when written."""
@@ -148,10 +154,12 @@ class Rewrite:
             if len(held) == 1:  # other row groups are not read
                 where += f" AND file_row_number BETWEEN {first} AND {last}"
             names = ", ".join(f"f.{name}" for name in COLUMNS)
+            source = settled_rows_sql(self._folder / file.name for file in held)
             spans = self._change_spans(
-                f"(SELECT {names}, position FROM {rows_sql(self._layout, held, self._folder)} AS f "
-                "JOIN files ON path = filename JOIN placed ON files.file = placed.file "
-                f"AND file_row_number = number AND slice = {number} WHERE {where})"
+                f"(SELECT {names}, coalesce(f.settled_ns, files.settled_ns) AS settled_ns, "
+                f"position FROM {source} AS f JOIN files ON path = filename "
+                "JOIN placed ON files.file = placed.file AND file_row_number = number "
+                f"AND slice = {number} WHERE {where})"
             )
             self._step(rows)
             # Of a file that the transform leaves as it is nothing is written.
@@ -160,7 +168,7 @@ class Rewrite:
                 number, spans = waiting.pop(0)
                 path = self._layout.new / SPILL / f"slice-{token}-{number}.parquet"
                 self._con.execute(
-                    f"COPY (SELECT {STORED} FROM ({digest_sql(spans, (*COLUMNS, 'position'))}) "
+                    f"COPY (SELECT {STORED} FROM ({digest_sql(spans, _PLACED)}) "
                     f"ORDER BY position) TO {quote_text(str(path))} "
                     "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
                 )
@@ -173,9 +181,16 @@ class Rewrite:
         others.
         """
         con = self._con
-        paths = [self._folder / name for name in sorted(file.name for file in self.files)]
-        con.execute("CREATE OR REPLACE TABLE files (file INTEGER, path VARCHAR)")
-        con.executemany("INSERT INTO files VALUES (?, ?)", list(enumerate(map(str, paths))))
+        files = sorted(self.files, key=lambda file: file.name)
+        paths = [self._folder / file.name for file in files]
+        con.execute("CREATE OR REPLACE TABLE files (file INTEGER, path VARCHAR, settled_ns BIGINT)")
+        con.executemany(
+            "INSERT INTO files VALUES (?, ?, ?)",
+            [
+                (number, str(path), find_settled_ns(self._folder, file))
+                for number, (file, path) in enumerate(zip(files, paths, strict=True))
+            ],
+        )
         con.execute(
             "CREATE OR REPLACE TABLE row_group AS "
             f"FROM ({row_groups_sql(paths)}) JOIN files USING (path)"
@@ -282,14 +297,15 @@ class Rewrite:
         if self._transform is None:
             return spans
         rows = self._con.execute(
-            f"SELECT position, {', '.join(COLUMNS)} FROM {spans} WHERE {self._scope}"
+            f"SELECT position, settled_ns, {', '.join(COLUMNS)} FROM {spans} WHERE {self._scope}"
         ).fetchall()
         lines = []
-        for position, *values in rows:
+        for position, settled_ns, *values in rows:
             span = build_span(dict(zip(COLUMNS, values, strict=True)))
             changed = self._transform(span)
             if changed is not span:
-                lines.append(json_text({"number": int(position), **build_record(changed)}))
+                places = {"number": int(position), "settled_ns": settled_ns}
+                lines.append(json_text({**places, **build_record(changed)}))
         if not lines:
             return spans
         self._is_changed = True
@@ -299,7 +315,8 @@ class Rewrite:
             [lines],
         )
         return (
-            f"(SELECT {', '.join(COLUMNS)}, number AS position FROM changed UNION ALL BY NAME "
+            f"(SELECT {', '.join(COLUMNS)}, settled_ns, number AS position FROM changed "
+            "UNION ALL BY NAME "
             f"SELECT * FROM {spans} ANTI JOIN changed ON number = position)"
         )
 
