@@ -187,21 +187,23 @@ def rollouts_at(place: int, start_ns: int, *, model: str, status: str = "OK") ->
 def test_tiles_show_the_last_day_and_the_day_before(
     ask: Ask, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Page and API have one view; a model without a price is named and costs nothing known."""
+    """Page, trace and API have one view; a model without a price costs nothing known."""
     now_ns, day_ns = time.time_ns(), 86_400 * 1_000_000_000
     for rank in range(9):
         model, status = ("gpt-4o", "OK") if rank else ("own", "ERROR")
         store.add(rollouts_at(rank, now_ns - 10**10 * (rank + 1), model=model, status=status))
-    store.add(rollouts_at(9, now_ns - day_ns - 10**10, model="own"))
+    store.add(before := rollouts_at(9, now_ns - day_ns - 10**10, model="own"))
+    trace = f"/traces/{before[0].trace_id}"
 
     words = ask(store, "/home/tiles").words
+    unknown = ask(store, trace).words
     found = json.loads(ask(store, "/v1/summary", Accept="application/json").body)
     prices = tmp_path / "prices.csv"
     prices.write_text("model,input,output\nown,1,0\ngpt*,2,0\n")
     monkeypatch.setenv("LIGHTNING_OTEL_PRICES", str(prices))
-    own = ask(store, "/home/tiles").words
+    own, known = ask(store, "/home/tiles").words, ask(store, trace).words
     prices.write_text("model,input,output\nown,free,0\n")
-    broken = ask(store, "/home/tiles")
+    broken, shown = ask(store, "/home/tiles"), ask(store, trace)
 
     assert "Rollouts 9 before: 1" in words
     assert "Mean reward 0.5 ± 0 (n = 9) before: 0.5" in words
@@ -214,6 +216,8 @@ def test_tiles_show_the_last_day_and_the_day_before(
     assert (found["now"]["unpriced_models"], found["before"]["cost"]) == (["own"], None)
     assert "Cost $17.00 before: $1.00" in own
     assert (broken.status, "not a table of prices" in broken.words) == (400, True)
+    assert ["$1.00" in text for text in (unknown, known, shown.words)] == [False, True, False]
+    assert (shown.status, "$" in unknown) == (200, False)
     assert ask(store, "/v1/summary?period=1y", Accept="application/json").status == 400
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from lightning_otel.adapter.advantages import Composition
 from lightning_otel.errors import ConfigError
-from lightning_otel.rewards.prices import Price, cost_of, find_price
+from lightning_otel.rewards.prices import Price, Prices, Tokens
 from lightning_otel.types import Trajectory, Transition
 from lightning_otel.types.transitions import distinct_steps
 
@@ -69,12 +69,13 @@ class Worth:
             return (max((step.end_ns for step in steps), default=0) - start_ns) / 1e9
         if name == TOKENS:
             return float(sum(sum(_count_tokens(step)) for step in steps))
-        return sum(self._cost_of(step) for step in steps)
+        prices = Prices(self.prices.items())
+        return sum(self._cost_of(step, prices) for step in steps)
 
-    def _cost_of(self, step: Transition) -> float:
-        given, answered = _count_tokens(step)
-        if (price := find_price(self.prices, step.model or "")) is not None:
-            return cost_of(price, given, answered)
+    def _cost_of(self, step: Transition, prices: Prices) -> float:
+        cost = prices.cost_of([step.model or ""], Tokens(*_count_tokens(step)))
+        if cost is not None:
+            return cost
         raise ConfigError(
             f"the model {step.model or ''!r} has no price; there are prices of "
             f"{', '.join(self.prices)}"

@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.dataset.batches import list_unfinished
-from lightning_otel.rewards.prices import Price, cost_of, find_price, read_prices
+from lightning_otel.rewards.prices import Prices, Tokens, cost_of, read_prices
 from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.damage import count_missing_spans
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.removal import measure_disk, measure_leftover
 from lightning_otel.store.source import at_moment, read_overview
+from lightning_otel.store.sql import attribute_sql
+from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -31,12 +33,16 @@ FROM (SELECT rollout_id, min(start_ns) AS start_ns, {LAST_REWARD} AS reward,
       THEN (max(end_ns) - min(start_ns)) / 1e9 END AS took_s
   FROM rollouts GROUP BY rollout_id)
 WHERE start_ns >= ? AND start_ns < ? GROUP BY 1"""
-_TOKENS: Final = """
-SELECT start_ns >= ? AS is_now, model, count(*) AS calls,
+_TOKENS: Final = f"""
+SELECT start_ns >= ? AS is_now, model, {{tier}} AS tier, count(*) AS calls,
   count(*) FILTER (input_tokens IS NOT NULL OR output_tokens IS NOT NULL) AS counted,
+  coalesce(max(input_tokens), 0)::BIGINT AS longest,
   coalesce(sum(input_tokens), 0)::BIGINT AS given,
-  coalesce(sum(output_tokens), 0)::BIGINT AS answered
-FROM calls WHERE start_ns >= ? AND start_ns < ? GROUP BY ALL"""
+  coalesce(sum(output_tokens), 0)::BIGINT AS answered,
+  coalesce(sum(TRY_CAST({attribute_sql(c.CACHED_TOKENS)} AS BIGINT)), 0)::BIGINT AS cached,
+  coalesce(sum(TRY_CAST({attribute_sql(c.CACHE_CREATION_TOKENS)} AS BIGINT)), 0)::BIGINT AS written
+FROM spans SEMI JOIN calls USING (trace_id, span_id)
+WHERE start_ns >= ? AND start_ns < ? GROUP BY ALL"""
 _FAILURES: Final = """
 SELECT rollout_id, max(end_ns) AS end_ns, arg_max(task, start_ns) AS task FROM rollouts
 GROUP BY rollout_id HAVING arg_max(status, start_ns) = 'failed' ORDER BY end_ns DESC LIMIT ?"""
@@ -88,7 +94,10 @@ def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summar
     middle, since = (until - n * PERIODS[period] * 1_000_000_000 for n in (1, 2))
     bounds = [middle, since, until]
     rows = {row.pop("is_now"): row for row in read_overview(store.source, _ROLLOUTS, bounds)}
-    calls, prices = list(store.sql(_TOKENS, bounds)), read_prices()
+    prices = read_prices()
+    bars = sorted({price.above for _, price in prices.rows})
+    tier = " + ".join(f"(input_tokens > {bar})::INTEGER" for bar in bars)
+    calls = list(store.sql(_TOKENS.format(tier=tier), bounds))
     now, before = (
         Summary(**rows.get(is_now, _NO_ROLLOUTS), **_sum_costs(calls, prices, is_now=is_now))
         for is_now in (True, False)
@@ -96,22 +105,21 @@ def read_summaries(store: "Store", period: str = "24h") -> tuple[Summary, Summar
     return now, before
 
 
-def _sum_costs(
-    calls: list[dict[str, Any]], prices: Mapping[str, Price], *, is_now: bool
-) -> dict[str, Any]:
-    tokens, unpriced, costs, unknown = 0, 0, list[float](), set[str]()
+def _sum_costs(calls: list[dict[str, Any]], prices: Prices, *, is_now: bool) -> dict[str, Any]:
+    total, unpriced, costs, unknown = 0, 0, list[float](), set[str]()
     for row in calls:
         if row["is_now"] is is_now:
-            price = find_price(prices, row["model"] or "")
-            tokens += row["given"] + row["answered"]
+            price = prices.find([row["model"] or ""], row["longest"])
+            total += row["given"] + row["answered"]
             unpriced += row["calls"] - (row["counted"] if price else 0)
             if price is None:
                 unknown.add(row["model"] or "unknown")
             elif row["counted"]:
-                costs.append(cost_of(price, row["given"], row["answered"]))
+                tokens = Tokens(row["given"], row["answered"], row["cached"], row["written"])
+                costs.append(cost_of(price, tokens))
     cost = sum(costs) if costs else None
     return {
-        "tokens": tokens, "cost": cost, "unpriced": unpriced,
+        "tokens": total, "cost": cost, "unpriced": unpriced,
         "unpriced_models": tuple(sorted(unknown)),
     }  # fmt: skip
 

@@ -80,7 +80,7 @@ async def tiles(request: Request) -> Response:
 
     def read(store: Store) -> Mapping[str, object]:
         cache: CachedRead[Mapping[str, object]] = request.app.state.summaries[
-            period, tuple(read_prices().items())
+            period, read_prices().rows
         ]
         return cache.of(store, partial(_summarize, period=period))
 

@@ -83,6 +83,13 @@ def ago(start_ns: int) -> str:
     return f"{format_age(start_ns, time.time_ns())} ago"
 
 
+def money(amount: float | None) -> str:
+    """Format a cost in dollars; cents of one are told in full."""
+    if amount is None:
+        return "–"
+    return f"${amount:,.4f}" if amount < 1 else f"${amount:,.2f}"
+
+
 def moment(time_ns: int) -> str:
     """A time in full, in UTC."""
     return datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -145,7 +152,7 @@ def _make_environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {
-        "ago": ago, "moment": moment, "number": number, "size": format_size,
+        "ago": ago, "moment": moment, "money": money, "number": number, "size": format_size,
         "duration": lambda length_ns: format_duration(length_ns / 1e9),
         "json": json_text, "mark": mark,
         "visible": visible, "markdown": render_markdown,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.errors import ConfigError
 from lightning_otel.messages import plain_text
-from lightning_otel.rewards.prices import Price, cost_of, find_price
+from lightning_otel.rewards.prices import Price, Prices, Tokens, read_prices
 from lightning_otel.types import Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import format_duration, one_line
@@ -38,7 +38,7 @@ class Step:
         credit: The value and the rule of each reward in that.
         advantage: Its rollout against its group; None if not asked for, or none.
         duration_s: Seconds that the model took; None if not recorded.
-        cost: At the prices given; None where no price or no count of tokens is known.
+        cost: None where no price or no count of tokens is known.
     """
 
     label: str
@@ -92,7 +92,7 @@ class Totals(NamedTuple):
         uncounted: Calls without a count of tokens.
         duration_s: From the first start to the last end of anything but rewards, seconds.
         model_s: Seconds of the calls, each by itself.
-        cost: At the prices given; None if there are none.
+        cost: Of those with a price; None if none has one.
         unpriced: Calls without a price or a count of tokens: they are not in ``cost``.
     """
 
@@ -175,7 +175,8 @@ def analyze_episode(
         episode_id: The beginning of the id of a rollout, or of a trace, span or response in it;
             ``@last`` is the newest.
         store: Where it is; by default the one that is used where none is named.
-        prices: As :func:`analyze` takes them; without, there is no cost.
+        prices: Prices as :func:`analyze` takes them, above those of ``LIGHTNING_OTEL_PRICES`` and
+            those that are known here.
         advantage: Also how much better it did than others of its task, such as ``grpo``.
 
     Raises:
@@ -187,16 +188,17 @@ def analyze_episode(
     from lightning_otel.dataset.batches import list_incomplete
     from lightning_otel.store.source import at_moment
 
-    _check_prices(prices)  # before anything is read
+    # Before anything is read.
+    table = Prices((*_check_prices(prices).rows, *read_prices().rows))
     opened = at_moment(store if isinstance(store, Store) else Store(store))
     rollout_id = opened.rollout_of(*opened.find(episode_id))
     spans = opened.spans(rollout_id=rollout_id).rows()
     trace = make_trace(spans, incomplete=list_incomplete(opened.source))
     if advantage is None:
-        return analyze(trace, prices=prices)
+        return analyze(trace, prices=table)
     steps = opened.transitions(rollout_id=rollout_id, advantage=advantage, bodies=False)
     advantages = {(each.trace_id, each.span_id): each.advantage for each in steps}
-    result = analyze(trace, prices=prices, advantages=advantages)
+    result = analyze(trace, prices=table, advantages=advantages)
     own = {(span.trace_id, span.span_id) for span in spans}
     lacking = dict.fromkeys(
         each.reason
@@ -210,15 +212,15 @@ def analyze_episode(
 def analyze(
     trace: Trace,
     *,
-    prices: Mapping[str, Sequence[float]] | None = None,
+    prices: Prices | Mapping[str, Sequence[float]] | None = None,
     advantages: Mapping[SpanKey, float | None] | None = None,
 ) -> Analysis:
     """Analyze a rollout by its trace.
 
     Args:
         trace: Its rows, each with its whole span.
-        prices: Prices of a million tokens in and of a million out, by name or glob of a model; the
-            first that fits counts.
+        prices: A table of prices; or those of a million tokens in and of a million out, by name or
+            glob of a model. The first that fits counts.
         advantages: By trace and span id of a step.
 
     Raises:
@@ -260,20 +262,23 @@ def analyze(
     return Analysis(rollout_id, task, tuple(steps.values()), tuple(rewards), totals, findings)
 
 
-def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, Price]:
-    found: dict[str, Price] = {}
+def _check_prices(prices: Prices | Mapping[str, Sequence[float]] | None) -> Prices:
+    if isinstance(prices, Prices):
+        return prices
+    rows: list[tuple[str, Price]] = []
     for pattern, pair in (prices or {}).items():
         try:
-            found[pattern] = Price(*map(float, pair))
+            price_in, price_out = map(float, pair)
+            rows.append((pattern, Price(price_in, price_out)))
         except (TypeError, ValueError, ConfigError) as exc:
             raise ConfigError(
                 f"the price of {pattern!r} is {pair!r}; give two numbers from 0 on, of a million "
                 "tokens in and out"
             ) from exc
-    return found
+    return Prices(rows)
 
 
-def _make_step(row: Row, each: Transition, prices: Mapping[str, Price], **more: Any) -> Step:
+def _make_step(row: Row, each: Transition, prices: Prices, **more: Any) -> Step:
     tokens = _count_tokens(row)
     return Step(
         branch=row.branch,
@@ -282,16 +287,16 @@ def _make_step(row: Row, each: Transition, prices: Mapping[str, Price], **more: 
         input_tokens=tokens[0],
         output_tokens=tokens[1],
         duration_s=_duration_s(row) if row.kind == "call" else None,
-        cost=_cost_of(row, prices),
+        cost=find_cost(row, prices),
         **{name: getattr(each, name) for name in _COPIED},
         **more,
     )
 
 
-def _sum_calls(trace: Trace, prices: Mapping[str, Price]) -> Totals:
+def _sum_calls(trace: Trace, prices: Prices) -> Totals:
     calls = [row for row in trace.rows if row.is_call]
     tokens = [_count_tokens(row) for row in calls]
-    costs = [_cost_of(row, prices) for row in calls]
+    costs = [find_cost(row, prices) for row in calls]
     work = [row.span for row in trace.rows if row.kind != "reward"]
     ends = [max(span.start_ns, span.end_ns or 0) for span in work]
     started = min((span.start_ns for span in work), default=0)
@@ -302,8 +307,8 @@ def _sum_calls(trace: Trace, prices: Mapping[str, Price]) -> Totals:
         uncounted=tokens.count((None, None)),
         duration_s=(max(ends, default=0) - started) / 1e9,
         model_s=sum(_duration_s(row) or 0.0 for row in calls),
-        cost=sum(cost for cost in costs if cost is not None) if prices else None,
-        unpriced=costs.count(None) if prices else 0,
+        cost=sum(known) if (known := [cost for cost in costs if cost is not None]) else None,
+        unpriced=costs.count(None) if prices.rows else 0,
     )
 
 
@@ -323,14 +328,17 @@ def _count_tokens(row: Row) -> tuple[int | None, int | None]:
     return tokens_in, tokens_out
 
 
-def _cost_of(row: Row, prices: Mapping[str, Price]) -> float | None:
+def find_cost(row: Row, prices: Prices) -> float | None:
+    """Return the cost of a call; None where no price or no count of tokens is known."""
     tokens_in, tokens_out = _count_tokens(row)
     if tokens_in is None and tokens_out is None:
         return None
     get = row.span.attributes.get
     models = [str(get(key)) for key in (c.RESPONSE_MODEL, c.REQUEST_MODEL) if get(key)]
-    price = find_price(prices, *(models or [""]))
-    return None if price is None else cost_of(price, tokens_in or 0, tokens_out or 0)
+    caches = (get(key) for key in (c.CACHED_TOKENS, c.CACHE_CREATION_TOKENS))
+    cached, written = (int(text) if (text := str(count)).isdecimal() else 0 for count in caches)
+    tokens = Tokens(tokens_in or 0, tokens_out or 0, cached, written)
+    return prices.cost_of(models or [""], tokens)
 
 
 def _word_number(value: object) -> str:
