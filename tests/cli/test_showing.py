@@ -34,7 +34,8 @@ from lightning_otel.cli.output import (
 from lightning_otel.cli.spans import tree_lines
 from lightning_otel.store import snapshot
 from lightning_otel.store.schema import BODY_COLUMNS
-from lightning_otel.store.source import Selection, SpanSource
+from lightning_otel.store.selection import Selection
+from lightning_otel.store.source import SpanSource
 from lightning_otel.store.table import Query
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c

@@ -284,8 +284,7 @@ class Assembly:
     def _make_outcome(self, placement: Placement) -> Outcome:
         """The reward of the attempt: the sum over its steps, before any discount.
 
-        Of each step its primary reward counts, or what is composed of all of them by name. The SQL
-        of ``store.attempt_rewards`` says the same where nothing is composed.
+        Of each step its primary reward counts, or what is composed of all of them by name.
         """
         how, spans, compose = self._adapter.comparison(), self._tree.spans, self._adapter.compose
         totals, value, reason = placement.totals, placement.value, ""

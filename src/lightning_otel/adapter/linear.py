@@ -160,12 +160,14 @@ class Adaptation(NamedTuple):
     Attributes:
         credited: Where each reward went that is not reported as left out.
         outcomes: The reward of each attempt.
+        parts: Each attempt with its spans, each once, and what was made of it alone.
     """
 
     trajectories: list[Trajectory]
     report: Report
     credited: Sequence[Credited] = ()
     outcomes: Sequence[Outcome] = ()
+    parts: "Sequence[tuple[AttemptKey, Sequence[Span], Adaptation]]" = ()
 
 
 def adapt_linear(

@@ -15,7 +15,7 @@ from lightning_otel.adapter.tokens import NO_IDS, PENALISED, TRUNCATED, notes_of
 from lightning_otel.dataset.batches import read_batches
 from lightning_otel.dataset.query import judges_otherwise
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.store.source import INDEX_COLUMNS
+from lightning_otel.store.selection import INDEX_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute_sql
 from lightning_otel.types import Span, Trajectory, Transition
 from lightning_otel.types import conventions as c

@@ -51,7 +51,7 @@ class Store(SpanStore):
             trace_id: Only this trace's.
         """
         from lightning_otel.dataset.batches import read_rollouts
-        from lightning_otel.store.source import Selection
+        from lightning_otel.store.selection import Selection
         from lightning_otel.store.table import Query, Spans
 
         selection = Selection(
@@ -291,14 +291,16 @@ class Store(SpanStore):
         from lightning_otel.dataset.batches import (
             connect_with_moved,
             list_incomplete,
+            make_reader,
             read_batches,
-            read_origins,
         )
+        from lightning_otel.store.batches import read_origins
 
         self._settle_if_worthwhile()
         adapter, wanted, include_incomplete = query
         source = self.source.at_moment()
         con = connect_with_moved(source)
+        reader = make_reader(source, con)
         out = frozenset() if include_incomplete else list_incomplete(source, con)
         told: dict[str, Any] = {}
         if isinstance(adapter, TripletAdapter) and adapter.advantage is not None:
@@ -313,7 +315,7 @@ class Store(SpanStore):
             if not isinstance(adapter, TripletAdapter):
                 return adapter.explain(batch, incomplete=out)
             spans = list(batch)
-            origins = read_origins(source, con, spans)
+            origins = read_origins(reader, spans)
             return adapter.explain(spans, incomplete=out, origins=origins, **told)
 
         return (explain(wanted.spans(spans)) for spans in read_batches(source, wanted, con))

@@ -24,16 +24,12 @@ from lightning_otel.adapter.calls import HistoryParser, read_call
 from lightning_otel.adapter.linear import CALL, OTHER, TOOL
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.adapter.triplet import gc_paused
-from lightning_otel.dataset.batches import (
-    BATCH_SPANS,
-    TOKENS_A_SPAN,
-    create_moved_table,
-    make_clauses,
-)
+from lightning_otel.dataset.batches import make_clauses
 from lightning_otel.dataset.formats.transition_rows import NARROW_COLUMNS, row
 from lightning_otel.dataset.query import StepBatch, make_batch
 from lightning_otel.dataset.tables import write_rows
-from lightning_otel.store.digest import DIGEST, IRREGULAR, KIND, RECEIVED, REWARD, TOKENS
+from lightning_otel.store.batches import BATCH_SPANS, TOKENS_A_SPAN, create_moved_table
+from lightning_otel.store.digest import DIGEST, IRREGULAR, KIND, RECEIVED, TOKENS
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import BODY_COLUMNS
 from lightning_otel.store.source import SpanSource
@@ -60,9 +56,6 @@ FROM (
   SELECT {ROLLOUT} AS rollout, count(*) AS spans, min(start_ns) AS low, max(start_ns) AS high
   FROM narrow {{moved}} WHERE {{where}} GROUP BY 1 HAVING {{having}}
 )"""
-_MAY_MOVE: Final = f"""reward IS NOT NULL AND operation IS NULL
-  AND (attempt_id IS NULL OR {KIND} <> {REWARD})
-  OR reward IS NULL AND name = {quote_text(c.SPAN_ANNOTATION)}"""
 # A reward that came from elsewhere is not among the rollout's own.
 _APART: Final = """
 CREATE OR REPLACE TABLE apart AS SELECT number FROM plan WHERE rollout IN
@@ -191,8 +184,7 @@ class _Pass:
         # Each thread needs some of it to read with.
         con.execute(f"SET threads = {min(THREADS, os.cpu_count() or 1)}")
         try:
-            look = f"SELECT 1 FROM narrow WHERE {_MAY_MOVE} LIMIT 1"
-            create_moved_table(con, is_likely=bool(con.execute(look).fetchall()))
+            create_moved_table(con)
             con.run(self._plan_batches)
         except BaseException:
             self.close()

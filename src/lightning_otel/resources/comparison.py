@@ -23,9 +23,9 @@ from lightning_otel.resources.neighbours import (
     is_sticky,
     join_units,
 )
-from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.source import read_overview
 from lightning_otel.store.sql import ROLLOUT, attribute_sql
+from lightning_otel.store.views import LAST_REWARD
 from lightning_otel.types import Transition, html
 from lightning_otel.types import conventions as c
 

@@ -15,7 +15,8 @@ from lightning_otel.dataset.batches import read_rollouts
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.lookup import find_rollout
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, build_span
-from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource, at_moment
+from lightning_otel.store.selection import INDEX_COLUMNS, Selection
+from lightning_otel.store.source import SpanSource, at_moment
 from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.store.views import NARROW
