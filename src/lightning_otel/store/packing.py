@@ -19,7 +19,6 @@ from lightning_otel.store.damage import (
     list_readable_files,
     translate_errors,
 )
-from lightning_otel.store.digest import digest_sql
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.manifest import DataFile, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
@@ -31,7 +30,6 @@ from lightning_otel.store.parquet import (
     write_file,
 )
 from lightning_otel.store.reader import Reader
-from lightning_otel.store.schema import COLUMNS
 from lightning_otel.store.sieve import segment_lines_sql
 from lightning_otel.store.snapshot import (
     ALL_LINES,
@@ -81,8 +79,7 @@ def make_parquet(
     """
     _choose_lines(con, layout, manifest, lines)
     segments = _count_segments(con, paths)
-    spans = digest_sql(_BEGUN, (*COLUMNS, "began"))
-    query = f"SELECT {STORED} FROM ({spans}) ORDER BY began, {ORDER}"
+    query = f"SELECT {STORED} FROM {_BEGUN} ORDER BY began, {ORDER}"
     counts = n.sum_counts(*(segment.counts for segment in segments))
     origin = Origin({segment.name: segment.rows for segment in segments}, counts=counts)
     file = write_file(con, layout, query, origin)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from lightning_otel.store.batches import SpanReader
 from lightning_otel.store.catalogue import catalogue_statements
 from lightning_otel.store.damage import exclude_damage
-from lightning_otel.store.digest import DIGEST, digest_sql
 from lightning_otel.store.files import escape_glob
 from lightning_otel.store.layout import EMPTY_FACTS, MEMORY, WORTHWHILE_SEGMENTS, Layout, now_us
 from lightning_otel.store.manifest import DataFile
@@ -29,14 +28,13 @@ from lightning_otel.store.snapshot import (
     same_span_sql,
     segments_sql,
 )
-from lightning_otel.store.sql import new_connection, quote_paths, quote_text
+from lightning_otel.store.sql import new_connection, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.store.template import ensure_catalogue
 from lightning_otel.store.views import (
     FACT_VIEWS,
     LAST_REWARD,
     NAMES,
-    NARROW,
     alive_macro_sql,
     create_views,
     list_views,
@@ -236,30 +234,26 @@ def define_views(
     con.execute("CREATE SCHEMA IF NOT EXISTS reading")
     layout, files = snapshot.layout, snapshot.files
     is_summary = bool(_SUMMARIES & set(names)) and not _is_wide(names, columns)
-    live, is_narrow = "", False
+    is_narrow = False
     if snapshot.is_small:
         con.execute(f"CREATE OR REPLACE TABLE reading.spans AS {snapshot.spans_sql()}")
         spans = "FROM reading.spans"
     elif snapshot.segments and (is_summary or snapshot.live_bytes <= _HELD_BYTES):
         held = _SUMMARY if is_summary else ", ".join(COLUMNS)
-        _hold_rows(con, "live", f"SELECT {held} FROM ({snapshot.live_sql()})", layout, files)
+        _hold_rows(con, f"SELECT {held} FROM ({snapshot.live_sql()})", layout, files)
         spans = f"SELECT {held} FROM {rows_sql(layout, files)} UNION ALL FROM reading.live"
         is_narrow = is_summary
         if is_summary:
             names = set(names) - {"calls"}  # which would show content
-        else:
-            live = "reading.live"
     else:
         spans = snapshot.spans_sql()
     con.execute(f"CREATE OR REPLACE VIEW spans AS {spans}")
-    if derived := set(names) - {NARROW, "spans"}:
+    if derived := set(names) - {"spans"}:
         con.execute(alive_macro_sql(snapshot.alive))
         if not FACT_VIEWS.isdisjoint(derived):
             reader = _make_reader(con, snapshot, is_narrow=is_narrow)
             renew_facts(reader, layout.facts, layout.new, may_compute=may_compute)
         create_views(con, derived)
-    if NARROW in names:
-        _define_narrow(con, snapshot, live)
 
 
 def _make_reader(
@@ -286,22 +280,6 @@ def _make_reader(
     return SpanReader(con, fetch, lambda: con)
 
 
-def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot, live: str) -> None:
-    """Define the view of narrow columns and the digest, which segments have not."""
-    layout, files = snapshot.layout, () if snapshot.is_small else snapshot.files
-    source = "reading.spans" if snapshot.is_small else live
-    if not source and snapshot.segments:
-        source = f"({snapshot.live_sql()})"
-    narrow, parts = ", ".join(NARROW_COLUMNS), []
-    if source:
-        _hold_rows(con, "digest", digest_sql(source, NARROW_COLUMNS), layout, files)
-        parts.append("FROM reading.digest")
-    if files:
-        paths = quote_paths(layout.data / file.name for file in files)
-        parts.append(f"SELECT {narrow}, {', '.join(DIGEST)} FROM read_parquet({paths})")
-    con.execute(f"CREATE OR REPLACE VIEW {NARROW} AS {' UNION ALL '.join(parts)}")
-
-
 def _is_wide(names: Collection[str], columns: Collection[str] | None) -> bool:
     """Return whether a query may look at content."""
     if columns is None:
@@ -311,23 +289,22 @@ def _is_wide(names: Collection[str], columns: Collection[str] | None) -> bool:
 
 def _hold_rows(
     con: "duckdb.DuckDBPyConnection",
-    table: str,
     query: str,
     layout: Layout,
     files: Sequence[DataFile],
 ) -> None:
-    """Hold the spans of a query in a table, but for those that some files hold too.
+    """Hold the spans of a query in the table ``live``, but for those that some files hold too.
 
     To parse a segment costs more than all else, and the views look at the spans eight times.
     """
-    held = f"CREATE OR REPLACE TABLE reading.{table} AS"
+    held = "CREATE OR REPLACE TABLE reading.live AS"
     con.execute(f"{held} {query}")
-    times = con.execute(f"SELECT min(start_ns), max(start_ns) FROM reading.{table}").fetchall()
+    times = con.execute("SELECT min(start_ns), max(start_ns) FROM reading.live").fetchall()
     ((low, high),) = times
     near = list_nearby_files(files, low, high) if low is not None else []
     if near:  # as a sender does that heard no answer, some may have come once more
         con.execute(
-            f"{held} SELECT live.* FROM reading.{table} AS live "
+            f"{held} SELECT live.* FROM reading.live AS live "
             f"ANTI JOIN {rows_sql(layout, near)} AS settled ON {same_span_sql('settled', 'live')}"
         )
 

@@ -8,9 +8,7 @@ import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.store.digest import IRREGULAR, RECEIVED
 from lightning_otel.store.layout import FACTS_VERSION
-from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import (
     CALL_OPERATIONS,
     ROLLOUT,
@@ -122,12 +120,6 @@ NAMES: Final = frozenset({"spans", *FACT_VIEWS})
 _PARAMETER: Final = re.compile(r"\?\d*|\$\w+")
 ALIVE: Final = "is_alive"
 """The macro that tells which processes live, which ``rollouts`` reads."""
-NARROW: Final = "narrow"
-"""A view for our own readers: the narrow columns of ``spans`` and their digest, if known."""
-_NARROW: Final = f"""{", ".join(NARROW_COLUMNS)},
-  {IRREGULAR} + CASE WHEN {attribute_sql(c.RECEIVED)} IS NULL THEN 0 ELSE {RECEIVED} END
-    AS gist_kind
-FROM spans"""
 
 
 def list_views(con: "duckdb.DuckDBPyConnection", query: str) -> Collection[str]:
@@ -158,5 +150,3 @@ def create_views(con: "duckdb.DuckDBPyConnection", names: Collection[str]) -> No
     """Define views on a connection that has ``spans``, ``attempts``, ``facts`` and the macro."""
     for name in DERIVED.keys() & set(names):
         con.execute(DERIVED[name])
-    if NARROW in names:
-        con.execute(f"CREATE OR REPLACE VIEW {NARROW} AS SELECT {_NARROW}")

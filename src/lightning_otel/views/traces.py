@@ -10,22 +10,18 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.store.digest import KIND, REWARD
 from lightning_otel.store.reader import Reader
+from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.views import (
     ALIVE,
-    IS_ANNOTATION,
     LAST_REWARD,
-    NARROW,
 )
 from lightning_otel.types import conventions as c
 from lightning_otel.views.previews import read_texts, sql_of, task_words
 from lightning_otel.views.table import WHEN, Filter, View
 
 if TYPE_CHECKING:
-    import duckdb
-
     from lightning_otel.dataset import Store
 
 STATUSES: Final = ("ended", "failed", "running", "incomplete")
@@ -52,15 +48,6 @@ _CONTAINS: Final = " OR ".join([
 ])  # fmt: skip
 
 
-def may_link(con: "duckdb.DuckDBPyConnection", since_ns: int = 0) -> bool:
-    """Return True if some reward or retraction may be linked, by its narrow columns."""
-    look = (
-        f"SELECT 1 FROM narrow WHERE {IS_ANNOTATION} AND start_ns >= ? "
-        f"AND {KIND} <> {REWARD} LIMIT 1"
-    )
-    return bool(con.execute(look, [since_ns]).fetchall())
-
-
 def _add_details(store: "Store", rows: list[dict[str, Any]], con: Reader | None) -> None:
     assert con is not None
     details, earned = con.run(lambda: _read_details(con, rows))
@@ -80,7 +67,7 @@ def _read_details(
     names = ", ".join(quote_text(row["trace_id"]) for row in rows)
     bounds = [min(row["start_ns"] for row in rows), max(row["last_ns"] for row in rows)]
     con.execute(
-        f"CREATE OR REPLACE TEMP TABLE page AS FROM narrow "
+        f"CREATE OR REPLACE TEMP TABLE page AS SELECT {', '.join(NARROW_COLUMNS)} FROM spans "
         f"WHERE trace_id IN ({names}) AND start_ns BETWEEN ? AND ?",
         bounds,
     )
@@ -134,7 +121,7 @@ TRACES: Final = View(
     ("start_ns DESC", "trace_id"),
     ("start_ns", "duration", "spans"),
     _add_details,
-    ("spans", "calls", "rollouts", ALIVE, NARROW),
+    ("spans", "calls", "rollouts", ALIVE),
 )  # fmt: skip
 """Traces, with what was asked first and answered last."""
 
