@@ -1,10 +1,12 @@
 """The data set: a store with the transitions, trajectories and conversations of its spans."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast
 
 from lightning_otel.store import SpanStore
 from lightning_otel.store.layout import is_settling_due
@@ -17,6 +19,12 @@ if TYPE_CHECKING:
     from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
     from lightning_otel.store.table import Table, Transitions
     from lightning_otel.types import Conversation, Report, Span, Trajectory, Transition
+
+_STEP_COUNTS: Final = """
+SELECT rollout_id, resources::VARCHAR AS resources, count(*) AS steps, count(reward) AS rewarded
+FROM steps WHERE (rollout_id, attempt_id) NOT IN
+  (SELECT rollout_id, attempt_id FROM rollouts WHERE status = 'incomplete')
+GROUP BY 1, 2"""
 
 
 class StepCount(NamedTuple):
@@ -107,6 +115,8 @@ class Store(SpanStore):
 
         check_types({"bodies": bodies}, {"bodies": bool})
         query = TransitionQuery.of(keywords)
+        if not bodies and self._has_facts(query):
+            return self._read_facts(query)
         columns = COLUMNS if bodies else NARROW_COLUMNS
         is_all = query.wanted.wants_all
 
@@ -193,15 +203,20 @@ class Store(SpanStore):
         from lightning_otel.dataset.query import TransitionQuery
         from lightning_otel.types import Report
 
-        return Report.total(part.report for part in self._adapt(TransitionQuery.of(keywords)))
+        query = TransitionQuery.of(keywords)
+        if self._has_facts(query):
+            from lightning_otel.dataset.facts import read_report
+
+            return read_report(self.source, query)
+        return Report.total(part.report for part in self._adapt(query))
 
     def step_counts(self) -> Iterator[StepCount]:
         """Count each rollout's transitions, and those with a reward.
 
         There may be several counts of a rollout, which add up.
         """
-        for step in self.transitions(bodies=False):
-            yield StepCount(step.rollout_id, step.resources, 1, int(step.reward is not None))
+        for row in self.sql(_STEP_COUNTS).dicts():
+            yield StepCount(**{**row, "resources": json.loads(row["resources"] or "{}")})
 
     def export(
         self,
@@ -313,6 +328,29 @@ class Store(SpanStore):
             return adapter.explain(spans, incomplete=out, origins=origins, **told)
 
         return (explain(wanted.spans(spans)) for spans in read_batches(source, wanted, con))
+
+    def _has_facts(self, query: "TransitionQuery") -> bool:
+        """Return whether facts answer a query; the store is settled then."""
+        from lightning_otel.dataset.facts import can_answer
+
+        if self.layout is None or not can_answer(query):
+            return False
+        self.layout.require()
+        self._settle_if_worthwhile()
+        return True
+
+    def _read_facts(self, query: "TransitionQuery") -> "Transitions":
+        from lightning_otel.dataset import facts
+        from lightning_otel.store.table import Transitions
+
+        open_query = partial(facts.query_steps, self.source, query)
+        return Transitions(
+            open_query,
+            lambda: facts.make_steps(open_query()),
+            lambda: facts.make_records(open_query()),
+            counts=lambda: [open_query().count()],
+            report=partial(facts.read_report, self.source, query),
+        )
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.recovery import ensure_manifest

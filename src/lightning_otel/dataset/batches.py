@@ -61,17 +61,19 @@ class Clauses(NamedTuple):
     values: list[Any]
 
 
-def make_clauses(con: "duckdb.DuckDBPyConnection", wanted: StepSelection) -> Clauses:
-    """The part of a selection that tells of whole rollouts, as SQL."""
+def make_clauses(
+    con: "duckdb.DuckDBPyConnection", wanted: StepSelection, rollout: str = ROLLOUT
+) -> Clauses:
+    """The part of a selection that tells of whole rollouts, as SQL; ``rollout`` is their id."""
     where, having, values = ["true"], ["true"], list[Any]()
     if wanted.rollout_ids is not None:
-        where.append(f"{ROLLOUT} IN (SELECT unnest(?::VARCHAR[]))")
+        where.append(f"{rollout} IN (SELECT unnest(?::VARCHAR[]))")
         values.append(list(wanted.rollout_ids))
     # A call outside any agent is nobody's, whose name is empty: then nothing can be left unread.
     if wanted.agents and not wanted.wants_agent(""):
         names = con.execute("SELECT DISTINCT agent FROM spans WHERE agent IS NOT NULL").fetchall()
         chosen = f"SELECT {ROLLOUT} FROM spans WHERE agent IN (SELECT unnest(?::VARCHAR[]))"
-        where.append(f"{ROLLOUT} IN ({chosen})")
+        where.append(f"{rollout} IN ({chosen})")
         values.append([name for (name,) in names if wanted.wants_agent(name)])
     for sign, time_ns in ((">=", wanted.since_ns), ("<", wanted.until_ns)):
         if time_ns is not None:

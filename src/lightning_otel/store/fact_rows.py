@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from lightning_otel.adapter import Adaptation
+from lightning_otel.adapter.advantages import group_of
 from lightning_otel.adapter.attempts import AttemptKey, may_move
 from lightning_otel.adapter.attributes import get_text, read_links
 from lightning_otel.adapter.calls import is_call
@@ -135,7 +136,22 @@ class _Attempt:
             if read_reward(span) is not None:
                 self.rewards.add(key)
                 yield {**self._shared, **_describe_reward(span), **self._place_reward(key)}
+        yield from self._list_others()
         yield {"kind": "attempt", **self._shared, "is_attempt": True, **self._summarize()}
+
+    def _list_others(self) -> Iterator[Row]:
+        """Yield what the report says was left out, and repairs."""
+        report = self._part.report
+        for each in report.dropped:
+            yield {
+                "kind": "left_out", **self._shared, "trace_id": each.trace_id,
+                "span_id": each.span_id, "name": each.noun, "reason": each.reason,
+            }  # fmt: skip
+        for repair in report.repairs:
+            yield {
+                "kind": "repair", **self._shared, "trace_id": repair.trace_id,
+                "span_id": repair.span_id, "name": repair.rule,
+            }  # fmt: skip
 
     def _describe_call(self, key: SpanKey, span: Span) -> Row:
         reasons = self._list_reasons(key, "call", "record")
@@ -189,9 +205,6 @@ class _Attempt:
         steps = self._steps.values()
         resources = {name: version for step in steps for name, version in step.resources.items()}
         (outcome,) = self._part.outcomes
-        left_out: dict[str, Counter[str]] = {}
-        for each in report.dropped:
-            left_out.setdefault(each.noun, Counter())[each.reason] += 1
         return {
             "start_ns": min(span.start_ns for span in members),
             "end_ns": max(
@@ -200,6 +213,7 @@ class _Attempt:
             "spans": len(members) + self._retractions,
             "traces": len({span.trace_id for span in lasting}),
             "calls": len(self._calls),
+            "reported_spans": report.spans,
             "reported_calls": report.calls,
             "steps": report.transitions,
             "exact": report.exact,
@@ -215,13 +229,12 @@ class _Attempt:
             "models": ", ".join(sorted(models)) or None,
             "resources": resources,
             "task": None if root is None else _read_task(root),
+            "group_id": group_of(members, None),
             "task_id": None if root is None else get_text(root.attributes, c.TASK_ID),
             "mode": next((step.mode for step in steps if step.mode), None),
             "error_type": _read_error(min(failed, key=lambda span: span.start_ns))
             if failed
             else None,
-            "left_out": left_out,
-            "repairs": Counter(each.rule for each in report.repairs),
             "reasons": report.inexact,
             "notes": report.notes,
         }

@@ -31,6 +31,7 @@ FACT_COLUMNS: Final = {
     "spans": "BIGINT",
     "traces": "BIGINT",
     "calls": "BIGINT",
+    "reported_spans": "BIGINT",
     "reported_calls": "BIGINT",
     "steps": "BIGINT",
     "exact": "BIGINT",
@@ -42,11 +43,9 @@ FACT_COLUMNS: Final = {
     "models": "VARCHAR",
     "task": "VARCHAR",
     "task_id": "VARCHAR",
-    "left_out": "JSON",
-    "repairs": "JSON",
     "reasons": "JSON",
     "notes": "JSON",
-    # Of calls, rewards and tools.
+    # Of calls, rewards, tools, what was left out, and repairs.
     "name": "VARCHAR",
     "error_type": "VARCHAR",
     "reason": "VARCHAR",

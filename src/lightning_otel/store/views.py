@@ -91,7 +91,7 @@ SELECT attempts.rollout_id, attempts.attempt_id, attempts.status,
   coalesce(facts.spans, attempts.spans) AS spans, traces, calls, reward_spans AS rewards, reward,
   input_tokens, output_tokens, agents, task,
   facts.fingerprint IS NOT NULL AS is_current, steps, rewarded, rewards AS named_rewards, models,
-  cached_tokens, error_type, resources, mode, task_id
+  cached_tokens, error_type, resources, mode, task_id, group_id
 FROM attempts LEFT JOIN (FROM facts WHERE kind = 'attempt') AS facts
   USING (rollout_id, attempt_id, fingerprint)
 WHERE coalesce(facts.is_attempt, attempts.is_attempt)"""
