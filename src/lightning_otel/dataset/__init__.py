@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast
@@ -106,6 +105,7 @@ class Store(SpanStore):
             ConfigError: A keyword is unknown, or cannot be understood.
             AdapterError: The other adapter cannot be loaded.
         """
+        from lightning_otel.dataset.facts import FactReader
         from lightning_otel.dataset.formats.format import distinct
         from lightning_otel.dataset.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
         from lightning_otel.dataset.query import TransitionQuery, strip_bodies
@@ -116,7 +116,14 @@ class Store(SpanStore):
         check_types({"bodies": bodies}, {"bodies": bool})
         query = TransitionQuery.of(keywords)
         if not bodies and self._has_facts(query):
-            return self._read_facts(query)
+            facts = FactReader(self.source, query)
+            return Transitions(
+                facts.query_steps,
+                facts.read_steps,
+                facts.read_records,
+                counts=facts.count_steps,
+                report=facts.read_report,
+            )
         columns = COLUMNS if bodies else NARROW_COLUMNS
         is_all = query.wanted.wants_all
 
@@ -205,9 +212,9 @@ class Store(SpanStore):
 
         query = TransitionQuery.of(keywords)
         if self._has_facts(query):
-            from lightning_otel.dataset.facts import read_report
+            from lightning_otel.dataset.facts import FactReader
 
-            return read_report(self.source, query)
+            return FactReader(self.source, query).read_report()
         return Report.total(part.report for part in self._adapt(query))
 
     def step_counts(self) -> Iterator[StepCount]:
@@ -338,19 +345,6 @@ class Store(SpanStore):
         self.layout.require()
         self._settle_if_worthwhile()
         return True
-
-    def _read_facts(self, query: "TransitionQuery") -> "Transitions":
-        from lightning_otel.dataset import facts
-        from lightning_otel.store.table import Transitions
-
-        open_query = partial(facts.query_steps, self.source, query)
-        return Transitions(
-            open_query,
-            lambda: facts.make_steps(open_query()),
-            lambda: facts.make_records(open_query()),
-            counts=lambda: [open_query().count()],
-            report=partial(facts.read_report, self.source, query),
-        )
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.recovery import ensure_manifest

@@ -17,15 +17,13 @@ from lightning_otel.adapter.triplet import INCOMPLETE_ROLLOUT
 from lightning_otel.dataset.batches import make_clauses
 from lightning_otel.dataset.formats.transition_rows import BODIES, NARROW_COLUMNS, transition
 from lightning_otel.store.reader import Reader
-from lightning_otel.store.selection import INDEX_COLUMNS
-from lightning_otel.store.source import SpanSource
+from lightning_otel.store.source import SpanSource, connect_overview
 from lightning_otel.store.table import Query
 from lightning_otel.types import Dropped, Repair, Report, Transition
 
 if TYPE_CHECKING:
     from lightning_otel.dataset.query import TransitionQuery
 
-_NAMES: Final = ("spans", "attempts", "facts", "rollouts", "steps")
 _NO_BODIES: Final = dict.fromkeys(BODIES, ())
 _JSON: Final = tuple(name for name, kind in NARROW_COLUMNS.items() if kind == "JSON")
 _ORDER: Final = (
@@ -81,45 +79,60 @@ def can_answer(query: "TransitionQuery") -> bool:
     return is_usual and query.wanted.received
 
 
-def query_steps(source: SpanSource, query: "TransitionQuery") -> Query:
-    """Return the transitions of a query as rows without bodies."""
-    con = source.connect(_NAMES, INDEX_COLUMNS)
-    where, values = _choose_rollouts(con, query.wanted)
-    terms = [where]
-    if not query.include_incomplete:
-        terms.append(f"(rollout_id, attempt_id) NOT IN ({_INCOMPLETE})")
-    for term, value in _choose_steps(con, query.wanted).items():
-        terms.append(term)
-        values += value
-    text = (
-        f"SELECT {', '.join(NARROW_COLUMNS)} FROM steps WHERE {' AND '.join(terms)} "
-        f"ORDER BY {_ORDER}"
-    )
-    return Query(con, text, values)
+class FactReader:
+    """Reads what facts answer to a query, on one connection for all questions."""
 
+    def __init__(self, source: SpanSource, query: "TransitionQuery") -> None:
+        """Take a query that facts can answer."""
+        self._source, self._query = source, query
+        self._con: Reader | None = None
 
-def make_steps(rows: Query) -> Iterator[Transition]:
-    """Yield the transitions that rows without bodies hold."""
-    for row in rows.dicts():
-        following = None if row["done"] else ()
-        yield transition({**_NO_BODIES, **row, "next_observation": following})
+    def _connect(self) -> Reader:
+        """Return the connection, with views of the store as it is now."""
+        if self._con is None:
+            self._con = connect_overview(self._source)
+        else:
+            self._con.refresh()
+        return self._con
 
+    def query_steps(self) -> Query:
+        """Return the transitions as rows without bodies."""
+        con, query = self._connect(), self._query
+        where, values = _choose_rollouts(con, query.wanted)
+        terms = [where]
+        if not query.include_incomplete:
+            terms.append(f"(rollout_id, attempt_id) NOT IN ({_INCOMPLETE})")
+        for term, value in _choose_steps(con, query.wanted).items():
+            terms.append(term)
+            values += value
+        columns = ", ".join(NARROW_COLUMNS)
+        conditions = " AND ".join(terms)
+        return Query(
+            con, f"SELECT {columns} FROM steps WHERE {conditions} ORDER BY {_ORDER}", values
+        )
 
-def make_records(rows: Query) -> Iterator[dict[str, Any]]:
-    """Yield rows without bodies as JSON values by column."""
-    for row in rows.dicts():
-        for name in _JSON:
-            row[name] = orjson.loads(row[name]) if row[name] is not None else None
-        yield row
+    def read_steps(self) -> Iterator[Transition]:
+        """Yield the transitions without bodies."""
+        for row in self.query_steps().dicts():
+            following = None if row["done"] else ()
+            yield transition({**_NO_BODIES, **row, "next_observation": following})
 
+    def read_records(self) -> Iterator[dict[str, Any]]:
+        """Yield the transitions as JSON values by column."""
+        for row in self.query_steps().dicts():
+            for name in _JSON:
+                row[name] = orjson.loads(row[name]) if row[name] is not None else None
+            yield row
 
-def read_report(source: SpanSource, query: "TransitionQuery") -> Report:
-    """Return the funnel of the rollouts that a query looks at."""
-    con = source.connect(_NAMES, INDEX_COLUMNS)
-    where, values = _choose_rollouts(con, query.wanted)
-    return con.run(
-        lambda: _count_wanted(con, where, [query.include_incomplete, *values]),
-    )
+    def count_steps(self) -> Iterator[int]:
+        """Yield the number of transitions."""
+        yield self.query_steps().count()
+
+    def read_report(self) -> Report:
+        """Return the funnel of the rollouts that the query looks at."""
+        con = self._connect()
+        where, values = _choose_rollouts(con, self._query.wanted)
+        return con.run(lambda: _count_wanted(con, where, [self._query.include_incomplete, *values]))
 
 
 def _count_wanted(con: Reader, where: str, values: list[Any]) -> Report:

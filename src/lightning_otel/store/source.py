@@ -235,7 +235,8 @@ def define_views(
     layout, files = snapshot.layout, snapshot.files
     is_summary = bool(_SUMMARIES & set(names)) and not _is_wide(names, columns)
     is_narrow = False
-    if snapshot.is_small:
+    # Few columns are read from files sooner than all are held.
+    if snapshot.is_small and (snapshot.segments or not is_summary):
         con.execute(f"CREATE OR REPLACE TABLE reading.spans AS {snapshot.spans_sql()}")
         spans = "FROM reading.spans"
     elif snapshot.segments and (is_summary or snapshot.live_bytes <= _HELD_BYTES):
@@ -316,6 +317,11 @@ def at_moment(store: S) -> S:
     return fixed
 
 
+def connect_overview(source: SpanSource) -> Reader:
+    """Return a connection for several questions over facts and spans without content."""
+    return source.connect(("spans", *_SUMMARIES), tuple(_SUMMARY_COLUMNS))
+
+
 def read_overview(
     source: SpanSource, query: str, parameters: Sequence[object] = ()
 ) -> list[dict[str, Any]]:
@@ -325,11 +331,11 @@ def read_overview(
     return list(Query(con, query, parameters).dicts())
 
 
-def read_rollout_rewards(source: SpanSource) -> dict[str, float]:
+def read_rollout_rewards(con: Reader) -> dict[str, float]:
     """Return the reward of each rollout that has one: its last attempt's."""
-    query = f"SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY rollout_id"
-    rows = read_overview(source, query)
-    return {row["rollout_id"]: row["reward"] for row in rows if row["reward"] is not None}
+    query = f"SELECT rollout_id, {LAST_REWARD} FROM rollouts GROUP BY 1"
+    rows = con.execute(query).fetchall()
+    return {rollout_id: reward for rollout_id, reward in rows if reward is not None}
 
 
 class MemorySource(SpanSource):
