@@ -235,8 +235,8 @@ def define_views(
     layout, files = snapshot.layout, snapshot.files
     is_summary = bool(_SUMMARIES & set(names)) and not _is_wide(names, columns)
     is_narrow = False
-    # Few columns are read from files sooner than all are held.
-    if snapshot.is_small and (snapshot.segments or not is_summary):
+    # Columns that nobody asks for are not read from files.
+    if snapshot.is_small and snapshot.segments:
         con.execute(f"CREATE OR REPLACE TABLE reading.spans AS {snapshot.spans_sql()}")
         spans = "FROM reading.spans"
     elif snapshot.segments and (is_summary or snapshot.live_bytes <= _HELD_BYTES):
