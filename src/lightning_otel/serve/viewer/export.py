@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel.dataset import Store, formats
+from lightning_otel.dataset.export import Exported
 from lightning_otel.dataset.formats.format import Format
 from lightning_otel.errors import ConfigError
 from lightning_otel.serve.streaming import PARQUET, Streams, join_lines, parquet_parts
@@ -18,6 +19,7 @@ from lightning_otel.serve.viewer.selection import (
     list_formats,
     read_selection,
 )
+from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.table import json_line
 
 OPTION: Final = "option."
@@ -56,6 +58,8 @@ def _parse_option(name: str, text: str, default: object) -> object:
 _KINDS: Final = {"jsonl": "application/x-ndjson", "parquet": PARQUET}
 _DOWNLOADS: Final = Streams(2)
 """Each looks at the whole store."""
+_MOST_COUNTS: Final = 16
+"""Selections whose rows stay counted."""
 
 
 def _choose_format(request: Request) -> str:
@@ -87,7 +91,7 @@ async def export(request: Request) -> Response:
         fields |= {"filters": FILTERS, "shared": asked.query}
         if page.faults_of(request):
             return fields
-        done = store.export(name, None, **asked.keywords, **options)
+        done = _count_rows(request, store, name, {**asked.keywords, **options})
         more = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
         own = {f"{OPTION}{key}": str(value) for key, value in options.items()}
         return {
@@ -99,6 +103,21 @@ async def export(request: Request) -> Response:
         }
 
     return await page.answer(request, "export.html", work, is_long=True)
+
+
+def _count_rows(request: Request, store: Store, name: str, keywords: Mapping[str, Any]) -> Exported:
+    """Count the rows that would be written, once while the store stays as it is."""
+    if store.layout is None:
+        return store.export(name, None, **keywords)
+    store.layout.require()
+    counts: dict[str, tuple[Snapshot, Exported]] = request.app.state.export_counts
+    key, snapshot = repr((name, sorted(keywords.items()))), Snapshot.take(store.layout).fix()
+    known = counts.get(key)
+    if known is None or known[0] != snapshot:
+        if len(counts) > _MOST_COUNTS:
+            counts.clear()
+        known = counts[key] = snapshot, store.export(name, None, **keywords)
+    return known[1]
 
 
 async def download(request: Request) -> Response:
