@@ -100,7 +100,7 @@ def test_options_choose_the_same(store: Store, options: dict[str, Any]) -> None:
     compare(store, **options)
 
 
-@settings(max_examples=10, deadline=None, phases=[Phase.generate],
+@settings(max_examples=5, deadline=None, phases=[Phase.generate],
           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
 @given(st.lists(forests, min_size=1, max_size=3))
 def test_any_forest_reads_the_same(

@@ -16,7 +16,7 @@ from lightning_otel.store.selection import INDEX_COLUMNS, Selection
 from lightning_otel.store.source import SpanSource
 from lightning_otel.store.sql import ROLLOUT
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import ALIVE
+from lightning_otel.store.views import ALIVE, ATTEMPTS
 from lightning_otel.types import Span
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _THREADS: Final = 2
 _LOOKED_AT: Final = ("spans", ALIVE)
 _ALL: Final = StepSelection()
+_UNFINISHED: Final = f"""
+SELECT rollout_id, attempt_id, status FROM ({ATTEMPTS})
+WHERE status IN ('running', 'incomplete')"""
 
 
 def read_batches(
@@ -86,31 +89,19 @@ def list_incomplete(
     source: SpanSource, con: "duckdb.DuckDBPyConnection | None" = None
 ) -> frozenset[tuple[str, str]]:
     """Return rollout and attempt ids of what broke off, as its process died."""
-    if not _has_open_span(source, con, "is_alive(process) IS NOT true"):
-        return frozenset()
-    rows = _list_unfinished(source)
+    rows = list_unfinished(source, con)
     return frozenset((rollout, attempt) for rollout, attempt, status in rows if status != "running")
 
 
-def list_unfinished(source: SpanSource) -> list[tuple[str, str, str]]:
+def list_unfinished(
+    source: SpanSource, con: "duckdb.DuckDBPyConnection | None" = None
+) -> list[tuple[str, str, str]]:
     """Return rollout and attempt ids of what did not end, with ``running`` or ``incomplete``."""
-    return _list_unfinished(source) if _has_open_span(source) else []
-
-
-def _has_open_span(
-    source: SpanSource, con: "duckdb.DuckDBPyConnection | None" = None, where: str = "true"
-) -> bool:
-    """Return whether there is an open span; few stores hold any, and the view costs more."""
     con = con or source.connect(_LOOKED_AT, INDEX_COLUMNS)
-    look = f"SELECT 1 FROM spans WHERE end_ns IS NULL AND {where} LIMIT 1"
-    return bool(con.execute(look).fetchall())
-
-
-def _list_unfinished(source: SpanSource) -> list[tuple[str, str, str]]:
-    con = source.connect(("rollouts",), INDEX_COLUMNS)
-    columns = "rollout_id, attempt_id, status"
-    where = "status IN ('running', 'incomplete')"
-    return con.execute(f"SELECT {columns} FROM rollouts WHERE {where}").fetchall()
+    # Few stores hold an open span, and to look at all attempts costs more.
+    if not con.execute("SELECT 1 FROM spans WHERE end_ns IS NULL LIMIT 1").fetchall():
+        return []
+    return con.execute(_UNFINISHED).fetchall()
 
 
 def read_rollouts(source: SpanSource, selection: Selection) -> Query:
