@@ -47,7 +47,7 @@ _COUNTS: Final = {
 }  # fmt: skip
 """Counts of a report, and the columns of an attempt that hold them."""
 _FUNNEL: Final = f"""
-SELECT coalesce(sum(spans), 0)::BIGINT + count(*) FILTER (is_waiting) AS spans,
+SELECT coalesce(sum(reported_spans), 0)::BIGINT + count(*) FILTER (is_waiting) AS spans,
   count(DISTINCT rollout_id) FILTER (is_attempt) AS rollouts,
   {
     ", ".join(
@@ -58,13 +58,12 @@ SELECT coalesce(sum(spans), 0)::BIGINT + count(*) FILTER (is_waiting) AS spans,
 FROM wanted"""
 # Of an attempt that broke off every call and reward is left out.
 _DROPPED: Final = """
-SELECT span_id, trace_id,
-  CASE WHEN kind = 'left_out' THEN name WHEN is_repeated AND NOT is_out THEN 'record' ELSE kind END,
+SELECT span_id, trace_id, CASE kind WHEN 'left_out' THEN name ELSE kind END,
   CASE WHEN is_out AND (kind = 'call' OR reward IS NOT NULL) THEN ? ELSE reason END,
-  is_out OR coalesce(is_waiting, false)
+  kind <> 'left_out'
 FROM wanted
-WHERE kind IN ('call', 'reward') AND (reason IS NOT NULL OR is_out)
-  OR kind = 'left_out' AND NOT is_out
+WHERE kind = 'left_out' AND NOT is_out
+  OR kind IN ('call', 'reward') AND (is_out OR coalesce(is_waiting, false))
 ORDER BY start_ns, span_id"""
 _REPAIRS: Final = "SELECT span_id, trace_id, name FROM wanted WHERE kind = 'repair' ORDER BY ALL"
 _NOTES: Final = """
