@@ -106,11 +106,12 @@ def test_options_choose_the_same(store: Store, options: dict[str, Any]) -> None:
 def test_any_forest_reads_the_same(
     tmp_path_factory: pytest.TempPathFactory, found: list[list[Span]]
 ) -> None:
-    """So does whatever broken tracers leave behind, but for the losses of what broke off."""
+    """So does whatever broken tracers leave behind."""
     store = Store(tmp_path_factory.mktemp("facts") / "t.duckdb")
     for number, spans in enumerate(found):
         store.add(_number(spans, number))
 
+    compare(store)
     compare(store, include_incomplete=True)
 
 

@@ -59,7 +59,8 @@ FROM wanted"""
 # Of an attempt that broke off every call and reward is left out.
 _DROPPED: Final = """
 SELECT span_id, trace_id, CASE kind WHEN 'left_out' THEN name ELSE kind END,
-  CASE WHEN is_out AND (kind = 'call' OR reward IS NOT NULL) THEN ? ELSE reason END,
+  CASE WHEN is_out AND is_waiting IS NOT true AND (kind = 'call' OR reward IS NOT NULL)
+    THEN ? ELSE reason END,
   kind <> 'left_out'
 FROM wanted
 WHERE kind = 'left_out' AND NOT is_out
