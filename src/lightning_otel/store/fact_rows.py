@@ -143,9 +143,11 @@ class _Attempt:
         """Yield what the report says was left out, and repairs."""
         report = self._part.report
         for each in report.dropped:
+            span = self._by_key.get((each.trace_id, each.span_id))
             yield {
                 "kind": "left_out", **self._shared, "trace_id": each.trace_id,
                 "span_id": each.span_id, "name": each.noun, "reason": each.reason,
+                "start_ns": None if span is None else span.start_ns,
             }  # fmt: skip
         for repair in report.repairs:
             yield {
