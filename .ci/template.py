@@ -12,7 +12,8 @@ from pathlib import Path
 
 from lightning_otel.store import template
 from lightning_otel.store.catalogue import catalogue_statements
-from lightning_otel.store.layout import EMPTY_DATA, Layout
+from lightning_otel.store.facts import NO_FACTS
+from lightning_otel.store.layout import EMPTY_DATA, EMPTY_FACTS, Layout
 from lightning_otel.store.snapshot import NO_COLUMNS
 from lightning_otel.store.sql import new_connection, quote_text
 
@@ -23,12 +24,14 @@ def folder_macro(text: str) -> str:
 
 
 def make_template(target: Path) -> None:
-    """Make both files in a folder, with a DuckDB that sees a store of its own."""
+    """Make the files in a folder, with a DuckDB that sees a store of its own."""
     with tempfile.TemporaryDirectory() as scratch, new_connection() as con:
         layout = Layout(Path(scratch) / "traces.duckdb")
         layout.make_folders()
         empty, database = layout.data / EMPTY_DATA, Path(scratch) / "template.duckdb"
-        con.execute(f"COPY (SELECT {NO_COLUMNS} LIMIT 0) TO {quote_text(str(empty))}")
+        no_facts = layout.facts / EMPTY_FACTS
+        for columns, path in ((NO_COLUMNS, empty), (NO_FACTS, no_facts)):
+            con.execute(f"COPY (SELECT {columns} LIMIT 0) TO {quote_text(str(path))}")
         # In a format that older DuckDB shells read too.
         con.execute(
             f"ATTACH {quote_text(str(database))} AS catalogue "
@@ -36,7 +39,7 @@ def make_template(target: Path) -> None:
         )
         con.execute("USE catalogue")
         room = template.MARK.decode() * template.FOLDER_BYTES
-        statements = [*catalogue_statements("store_folder()"), folder_macro(room)]
+        statements = [*catalogue_statements("store_folder()").values(), folder_macro(room)]
         # A view is made only if it finds its files.
         for statement in (folder_macro(str(layout.root)), *statements):
             con.execute(statement)
@@ -49,6 +52,7 @@ def make_template(target: Path) -> None:
         packed = zlib.compress(content, 9)
         (target / template.TEMPLATE.name).write_bytes(version + b"\n" + packed)
         (target / template.EMPTY_FILE.name).write_bytes(empty.read_bytes())
+        (target / template.NO_FACTS_FILE.name).write_bytes(no_facts.read_bytes())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import Resources
 from lightning_otel.serve.viewer.resources import count_uses
 from lightning_otel.state import State
-from lightning_otel.store.source import read_rollout_rewards
+from lightning_otel.store.source import connect_overview
 from lightning_otel.views.nouns import describe_resource
 
 
@@ -135,7 +135,7 @@ def test_version_of_the_last_attempt_earned_the_reward(store: Store, resources: 
             emit_reward(float(version))
 
     found = learned("image", resources=resources, store=store, min_rollouts=1)
-    used = count_uses(name, store.transitions(), read_rollout_rewards(store.source))
+    used = count_uses(name, connect_overview(store.source))
 
     assert [(each.version, each.mean) for each in found.versions] == [(2, 2.0)]
     assert {version: use["rewards"] for version, use in used.items()} == {1: [], 2: [2.0]}

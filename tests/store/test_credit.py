@@ -9,7 +9,7 @@ from tests.adapter.forest import draw, rewards, text_of
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward, operation
 from lightning_otel.adapter import Advantage, Composition, TripletAdapter, advantages
-from lightning_otel.dataset import batches as batches_module
+from lightning_otel.store import batches as batches_module
 from lightning_otel.types import Call, Credit, CreditRule, Reward, Span
 from lightning_otel.types import conventions as c
 

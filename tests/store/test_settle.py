@@ -16,7 +16,6 @@ from lightning_otel import Store
 from lightning_otel.store import journal
 from lightning_otel.store import layout as layout_module
 from lightning_otel.store import settle as settle_module
-from lightning_otel.store.digest import DIGEST
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.lines import parse_line
 from lightning_otel.store.schema import COLUMNS
@@ -201,7 +200,7 @@ def test_file_is_private_sorted_and_in_small_row_groups(
     assert file.metadata.row_group(0).num_rows == 4096
     assert file.metadata.row_group(0).column(0).compression == "ZSTD"
     assert file.metadata.metadata[b"schema"] == b"1"
-    assert file.schema_arrow.names == [*COLUMNS, *DIGEST, "settled_ns"]
+    assert file.schema_arrow.names == [*COLUMNS, "settled_ns"]
     rows = file.read(columns=["trace_id", "agent", "start_ns"]).to_pylist()
     began = {row["trace_id"]: row["start_ns"] for row in rows}
     for row in rows:

@@ -144,6 +144,7 @@ def damaged_bodies(store: Store, monkeypatch: pytest.MonkeyPatch, write: Write) 
     (file,) = store.layout.read_manifest().files
     path = store.layout.data / file.name
     assert len(store.spans().rows()) == 50  # a file is verified when it is first read
+    assert store.report().calls == 50  # and adapted
     chunks = duckdb.sql(
         "SELECT coalesce(nullif(dictionary_page_offset, 0), data_page_offset) AS first, "
         f"total_compressed_size FROM parquet_metadata('{path}') "

@@ -19,7 +19,7 @@ from tests.adapter.forest import (
     said,
 )
 from tests.adapter.programs import drawing_of, programs, spans_drawn
-from tests.adapter.test_credit import CASES, LATE, UNLIKE_SQL
+from tests.adapter.test_credit import CASES, LATE
 
 from lightning_otel import (
     Store,
@@ -27,10 +27,9 @@ from lightning_otel import (
 )
 from lightning_otel.adapter.advantages import last_rewards
 from lightning_otel.adapter.rewards import with_evaluations
-from lightning_otel.dataset import batches
 from lightning_otel.dataset.tables import MESSAGE_COLUMNS
-from lightning_otel.store import settle
-from lightning_otel.store.attempt_rewards import LAST_REWARD
+from lightning_otel.store import batches, settle
+from lightning_otel.store.views import LAST_REWARD
 from lightning_otel.types import Conversation, Report, Span, Transition
 from lightning_otel.types import conventions as c
 
@@ -132,7 +131,7 @@ def test_an_empty_store_has_no_rows(tmp_path: Path) -> None:
 
 def _drawn() -> list[Span]:
     """The spans of every case, each in rollouts of its own."""
-    cases = [drawing for name, (drawing, _) in CASES.items() if name not in UNLIKE_SQL]
+    cases = [drawing for drawing, _ in CASES.values()]
     return [
         replace(span, scope=span.scope or c.SCOPE)
         for number, drawing in enumerate(cases)

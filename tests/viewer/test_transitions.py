@@ -330,6 +330,17 @@ def test_export_takes_a_formats_own_options(asked: Asking) -> None:
         assert "as=exe" in query or asked.get(f"/transitions/export?{query}").status == 400
 
 
+def test_the_export_page_counts_what_came_since(store: Store, asking: AskingOf) -> None:
+    """Its numbers are those of the store as it is, at every visit."""
+    asked = asking(fill(store))
+    for number in (4, 4, 5, 6):
+        if number > 4:
+            with auto_trace(store=store, rollout_id=f"later{number}"):
+                emit_action("more")
+        page = asked.get("/transitions/export?format=triplets")
+        assert f"{number} rows will be written" in page.words
+
+
 def test_dropped_call_leads_to_its_trace(visit: Visits, filled: Store, shot: Shot) -> None:
     """In a browser: from the count to the reason, the call, and the trace it lies in."""
     page = visit(filled, "/transitions")

@@ -5,10 +5,9 @@ observations marked by hand) become transitions; rewards are credited to them; a
 calls become one trajectory per branch. Everything left behind is in the report, with its reason.
 
 Read ``triplet`` first, which sorts spans into ``attempts``. Nearly all of these are linear:
-``linear`` walks over them, with ``calls``, ``tokens`` and ``rewards`` to read a span, and
-``call_facts`` gives the same walk columns instead of spans. What the walk refuses goes to
-``assembly``, which builds the ``tree`` and asks ``duplicates``, ``branches``, ``credit`` and
-``trajectories``.
+``linear`` walks over them, with ``calls``, ``tokens`` and ``rewards`` to read a span. What the walk
+refuses goes to ``assembly``, which builds the ``tree`` and asks ``duplicates``, ``branches``,
+``credit`` and ``trajectories``.
 Each name is imported when it is first used: the store needs the readers of conventions alone.
 """
 

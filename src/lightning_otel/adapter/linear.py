@@ -1,12 +1,12 @@
 """The linear walk: attempts in which one call comes after the other, as nearly all do.
 
 Each call continues its agent's last one, or all of them begin anew. Then there is one path for each
-agent, and a reward goes to the latest call. The walk is given the spans, or facts about them; what
-it refuses is put together by :mod:`assembly`, whose answer is the same where both have one.
+agent, and a reward goes to the latest call. What the walk refuses is put together by
+:mod:`assembly`, whose answer is the same where both have one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise, zip_longest
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -51,13 +51,11 @@ _MARKS: Final = (c.SPAN_ACTION, c.SPAN_OBSERVATION)
 
 Row: TypeAlias = tuple[Any, ...]
 """A span: a plain tuple, as there are many. In order: its id, its parent's id or None, clocks of
-its start and end, the agent it names or None, its kind, and whatever else its reader knows."""
+its start and end, the agent it names or None, its kind, and of a reward its values by name."""
 _ID, _PARENT, _START, _END, _AGENT, _KIND = range(6)
 
 ReadCall: TypeAlias = Callable[[int, str], bool]
 """Takes the call at a position, of an agent, and tells whether the walk may go on."""
-ReadReward: TypeAlias = Callable[[int], Mapping[str, float] | None]
-"""Returns the named rewards of the span at a position; None if they must be looked at closely."""
 
 
 class Linear(NamedTuple):
@@ -80,7 +78,7 @@ class Linear(NamedTuple):
     agents: list[str]
 
 
-def walk(rows: Sequence[Row], read_call: ReadCall, read_reward: ReadReward) -> Linear | None:
+def walk(rows: Sequence[Row], read_call: ReadCall) -> Linear | None:
     """Walk over the spans of an attempt, in order of their start; None if it is not linear."""
     index: dict[str, int] = {}
     parents, agents = list[int](), list[str]()
@@ -91,7 +89,7 @@ def walk(rows: Sequence[Row], read_call: ReadCall, read_reward: ReadReward) -> L
     own: dict[str, list[int]] = {}
     rewards: dict[int, dict[str, float]] = {}
     placed, dropped = list[tuple[int, int]](), list[tuple[int, str]]()
-    for position, (span_id, parent_id, start, end, agent, kind, *_) in enumerate(rows):
+    for position, (span_id, parent_id, start, end, agent, kind, named) in enumerate(rows):
         above = index.get(parent_id) if parent_id else -1
         # What began before its parent, or lacks it, and ids that come twice are repaired.
         if above is None or index.setdefault(span_id, position) != position:
@@ -123,9 +121,6 @@ def walk(rows: Sequence[Row], read_call: ReadCall, read_reward: ReadReward) -> L
             own.setdefault(agent, []).append(position)
             latest[agent] = latest[_ALL] = position
             continue
-        named = read_reward(position)
-        if named is None:
-            return None
         if above >= 0 and (rows[above][_KIND] in (CALL, REWARD) or over[above] < start):
             return None
         if agent == _ALL and len(own) > 1:  # it may be the outcome of one of them
@@ -158,12 +153,14 @@ class Adaptation(NamedTuple):
     Attributes:
         credited: Where each reward went that is not reported as left out.
         outcomes: The reward of each attempt.
+        parts: Each attempt with its spans, each once, and what was made of it alone.
     """
 
     trajectories: list[Trajectory]
     report: Report
     credited: Sequence[Credited] = ()
     outcomes: Sequence[Outcome] = ()
+    parts: "Sequence[tuple[AttemptKey, Sequence[Span], Adaptation]]" = ()
 
 
 def adapt_linear(
@@ -195,7 +192,7 @@ def adapt_linear(
             calls[position] = call
         return position in calls
 
-    found = walk(rows, take_call, lambda position: rows[position][-1])
+    found = walk(rows, take_call)
     if found is None or len({*found.agents, ""}) > 2 or (found.dropped and not calls):
         return None
     trajectories = []

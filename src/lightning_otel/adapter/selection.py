@@ -5,7 +5,7 @@ transitions it made, so that a step keeps its reward, its neighbours and its pla
 are asked for.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, TypeAlias, TypedDict
@@ -123,7 +123,10 @@ class Selection:
         return (
             (not self.agents or self.wants_agent(step.agent))
             and (self.mode is None or step.mode == self.mode)
-            and (self.resource_version is None or self._has_version(step))
+            and (
+                self.resource_version is None
+                or self.wants_version(step.resource_version, step.resources)
+            )
             and (self.rewarded is None or (reward is not None) == self.rewarded)
             and (self.min_reward is None or (reward is not None and reward >= self.min_reward))
             and (self.max_reward is None or (reward is not None and reward <= self.max_reward))
@@ -137,9 +140,10 @@ class Selection:
             return trajectory
         return replace(trajectory, transitions=steps) if steps else None
 
-    def _has_version(self, step: Transition) -> bool:
+    def wants_version(self, version: str | None, resources: Mapping[str, str]) -> bool:
+        """Return whether the steps of a version, of all resources or of one, are wanted."""
         wanted = self.resource_version or ""
-        named = [step.resource_version, *(f"{k}@{v}" for k, v in step.resources.items())]
+        named = [version, *(f"{k}@{v}" for k, v in resources.items())]
         texts = filter(None, named)
         return any(each == wanted or fnmatchcase(each, wanted) for each in texts)
 

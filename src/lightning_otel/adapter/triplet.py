@@ -263,6 +263,7 @@ class TripletAdapter:
             Report.total([rest, *(each.report for each in found)]),
             [credited for each in found for credited in each.credited],
             [outcome for each in found for outcome in each.outcomes],
+            [(*attempt, part) for attempt, part in zip(attempts.items(), found, strict=True)],
         )
 
     def _adapt_attempt(

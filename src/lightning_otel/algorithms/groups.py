@@ -15,7 +15,7 @@ from lightning_otel.adapter.tokens import NO_IDS, PENALISED, TRUNCATED, notes_of
 from lightning_otel.dataset.batches import read_batches
 from lightning_otel.dataset.query import judges_otherwise
 from lightning_otel.errors import StoreMissingError
-from lightning_otel.store.source import INDEX_COLUMNS
+from lightning_otel.store.selection import INDEX_COLUMNS
 from lightning_otel.store.sql import ROLLOUT, attribute_sql
 from lightning_otel.types import Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
@@ -48,13 +48,13 @@ WHOLE: Final = (
 )
 
 _RECORDED: Final = f"""
-SELECT rollout_id, attempt_id, status, reward, end_ns, coalesce(task_id, task), mode FROM rollouts
-LEFT JOIN (
+SELECT rollout_id, attempt_id, status, reward, end_ns, coalesce(stamps.task_id, task), stamps.mode
+FROM rollouts LEFT JOIN (
   SELECT {ROLLOUT} AS rollout_id, any_value({attribute_sql(c.MODE)}) AS mode,
     any_value({attribute_sql(c.TASK_ID)}) AS task_id
   FROM spans WHERE contains(attributes::VARCHAR, '{c.MODE}')
     OR contains(attributes::VARCHAR, '{c.TASK_ID}') GROUP BY 1
-) USING (rollout_id)
+) AS stamps USING (rollout_id)
 WHERE (?::VARCHAR[] IS NULL OR list_contains(?::VARCHAR[], rollout_id))
   AND start_ns >= ? AND start_ns < ?
 ORDER BY start_ns, rollout_id"""

@@ -1,23 +1,29 @@
 """The data set: a store with the transitions, trajectories and conversations of its spans."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast
 
 from lightning_otel.store import SpanStore
-from lightning_otel.store.layout import Layout, is_settling_due
+from lightning_otel.store.layout import is_settling_due
 from lightning_otel.types.values import check_names, check_types
 
 if TYPE_CHECKING:
     from lightning_otel.adapter import Adaptation
     from lightning_otel.dataset.export import Exported, FileKind, Place
     from lightning_otel.dataset.formats.format import LeftOut, Row
-    from lightning_otel.dataset.query import QueryKeywords, StepBatch, TransitionQuery
+    from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
     from lightning_otel.store.table import Table, Transitions
     from lightning_otel.types import Conversation, Report, Span, Trajectory, Transition
+
+_STEP_COUNTS: Final = """
+SELECT rollout_id, resources::VARCHAR AS resources, count(*) AS steps, count(reward) AS rewarded
+FROM steps WHERE (rollout_id, attempt_id) NOT IN
+  (SELECT rollout_id, attempt_id FROM rollouts WHERE status = 'incomplete')
+GROUP BY 1, 2"""
 
 
 class StepCount(NamedTuple):
@@ -51,7 +57,7 @@ class Store(SpanStore):
             trace_id: Only this trace's.
         """
         from lightning_otel.dataset.batches import read_rollouts
-        from lightning_otel.store.source import Selection
+        from lightning_otel.store.selection import Selection
         from lightning_otel.store.table import Query, Spans
 
         selection = Selection(
@@ -77,8 +83,8 @@ class Store(SpanStore):
         Its ``report()`` is the funnel behind the rows, without adapting the spans once more.
 
         Args:
-            bodies: Whether to read messages, tools, token ids and logprobs. Without, the
-                transitions are the same ones, and much sooner there.
+            bodies: Whether transitions have messages, tools, token ids and logprobs. Without, the
+                transitions are the same ones.
             **keywords: Which transitions, and how rewards reach them:
                 :class:`~lightning_otel.dataset.query.QueryKeywords`, docs/transitions.md.
 
@@ -86,48 +92,57 @@ class Store(SpanStore):
             ConfigError: A keyword is unknown, or cannot be understood.
             AdapterError: The other adapter cannot be loaded.
         """
+        from lightning_otel.dataset.facts import FactReader
+        from lightning_otel.dataset.formats.format import distinct
         from lightning_otel.dataset.formats.transition_rows import COLUMNS, NARROW_COLUMNS, row
-        from lightning_otel.dataset.query import TransitionQuery
+        from lightning_otel.dataset.query import TransitionQuery, strip_bodies
         from lightning_otel.dataset.tables import query_rows
         from lightning_otel.store.table import Query, Transitions
         from lightning_otel.types import Report
 
         check_types({"bodies": bodies}, {"bodies": bool})
         query = TransitionQuery.of(keywords)
+        if not bodies and self._has_facts(query):
+            facts = FactReader(self.source, query)
+            return Transitions(
+                facts.query_steps,
+                facts.read_steps,
+                facts.read_records,
+                counts=facts.count_steps,
+                report=facts.read_report,
+            )
         columns = COLUMNS if bodies else NARROW_COLUMNS
         is_all = query.wanted.wants_all
 
-        def is_wanted(step: "tuple[Transition, int]") -> bool:
-            return query.wanted.wants(step[0])
+        def list_steps(part: "Adaptation") -> "Iterator[tuple[Transition, int]]":
+            return (
+                (step, path.branch)
+                for step, path in distinct(part.trajectories)
+                if is_all or query.wanted.wants(step)
+            )
 
         def steps() -> "Iterator[tuple[Transition, int]]":
             report = Report()
 
-            def keep_report(part: "StepBatch") -> "Iterable[tuple[Transition, int]]":
+            def add_report(part: "Adaptation") -> "Iterator[tuple[Transition, int]]":
                 nonlocal report
                 report = Report.total([report, part.report])
-                return part.steps if is_all else filter(is_wanted, part.steps)
+                return list_steps(part)
 
             # No part has a name here: it would be held while the next one is read.
-            yield from chain.from_iterable(map(keep_report, self._read_parts(query, bodies=bodies)))
+            for step, branch in chain.from_iterable(map(add_report, self._adapt(query))):
+                yield (step if bodies else strip_bodies(step)), branch
             table.keep(report)
 
         def open_query() -> Query:
-            if not bodies and self._linear_layout(query) is not None:
-                from lightning_otel.dataset import linear
-                from lightning_otel.store.source import at_moment
-
-                fixed = at_moment(self)
-                rest = partial(fixed._adapt_named, query)
-                return linear.query(fixed.source, query.wanted, rest, table.keep)
             return query_rows(records(), columns)
 
         def records() -> Iterator[dict[str, Any]]:
             return (row(step, branch, columns) for step, branch in steps())
 
         def counts() -> Iterator[int]:
-            for part in self._read_parts(query, bodies=False):
-                yield sum(1 for step in part.steps if is_all or is_wanted(step))
+            for part in self._adapt(query):
+                yield sum(1 for _ in list_steps(part))
 
         table = Transitions(open_query, lambda: map(itemgetter(0), steps()), records, counts=counts)
         return table
@@ -174,8 +189,7 @@ class Store(SpanStore):
     def report(self, **keywords: "Unpack[QueryKeywords]") -> "Report":
         """The funnel from spans to transitions, with every reason for a loss.
 
-        It is that of the rollouts that had to be looked at, of all their agents; no bodies are read
-        where that changes nothing.
+        It is that of the rollouts that had to be looked at, of all their agents.
 
         Args:
             **keywords: As :meth:`transitions` takes them.
@@ -183,16 +197,20 @@ class Store(SpanStore):
         from lightning_otel.dataset.query import TransitionQuery
         from lightning_otel.types import Report
 
-        found = self._read_parts(TransitionQuery.of(keywords), bodies=False)
-        return Report.total(part.report for part in found)
+        query = TransitionQuery.of(keywords)
+        if self._has_facts(query):
+            from lightning_otel.dataset.facts import FactReader
+
+            return FactReader(self.source, query).read_report()
+        return Report.total(part.report for part in self._adapt(query))
 
     def step_counts(self) -> Iterator[StepCount]:
         """Count each rollout's transitions, and those with a reward.
 
         There may be several counts of a rollout, which add up.
         """
-        for step in self.transitions(bodies=False):
-            yield StepCount(step.rollout_id, step.resources, 1, int(step.reward is not None))
+        for row in self.sql(_STEP_COUNTS).dicts():
+            yield StepCount(**{**row, "resources": json.loads(row["resources"] or "{}")})
 
     def export(
         self,
@@ -266,26 +284,26 @@ class Store(SpanStore):
             **keywords: As :meth:`transitions` takes them; of what is wanted, rollouts, times and
                 agents choose the rollouts, and all of their steps are there.
         """
-        from lightning_otel.dataset.query import TransitionQuery
+        from lightning_otel.dataset.query import TransitionQuery, strip_adaptation
 
-        query = TransitionQuery.of(keywords)
-        if bodies:
-            return self._adapt(query)
-        return (part.adapt() for part in self._read_parts(query, bodies=False))
+        adaptations = self._adapt(TransitionQuery.of(keywords))
+        return adaptations if bodies else map(strip_adaptation, adaptations)
 
     def _adapt(self, query: "TransitionQuery") -> "Iterator[Adaptation]":
         from lightning_otel.adapter import TripletAdapter
         from lightning_otel.dataset.batches import (
             connect_with_moved,
             list_incomplete,
+            make_reader,
             read_batches,
-            read_origins,
         )
+        from lightning_otel.store.batches import read_origins
 
         self._settle_if_worthwhile()
         adapter, wanted, include_incomplete = query
         source = self.source.at_moment()
         con = connect_with_moved(source)
+        reader = make_reader(source, con)
         out = frozenset() if include_incomplete else list_incomplete(source, con)
         told: dict[str, Any] = {}
         if isinstance(adapter, TripletAdapter) and adapter.advantage is not None:
@@ -300,42 +318,20 @@ class Store(SpanStore):
             if not isinstance(adapter, TripletAdapter):
                 return adapter.explain(batch, incomplete=out)
             spans = list(batch)
-            origins = read_origins(source, con, spans)
+            origins = read_origins(reader, spans)
             return adapter.explain(spans, incomplete=out, origins=origins, **told)
 
         return (explain(wanted.spans(spans)) for spans in read_batches(source, wanted, con))
 
-    def _read_parts(self, query: "TransitionQuery", *, bodies: bool) -> "Iterator[StepBatch]":
-        """Each transition once with its branch, and the report, of some rollouts at a time."""
-        from lightning_otel.dataset.query import make_batch
-        from lightning_otel.store.snapshot import Snapshot
-        from lightning_otel.store.source import at_moment
+    def _has_facts(self, query: "TransitionQuery") -> bool:
+        """Return whether facts answer a query; the store is settled then."""
+        from lightning_otel.dataset.facts import can_answer
 
-        layout = self._linear_layout(query)
-        # To plan a walk over a small store costs more than it saves.
-        if layout is not None and not Snapshot.take(layout).is_small:
-            from lightning_otel.dataset import linear
-
-            fixed = at_moment(self)
-            rest = partial(fixed._adapt_named, query)
-            return linear.parts(fixed.source, query.wanted, rest, bodies=bodies)
-        return map(partial(make_batch, bodies=bodies), self._adapt(query))
-
-    def _adapt_named(
-        self, query: "TransitionQuery", names: Sequence[str]
-    ) -> "Iterator[Adaptation]":
-        """Adapt the rollouts of these names alone."""
-        return self._adapt(query._replace(wanted=replace(query.wanted, rollout_ids=tuple(names))))
-
-    def _linear_layout(self, query: "TransitionQuery") -> Layout | None:
-        """The store's paths, if the linear walk serves the query; it is settled then."""
-        from lightning_otel.dataset.query import allows_linear_walk
-
-        if self.layout is None or not allows_linear_walk(query.adapter):
-            return None
+        if self.layout is None or not can_answer(query):
+            return False
         self.layout.require()
         self._settle_if_worthwhile()
-        return self.layout
+        return True
 
     def _settle_if_worthwhile(self) -> None:
         from lightning_otel.store.recovery import ensure_manifest

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
@@ -16,7 +15,6 @@ from lightning_otel.adapter.advantages import Outcome
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.linear import count_steps
 from lightning_otel.adapter.selection import Matcher, Selection, SelectionKeywords
-from lightning_otel.dataset.formats.format import distinct
 from lightning_otel.dataset.formats.transition_rows import BODIES
 from lightning_otel.dataset.registry import Registry
 from lightning_otel.errors import AdapterError, ConfigError
@@ -243,54 +241,23 @@ class TransitionQuery(NamedTuple):
         return cls(resolve_adapter(other, ours), wanted, include_incomplete)
 
 
-class StepBatch(NamedTuple):
-    """Some rollouts' transitions, and the funnel that led to them.
-
-    Attributes:
-        steps: Each with its branch; to be gone through, if at all, before the next part is asked
-            for.
-        put: Appends the rows of all of them to a table on the pass's connection; None if that is
-            not quicker than to make them of the steps.
-        adapt: Returns their trajectories without bodies, and where each reward went.
-    """
-
-    steps: Iterable[tuple[Transition, int]]
-    report: Report
-    adapt: Callable[[], Adaptation]
-    put: Callable[[str], None] | None = None
-
-
 def judges_otherwise(adapter: object) -> bool:
     """Return whether an adapter may find rewards that the store's views do not know."""
     return not isinstance(adapter, TripletAdapter) or adapter.is_reward is not None
 
 
-def allows_linear_walk(adapter: object) -> bool:
-    """Return whether an adapter makes of a linear attempt what the walk does."""
-    usual = TripletAdapter()
-    return isinstance(adapter, TripletAdapter) and replace(adapter, gamma=usual.gamma) == usual
-
-
-def make_batch(found: Adaptation, *, bodies: bool) -> StepBatch:
-    """Each transition of an adaptation once, with its branch and with its bodies or without."""
-    told = (lambda step: step) if bodies else strip_bodies
-    steps = ((told(step), path.branch) for step, path in distinct(found.trajectories))
-    # Who wants the report alone makes no step.
-    return StepBatch(steps, found.report, partial(strip_adaptation, found))
-
-
 def strip_bodies(step: Transition) -> Transition:
-    """The transition as narrow columns tell it; there is still a next observation if there was."""
+    """Return the transition without its bodies; a next observation is empty, and None if it was."""
     bodies: dict[str, Any] = {name: None if getattr(step, name) is None else () for name in BODIES}
     return replace(step, **bodies)
 
 
 def strip_adaptation(found: Adaptation) -> Adaptation:
-    """The adaptation with steps as narrow columns tell them, a shared one still one object."""
+    """Return the adaptation with steps without bodies, a shared one still one object."""
     every = {id(step): step for path in found.trajectories for step in path.transitions}
     steps = {key: strip_bodies(step) for key, step in every.items()}
     paths = [
         replace(path, transitions=tuple(steps[id(step)] for step in path.transitions))
         for path in found.trajectories
     ]
-    return Adaptation(paths, found.report, found.credited)
+    return found._replace(trajectories=paths)

@@ -1,11 +1,13 @@
 """Comparison of two versions: rewards of the same tasks, and how sure the difference is."""
 
+import json
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.agent_patterns import resources_of
@@ -23,11 +25,13 @@ from lightning_otel.resources.neighbours import (
     is_sticky,
     join_units,
 )
-from lightning_otel.store.attempt_rewards import LAST_REWARD
-from lightning_otel.store.source import read_overview
+from lightning_otel.store.reader import Reader
+from lightning_otel.store.source import connect_overview
 from lightning_otel.store.sql import ROLLOUT, attribute_sql
-from lightning_otel.types import Transition, html
+from lightning_otel.store.table import Query
+from lightning_otel.store.views import LAST_REWARD
 from lightning_otel.types import conventions as c
+from lightning_otel.types import html
 
 if TYPE_CHECKING:
     from lightning_otel.dataset import Store
@@ -45,6 +49,14 @@ SELECT * FROM (
   FROM spans GROUP BY 1
 ) USING (rollout_id)"""
 """Rollouts, as their last attempt left them, and what their versions may have been drawn by."""
+_LAST_STEPS: Final = """
+SELECT rollout_id, rollouts.group_id, min(steps.start_ns) AS start_ns, list(DISTINCT {
+  'agent': steps.agent, 'model': steps.model, 'resources': steps.resources::VARCHAR}) AS stamps
+FROM steps JOIN rollouts USING (rollout_id, attempt_id) WHERE rollouts.status <> 'incomplete'
+GROUP BY rollout_id, attempt_id, rollouts.group_id
+QUALIFY row_number() OVER (PARTITION BY rollout_id ORDER BY min(steps.start_ns) DESC) = 1
+ORDER BY 3, 1"""
+"""Who acted with which resources in each rollout's last attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +184,9 @@ def compare_versions(
     reward_range = check_range(reward_range)
     left_out: Counter[str] = Counter()
     lonely: Counter[str] = Counter()
-    rows = {row["rollout_id"]: row for row in read_overview(store.source, _ROLLOUTS)}
-    scored = _choose_attempts(name, (a, b), store, rows, left_out)
+    con = connect_overview(store.source)
+    rows = {row["rollout_id"]: row for row in Query(con, _ROLLOUTS).dicts()}
+    scored = _choose_attempts(name, (a, b), read_last_attempts(name, con), rows, left_out)
     rewards = _score_attempts(scored, rows, reward_range)
     units = _make_units(scored, rows, rewards, b)
     pairs = [] if is_paired is False else _pair_tasks(scored, rewards, b, lonely)
@@ -243,12 +256,11 @@ def compare_versions(
 def _choose_attempts(
     name: str,
     versions: tuple[int, int],
-    store: "Store",
+    attempts: list["LastAttempt"],
     rows: Mapping[str, Mapping[str, Any]],
     left_out: Counter[str],
 ) -> list["LastAttempt"]:
     """Return the attempts made with one of the versions that were rewarded or lost, by start."""
-    attempts = find_last_attempts(name, store.transitions(bodies=False, advantage="dr_grpo"))
     versions_known = {attempt.rollout_id for attempt in attempts if attempt.versions}
     for rollout_id, row in rows.items():
         if row["is_lost"] and rollout_id not in versions_known:  # before its first step
@@ -321,32 +333,41 @@ class LastAttempt(NamedTuple):
         return next(iter(self.versions)) if len(self.versions) == 1 else None
 
 
-def find_last_attempts(
-    name: str, steps: Iterable[Transition], model: str | None = None
-) -> list[LastAttempt]:
+def read_last_attempts(name: str, con: Reader, model: str | None = None) -> list[LastAttempt]:
     """Return the last attempt at each rollout, which its reward is of, by start.
 
-    A version counts only by steps of the model, a name or glob; None is any.
+    Args:
+        name: The resource.
+        con: A connection of :func:`~lightning_otel.store.source.connect_overview`.
+        model: Versions count only by steps of this model, a name or glob; None is any.
     """
-    attempts: dict[tuple[str, str], LastAttempt] = {}
-    for step in steps:
-        key = (step.rollout_id, step.attempt_id)
-        made = attempts.get(key) or LastAttempt(step.rollout_id, step.group_id, step.start_ns)
-        version = version_in(name, step)
-        if version is not None and (model is None or fnmatchcase(step.model or "", model)):
-            made = made._replace(versions=made.versions | {version})
-        attempts[key] = made._replace(start_ns=min(made.start_ns, step.start_ns))
-    ordered = sorted(attempts.values(), key=lambda made: made.start_ns)
-    last = {made.rollout_id: made for made in ordered}
-    return sorted(last.values(), key=lambda made: made.start_ns)
+    attempts: list[LastAttempt] = []
+    for row in Query(con, _LAST_STEPS).dicts():
+        stamps = (
+            (stamp["agent"], stamp["resources"])
+            for stamp in row["stamps"]
+            if model is None or fnmatchcase(stamp["model"] or "", model)
+        )
+        numbers = (read_version(name, *stamp) for stamp in stamps)
+        versions = frozenset(version for version in numbers if version is not None)
+        attempts.append(
+            LastAttempt(row["rollout_id"], row["group_id"] or "", row["start_ns"], versions)
+        )
+    return attempts
 
 
-def version_in(name: str, step: Transition) -> int | None:
-    """The version of a resource that a step was made with; None if none is stamped.
+@lru_cache(maxsize=4096)
+def read_version(name: str, agent: str, resources: str) -> int | None:
+    """Return the version of a resource that an agent's steps were made with; None if none is.
 
     A resource of one agent is found by its plain name too, as people stamp it by hand.
+
+    Args:
+        name: The resource.
+        agent: Who acted.
+        resources: Versions by name, as JSON.
     """
-    return _version_of(name, step.agent, step.resources)
+    return _version_of(name, agent, json.loads(resources or "{}"))
 
 
 def _version_of(name: str, agent: str, resources: Mapping[str, str]) -> int | None:

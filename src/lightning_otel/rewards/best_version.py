@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import LIVE, Resources
-from lightning_otel.resources.comparison import find_last_attempts
-from lightning_otel.store.source import read_rollout_rewards
+from lightning_otel.resources.comparison import read_last_attempts
+from lightning_otel.store.source import connect_overview, read_rollout_rewards
 from lightning_otel.types import Resource
 
 MIN_ROLLOUTS: Final = 3
@@ -107,8 +107,9 @@ def rewards_by_version(
     store: Store, name: str, model: str | None = None
 ) -> Mapping[int, Sequence[float]]:
     """Return rollouts' rewards by the version they were given; of two, they count for none."""
-    every = find_last_attempts(name, store.transitions(bodies=False), model)
-    rewards = read_rollout_rewards(store.source) if every else {}
+    con = connect_overview(store.source)
+    every = read_last_attempts(name, con, model)
+    rewards = read_rollout_rewards(con)
     found: dict[int, list[float]] = {}
     for made in every:
         if made.version is not None and made.rollout_id in rewards:

@@ -16,7 +16,7 @@ from lightning_otel import capture, config
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError, StoreError, disk_remedy
 from lightning_otel.store.schema import NARROW_COLUMNS
-from lightning_otel.store.source import INDEX_COLUMNS
+from lightning_otel.store.selection import INDEX_COLUMNS
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
 from lightning_otel.tracing.emitters import emit_reward, reward_span
 from lightning_otel.types import Span

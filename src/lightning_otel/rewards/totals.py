@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.dataset import Store
-from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.source import read_overview
+from lightning_otel.store.views import LAST_REWARD
 
 KEY: Final = "category"
 """Where a task says what kind it is of."""

@@ -72,7 +72,7 @@ def make_app(
     state.feedback_readers = page.Readers()
     state.repositories, state.events = repositories, broker
     state.streams = Streams(_MOST_STREAMS)
-    state.learned_reads, state.rollout_by_span = {}, {}
+    state.learned_reads, state.rollout_by_span, state.export_counts = {}, {}, {}
     state.totals, state.by_status = CachedRead[StoreTotals](), CachedRead[dict[str, int]]()
     return Guard(app, access, refused)
 

@@ -95,7 +95,7 @@ class SpanStore:
         self.source.add(spans)
 
     def connect(self) -> "duckdb.DuckDBPyConnection":
-        """Return a DuckDB connection with the views spans, calls, rewards and rollouts.
+        """Return a DuckDB connection with the views: spans, calls, rewards, rollouts, steps.
 
         It is an in-memory database of its own; nothing done in it reaches the store.
 
@@ -346,7 +346,7 @@ class SpanStore:
         text = os.fspath(path)
         if text.partition("://")[0] in SCHEMES:
             return ClickHouse(text).load(self.source)
-        with self.source.connect(("spans",)) as con:
+        with self.source.connect(("spans", "facts")) as con:
             return pack(con, path)
 
     def follow(self, name: str, *, idle_s: float | None = None, since_ns: int = 0) -> "Follower":
@@ -381,7 +381,7 @@ class SpanStore:
             NotFoundError: None does, or several do.
         """
         from lightning_otel.store.lookup import find_id
-        from lightning_otel.store.source import INDEX_COLUMNS
+        from lightning_otel.store.selection import INDEX_COLUMNS
 
         return find_id(self.source.connect(("spans",), INDEX_COLUMNS), prefix)
 
@@ -390,7 +390,7 @@ class SpanStore:
         if noun == "rollout":
             return whole_id
         from lightning_otel.store.lookup import find_rollout
-        from lightning_otel.store.source import INDEX_COLUMNS
+        from lightning_otel.store.selection import INDEX_COLUMNS
 
         con = self.source.connect(("spans",), INDEX_COLUMNS)
         return find_rollout(con, noun, whole_id)

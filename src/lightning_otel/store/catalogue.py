@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_otel.errors import StoreError
+from lightning_otel.store.facts import PATTERN, facts_sql
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.manifest import FURTHEST_AHEAD_US
 from lightning_otel.store.schema import COLUMNS, WIDE_COLUMNS
@@ -26,11 +27,19 @@ from lightning_otel.store.snapshot import (
     union_sql,
 )
 from lightning_otel.store.sql import quote_text
-from lightning_otel.store.views import DERIVED, NAMES, alive_macro_sql, create_views
+from lightning_otel.store.views import (
+    ALIVE,
+    ATTEMPTS,
+    DERIVED,
+    NAMES,
+    alive_macro_sql,
+    create_views,
+)
 
 if TYPE_CHECKING:
     from lightning_otel.store.reader import Reader
 
+_ATTEMPTS: Final = f"CREATE OR REPLACE VIEW attempts AS {ATTEMPTS}"
 _NO_SPANS: Final = f"CREATE OR REPLACE VIEW spans AS SELECT {NO_COLUMNS}"
 MANIFEST_COLUMNS: Final = {
     "kind": "VARCHAR",
@@ -61,8 +70,8 @@ def catalogue_statements(
     manifest_name: str = "manifest.ndjson",
     excluded: Collection[str] = (),
     alive: Collection[str] | None = None,
-) -> list[str]:
-    """Return ``CREATE VIEW`` of every view, for connections that stay open.
+) -> dict[str, str]:
+    """Return ``CREATE VIEW`` of every view by its name, for connections that stay open.
 
     Args:
         folder: The store's folder as a SQL expression, which DuckDB reads as a pattern.
@@ -74,8 +83,11 @@ def catalogue_statements(
     manifest = ndjson_sql(f"{folder} || {quote_text(f'/{manifest_name}')}", MANIFEST_COLUMNS)
     macro = _unsettled_sql(folder, manifest) if alive is None else alive_macro_sql(alive)
     spans = f"CREATE OR REPLACE VIEW spans AS {_spans_sql(folder, manifest, excluded)}"
-    # Each of the others looks up ``spans`` many times, and this one every segment.
-    return [_NO_SPANS, macro, *DERIVED.values(), spans]
+    kept = f"read_parquet({folder} || {quote_text(f'/facts/{PATTERN}')}, filename=true)"
+    facts = f"CREATE OR REPLACE VIEW facts AS {facts_sql(kept, is_one=False)}"
+    # Each of the others looks up ``spans``, and this one every segment.
+    first = {"no spans": _NO_SPANS, ALIVE: macro, "facts": facts, "attempts": _ATTEMPTS}
+    return {**first, **DERIVED, "spans": spans}
 
 
 def _spans_sql(folder: str, manifest: str, excluded: Collection[str]) -> str:
@@ -168,7 +180,10 @@ def _write_pack(reader: "Reader", path: Path) -> int:
     rows = f"SELECT {', '.join(COLUMNS)} FROM spans ORDER BY trace_id, start_ns, sequence"
     reader.attempt(lambda: con.execute(f"INSERT INTO packed.spans {rows}"))
     (row,) = con.execute("SELECT count(*) FROM packed.spans").fetchall()
+    reader.attempt(lambda: con.execute("CREATE TABLE packed.facts AS FROM facts"))
     con.execute("USE packed")
+    con.execute(alive_macro_sql(()))
+    con.execute(_ATTEMPTS)
     create_views(con, NAMES)
     con.execute("USE memory")
     con.execute("DETACH packed")

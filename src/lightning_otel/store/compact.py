@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store import counts as n
 from lightning_otel.store import removal
+from lightning_otel.store.batches import create_moved_table
+from lightning_otel.store.facts import delete_facts
 from lightning_otel.store.files import total_bytes
 from lightning_otel.store.layout import Layout, elect_settler, hold_settler_lock
 from lightning_otel.store.manifest import DataFile
@@ -35,7 +37,7 @@ from lightning_otel.store.snapshot import (
     rows_sql,
 )
 from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths, quote_text
-from lightning_otel.store.views import IS_ANNOTATION, REWARD_TARGETS
+from lightning_otel.store.views import IS_ANNOTATION
 
 if TYPE_CHECKING:
     import duckdb
@@ -156,6 +158,8 @@ def compact(
                 done = CompactResult(merged=sum(map(len, groups)), made=len(groups))
             else:
                 done = _carry_out(con, layout, gone + groups, progress)
+                if dropped:
+                    delete_facts(layout.facts)
             open_spans = 0 if is_dry_run else sum(_count_open(con, layout).values())
             rows = con.execute(f"SELECT rollout FROM expired WHERE {_IS_DELETED}").fetchall()
     is_gone = is_dry_run or removal.wait_for_unlink(layout, wait_s if rows else 0.0, callback)
@@ -202,7 +206,10 @@ def compact_if_needed(
             _find_expired(con, layout, Retention(max_bytes=limit))
             gone, groups = _make_plan(con, layout, most_untouched=int(has_many))
             _carry_out(con, layout, gone + groups)
-        return sum(layout.read_manifest().counts.values()) - before
+        dropped = sum(layout.read_manifest().counts.values()) - before
+        if dropped:
+            delete_facts(layout.facts)
+        return dropped
 
 
 def measure_store(layout: Layout) -> int:
@@ -266,10 +273,10 @@ def _find_expired(
     # A reward that was given alone goes with the rollout it judges; one within another is its part.
     con.execute(f"CREATE TEMP VIEW spans AS {snapshot.spans_sql()}")
     if fetch_row(con, "SELECT count(*) FROM expired") != (0,):
+        create_moved_table(con)
         con.execute(
             f"""
-            INSERT INTO expired WITH {REWARD_TARGETS}
-            SELECT own_rollout, any_value(reason) FROM placements
+            INSERT INTO expired SELECT own_rollout, any_value(reason) FROM moved
             JOIN expired ON target_rollout = rollout
             WHERE own_rollout NOT IN (SELECT rollout FROM expired) AND own_rollout NOT IN
               (SELECT {ROLLOUT} FROM spans WHERE NOT {IS_ANNOTATION}) GROUP BY 1

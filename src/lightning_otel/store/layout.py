@@ -1,8 +1,8 @@
 """The places of a store's files, and the manifest as it lies there.
 
 ``X.duckdb`` is the catalogue (views only); everything else lies in ``X.duckdb.d/``: ``new/`` for
-files being made, ``live/`` for segments, ``data/`` for settled Parquet, ``quarantine/`` for what is
-damaged, ``manifest.ndjson`` and its copy.
+files being made, ``live/`` for segments, ``data/`` for settled Parquet, ``facts/`` for what the
+adapter made of it, ``quarantine/`` for what is damaged, ``manifest.ndjson`` and its copy.
 Nothing in here imports DuckDB: the traced process uses it.
 """
 
@@ -55,6 +55,9 @@ MEMORY: Final = ":memory:"
 """Names a store that is kept in this process and gone with it."""
 SEGMENT_SUFFIX: Final = ".ndjson"
 EMPTY_DATA: Final = "_empty.parquet"
+FACTS_VERSION: Final = 1
+"""Raised whenever the adapter answers otherwise, so that facts are computed anew."""
+EMPTY_FACTS: Final = f"facts-{FACTS_VERSION}-empty.parquet"
 EMPTY_LIVE: Final = "_empty.ndjson"
 WORTHWHILE_BYTES: Final = 16 << 20
 WORTHWHILE_SEGMENTS: Final = 64
@@ -115,6 +118,7 @@ class Layout:
         self.new = self.root / "new"
         self.live = self.root / "live"
         self.data = self.root / "data"
+        self.facts = self.root / "facts"
         self.quarantine = self.root / "quarantine"
         self.manifest_path = self.root / "manifest.ndjson"
         self.manifest_copy = self.root / "manifest.copy.ndjson"
@@ -193,7 +197,7 @@ class Layout:
         if not self.catalogue.parent.exists():
             make_private(self.catalogue.parent)
             add_private(self.catalogue.parent / ".gitignore", b"*\n")
-        for folder in (self.root, self.new, self.live, self.data):
+        for folder in (self.root, self.new, self.live, self.data, self.facts):
             make_private(folder)
         add_private(self.root / ".gitignore", b"*\n")
         add_private(self.live / EMPTY_LIVE, b"")

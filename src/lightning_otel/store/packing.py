@@ -20,12 +20,10 @@ from lightning_otel.store.damage import (
     list_readable_files,
     translate_errors,
 )
-from lightning_otel.store.digest import digest_sql
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.manifest import DataFile, Manifest, SettledSegment
 from lightning_otel.store.parquet import (
     SPILL,
-    STORED,
     Origin,
     bounded_connection,
     fetch_row,
@@ -83,12 +81,11 @@ def make_parquet(
     """
     _choose_lines(con, layout, manifest, lines)
     segments = _count_segments(con, paths)
-    spans = digest_sql(_BEGUN, (*COLUMNS, "began"))
     # Later than all before it, though the clock was set back: consumers know what they have by it.
     times = [find_settled_ns(layout.data, file) for file in manifest.files]
     settled_ns = max([time.time_ns(), *(time_ns + 1 for time_ns in times)])
     query = (
-        f"SELECT {STORED} FROM (SELECT *, {settled_ns} AS settled_ns FROM ({spans})) "
+        f"SELECT {', '.join(COLUMNS)}, {settled_ns} AS settled_ns FROM {_BEGUN} "
         f"ORDER BY began, {ORDER}"
     )
     counts = n.sum_counts(*(segment.counts for segment in segments))

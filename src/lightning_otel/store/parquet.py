@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from lightning_otel.store.digest import DIGEST
 from lightning_otel.store.files import is_own_file
 from lightning_otel.store.layout import Layout, check_schema
 from lightning_otel.store.manifest import (
@@ -45,8 +44,11 @@ ROW_GROUP: Final = 4096
 ROW_GROUP_BYTES: Final = 64 << 20
 """A conversation that goes on in the next row group is stored once more: 200 turns of 1 KB cost
 0.76 of their unique text with this, 0.87 with half of it, and 96 MiB do not fit into the memory."""
-STORED: Final = ", ".join((*COLUMNS, *DIGEST, "settled_ns"))
-"""The columns of a data file; the last one says when a span was settled, whatever is merged."""
+STORED: Final = ", ".join((*COLUMNS, "settled_ns"))
+"""The columns of a data file; the last one says when a span was settled, whatever is merged.
+
+Those of earlier versions have others, which nobody reads.
+"""
 EVER: Final = 1 << 62
 """Later than any span, nanoseconds."""
 ORIGIN: Final = "made_from"

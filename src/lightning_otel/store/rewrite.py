@@ -15,7 +15,6 @@ import orjson
 
 from lightning_otel.store import counts as n
 from lightning_otel.store.damage import quarantine_damage
-from lightning_otel.store.digest import digest_sql
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.packing import CONTENT
@@ -168,8 +167,8 @@ class Rewrite:
                 number, spans = waiting.pop(0)
                 path = self._layout.new / SPILL / f"slice-{token}-{number}.parquet"
                 self._con.execute(
-                    f"COPY (SELECT {STORED} FROM ({digest_sql(spans, _PLACED)}) "
-                    f"ORDER BY position) TO {quote_text(str(path))} "
+                    f"COPY (SELECT {STORED} FROM {spans} ORDER BY position) "
+                    f"TO {quote_text(str(path))} "
                     "(FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1)"
                 )
                 yield path

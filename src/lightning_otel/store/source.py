@@ -2,22 +2,24 @@
 
 import copy
 import tempfile
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lightning_otel.store.attempt_rewards import LAST_REWARD
+from lightning_otel.store.batches import SpanReader
 from lightning_otel.store.catalogue import catalogue_statements
 from lightning_otel.store.damage import exclude_damage
-from lightning_otel.store.digest import DIGEST, digest_sql
 from lightning_otel.store.files import escape_glob
-from lightning_otel.store.layout import MEMORY, WORTHWHILE_SEGMENTS, Layout, now_us
+from lightning_otel.store.layout import EMPTY_FACTS, MEMORY, WORTHWHILE_SEGMENTS, Layout, now_us
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.reader import Moment, Reader
 from lightning_otel.store.recovery import ensure_manifest
+from lightning_otel.store.renewal import has_unwritten_facts, renew_facts
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS
+from lightning_otel.store.selection import INDEX_COLUMNS, Selection
 from lightning_otel.store.settle import settle_for_reader, wait_until_visible
 from lightning_otel.store.snapshot import (
     Snapshot,
@@ -26,10 +28,17 @@ from lightning_otel.store.snapshot import (
     same_span_sql,
     segments_sql,
 )
-from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths, quote_text
+from lightning_otel.store.sql import new_connection, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.store.template import ensure_catalogue
-from lightning_otel.store.views import IS_ANNOTATION, NAMES, NARROW, create_views, list_views
+from lightning_otel.store.views import (
+    FACT_VIEWS,
+    LAST_REWARD,
+    NAMES,
+    alive_macro_sql,
+    create_views,
+    list_views,
+)
 from lightning_otel.store.writer import SpanWriter, writer_for, writers_by_catalogue
 from lightning_otel.types import Span
 
@@ -41,12 +50,9 @@ if TYPE_CHECKING:
     Con = duckdb.DuckDBPyConnection
 
 S = TypeVar("S", bound="SpanStore")
-REWARD_ATTRIBUTES: Final = "reward_attributes"
-"""Stands for ``attributes`` of rewards and annotations; empty on other spans."""
-INDEX_COLUMNS: Final = (*NARROW_COLUMNS, REWARD_ATTRIBUTES)
-"""What tells rollouts, and the rewards given to them from elsewhere: no content."""
-_SUMMARIES: Final = frozenset({"rewards", "rollouts"})
-"""Views that read every span many times over, and no content."""
+_SUMMARIES: Final = FACT_VIEWS - {"calls"}
+"""Views that read no content."""
+_FETCH: Final = 2048
 _SUMMARY: Final = ", ".join((*NARROW_COLUMNS, "attributes"))
 _HELD_BYTES: Final = 32 << 20
 """Segments up to this size are parsed once for a connection, whatever is read of them."""
@@ -55,71 +61,6 @@ _SUMMARY_COLUMNS: Final = frozenset({*INDEX_COLUMNS, "attributes"})
 Names = Collection[str]
 Statement = tuple[str, Sequence[object]]
 """A query, empty if several will be put, and what stands for its question marks."""
-SpanKey = tuple[str, str]
-"""Trace and span id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """A selection of spans; an empty tuple or None selects all.
-
-    Attributes:
-        rollout_ids: Whole ids.
-        trace_ids: Whole ids.
-        since_ns: Spans that start at this time or later.
-        until_ns: Spans that start at this time or earlier.
-        only: Names of the spans wanted.
-        without: Names of spans not wanted.
-        also: What is fetched besides.
-        is_ordered: Whether order matters; sorting wide rows costs more than reading them.
-        columns: Which columns; ``REWARD_ATTRIBUTES`` may be among them.
-    """
-
-    rollout_ids: Sequence[str] = ()
-    trace_ids: Sequence[str] = ()
-    since_ns: int | None = None
-    until_ns: int | None = None
-    only: Sequence[SpanKey] = ()
-    without: Sequence[SpanKey] = ()
-    also: "Selection | None" = None
-    is_ordered: bool = False
-    columns: Collection[str] = tuple(COLUMNS)
-
-    def query(self) -> tuple[str, list[Any]]:
-        """Return the selection as a SQL query and its parameters."""
-        parts = [self] if self.also is None else [self, self.also]
-        found = [part._where_sql() for part in parts]
-        # Not one condition with OR: that would keep DuckDB from leaving out whole row groups.
-        select = f"SELECT {columns_sql(self.columns)} FROM spans"
-        text = " UNION ALL ".join(f"{select} WHERE {where}" for where, _ in found)
-        if self.is_ordered:
-            text = f"SELECT * FROM ({text}) ORDER BY start_ns, process, sequence"
-        return text, [value for _, values in found for value in values]
-
-    def _where_sql(self) -> tuple[str, list[Any]]:
-        terms: list[str] = ["true"]
-        values: list[Any] = []
-        for column, ids in ((ROLLOUT, self.rollout_ids), ("trace_id", self.trace_ids)):
-            if ids:
-                terms.append(f"{column} IN (SELECT unnest(?))")
-                values.append(list(ids))
-        for word, names in (("IN", self.only), ("NOT IN", self.without)):
-            if names:
-                terms.append(f"(trace_id, span_id) {word} (SELECT unnest(?), unnest(?))")
-                values += [list(ids) for ids in zip(*names, strict=True)]
-        for sign, time_ns in ((">=", self.since_ns), ("<=", self.until_ns)):
-            if time_ns is not None:
-                terms.append(f"start_ns {sign} ?")
-                values.append(time_ns)
-        return " AND ".join(terms), values
-
-
-def columns_sql(columns: Collection[str]) -> str:
-    """Return the columns of a SELECT from ``spans``, in the store's order, in plain SQL."""
-    chosen = [name for name in COLUMNS if name in columns]
-    if REWARD_ATTRIBUTES in columns and "attributes" not in columns:
-        chosen.append(f"CASE WHEN {IS_ANNOTATION} THEN attributes END AS attributes")
-    return ", ".join(chosen)
 
 
 class SpanSource(ABC):
@@ -181,10 +122,27 @@ class SpanSource(ABC):
     def _open(self) -> "Con":
         """Return a connection on which ``spans`` can be defined, or is."""
 
+    @cached_property
+    def _facts(self) -> Path:
+        """Return the folder of this process's facts, which goes with the source."""
+        folder = tempfile.TemporaryDirectory(prefix="lightning-otel-")
+        weakref.finalize(self, folder.cleanup)
+        return Path(folder.name)
+
     def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
         """Define the views, as :meth:`connect` has them, where ``spans`` stands already."""
-        create_views(con, names)
+        self._define_views(con, names)
         return Reader(con)
+
+    def _define_views(
+        self, con: "Con", names: Names, alive: Names = (), *, may_compute: bool = True
+    ) -> None:
+        con.execute(alive_macro_sql(alive))
+        if not FACT_VIEWS.isdisjoint(names):
+            look = partial(self.connect, ("spans",), (*INDEX_COLUMNS, "attributes"))
+            reader = SpanReader(con, lambda selection: self.fetch(selection, con).dicts(), look)
+            renew_facts(reader, self._facts, self._facts, may_compute=may_compute)
+        create_views(con, names)
 
 
 class LocalSource(SpanSource):
@@ -218,7 +176,7 @@ class LocalSource(SpanSource):
         def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
             if snapshot.is_small:
                 con.execute("SET threads = 1")
-            define_views(con, snapshot, names, columns)
+            define_views(con, snapshot, names, columns, may_compute=True)
 
         return Reader(con, self.layout, define, self.moment)
 
@@ -245,11 +203,17 @@ def open_live_connection(layout: Layout) -> "duckdb.DuckDBPyConnection":
     """Return a connection that may stay open: what counts is decided at each of its queries."""
 
     def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
+        define_views(con, snapshot, _SUMMARIES, may_compute=True)
+        is_kept = (layout.facts / EMPTY_FACTS).exists() and not has_unwritten_facts(con)
         settled = layout.read_manifest().settled_by(now_us())
         excluded = settled | snapshot.excluded
         folder, manifest = quote_text(escape_glob(layout.root)), layout.find_manifest()[0]
-        for statement in catalogue_statements(folder, manifest.name, excluded, snapshot.alive):
-            con.execute(statement)
+        statements = catalogue_statements(folder, manifest.name, excluded, snapshot.alive)
+        for name, statement in statements.items():
+            if is_kept or name != "facts":
+                con.execute(statement)
+        for table in ("spans", "live", "attempts"):
+            con.execute(f"DROP TABLE IF EXISTS reading.{table}")
 
     prepare(layout)
     return Reader(new_connection(), layout, define).con
@@ -260,46 +224,61 @@ def define_views(
     snapshot: Snapshot,
     names: Collection[str],
     columns: Collection[str] | None = None,
+    *,
+    may_compute: bool = False,
 ) -> None:
-    """Define ``spans`` over a snapshot, and the views named; arguments as ``connect`` has them."""
+    """Define ``spans`` over a snapshot, and the views named; arguments as ``connect`` has them.
+
+    Facts that are not current are computed if that is allowed.
+    """
     con.execute("CREATE SCHEMA IF NOT EXISTS reading")
     layout, files = snapshot.layout, snapshot.files
     is_summary = bool(_SUMMARIES & set(names)) and not _is_wide(names, columns)
-    live = ""
-    if snapshot.is_small:
+    is_narrow = False
+    # Columns that nobody asks for are not read from files.
+    if snapshot.is_small and snapshot.segments:
         con.execute(f"CREATE OR REPLACE TABLE reading.spans AS {snapshot.spans_sql()}")
         spans = "FROM reading.spans"
     elif snapshot.segments and (is_summary or snapshot.live_bytes <= _HELD_BYTES):
         held = _SUMMARY if is_summary else ", ".join(COLUMNS)
-        _hold_rows(con, "live", f"SELECT {held} FROM ({snapshot.live_sql()})", layout, files)
+        _hold_rows(con, f"SELECT {held} FROM ({snapshot.live_sql()})", layout, files)
         spans = f"SELECT {held} FROM {rows_sql(layout, files)} UNION ALL FROM reading.live"
+        is_narrow = is_summary
         if is_summary:
             names = set(names) - {"calls"}  # which would show content
-        else:
-            live = "reading.live"
     else:
         spans = snapshot.spans_sql()
     con.execute(f"CREATE OR REPLACE VIEW spans AS {spans}")
-    if derived := set(names) - {NARROW, "spans"}:
-        create_views(con, derived, snapshot.alive)
-    if NARROW in names:
-        _define_narrow(con, snapshot, live)
+    if derived := set(names) - {"spans"}:
+        con.execute(alive_macro_sql(snapshot.alive))
+        if not FACT_VIEWS.isdisjoint(derived):
+            reader = _make_reader(con, snapshot, is_narrow=is_narrow)
+            renew_facts(reader, layout.facts, layout.new, may_compute=may_compute)
+        create_views(con, derived)
 
 
-def _define_narrow(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot, live: str) -> None:
-    """Define the view of narrow columns and the digest, which segments have not."""
-    layout, files = snapshot.layout, () if snapshot.is_small else snapshot.files
-    source = "reading.spans" if snapshot.is_small else live
-    if not source and snapshot.segments:
-        source = f"({snapshot.live_sql()})"
-    narrow, parts = ", ".join(NARROW_COLUMNS), []
-    if source:
-        _hold_rows(con, "digest", digest_sql(source, NARROW_COLUMNS), layout, files)
-        parts.append("FROM reading.digest")
-    if files:
-        paths = quote_paths(layout.data / file.name for file in files)
-        parts.append(f"SELECT {narrow}, {', '.join(DIGEST)} FROM read_parquet({paths})")
-    con.execute(f"CREATE OR REPLACE VIEW {NARROW} AS {' UNION ALL '.join(parts)}")
+def _make_reader(
+    con: "duckdb.DuckDBPyConnection", snapshot: Snapshot, *, is_narrow: bool
+) -> SpanReader:
+    """Return the ways to the spans of a snapshot; what fails there fails as DuckDB has it."""
+
+    @cache
+    def open_whole() -> "duckdb.DuckDBPyConnection":
+        if not is_narrow:
+            return con
+        whole = new_connection()
+        whole.execute(f"CREATE VIEW spans AS {snapshot.spans_sql()}")
+        return whole
+
+    def fetch(selection: Selection) -> Iterator[Mapping[str, Any]]:
+        cursor = open_whole().cursor()
+        cursor.execute(*selection.query())
+        names = [column[0] for column in cursor.description or ()]
+        while rows := cursor.fetchmany(_FETCH):
+            for row in rows:
+                yield dict(zip(names, row, strict=True))
+
+    return SpanReader(con, fetch, lambda: con)
 
 
 def _is_wide(names: Collection[str], columns: Collection[str] | None) -> bool:
@@ -311,23 +290,22 @@ def _is_wide(names: Collection[str], columns: Collection[str] | None) -> bool:
 
 def _hold_rows(
     con: "duckdb.DuckDBPyConnection",
-    table: str,
     query: str,
     layout: Layout,
     files: Sequence[DataFile],
 ) -> None:
-    """Hold the spans of a query in a table, but for those that some files hold too.
+    """Hold the spans of a query in the table ``live``, but for those that some files hold too.
 
     To parse a segment costs more than all else, and the views look at the spans eight times.
     """
-    held = f"CREATE OR REPLACE TABLE reading.{table} AS"
+    held = "CREATE OR REPLACE TABLE reading.live AS"
     con.execute(f"{held} {query}")
-    times = con.execute(f"SELECT min(start_ns), max(start_ns) FROM reading.{table}").fetchall()
+    times = con.execute("SELECT min(start_ns), max(start_ns) FROM reading.live").fetchall()
     ((low, high),) = times
     near = list_nearby_files(files, low, high) if low is not None else []
     if near:  # as a sender does that heard no answer, some may have come once more
         con.execute(
-            f"{held} SELECT live.* FROM reading.{table} AS live "
+            f"{held} SELECT live.* FROM reading.live AS live "
             f"ANTI JOIN {rows_sql(layout, near)} AS settled ON {same_span_sql('settled', 'live')}"
         )
 
@@ -339,6 +317,11 @@ def at_moment(store: S) -> S:
     return fixed
 
 
+def connect_overview(source: SpanSource) -> Reader:
+    """Return a connection for several questions over facts and spans without content."""
+    return source.connect(("spans", *_SUMMARIES), tuple(_SUMMARY_COLUMNS))
+
+
 def read_overview(
     source: SpanSource, query: str, parameters: Sequence[object] = ()
 ) -> list[dict[str, Any]]:
@@ -348,11 +331,11 @@ def read_overview(
     return list(Query(con, query, parameters).dicts())
 
 
-def read_rollout_rewards(source: SpanSource) -> dict[str, float]:
+def read_rollout_rewards(con: Reader) -> dict[str, float]:
     """Return the reward of each rollout that has one: its last attempt's."""
-    query = f"SELECT rollout_id, {LAST_REWARD} AS reward FROM rollouts GROUP BY rollout_id"
-    rows = read_overview(source, query)
-    return {row["rollout_id"]: row["reward"] for row in rows if row["reward"] is not None}
+    query = f"SELECT rollout_id, {LAST_REWARD} FROM rollouts GROUP BY 1"
+    rows = con.execute(query).fetchall()
+    return {rollout_id: reward for rollout_id, reward in rows if reward is not None}
 
 
 class MemorySource(SpanSource):
@@ -376,5 +359,5 @@ class MemorySource(SpanSource):
         return con
 
     def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
-        create_views(con, names, (self._writer.process,))
+        self._define_views(con, names, (self._writer.process,))
         return Reader(con)

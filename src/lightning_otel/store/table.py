@@ -298,10 +298,20 @@ class Transitions(Table[Transition]):
         records: Callable[[], Iterable[Mapping[str, Any]]],
         *,
         counts: Callable[[], Iterable[int]],
+        report: Callable[[], Report] | None = None,
     ) -> None:
-        """Describe a result; ``records`` opens it as JSON values by column."""
+        """Describe a result.
+
+        Args:
+            query: Opens it in DuckDB.
+            rows: Opens it as objects.
+            records: Opens it as JSON values by column.
+            counts: Counts its rows, part by part.
+            report: Reads its funnel; by default a pass over the rows tells it.
+        """
         super().__init__(query, rows, "transitions", counts=counts)
         self._records = records
+        self._read_report = report
 
     def lines(self) -> Iterator[bytes]:
         """Yield each row as a line of JSON, by column, in constant memory.
@@ -319,6 +329,8 @@ class Transitions(Table[Transition]):
 
         It is kept from the latest whole pass over the rows; without one, this makes a pass.
         """
+        if self._read_report is not None:
+            return self._read_report()
         if self._report is None:
             for _ in self:
                 pass

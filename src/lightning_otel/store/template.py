@@ -15,8 +15,8 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from lightning_otel.store.files import escape_glob, put_file, write_private
-from lightning_otel.store.layout import EMPTY_DATA, EMPTY_LIVE, Layout
+from lightning_otel.store.files import escape_glob, make_private, put_file, write_private
+from lightning_otel.store.layout import EMPTY_DATA, EMPTY_FACTS, EMPTY_LIVE, Layout
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ TEMPLATE: Final = Path(__file__).with_name("catalogue.template")
 """A line with a hash of the statements that made it, and the packed database."""
 EMPTY_FILE: Final = Path(__file__).with_name("empty.parquet")
 """A data file without rows, which names every column: DuckDB reads no pattern without a match."""
+NO_FACTS_FILE: Final = Path(__file__).with_name("facts.parquet")
+"""A file of facts without rows, likewise."""
 FOLDER_BYTES: Final = 4096
 """Room for the store's folder: no longer path can be opened."""
 MARK: Final = b"\x7f"
@@ -52,7 +54,9 @@ def ensure_catalogue(layout: Layout) -> None:
             layout.make_folders()
     try:
         if _read_stamp(layout) != _current_stamp(layout):
+            make_private(layout.facts)
             _put_content(layout, layout.data / EMPTY_DATA, EMPTY_FILE.read_bytes())
+            _put_content(layout, layout.facts / EMPTY_FACTS, NO_FACTS_FILE.read_bytes())
             _put_content(layout, layout.catalogue, _build_catalogue(layout.root))
             _put_content(layout, layout.root / STAMP, _current_stamp(layout))
     except (OSError, ValueError):
@@ -62,7 +66,8 @@ def ensure_catalogue(layout: Layout) -> None:
 def _current_stamp(layout: Layout) -> bytes:
     """Return what the catalogue is to be made of, and how the files look now."""
     version, _ = _read_template()
-    states = f"{_file_state(layout.catalogue)} {_file_state(layout.data / EMPTY_DATA)}"
+    paths = (layout.catalogue, layout.data / EMPTY_DATA, layout.facts / EMPTY_FACTS)
+    states = " ".join(map(_file_state, paths))
     return b"%b %b %b" % (version, states.encode(), os.fsencode(layout.root))
 
 

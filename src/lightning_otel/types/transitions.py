@@ -122,6 +122,53 @@ class Reward:
     steps: tuple[float | None, ...] = ()
 
 
+TRANSITION_COLUMNS: Final[Mapping[str, str]] = {
+    "rollout_id": "VARCHAR",
+    "attempt_id": "VARCHAR",
+    "agent": "VARCHAR",
+    "branch": "INTEGER",
+    "step": "INTEGER",
+    "observation": "JSON",
+    "action": "JSON",
+    "reward": "DOUBLE",
+    "next_observation": "JSON",
+    "done": "BOOLEAN",
+    "rewards": "JSON",
+    "is_shared": "BOOLEAN",
+    "tools": "JSON",
+    "prompt_ids": "INTEGER[]",
+    "response_ids": "INTEGER[]",
+    "logprobs": "DOUBLE[]",
+    "capture": "VARCHAR",
+    "resource_version": "VARCHAR",
+    "resources": "JSON",
+    "model": "VARCHAR",
+    "response_id": "VARCHAR",
+    "finish_reason": "VARCHAR",
+    "trace_id": "VARCHAR",
+    "span_id": "VARCHAR",
+    "start_ns": "BIGINT",
+    "end_ns": "BIGINT",
+    "input_tokens": "BIGINT",
+    "output_tokens": "BIGINT",
+    "sampling": "JSON",
+    "group_id": "VARCHAR",
+    "advantage": "DOUBLE",
+    "weight": "DOUBLE",
+    "mode": "VARCHAR",
+    "inexact": "VARCHAR",
+}
+"""The columns of a transition as a row of a table, and their types in SQL."""
+TRANSITION_BODIES: Final = (
+    "observation", "action", "next_observation", "tools", "prompt_ids", "response_ids", "logprobs",
+)  # fmt: skip
+"""Columns that hold what was said, each a tuple; all others are there without reading it."""
+STEP_COLUMNS: Final = {
+    name: kind for name, kind in TRANSITION_COLUMNS.items() if name not in TRANSITION_BODIES
+}
+"""The columns of a transition without its bodies."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transition:
     """One step of an agent: what it saw, what it did, what that was worth, what it saw next.

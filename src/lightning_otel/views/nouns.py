@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.sql import ROLLOUT, attribute_sql
+from lightning_otel.store.views import LAST_REWARD
 from lightning_otel.types import conventions as c
 from lightning_otel.views.previews import read_texts, task_words
 from lightning_otel.views.table import SINCE, WHEN, Filter, View

@@ -15,16 +15,16 @@ from lightning_otel.dataset.batches import read_rollouts
 from lightning_otel.errors import NotFoundError
 from lightning_otel.store.lookup import find_rollout
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, build_span
-from lightning_otel.store.source import INDEX_COLUMNS, Selection, SpanSource, at_moment
+from lightning_otel.store.selection import INDEX_COLUMNS, Selection
+from lightning_otel.store.source import SpanSource, at_moment
 from lightning_otel.store.sql import ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.table import Query
-from lightning_otel.store.views import NARROW
 from lightning_otel.types import Report, Span, Transition
 from lightning_otel.types import conventions as c
 from lightning_otel.types.transitions import fast_constructor
 from lightning_otel.views.previews import read_title, sql_of
 from lightning_otel.views.trace import Row, SpanKey, Trace, assemble
-from lightning_otel.views.traces import REWARDS_SINCE, may_link
+from lightning_otel.views.traces import REWARDS_SINCE
 
 if TYPE_CHECKING:
     from lightning_otel.store.reader import Reader
@@ -52,8 +52,8 @@ _COLUMNS: Final = f"""trace_id, span_id, nullif(parent_span_id, ''), {{name}}, s
 _NO_FACTS: Final = (None,) * len(_FACTS)
 _AT_ONCE: Final = 2048
 _LATER: Final = f"""
-SELECT trace_id, span_id, start_ns FROM narrow WHERE {REWARDS_SINCE} AND trace_id <> ?
-  AND {ROLLOUT} IN (SELECT {ROLLOUT} FROM narrow WHERE trace_id = ?)"""
+SELECT trace_id, span_id, start_ns FROM spans WHERE {REWARDS_SINCE} AND trace_id <> ?
+  AND {ROLLOUT} IN (SELECT {ROLLOUT} FROM spans WHERE trace_id = ?)"""
 _LINKED: Final = f"""
 SELECT trace_id, span_id, start_ns FROM spans WHERE {REWARDS_SINCE} AND trace_id <> ?
   AND contains(attributes::VARCHAR, {quote_text(c.LINK_PREFIX)})
@@ -100,7 +100,7 @@ def read_trace(store: Store, noun: str, whole_id: str, longest: int | None = Non
 def _read_alone(store: Store, trace_id: str, longest: int | None) -> Trace:
     """Read a trace, and the rewards that were given to it in traces of their own."""
     source = store.source
-    con = source.connect(("spans", NARROW), INDEX_COLUMNS)
+    con = source.connect(("spans",), INDEX_COLUMNS)
     own = _read_spans(source.fetch(_select(trace_ids=(trace_id,)), con), longest)
     if not own:
         raise NotFoundError(f"there is no trace {trace_id!r}; see the list of traces")
@@ -156,10 +156,9 @@ def _read_later(
     """Read the rewards that were given to a trace in traces of their own."""
     low = min(span.start_ns for span in own)
     names = con.execute(_LATER, [low, trace_id, trace_id]).fetchall()
-    if may_link(con, low):
-        responses = (span.attributes.get(c.RESPONSE_ID) for span in own)
-        ids = [*(span.span_id for span in own), *filter(None, responses)]
-        names += con.execute(_LINKED, [low, trace_id, ids]).fetchall()
+    responses = (span.attributes.get(c.RESPONSE_ID) for span in own)
+    ids = [*(span.span_id for span in own), *filter(None, responses)]
+    names += con.execute(_LINKED, [low, trace_id, ids]).fetchall()
     if not names:
         return []
     times = [start_ns for _, _, start_ns in names]

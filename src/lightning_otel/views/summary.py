@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_otel.dataset.batches import list_unfinished
 from lightning_otel.rewards.prices import Prices, Tokens, cost_of, read_prices
-from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.damage import count_missing_spans
 from lightning_otel.store.quarantine import read_notes
 from lightning_otel.store.removal import measure_disk, measure_leftover
 from lightning_otel.store.source import at_moment, read_overview
 from lightning_otel.store.sql import attribute_sql
+from lightning_otel.store.views import LAST_REWARD
 from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:

@@ -105,7 +105,8 @@ class View:
             after: The place behind which they begin, as ``following`` says.
             sort: One of ``sorts``, after a ``-`` the largest first; by default ``order``.
         """
-        from lightning_otel.store.source import INDEX_COLUMNS, at_moment, read_overview
+        from lightning_otel.store.selection import INDEX_COLUMNS
+        from lightning_otel.store.source import at_moment, read_overview
         from lightning_otel.store.table import Query
 
         store = at_moment(store)

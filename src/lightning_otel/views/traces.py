@@ -10,25 +10,18 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.store.attempt_rewards import LAST_REWARD
-from lightning_otel.store.digest import KIND, REWARD
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import NARROW_COLUMNS
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
 from lightning_otel.store.views import (
     ALIVE,
-    IS_ANNOTATION,
-    NARROW,
-    ROLLOUTS,
-    duplicate_calls,
+    LAST_REWARD,
 )
 from lightning_otel.types import conventions as c
 from lightning_otel.views.previews import read_texts, sql_of, task_words
 from lightning_otel.views.table import WHEN, Filter, View
 
 if TYPE_CHECKING:
-    import duckdb
-
     from lightning_otel.dataset import Store
 
 STATUSES: Final = ("ended", "failed", "running", "incomplete")
@@ -55,45 +48,36 @@ _CONTAINS: Final = " OR ".join([
 ])  # fmt: skip
 
 
-def may_link(con: "duckdb.DuckDBPyConnection", since_ns: int = 0) -> bool:
-    """Return True if some reward or retraction may be linked, by its narrow columns."""
-    look = (
-        f"SELECT 1 FROM narrow WHERE {IS_ANNOTATION} AND start_ns >= ? "
-        f"AND {KIND} <> {REWARD} LIMIT 1"
-    )
-    return bool(con.execute(look, [since_ns]).fetchall())
-
-
 def _add_details(store: "Store", rows: list[dict[str, Any]], con: Reader | None) -> None:
     assert con is not None
-    details, rewards, tasks = con.run(lambda: _read_details(con, rows))
+    details, earned = con.run(lambda: _read_details(con, rows))
     ends = [(row["trace_id"], row["trace_id"]) for row in rows]
     read = sql_of(store, con)
     for row, texts in zip(rows, read_texts(read, rows, "trace_id", ends), strict=True):
         row |= details[row["trace_id"]]
-        row["reward"] = rewards.get(row["rollout_id"])
-        row["task"] = task_words(tasks.get(row["trace_id"]))
+        row["reward"], task = earned.get(row["rollout_id"], (None, None))
+        row["task"] = task_words(task)
         row["input"], row["output"] = texts
 
 
 def _read_details(
     con: Reader, rows: Sequence[dict[str, Any]]
-) -> tuple[dict[str, dict[str, Any]], dict[str, float], dict[str, str]]:
-    """Return counts by trace, rewards by rollout, and tasks by trace."""
+) -> tuple[dict[str, dict[str, Any]], dict[str, tuple[float | None, str | None]]]:
+    """Return counts by trace, and reward and task by rollout."""
     names = ", ".join(quote_text(row["trace_id"]) for row in rows)
     bounds = [min(row["start_ns"] for row in rows), max(row["last_ns"] for row in rows)]
     con.execute(
-        f"CREATE OR REPLACE TEMP TABLE page AS FROM narrow "
+        f"CREATE OR REPLACE TEMP TABLE page AS SELECT {', '.join(NARROW_COLUMNS)} FROM spans "
         f"WHERE trace_id IN ({names}) AND start_ns BETWEEN ? AND ?",
         bounds,
     )
     cursor = con.execute(_DETAILS)
     keys = [column[0] for column in cursor.description or ()]
     details = {row[0]: dict(zip(keys, row, strict=True)) for row in cursor.fetchall()}
-    # The reward of a rollout is told by all of its spans, not by those of the page alone.
-    con.execute(_NEAR_PAGE.format(linked=_LINKED if may_link(con) else ""))
-    rewards = dict(con.execute(_EARNED).fetchall())
-    return details, rewards, dict(con.execute(_TASKS).fetchall())
+    earned = {
+        rollout_id: (reward, task) for rollout_id, reward, task in con.execute(_EARNED).fetchall()
+    }
+    return details, earned
 
 
 _IS_ROOT: Final = "parent_span_id IS NULL AND reward IS NULL"
@@ -108,10 +92,10 @@ SELECT trace_id, min({ROLLOUT}) AS rollout_id, min(start_ns) AS start_ns,
 FROM spans GROUP BY trace_id HAVING count(*) FILTER (name <> {quote_text(c.SPAN_ANNOTATION)}) > 0"""
 """All traces, with what filters and the order of a list need."""
 _DETAILS: Final = f"""
-WITH {duplicate_calls("page")},
-counted AS (SELECT *, operation IN ({CALL_OPERATIONS})
+WITH counted AS (SELECT *, operation IN ({CALL_OPERATIONS})
   -- What several instrumentors told of one request counts once.
-  AND (trace_id, span_id) NOT IN (SELECT trace_id, span_id FROM repeated) AS is_call,
+  AND (trace_id, span_id) NOT IN (
+    SELECT trace_id, span_id FROM facts WHERE kind = 'call' AND is_repeated) AS is_call,
   -- A framework's tool, MCP's client and its server tell of one execution, each within the other.
   operation = {quote_text(c.EXECUTE_TOOL)} AND (trace_id, coalesce(parent_span_id, '')) NOT IN
     (SELECT trace_id, span_id FROM page WHERE operation = {quote_text(c.EXECUTE_TOOL)}) AS is_tool
@@ -123,19 +107,9 @@ SELECT trace_id, string_agg(DISTINCT agent, ', ' ORDER BY agent) AS agents,
   sum(input_tokens) FILTER (is_call)::BIGINT AS input_tokens,
   sum(output_tokens) FILTER (is_call)::BIGINT AS output_tokens
 FROM counted GROUP BY trace_id"""
-_NEAR_PAGE: Final = f"""
-CREATE OR REPLACE TEMP TABLE beside AS
-SELECT {", ".join((*NARROW_COLUMNS, "attributes"))} FROM spans
-WHERE {ROLLOUT} IN (SELECT {ROLLOUT} FROM page) {{linked}}"""
-_LINKED: Final = f"""
-OR ({IS_ANNOTATION} AND contains(attributes::VARCHAR, {quote_text(c.LINK_PREFIX)}))"""
 _EARNED: Final = f"""
-WITH spans AS (FROM beside)
-SELECT rollout_id, {LAST_REWARD} FROM ({ROLLOUTS}) GROUP BY 1"""
-
-_TASKS: Final = f"""
-SELECT trace_id, any_value({attribute_sql(c.TASK)}) FROM beside
-WHERE name = {quote_text(c.SPAN_ROLLOUT)} GROUP BY 1"""
+SELECT rollout_id, {LAST_REWARD} AS reward, any_value(task) AS task
+FROM rollouts WHERE rollout_id IN (SELECT {ROLLOUT} FROM page) GROUP BY 1"""
 
 TRACES: Final = View(
     (
@@ -147,7 +121,7 @@ TRACES: Final = View(
     ("start_ns DESC", "trace_id"),
     ("start_ns", "duration", "spans"),
     _add_details,
-    ("spans", "calls", ALIVE, NARROW),
+    ("spans", "calls", "rollouts", ALIVE),
 )  # fmt: skip
 """Traces, with what was asked first and answered last."""
 

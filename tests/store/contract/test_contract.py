@@ -8,7 +8,7 @@ import pytest
 
 from lightning_otel import Store
 from lightning_otel.errors import NotFoundError
-from lightning_otel.store.source import INDEX_COLUMNS, Selection
+from lightning_otel.store.selection import INDEX_COLUMNS, Selection
 from lightning_otel.tracing.emitters import reward_span
 from lightning_otel.types import Event, Link, Report, Span
 from lightning_otel.types import conventions as c

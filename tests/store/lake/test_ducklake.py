@@ -14,7 +14,7 @@ from lightning_otel import Store
 from lightning_otel.errors import ConfigError, StoreError, StoreMissingError, StoreVersionError
 from lightning_otel.store.engines.ducklake import attach_lake
 from lightning_otel.store.lake import LakeAddress
-from lightning_otel.store.source import Selection
+from lightning_otel.store.selection import Selection
 from lightning_otel.types import Span
 
 Spans = Callable[..., list[Span]]

@@ -17,7 +17,7 @@ from lightning_otel.algorithms.apo.texts import PATIENCE, Candidate, Records, Te
 from lightning_otel.algorithms.base import Batch, StepResult
 from lightning_otel.errors import TrainingError
 from lightning_otel.store.schema import build_span
-from lightning_otel.store.source import Selection
+from lightning_otel.store.selection import Selection
 from lightning_otel.store.sql import attribute_sql
 from lightning_otel.types import Resource, Reward, Rollout, Span, Trajectory
 from lightning_otel.types import conventions as c

@@ -7,47 +7,16 @@ from typing import Any, Final
 
 from lightning_otel.dataset.formats.format import Format, Made, Row, distinct
 from lightning_otel.types import Trajectory, Transition
+from lightning_otel.types.transitions import (
+    STEP_COLUMNS,
+    TRANSITION_BODIES,
+    TRANSITION_COLUMNS,
+)
 
-COLUMNS: Final[Mapping[str, str]] = {
-    "rollout_id": "VARCHAR",
-    "attempt_id": "VARCHAR",
-    "agent": "VARCHAR",
-    "branch": "INTEGER",
-    "step": "INTEGER",
-    "observation": "JSON",
-    "action": "JSON",
-    "reward": "DOUBLE",
-    "next_observation": "JSON",
-    "done": "BOOLEAN",
-    "rewards": "JSON",
-    "is_shared": "BOOLEAN",
-    "tools": "JSON",
-    "prompt_ids": "INTEGER[]",
-    "response_ids": "INTEGER[]",
-    "logprobs": "DOUBLE[]",
-    "capture": "VARCHAR",
-    "resource_version": "VARCHAR",
-    "resources": "JSON",
-    "model": "VARCHAR",
-    "response_id": "VARCHAR",
-    "finish_reason": "VARCHAR",
-    "trace_id": "VARCHAR",
-    "span_id": "VARCHAR",
-    "start_ns": "BIGINT",
-    "end_ns": "BIGINT",
-    "input_tokens": "BIGINT",
-    "output_tokens": "BIGINT",
-    "sampling": "JSON",
-    "group_id": "VARCHAR",
-    "advantage": "DOUBLE",
-    "weight": "DOUBLE",
-    "mode": "VARCHAR",
-    "inexact": "VARCHAR",
-}
-_ARRAYS: Final = ("prompt_ids", "response_ids", "logprobs")
-BODIES: Final = ("observation", "action", "next_observation", "tools", *_ARRAYS)
-"""Columns that hold what was said, each a tuple; all others are there without reading it."""
-NARROW_COLUMNS: Final = {name: kind for name, kind in COLUMNS.items() if name not in BODIES}
+COLUMNS: Final = TRANSITION_COLUMNS
+_ARRAYS: Final = TRANSITION_BODIES[-3:]
+BODIES: Final = TRANSITION_BODIES
+NARROW_COLUMNS: Final = STEP_COLUMNS
 _FIELDS: Final = frozenset(each.name for each in fields(Transition))
 
 

@@ -23,7 +23,8 @@ from lightning_otel.serve.responses import RefusalError
 from lightning_otel.serve.streaming import PARQUET, join_lines, parquet_parts
 from lightning_otel.serve.viewer.page import url
 from lightning_otel.store.schema import COLUMNS
-from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection, at_moment
+from lightning_otel.store.selection import REWARD_ATTRIBUTES, Selection
+from lightning_otel.store.source import at_moment
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, quote_text
 from lightning_otel.types import conventions as c
 from lightning_otel.types.instants import FORMS, instant_ns

@@ -1,17 +1,19 @@
 """The transitions in a trainer's format: what would be left out and why, and then the rows."""
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from lightning_otel.dataset import Store, formats
+from lightning_otel.dataset.export import Exported
 from lightning_otel.dataset.formats.format import Format
 from lightning_otel.serve.streaming import PARQUET, Streams, join_lines, parquet_parts
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.selection import list_formats, read_selection
+from lightning_otel.store.snapshot import Snapshot
 from lightning_otel.store.table import json_line
 from lightning_otel.views.options import TRANSITIONS, list_format_options
 from lightning_otel.views.table import Filter
@@ -19,6 +21,8 @@ from lightning_otel.views.table import Filter
 _KINDS: Final = {"jsonl": "application/x-ndjson", "parquet": PARQUET}
 _DOWNLOADS: Final = Streams(2)
 """Each looks at the whole store."""
+_MOST_COUNTS: Final = 16
+"""Selections whose rows stay counted."""
 
 
 def _choose_format(request: Request) -> str:
@@ -55,7 +59,7 @@ async def export(request: Request) -> Response:
         fields["shared"] = asked.query
         if page.faults_of(request):
             return fields
-        done = store.export(name, None, **asked.keywords)
+        done = _count_rows(request, store, name, asked.keywords)
         return {
             **fields,
             "done": done,
@@ -65,6 +69,21 @@ async def export(request: Request) -> Response:
         }
 
     return await page.answer(request, "export.html", work, is_long=True)
+
+
+def _count_rows(request: Request, store: Store, name: str, keywords: Mapping[str, Any]) -> Exported:
+    """Count the rows that would be written, once while the store stays as it is."""
+    if store.layout is None:
+        return store.export(name, None, **keywords)
+    store.layout.require()
+    counts: dict[str, tuple[Snapshot, Exported]] = request.app.state.export_counts
+    key, snapshot = repr((name, sorted(keywords.items()))), Snapshot.take(store.layout).fix()
+    known = counts.get(key)
+    if known is None or known[0] != snapshot:
+        if len(counts) > _MOST_COUNTS:
+            counts.clear()
+        known = counts[key] = snapshot, store.export(name, None, **keywords)
+    return known[1]
 
 
 async def download(request: Request) -> Response:

@@ -1,6 +1,6 @@
 """Resources: their versions, who is given which, what each earned, what changed, what is live."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
@@ -14,8 +14,9 @@ from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
 from lightning_otel.serve.viewer.transitions import cut
 from lightning_otel.serve.viewer.urls import page_path
-from lightning_otel.store.source import read_rollout_rewards
-from lightning_otel.types import Transition
+from lightning_otel.store.reader import Reader
+from lightning_otel.store.source import connect_overview, read_rollout_rewards
+from lightning_otel.store.table import Query
 from lightning_otel.views.messages import show_value
 from lightning_otel.views.nouns import describe_resource, parse_version
 from lightning_otel.views.plot.curves import mean_of, share, standard_error, widened
@@ -79,15 +80,20 @@ async def resource(request: Request) -> Response:
     return await page.answer(request, "resource.html", read)
 
 
+_USES: Final = """
+SELECT steps.agent, steps.resources::VARCHAR AS resources, max(steps.start_ns) AS last_ns
+FROM steps JOIN rollouts USING (rollout_id, attempt_id) WHERE rollouts.status <> 'incomplete'
+GROUP BY 1, 2"""
+"""Who acted with which resources, and when last."""
+
+
 async def using(request: Request) -> Response:
     """Show the use of versions, as a part or a page of its own: it reads all steps."""
     name = request.path_params["name"]
 
     def read(store: Store) -> Mapping[str, object]:
         versions = _open(request).versions(name)
-        found = count_uses(
-            name, store.transitions(bodies=False), read_rollout_rewards(store.source)
-        )
+        found = count_uses(name, connect_overview(store.source))
         kept = [found[each.version] for each in versions[::-1] if each.version in found]
         return {
             "title": f"Usage of {name}",
@@ -100,28 +106,29 @@ async def using(request: Request) -> Response:
     return await page.answer(request, "resource_uses.html", read, is_long=True)
 
 
-def count_uses(
-    name: str, steps: Iterable[Transition], rewards: Mapping[str, float]
-) -> dict[int, dict[str, Any]]:
-    """Count the use of each version; a rollout made with several counts for none."""
-    from lightning_otel.resources.comparison import find_last_attempts, version_in
+def count_uses(name: str, con: Reader) -> dict[int, dict[str, Any]]:
+    """Count the use of each version; a rollout made with several counts for none.
+
+    Args:
+        name: The resource.
+        con: A connection of :func:`~lightning_otel.store.source.connect_overview`.
+    """
+    from lightning_otel.resources.comparison import read_last_attempts, read_version
 
     found: dict[int, dict[str, Any]] = {}
-
-    def note(step: Transition) -> Transition:
-        version = version_in(name, step)
+    for row in Query(con, _USES).dicts():
+        version = read_version(name, row["agent"], row["resources"])
         if version is not None:
             new = {"version": version, "rollouts": 0, "rewards": [], "agents": set(), "last_ns": 0}
             use = found.setdefault(version, new)
-            use["agents"].add(step.agent)
-            use["last_ns"] = max(use["last_ns"], step.start_ns)
-        return step
-
-    for made in find_last_attempts(name, map(note, steps)):
-        if made.version is not None:
-            use = found[made.version]
+            use["agents"].add(row["agent"])
+            use["last_ns"] = max(use["last_ns"], row["last_ns"])
+    rewards = read_rollout_rewards(con)
+    for attempt in read_last_attempts(name, con):
+        if attempt.version is not None:
+            use = found[attempt.version]
             use["rollouts"] += 1
-            use["rewards"] += [rewards[made.rollout_id]] if made.rollout_id in rewards else []
+            use["rewards"] += [rewards[attempt.rollout_id]] if attempt.rollout_id in rewards else []
     for use in found.values():
         earned = use["rewards"]
         use["mean"], use["error"] = mean_of(earned) if earned else None, standard_error(earned)

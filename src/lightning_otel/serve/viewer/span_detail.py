@@ -12,7 +12,7 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import NotFoundError
 from lightning_otel.messages import parse_messages
 from lightning_otel.store.schema import COLUMNS, build_span
-from lightning_otel.store.source import Selection
+from lightning_otel.store.selection import Selection
 from lightning_otel.types import Message, Span
 from lightning_otel.types import conventions as c
 from lightning_otel.views.messages import (

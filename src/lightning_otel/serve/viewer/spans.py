@@ -28,7 +28,7 @@ from lightning_otel.serve.viewer.span_detail import (
 )
 from lightning_otel.serve.viewer.trace import read_cached_trace, read_panel
 from lightning_otel.serve.viewer.urls import Links, page_path
-from lightning_otel.store.source import Selection
+from lightning_otel.store.selection import Selection
 
 _LONGEST: Final = 20_000
 

@@ -24,8 +24,9 @@ from lightning_otel.errors import ConfigError, NotInstalledError, StoreError
 from lightning_otel.store.engines import collector
 from lightning_otel.store.engines.http import HttpSource
 from lightning_otel.store.engines.remote import list_columns
+from lightning_otel.store.selection import Selection
 from lightning_otel.store.snapshot import SAME_SPAN_NS
-from lightning_otel.store.source import MemorySource, Selection, SpanSource
+from lightning_otel.store.source import MemorySource, SpanSource
 from lightning_otel.store.sql import quote_text
 from lightning_otel.types import Span
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from lightning_otel.store import sql
 from lightning_otel.store.schema import BODY_COLUMNS, COLUMNS, NARROW_COLUMNS
-from lightning_otel.store.source import REWARD_ATTRIBUTES, Selection
+from lightning_otel.store.selection import REWARD_ATTRIBUTES, Selection
 from lightning_otel.types import conventions as c
 
 STORED_KEY: Final = "lightning.stored"

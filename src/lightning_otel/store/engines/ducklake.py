@@ -19,8 +19,9 @@ from lightning_otel.store.lake import LakeAddress
 from lightning_otel.store.layout import Layout, check_schema
 from lightning_otel.store.parquet import fetch_row
 from lightning_otel.store.schema import COLUMNS
+from lightning_otel.store.selection import Selection
 from lightning_otel.store.snapshot import same_span_sql
-from lightning_otel.store.source import Selection, SpanSource
+from lightning_otel.store.source import SpanSource
 from lightning_otel.store.sql import hide_progress_bar, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter, writer_for

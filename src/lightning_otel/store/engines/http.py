@@ -22,7 +22,7 @@ from lightning_otel import config
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.engines.otlp import UnsendableError, encode_request
 from lightning_otel.store.engines.remote import RemoteSource
-from lightning_otel.store.source import Selection
+from lightning_otel.store.selection import Selection
 from lightning_otel.types import Span
 
 SCHEMES: Final = ("http", "https")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.reader import Reader
 from lightning_otel.store.schema import COLUMNS, NARROW_COLUMNS, WIDE_COLUMNS
-from lightning_otel.store.source import REWARD_ATTRIBUTES, Names, Selection, SpanSource, Statement
+from lightning_otel.store.selection import REWARD_ATTRIBUTES, Selection
+from lightning_otel.store.source import Names, SpanSource, Statement
 from lightning_otel.store.sql import ROLLOUT, new_connection, quote_text
 from lightning_otel.store.table import Query
 from lightning_otel.store.writer import SpanWriter
@@ -71,11 +72,12 @@ class RemoteSource(SpanSource):
         return con
 
     def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
-        reader = super()._read(con, names, columns, asked)
-        if columns is None:
-            columns = _columns_of(con, *asked) if asked[0] else tuple(COLUMNS)
+        if columns is None and asked[0]:
+            self._define_views(con, names, may_compute=False)
+            columns = _columns_of(con, *asked)
+        columns = tuple(COLUMNS) if columns is None else (*columns, REWARD_ATTRIBUTES)
         self._load_selection(con, Selection(columns=columns))
-        return reader
+        return super()._read(con, names, columns, asked)
 
     def _load_selection(self, con: "duckdb.DuckDBPyConnection", selection: Selection) -> None:
         """Fetch the spans into the table, in their columns."""

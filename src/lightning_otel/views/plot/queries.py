@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 from lightning_otel.adapter.advantages import SUCCESS
 from lightning_otel.adapter.selection import Selection
 from lightning_otel.errors import ConfigError, NotFoundError
-from lightning_otel.store.attempt_rewards import LAST_REWARD
 from lightning_otel.store.layout import find_state
 from lightning_otel.store.lookup import LAST
 from lightning_otel.store.source import read_overview
 from lightning_otel.store.sql import ROLLOUT, quote_text
+from lightning_otel.store.views import LAST_REWARD
 from lightning_otel.types import conventions as c
 from lightning_otel.types.text import count_noun
 from lightning_otel.types.values import parse_json

@@ -1,0 +1,284 @@
+"""Rows of facts: what the adapter makes of attempts, as a table without content.
+
+A row has a kind, names its attempt, and has the columns of its kind; all others are empty.
+"""
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from lightning_otel.adapter import Adaptation
+from lightning_otel.adapter.advantages import group_of
+from lightning_otel.adapter.attempts import AttemptKey, may_move
+from lightning_otel.adapter.attributes import get_text, read_links
+from lightning_otel.adapter.calls import is_call
+from lightning_otel.adapter.rewards import RETRACTED, read_reward
+from lightning_otel.types import Dropped, Report, Reward, Span, Transition
+from lightning_otel.types import conventions as c
+from lightning_otel.types.transitions import STEP_COLUMNS
+
+Row = dict[str, Any]
+SpanKey = tuple[str, str]
+_NO_PARENT: Final = ""
+
+
+def make_rows(
+    explained: Adaptation,
+    spans: Iterable[Span],
+    fingerprints: Mapping[AttemptKey, int],
+    visible: Container[SpanKey],
+) -> Iterator[Row]:
+    """Yield the rows of attempts.
+
+    Args:
+        explained: What the adapter says of the spans.
+        spans: Whole rollouts, as they were recorded.
+        fingerprints: Of every attempt that was recorded in them.
+        visible: The calls by the columns of ``spans``.
+    """
+    placed = set[SpanKey]()
+    parts = {key: (members, part) for key, members, part in explained.parts}
+    retractions = _count_retractions(explained, spans)
+    for key, fingerprint in fingerprints.items():
+        shared = {"rollout_id": key[0], "attempt_id": key[1], "fingerprint": fingerprint}
+        if key not in parts:
+            yield {"kind": "attempt", **shared, "is_attempt": False}
+            continue
+        attempt = _Attempt(shared, *parts[key], retractions[key], visible)
+        yield from attempt.make_rows()
+        placed |= attempt.rewards
+    yield from _list_waiting(explained.report, spans, fingerprints, placed)
+
+
+def _count_retractions(explained: Adaptation, spans: Iterable[Span]) -> Counter[AttemptKey]:
+    """Count the retractions of each attempt, which are no members of it."""
+    links = [
+        (AttemptKey(span.rollout_id, span.attempt_id), read_links(span.attributes))
+        for span in spans
+        if c.REWARD_RETRACTED in span.attributes and c.REWARD_VALUE not in span.attributes
+    ]
+    homes = {
+        span.span_id: key
+        for key, members, _ in (explained.parts if links else ())
+        for span in members
+        if c.REWARD_VALUE in span.attributes
+    }
+    return Counter(homes.get(link.get(c.LINK_SPAN_ID, ""), key) for key, link in links)
+
+
+def _list_waiting(
+    report: Report,
+    spans: Iterable[Span],
+    fingerprints: Mapping[AttemptKey, int],
+    placed: set[SpanKey],
+) -> Iterator[Row]:
+    """Yield the rewards that no attempt has: what they judge is not in the store yet."""
+    dropped = {
+        (each.trace_id, each.span_id): each for each in report.dropped if each.noun == "reward"
+    }
+    for span in spans if dropped.keys() - placed else ():
+        reason = dropped.get((span.trace_id, span.span_id))
+        key = AttemptKey(span.rollout_id, span.attempt_id)
+        if reason is not None and (span.trace_id, span.span_id) not in placed:
+            yield {
+                "rollout_id": key[0], "attempt_id": key[1], "fingerprint": fingerprints.get(key),
+                **_describe_reward(span), "reason": reason.reason, "is_waiting": True,
+            }  # fmt: skip
+
+
+class _Attempt:
+    """One attempt, its spans, and what the adapter made of them.
+
+    Attributes:
+        rewards: The spans of its rewards.
+    """
+
+    def __init__(
+        self,
+        shared: Mapping[str, object],
+        members: Sequence[Span],
+        part: Adaptation,
+        retractions: int,
+        visible: Container[SpanKey],
+    ) -> None:
+        self._shared, self._members, self._part = shared, members, part
+        self._retractions, self._visible = retractions, visible
+        self._steps: dict[SpanKey, Transition] = {}
+        self._branches: dict[SpanKey, int] = {}
+        for path in part.trajectories:
+            for step in path.transitions:
+                self._steps.setdefault((step.trace_id, step.span_id), step)
+                self._branches.setdefault((step.trace_id, step.span_id), path.branch)
+        self._dropped: dict[SpanKey, list[Dropped]] = {}
+        for each in part.report.dropped:
+            self._dropped.setdefault((each.trace_id, each.span_id), []).append(each)
+        self._credited = {(each.trace_id, each.span_id): each for each in part.credited}
+        self._by_key = {(span.trace_id, span.span_id): span for span in members}
+        self._calls: list[Span] = []
+        self.rewards = set[SpanKey]()
+        self._swap_hidden()
+
+    def make_rows(self) -> Iterator[Row]:
+        """Yield the rows of steps, calls, rewards and tools, and that of the attempt."""
+        for key, step in self._steps.items():
+            row = {name: getattr(step, name) for name in STEP_COLUMNS if name != "branch"}
+            yield {"kind": "step", **self._shared, **row, "branch": self._branches[key]}
+        for span in self._members:
+            key = (span.trace_id, span.span_id)
+            if is_call(span):
+                yield {**self._shared, **self._describe_call(key, span)}
+            elif span.attributes.get(c.OPERATION) == c.EXECUTE_TOOL:
+                yield {
+                    "kind": "tool", **self._shared, **_name_span(span),
+                    "agent": self._find_agent(span), "name": span.name, "end_ns": span.end_ns,
+                    "error_type": _read_error(span),
+                }  # fmt: skip
+            if read_reward(span) is not None:
+                self.rewards.add(key)
+                yield {**self._shared, **_describe_reward(span), **self._place_reward(key)}
+        yield from self._list_others()
+        yield {"kind": "attempt", **self._shared, "is_attempt": True, **self._summarize()}
+
+    def _list_others(self) -> Iterator[Row]:
+        """Yield what the report says was left out, and repairs."""
+        report = self._part.report
+        for each in report.dropped:
+            span = self._by_key.get((each.trace_id, each.span_id))
+            yield {
+                "kind": "left_out", **self._shared, "trace_id": each.trace_id,
+                "span_id": each.span_id, "name": each.noun, "reason": each.reason,
+                "start_ns": None if span is None else span.start_ns,
+            }  # fmt: skip
+        for repair in report.repairs:
+            yield {
+                "kind": "repair", **self._shared, "trace_id": repair.trace_id,
+                "span_id": repair.span_id, "name": repair.rule,
+            }  # fmt: skip
+
+    def _describe_call(self, key: SpanKey, span: Span) -> Row:
+        reasons = self._list_reasons(key, "call", "record")
+        is_repeated = any(each.noun == "record" for each in reasons)
+        if key in self._visible and not is_repeated:
+            self._calls.append(span)
+        return {
+            "kind": "call", **_name_span(span), "agent": self._find_agent(span),
+            "is_repeated": is_repeated, "reason": reasons[0].reason if reasons else None,
+        }  # fmt: skip
+
+    def _swap_hidden(self) -> None:
+        """Have a record that the columns show stand for one within it that they do not."""
+        for key, span in self._by_key.items():
+            if is_call(span) and key not in self._visible and key not in self._dropped:
+                above = span.trace_id, span.parent_span_id or _NO_PARENT
+                if above in self._visible and above in self._dropped:
+                    self._dropped[key] = self._dropped.pop(above)
+
+    def _place_reward(self, key: SpanKey) -> Row:
+        if (credited := self._credited.get(key)) is not None:
+            return {"placed_by": credited.by, "call_ids": credited.calls}
+        reasons = self._list_reasons(key, "reward")
+        return {"reason": reasons[0].reason if reasons else None}
+
+    def _list_reasons(self, key: SpanKey, *nouns: str) -> list[Dropped]:
+        return [each for each in self._dropped.get(key, ()) if each.noun in nouns]
+
+    def _find_agent(self, span: Span) -> str | None:
+        """Return the agent of a step, else that of the span or the nearest one above it."""
+        if step := self._steps.get((span.trace_id, span.span_id)):
+            return step.agent or None
+        above: Span | None = span
+        for _ in self._members:
+            agent = get_text(above.attributes, c.AGENT_NAME) if above is not None else None
+            if agent or above is None:
+                return agent
+            above = self._by_key.get((above.trace_id, above.parent_span_id or _NO_PARENT))
+        return None
+
+    def _summarize(self) -> Row:
+        members, report = self._members, self._part.report
+        # A reward given later, in a trace of its own, does not prolong the rollout.
+        lasting = [span for span in members if not may_move(span)] or members
+        texts = [span.attributes for span in members]
+        agents = {name for each in texts if (name := get_text(each, c.AGENT_NAME))}
+        models = {name for span in self._calls if (name := _read_model(span))}
+        failed = [span for span in members if span.status == "ERROR"]
+        roots = [span for span in members if span.name == c.SPAN_ROLLOUT]
+        root = min(roots, key=lambda span: span.start_ns, default=None)
+        steps = self._steps.values()
+        resources = {name: version for step in steps for name, version in step.resources.items()}
+        (outcome,) = self._part.outcomes
+        return {
+            "start_ns": min(span.start_ns for span in members),
+            "end_ns": max(
+                span.start_ns if span.end_ns is None else span.end_ns for span in lasting
+            ),
+            "spans": len(members) + self._retractions,
+            "traces": len({span.trace_id for span in lasting}),
+            "calls": len(self._calls),
+            "reported_spans": report.spans,
+            "reported_calls": report.calls,
+            "steps": report.transitions,
+            "exact": report.exact,
+            "rewarded": report.rewarded,
+            "reward_spans": report.rewards,
+            "rewards_placed": report.rewards_placed,
+            "reward": outcome.value,
+            "rewards": _sum_rewards(steps),
+            "input_tokens": _sum_tokens(self._calls, c.INPUT_TOKENS),
+            "output_tokens": _sum_tokens(self._calls, c.OUTPUT_TOKENS),
+            "cached_tokens": _sum_tokens(self._calls, c.CACHED_TOKENS),
+            "agents": ", ".join(sorted(agents)) or None,
+            "models": ", ".join(sorted(models)) or None,
+            "resources": resources,
+            "task": None if root is None else _read_task(root),
+            "group_id": group_of(members, None),
+            "task_id": None if root is None else get_text(root.attributes, c.TASK_ID),
+            "mode": next((step.mode for step in steps if step.mode), None),
+            "error_type": _read_error(min(failed, key=lambda span: span.start_ns))
+            if failed
+            else None,
+            "reasons": report.inexact,
+            "notes": report.notes,
+        }
+
+
+def _name_span(span: Span) -> Row:
+    return {"trace_id": span.trace_id, "span_id": span.span_id, "start_ns": span.start_ns}
+
+
+def _describe_reward(span: Span) -> Row:
+    reward = read_reward(span)
+    return {
+        "kind": "reward", **_name_span(span), "recorded_in": span.rollout_id,
+        "agent": get_text(span.attributes, c.AGENT_NAME),
+        "is_retracted": reward == RETRACTED,
+        "name": next(iter(reward.values)) if isinstance(reward, Reward) else None,
+        "reward": reward.value if isinstance(reward, Reward) else None,
+    }  # fmt: skip
+
+
+def _read_error(span: Span) -> str | None:
+    return get_text(span.attributes, c.ERROR_TYPE) or ("error" if span.status == "ERROR" else None)
+
+
+def _read_model(span: Span) -> str | None:
+    keys = (c.RESPONSE_MODEL, c.REQUEST_MODEL)
+    return next((name for key in keys if (name := get_text(span.attributes, key))), None)
+
+
+def _read_task(span: Span) -> str | None:
+    task = span.attributes.get(c.TASK)
+    return task if task is None or isinstance(task, str) else str(task)
+
+
+def _sum_rewards(steps: Iterable[Transition]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for step in steps:
+        for name, value in step.rewards.items():
+            totals[name] = totals.get(name, 0.0) + value
+    return totals
+
+
+def _sum_tokens(calls: Iterable[Span], key: str) -> int | None:
+    counts = [value for span in calls if type(value := span.attributes.get(key)) is int]
+    return sum(counts) if counts else None

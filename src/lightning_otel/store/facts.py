@@ -1,0 +1,195 @@
+"""Files of facts: what the adapter made of attempts, kept so that it is computed once.
+
+A file is named by the version of the facts, its time and its checksum, and is renamed to its place
+when it is whole. Of a rollout the rows of the newest file count. Now and then a file of all facts
+takes the place of those before it. Any of them may be deleted at any time.
+"""
+
+import contextlib
+import os
+import re
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lightning_otel.store.files import is_own_file, list_names, make_private, put_file
+from lightning_otel.store.layout import FACTS_VERSION, now_us
+from lightning_otel.store.sql import quote_paths, quote_text
+from lightning_otel.types.transitions import STEP_COLUMNS
+
+if TYPE_CHECKING:
+    import duckdb
+
+FACT_COLUMNS: Final = {
+    "kind": "VARCHAR",
+    "fingerprint": "UBIGINT",
+    **STEP_COLUMNS,
+    # Of attempts.
+    "is_attempt": "BOOLEAN",
+    "spans": "BIGINT",
+    "traces": "BIGINT",
+    "calls": "BIGINT",
+    "reported_spans": "BIGINT",
+    "reported_calls": "BIGINT",
+    "steps": "BIGINT",
+    "exact": "BIGINT",
+    "rewarded": "BIGINT",
+    "reward_spans": "BIGINT",
+    "rewards_placed": "BIGINT",
+    "cached_tokens": "BIGINT",
+    "agents": "VARCHAR",
+    "models": "VARCHAR",
+    "task": "VARCHAR",
+    "task_id": "VARCHAR",
+    "reasons": "JSON",
+    "notes": "JSON",
+    # Of calls, rewards, tools, what was left out, and repairs.
+    "name": "VARCHAR",
+    "error_type": "VARCHAR",
+    "reason": "VARCHAR",
+    "is_repeated": "BOOLEAN",
+    "is_waiting": "BOOLEAN",
+    "is_retracted": "BOOLEAN",
+    "recorded_in": "VARCHAR",
+    "placed_by": "VARCHAR",
+    "call_ids": "JSON",
+    # Of dependencies.
+    "dependency": "VARCHAR",
+}
+"""Every column of the ``facts`` view and its type; each kind of row has some of them."""
+NO_FACTS: Final = ", ".join(f"NULL::{kind} AS {name}" for name, kind in FACT_COLUMNS.items())
+PATTERN: Final = f"facts-{FACTS_VERSION}-*.parquet"
+_NAME: Final = re.compile(r"facts-(\d+)-(\d{16})-([0-9a-f]{8})(-base)?\.parquet", re.ASCII)
+_MOST_FILES: Final = 8
+_GRACE_S: Final = 60.0
+"""How long replaced files stay, for readers that opened them."""
+_sound: Final[set[tuple[str, int, int]]] = set()
+"""Name, size and time of change of the files whose checksums were right."""
+
+
+def list_facts(folder: Path) -> list[Path]:
+    """Return the files that count, oldest first: sound ones of this version."""
+    names = _list_names(folder)
+    bases = [name for name in names if name.endswith("-base.parquet")]
+    first = max(bases, default="")
+    return [path for name in names if name >= first and _is_sound(path := folder / name)]
+
+
+def count_unsound(folder: Path) -> int:
+    """Count files of facts that are damaged or of another version, and so are not read."""
+    with contextlib.suppress(OSError):
+        names = filter(_NAME.fullmatch, list_names(folder))
+        return sum(not (_has_version(name) and _is_sound(folder / name)) for name in names)
+    return 0
+
+
+def facts_sql(source: str, *, is_one: bool) -> str:
+    """Return a query for the facts of files, of each rollout those of its newest file.
+
+    Args:
+        source: The rows with their ``filename``, in SQL.
+        is_one: Whether they are of one file.
+    """
+    columns = ", ".join(FACT_COLUMNS)
+    if is_one:
+        return f"SELECT {columns} FROM {source}"
+    newest = (
+        f"SELECT rollout_id, max(filename) AS filename FROM {source} "
+        "WHERE kind = 'attempt' GROUP BY 1"
+    )
+    return f"SELECT {columns} FROM {source} SEMI JOIN ({newest}) USING (rollout_id, filename)"
+
+
+def files_sql(paths: Sequence[Path]) -> str:
+    """Return a query for the facts of some files."""
+    if not paths:
+        return f"SELECT {NO_FACTS} LIMIT 0"
+    source = f"read_parquet({quote_paths(paths)}, filename=true)"
+    return facts_sql(source, is_one=len(paths) == 1)
+
+
+def keep_facts(
+    con: "duckdb.DuckDBPyConnection", folder: Path, scratch: Path, *, is_whole: bool
+) -> Path | None:
+    """Write the facts in ``reading.fresh`` to a file, or all that the view ``facts`` shows.
+
+    Returns:
+        The file; None where none can be written, as on a full disk or one that is only read.
+    """
+    import duckdb
+
+    draft = scratch / f"facts-{os.getpid()}-{os.urandom(4).hex()}.parquet"
+    try:
+        make_private(folder)
+        rows = (
+            "SELECT * FROM facts SEMI JOIN reading.attempts USING (rollout_id)"
+            if is_whole
+            else "FROM reading.fresh"
+        )
+        con.execute(
+            f"COPY ({rows} ORDER BY kind, start_ns) TO {quote_text(str(draft))} "
+            "(FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
+        )
+        checksum = zlib.crc32(draft.read_bytes())
+        suffix = "-base" if is_whole else ""
+        final = folder / f"facts-{FACTS_VERSION}-{now_us():016d}-{checksum:08x}{suffix}.parquet"
+        put_file(draft, final)
+    except (OSError, duckdb.Error):
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return final
+
+
+def is_merge_due(paths: Sequence[Path]) -> bool:
+    """Return whether files are many, or together larger than the one that holds all before them."""
+    with contextlib.suppress(OSError):
+        first, *others = (path.stat().st_size for path in paths)
+        return len(paths) > _MOST_FILES or sum(others) > first
+    return False
+
+
+def remove_replaced(folder: Path) -> None:
+    """Unlink damaged files, and what others replaced once no reader needs it any more."""
+    kept = {path.name for path in list_facts(folder)}
+    with contextlib.suppress(OSError):
+        newest_s = max(((folder / name).stat().st_mtime for name in kept), default=0.0)
+        for name in filter(_NAME.fullmatch, list_names(folder) - kept):
+            is_damaged = _has_version(name) and not _is_sound(folder / name)
+            if is_damaged or time.time() - newest_s > _GRACE_S:
+                (folder / name).unlink(missing_ok=True)
+
+
+def delete_facts(folder: Path) -> None:
+    """Unlink all facts; whoever asks next computes them anew."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in filter(_NAME.fullmatch, list_names(folder)):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _list_names(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(name for name in list_names(folder) if _has_version(name))
+    return []
+
+
+def _has_version(name: str) -> bool:
+    match = _NAME.fullmatch(name)
+    return match is not None and int(match[1]) == FACTS_VERSION
+
+
+def _is_sound(path: Path) -> bool:
+    """Return whether a file holds what its name says."""
+    match = _NAME.fullmatch(path.name)
+    try:
+        status = path.stat()
+        state = path.name, status.st_size, status.st_mtime_ns
+        if state not in _sound and match is not None and is_own_file(path):
+            checksum = f"{zlib.crc32(path.read_bytes()):08x}"
+            _sound.update([state] if checksum == match[3] else [])
+    except OSError:
+        return False
+    return state in _sound

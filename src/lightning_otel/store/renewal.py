@@ -1,0 +1,241 @@
+"""Renew the facts of a store: compute those of attempts that changed, and of what depends on them.
+
+An attempt changed if its spans have another fingerprint than those its facts were made of. Facts
+are computed by whole rollouts. A rollout also depends on others: on those that hold what its
+rewards name, on those in which its rewards were recorded, and on those whose responses it goes on
+from; its rows of the kind ``dependency`` hold their ids, known or not.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_otel.store.batches import (
+    Placement,
+    SpanReader,
+    create_moved_table,
+    make_selections,
+    place_rewards,
+    read_origins,
+)
+from lightning_otel.store.facts import (
+    FACT_COLUMNS,
+    NO_FACTS,
+    files_sql,
+    is_merge_due,
+    keep_facts,
+    list_facts,
+    remove_replaced,
+)
+from lightning_otel.store.schema import build_span
+from lightning_otel.store.sql import ROLLOUT, quote_text
+from lightning_otel.store.table import json_line
+from lightning_otel.store.views import ATTEMPTS
+from lightning_otel.types import Span
+from lightning_otel.types import conventions as c
+
+if TYPE_CHECKING:
+    import duckdb
+
+_MOST_ROWS: Final = 200_000
+"""Rows in memory before a file is made of them."""
+_AT_ONCE: Final = 2_000
+_FRESH: Final = f"CREATE OR REPLACE TABLE reading.fresh AS SELECT {NO_FACTS} LIMIT 0"
+_ADD: Final = f"""
+INSERT INTO reading.fresh SELECT unnest(row) FROM (
+  SELECT json_transform(line::JSON, {quote_text(json.dumps(FACT_COLUMNS))}) AS row
+  FROM (SELECT unnest($1::VARCHAR[]) AS line))"""
+_CHANGED: Final = """
+SELECT DISTINCT rollout_id FROM attempts ANTI JOIN
+  (FROM facts WHERE kind = 'attempt') USING (rollout_id, attempt_id, fingerprint)
+UNION
+SELECT DISTINCT rollout_id FROM (FROM facts WHERE kind = 'attempt') AS facts ANTI JOIN attempts
+  USING (rollout_id, attempt_id)"""
+_IS_STALE: Final = f"{ROLLOUT} IN (FROM reading.stale)"
+_DEPENDENT: Final = f"""
+SELECT DISTINCT rollout_id FROM facts WHERE kind = 'dependency' AND name IS NULL
+  AND rollout_id NOT IN (FROM reading.stale) AND dependency IN (
+    FROM reading.stale
+    UNION ALL SELECT span_id FROM spans WHERE {_IS_STALE}
+    UNION ALL SELECT response_id FROM spans WHERE response_id IS NOT NULL AND {_IS_STALE})"""
+_EMPTY: Final = f"""
+SELECT rollout FROM reading.stale WHERE rollout IN (SELECT rollout_id FROM attempts)
+  AND rollout NOT IN (SELECT {ROLLOUT} FROM spans ANTI JOIN moved USING (trace_id, span_id)
+    WHERE {_IS_STALE})"""
+_FINGERPRINTS: Final = """
+SELECT rollout_id, attempt_id, fingerprint FROM attempts
+WHERE rollout_id IN (SELECT unnest(?))"""
+_RENEWED: Final = "SELECT rollout_id FROM reading.fresh WHERE kind = 'attempt'"
+_GONE: Final = "SELECT rollout_id FROM facts ANTI JOIN attempts USING (rollout_id) LIMIT 1"
+_SHARING: Final = """
+SELECT DISTINCT rollout_id FROM facts WHERE kind = 'dependency' AND name IS NOT NULL
+  AND rollout_id NOT IN (FROM reading.stale)
+  AND (name, dependency) IN (SELECT name, dependency FROM reading.fresh
+    WHERE kind = 'dependency' AND name IS NOT NULL)"""
+
+
+def renew_facts(reader: SpanReader, folder: Path, scratch: Path, *, may_compute: bool) -> None:
+    """Define ``attempts`` and ``facts`` on a connection, as ``spans`` has them now.
+
+    Args:
+        reader: The spans.
+        folder: Where files of facts lie.
+        scratch: Where files are made, on the same disk.
+        may_compute: Whether to compute what is not current; if not, it shows as that.
+    """
+    con = reader.con
+    con.execute("CREATE SCHEMA IF NOT EXISTS reading")
+    con.execute(f"CREATE OR REPLACE TABLE reading.attempts AS {ATTEMPTS}")
+    con.execute("CREATE OR REPLACE VIEW attempts AS FROM reading.attempts")
+    paths = list_facts(folder)
+    con.execute(f"CREATE OR REPLACE VIEW facts AS {files_sql(paths)}")
+    if may_compute and (stale := _list_values(con, _CHANGED)):
+        _Renewal(reader, folder, scratch, paths).run(stale)
+
+
+def has_unwritten_facts(con: "duckdb.DuckDBPyConnection") -> bool:
+    """Return whether facts that were computed on a connection are in its memory alone."""
+    return bool(_list_values(con, "SELECT 1 FROM duckdb_tables() WHERE table_name = 'fresh'"))
+
+
+class _Renewal:
+    """Computes the facts of stale rollouts, and keeps them."""
+
+    def __init__(self, reader: SpanReader, folder: Path, scratch: Path, paths: list[Path]) -> None:
+        self._reader, self._con = reader, reader.con
+        self._folder, self._scratch, self._paths = folder, scratch, paths
+        self._is_unwritten = False
+
+    def run(self, stale: Sequence[str]) -> None:
+        """Compute the facts of rollouts and of what depends on them, and define ``facts``."""
+        con, has_facts = self._con, bool(self._paths)
+        con.execute(_FRESH)
+        con.execute("CREATE OR REPLACE TABLE reading.stale (rollout VARCHAR)")
+        while stale:
+            placements = self._add_dependent(stale, has_facts=has_facts)
+            self._compute(placements)
+            # Who else takes part in a conversation is told by its spans alone.
+            stale = _list_values(con, _SHARING) if has_facts else []
+            con.execute("DELETE FROM reading.stale")
+        self._keep()
+        self._define()
+        if self._is_unwritten:
+            return
+        con.execute("DROP TABLE reading.fresh")
+        if is_merge_due(self._paths) or _list_values(con, _GONE):
+            base = keep_facts(con, self._folder, self._scratch, is_whole=True)
+            self._paths = [base] if base is not None else self._paths
+            remove_replaced(self._folder)
+            self._define()
+
+    def _add_dependent(self, rollouts: Sequence[str], *, has_facts: bool) -> list[Placement]:
+        """Fill the table of stale rollouts; return where the rewards belong that they hold."""
+        con, placements = self._con, list[Placement]()
+        while rollouts:
+            con.execute("INSERT INTO reading.stale SELECT unnest(?)", [list(rollouts)])
+            placements = place_rewards(con, _IS_STALE)
+            named = {place.target_rollout for place in placements}
+            named.difference_update(_list_values(con, "FROM reading.stale"))
+            if has_facts:
+                named.update(_list_values(con, _DEPENDENT))
+            rollouts = sorted(named)
+        return placements
+
+    def _compute(self, placements: Sequence[Placement]) -> None:
+        con = self._con
+        create_moved_table(con, placements)
+        dependencies = _find_dependencies(placements)
+        for selection in make_selections(con, _IS_STALE):
+            records = list(self._reader.fetch(selection))
+            self._add_rows(records, selection.rollout_ids, dependencies)
+        # All that these rollouts hold belongs to others.
+        empty = _list_values(con, _EMPTY)
+        for start in range(0, len(empty), _AT_ONCE):
+            self._add_rows((), empty[start : start + _AT_ONCE], dependencies)
+
+    def _add_rows(
+        self,
+        records: Sequence[Mapping[str, Any]],
+        rollouts: Sequence[str],
+        dependencies: Mapping[str, Iterable[str]],
+    ) -> None:
+        """Add the rows of whole rollouts to those in memory, and make a file of these if many."""
+        from lightning_otel.adapter import TripletAdapter
+        from lightning_otel.adapter.attempts import AttemptKey
+        from lightning_otel.store.fact_rows import make_rows
+
+        keys = self._con.execute(_FINGERPRINTS, [list(rollouts)]).fetchall()
+        fingerprints = {AttemptKey(*key): fingerprint for *key, fingerprint in keys}
+        spans = list(map(build_span, records))
+        visible = {
+            (record["trace_id"], record["span_id"])
+            for record in records
+            if record["operation"] in c.CALL_OPERATIONS
+        }
+        explained = TripletAdapter().explain(spans, origins=read_origins(self._reader, spans))
+        rows = [
+            *make_rows(explained, spans, fingerprints, visible),
+            *(
+                {"kind": "dependency", "rollout_id": rollout_id, "dependency": name}
+                for rollout_id in rollouts
+                for name in dependencies.get(rollout_id, ())
+            ),
+            *_list_references(spans),
+        ]
+        self._con.execute(_ADD, [[json_line(row).decode() for row in rows]])
+        ((count,),) = self._con.execute("SELECT count(*) FROM reading.fresh").fetchall()
+        if count > _MOST_ROWS:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Make a file of the rows in memory; where that fails, they stay there."""
+        if not self._is_unwritten:
+            path = keep_facts(self._con, self._folder, self._scratch, is_whole=False)
+            self._is_unwritten = path is None
+            if path is not None:
+                remove_replaced(self._folder)
+                self._paths.append(path)
+                self._con.execute(_FRESH)
+
+    def _define(self) -> None:
+        query = files_sql(self._paths)
+        if self._is_unwritten:
+            older = f"FROM ({query}) ANTI JOIN ({_RENEWED}) USING (rollout_id)"
+            query = f"{older} UNION ALL FROM reading.fresh"
+        self._con.execute(f"CREATE OR REPLACE VIEW facts AS {query}")
+
+
+def _list_values(con: "duckdb.DuckDBPyConnection", query: str) -> list[str]:
+    return [value for (value,) in con.execute(query).fetchall()]
+
+
+def _find_dependencies(placements: Iterable[Placement]) -> dict[str, set[str]]:
+    """Return the rollouts and ids that the facts of each rollout depend on for its rewards."""
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    for place in placements:
+        names[place.own_rollout].add(place.linked_id)
+        if place.is_moved:
+            names[place.own_rollout].add(place.target_rollout)
+            names[place.target_rollout].add(place.own_rollout)
+    return names
+
+
+def _list_references(spans: Iterable[Span]) -> Iterator[Mapping[str, Any]]:
+    """Yield what rollouts refer to on a server, and what they tell of it that others ask for."""
+    from lightning_otel.adapter.continuations import find_references
+
+    asked, known = find_references(spans)
+    if not asked and all(key == c.RESPONSE_ID for key, _ in known):
+        return
+    by_rollout: dict[str, list[Span]] = {}
+    for span in spans:
+        by_rollout.setdefault(span.rollout_id, []).append(span)
+    for rollout_id, members in by_rollout.items():
+        asked, known = find_references(members)
+        for key, name in asked | known:
+            is_response = key == c.RESPONSE_ID
+            if not is_response or (key, name) not in known:
+                shared = {} if is_response else {"name": key}
+                yield {"kind": "dependency", "rollout_id": rollout_id, "dependency": name, **shared}

@@ -1,0 +1,124 @@
+"""Transitions without bodies and the funnel are those of the adapter, whatever is asked for."""
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tests.adapter.forest import SECOND, draw
+from tests.adapter.forests import forests
+
+from lightning_otel import Store
+from lightning_otel.types import Report, Span
+from lightning_otel.types import conventions as c
+
+DRAWINGS = [
+    "agentlightning.rollout( planner[ a@tokens=3 tool( ) b ] !1 )",
+    "planner[ a b@error ] writer[ c ] !.5 !.5",
+    "root( a !1@as=given !undo@span=given !2@span=gone )",
+    "a !ok=1,tone=.5 b !:1,-",
+    "#counted=no root( a<x|y +b see:wall do:left )",
+    "root( a@lightning.resource.version=3 b !0.2@trace=none )",
+    "+root( a !1 b !much=.1@agentlightning.reward.0.value=no",
+    "do:left see:wall !1",
+    "!1",
+]
+START_NS = 1_700_000_000 * SECOND
+NOON_NS = START_NS + 3 * 10**10
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"include_incomplete": True}, {"agents": "planner"}, {"agents": ["!planner"]},
+    {"rollout_id": ["r0", "r2"]}, {"rollout_id": "none"}, {"rewarded": True}, {"rewarded": False},
+    {"min_reward": 0.5}, {"max_reward": 0.5}, {"capture": "text"}, {"resource_version": "3"},
+    {"mode": "val"}, {"since": NOON_NS}, {"until": NOON_NS}, {"gamma": 0.5},
+    {"received": False}, {"credit": "step"},
+]  # fmt: skip
+BODIES = {
+    "observation", "action", "next_observation", "tools", "prompt_ids", "response_ids", "logprobs",
+}  # fmt: skip
+
+
+def compare(store: Store, **options: Any) -> None:
+    """Compare what is read without bodies with what is read with them."""
+    whole, thin = store.transitions(**options), store.transitions(**options, bodies=False)
+    wide = sorted(repr(_plain(row)) for row in whole.dicts())
+    assert sorted(repr(_plain(row)) for row in thin.dicts()) == wide
+    assert sorted(repr(_plain(orjson.loads(line))) for line in thin.lines()) == wide
+    steps = {(step.trace_id, step.span_id): step for step in whole}
+    for step in thin:
+        own = steps[step.trace_id, step.span_id]
+        assert step == replace(own, **{name: getattr(step, name) for name in BODIES})
+        assert (step.observation, step.action) == ((), ())
+    assert len(thin.rows()) == len(steps) == thin.page("start_ns", 1, 0)[1]
+    funnel = _describe(whole.report())
+    assert _describe(thin.report()) == _describe(store.report(**options)) == funnel
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """The row without bodies, its JSON parsed."""
+    return {
+        name: orjson.loads(value) if name in ("rewards", "resources", "sampling")
+        and isinstance(value, str) else value
+        for name, value in row.items() if name not in BODIES
+    }  # fmt: skip
+
+
+def _describe(report: Report) -> Report:
+    return replace(
+        report,
+        dropped=tuple(sorted(report.dropped, key=repr)),
+        repairs=tuple(sorted(report.repairs, key=repr)),
+    )
+
+
+def _number(spans: list[Span], number: int) -> list[Span]:
+    """The spans as those of a rollout and a trace of their own."""
+    own, later_ns = {c.ROLLOUT_ID: f"r{number}"}, START_NS + number * 10**10
+    return [
+        replace(
+            span, trace_id=f"{number:02x}{span.trace_id[2:]}",
+            attributes={**span.attributes, **own}, start_ns=span.start_ns + later_ns,
+            end_ns=None if span.end_ns is None else span.end_ns + later_ns,
+        )
+        for span in spans
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store of all drawings."""
+    store = Store(tmp_path_factory.mktemp("facts") / "t.duckdb")
+    for number, drawing in enumerate(DRAWINGS):
+        store.add(_number(draw(drawing, process=f"p{number}").spans, number))
+    return store
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_choose_the_same(store: Store, options: dict[str, Any]) -> None:
+    """Each option chooses the same rows, and the same funnel, with bodies and without."""
+    compare(store, **options)
+
+
+@settings(max_examples=5, deadline=None, phases=[Phase.generate],
+          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+@given(st.lists(forests, min_size=1, max_size=3))
+def test_any_forest_reads_the_same(
+    tmp_path_factory: pytest.TempPathFactory, found: list[list[Span]]
+) -> None:
+    """So does whatever broken tracers leave behind."""
+    store = Store(tmp_path_factory.mktemp("facts") / "t.duckdb")
+    for number, spans in enumerate(found):
+        store.add(_number(spans, number))
+
+    compare(store)
+    compare(store, include_incomplete=True)
+
+
+def test_counts_follow_the_store(store: Store) -> None:
+    """What was recorded since the last answer is in the next one."""
+    counts = sum(row.steps for row in store.step_counts())
+    assert counts == store.report().transitions == len(store.transitions().rows())
+    store.add(_number(draw("planner[ late !1 ]", process="p99").spans, 40))
+    assert sum(row.steps for row in store.step_counts()) == counts + 1
+    compare(store)
