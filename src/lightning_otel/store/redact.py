@@ -24,6 +24,7 @@ from lightning_otel.redact import IN_ID, Redactor, Rules
 from lightning_otel.store import removal
 from lightning_otel.store.compact import Progress
 from lightning_otel.store.damage import translate_errors
+from lightning_otel.store.facts import delete_facts
 from lightning_otel.store.files import give_to_owner
 from lightning_otel.store.layout import Layout, hold_settler_lock
 from lightning_otel.store.lines import read_records
@@ -187,6 +188,7 @@ class _Work:
                 self._add_found(is_published=bool(file.publication))
         self._end(layout.list_unsettled(layout.read_manifest()))
         wait_until_visible(layout)
+        delete_facts(layout.facts)
         found = asdict(self.done)
         for name in ("is_gone", "bytes_waiting", "waiting_s"):  # they are not known yet
             del found[name]

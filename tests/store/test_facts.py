@@ -1,0 +1,159 @@
+"""Facts: computed by whoever reads first, renewed with what came since, right or absent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from tests.adapter.forest import draw
+
+from lightning_otel import Store
+from lightning_otel.types import Span
+
+ANSWER = "SELECT rollout_id, reward, calls, steps, is_current FROM rollouts ORDER BY ALL"
+COMPUTE = "import sys; from lightning_otel import Store; Store(sys.argv[1]).rollouts().rows()"
+KILLS = 12
+Damage = Callable[[Path], object]
+
+
+def draw_rollouts(first: int, last: int, reward: str = "!1") -> list[Span]:
+    """Return rollouts of two calls, with a reward each."""
+    return [
+        span
+        for number in range(first, last)
+        for span in draw(
+            f"A[ a{number}@id={number}-a b{number}@id={number}-b {reward} ]",
+            rollout_id=f"r{number}",
+            process=f"p{number}-",
+        ).spans
+    ]
+
+
+def read_files(store: Store) -> list[Path]:
+    """Return the files of facts that hold any."""
+    assert store.layout is not None
+    return sorted(store.layout.facts.glob("facts-*-*-*.parquet"))
+
+
+def rows_of(store: Store, query: str = ANSWER) -> list[dict[str, Any]]:
+    """Return the rows of a query."""
+    return store.sql(query).rows()
+
+
+def test_facts_are_kept_and_renewed_with_what_came(store: Store) -> None:
+    """Nothing is computed of a store that did not change; of one that did, what changed."""
+    store.add(draw_rollouts(0, 20))
+    before, files = rows_of(store), read_files(store)
+    again, unchanged = rows_of(store), read_files(store)
+    store.add(draw_rollouts(20, 22))
+
+    after = rows_of(store)
+
+    assert [row["reward"] for row in before] == [1.0] * 20
+    assert (again, unchanged) == (before, files)
+    assert len(after) == 22
+    (added,) = set(read_files(store)) - set(files)
+    query = f"SELECT count(DISTINCT rollout_id) FROM '{added}'"
+    assert duckdb.sql(query).fetchall() == [(2,)]
+
+
+def test_a_reward_given_elsewhere_renews_the_rollout_it_judges(store: Store) -> None:
+    """By its link, whichever of the two came first, and where its own rollout has steps."""
+    late = draw("c@id=c !.5@id=0-b", rollout_id="other", process="q").spans
+    store.add([*draw_rollouts(0, 1, ""), *draw_rollouts(1, 2)])
+    first = {row["rollout_id"]: row["reward"] for row in rows_of(store)}
+
+    store.add(late)
+
+    assert first == {"r0": None, "r1": 1.0}
+    assert {row["rollout_id"]: row["reward"] for row in rows_of(store)} == {
+        "r0": 0.5, "r1": 1.0, "other": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: path.write_bytes(path.read_bytes()[:300] + b"?" + path.read_bytes()[301:]),
+        lambda path: path.rename(path.with_name(path.name.replace("facts-1-", "facts-9-"))),
+    ],
+    ids=["deleted", "cut", "flipped", "another version"],
+)
+def test_facts_that_are_not_whole_are_made_again(store: Store, damage: Damage) -> None:
+    """A reader of ours answers the same, and keeps them anew."""
+    store.add(draw_rollouts(0, 8))
+    expected = rows_of(store)
+    (path,) = read_files(store)
+    damage(path)
+
+    assert rows_of(store) == expected
+    assert len([file for file in read_files(store) if "facts-1-" in file.name]) >= 1
+
+
+def test_a_store_that_is_only_read_answers_from_memory(store: Store) -> None:
+    """Nothing can be kept, and nothing is missing; a connection that stays open has it, too."""
+    store.add(draw_rollouts(0, 4))
+    assert store.layout is not None
+    for path in store.layout.facts.glob("*"):
+        path.unlink()
+    store.layout.facts.rmdir()
+    store.layout.facts.write_bytes(b"no folder")
+
+    assert [row["reward"] for row in rows_of(store)] == [1.0] * 4
+    assert store.connect().execute("SELECT sum(reward) FROM rollouts").fetchall() == [(4.0,)]
+
+
+def test_plain_duckdb_shows_what_is_not_current(store: Store) -> None:
+    """An attempt without facts has its spans, and no reward; our next look gives it one."""
+    store.add(draw_rollouts(0, 2))
+    rows_of(store)
+    store.add(draw_rollouts(2, 3))
+    assert store.layout is not None
+    query = "SELECT rollout_id, reward, spans, is_current FROM rollouts ORDER BY ALL"
+
+    def ask() -> Sequence[tuple[object, ...]]:
+        with duckdb.connect(str(store.layout.catalogue), read_only=True) as con:  # type: ignore[union-attr]
+            return con.execute(query).fetchall()
+
+    stale = ask()
+    rows_of(store)
+
+    assert stale == [("r0", 1.0, 4, True), ("r1", 1.0, 4, True), ("r2", None, 4, False)]
+    assert ask()[2] == ("r2", 1.0, 4, True)
+
+
+def test_steps_and_tools_are_those_of_transitions(store: Store) -> None:
+    """The view has the columns of transitions without bodies, and the same values."""
+    store.add(draw_rollouts(0, 5))
+
+    names = "rollout_id, span_id, step, reward, agent, done"
+    views = rows_of(store, f"SELECT {names} FROM steps ORDER BY ALL")
+    steps = [
+        {name: getattr(step, name) for name in names.split(", ")} for step in store.transitions()
+    ]
+
+    assert views == sorted(steps, key=lambda row: tuple(map(str, row.values())))
+    assert rows_of(store, "SELECT count(*) AS n FROM tools") == [{"n": 0}]
+
+
+def test_killed_while_facts_are_written_every_answer_is_right(store: Store) -> None:
+    """A file is there whole, or not at all."""
+    store.add(draw_rollouts(0, 60))
+    expected = rows_of(store)
+    for number in range(KILLS):
+        for path in read_files(store):
+            path.unlink()
+        child = subprocess.Popen([sys.executable, "-c", COMPUTE, store.name])
+        time.sleep(0.35 + 0.05 * number)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+
+        assert rows_of(store) == expected
