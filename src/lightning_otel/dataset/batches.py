@@ -105,10 +105,10 @@ def _has_open_span(
 
 
 def _list_unfinished(source: SpanSource) -> list[tuple[str, str, str]]:
-    con = source.connect(("rollouts",), INDEX_COLUMNS)
+    con = source.connect(("attempts",), INDEX_COLUMNS)
     columns = "rollout_id, attempt_id, status"
-    where = "status IN ('running', 'incomplete')"
-    return con.execute(f"SELECT {columns} FROM rollouts WHERE {where}").fetchall()
+    where = "is_attempt AND status IN ('running', 'incomplete')"
+    return con.execute(f"SELECT {columns} FROM attempts WHERE {where}").fetchall()
 
 
 def read_rollouts(source: SpanSource, selection: Selection) -> Query:
