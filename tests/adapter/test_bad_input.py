@@ -108,7 +108,9 @@ def test_a_case_comes_to_its_outcome(name: str, how: str, request: Any) -> None:
 
 def test_all_cases_add_up(together: Kept, stored: Kept, bad_store: Store) -> None:
     """The funnels of the adapter and of the store count every call and reward once."""
-    assert bad_store.report(include_incomplete=True) == stored.report
+    report = bad_store.report(include_incomplete=True)
+    assert replace(report, dropped=()) == replace(stored.report, dropped=())
+    assert Counter(report.dropped) == Counter(stored.report.dropped)
     assert stored.report.spans == together.report.spans
 
 

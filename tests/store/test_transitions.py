@@ -19,7 +19,7 @@ from tests.adapter.forest import (
     said,
 )
 from tests.adapter.programs import drawing_of, programs, spans_drawn
-from tests.adapter.test_credit import CASES, LATE
+from tests.adapter.test_credit import CASES, PLACES
 
 from lightning_otel import (
     Store,
@@ -204,7 +204,7 @@ def test_spans_of_a_rollout_are_those_its_row_counts(store: Store, tmp_path: Pat
 
 def test_the_views_tell_a_late_reward_with_its_rollout(store: Store) -> None:
     """It has its link, and does not prolong the rollout."""
-    store.add(draw(f"a@id=r1 {LATE} !.25@id=r1").spans)
+    store.add(draw(f"a@id=r1 {PLACES['LATE']} !.25@id=r1").spans)
 
     (reward,) = store.sql("FROM rewards")
     (row,) = store.rollouts()

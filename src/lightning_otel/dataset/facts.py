@@ -95,8 +95,8 @@ class FactReader:
             self._con.refresh()
         return self._con
 
-    def query_steps(self) -> Query:
-        """Return the transitions as rows without bodies."""
+    def query_steps(self, *more: str) -> Query:
+        """Return the transitions as rows without bodies, with more columns of ``steps``."""
         con, query = self._connect(), self._query
         where, values = _choose_rollouts(con, query.wanted)
         terms = [where]
@@ -105,7 +105,7 @@ class FactReader:
         for term, value in _choose_steps(con, query.wanted).items():
             terms.append(term)
             values += value
-        columns = ", ".join(NARROW_COLUMNS)
+        columns = ", ".join([*NARROW_COLUMNS, *more])
         conditions = " AND ".join(terms)
         return Query(
             con, f"SELECT {columns} FROM steps WHERE {conditions} ORDER BY {_ORDER}", values
@@ -113,8 +113,8 @@ class FactReader:
 
     def read_steps(self) -> Iterator[Transition]:
         """Yield the transitions without bodies."""
-        for row in self.query_steps().dicts():
-            following = None if row["done"] else ()
+        for row in self.query_steps("has_next").dicts():
+            following = () if row.pop("has_next") else None
             yield transition({**_NO_BODIES, **row, "next_observation": following})
 
     def read_records(self) -> Iterator[dict[str, Any]]:

@@ -122,7 +122,10 @@ class _Attempt:
         """Yield the rows of steps, calls, rewards and tools, and that of the attempt."""
         for key, step in self._steps.items():
             row = {name: getattr(step, name) for name in STEP_COLUMNS if name != "branch"}
-            yield {"kind": "step", **self._shared, **row, "branch": self._branches[key]}
+            yield {
+                "kind": "step", **self._shared, **row, "branch": self._branches[key],
+                "has_next": step.next_observation is not None,
+            }  # fmt: skip
         for span in self._members:
             key = (span.trace_id, span.span_id)
             if is_call(span):

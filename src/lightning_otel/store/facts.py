@@ -26,6 +26,7 @@ FACT_COLUMNS: Final = {
     "kind": "VARCHAR",
     "fingerprint": "UBIGINT",
     **STEP_COLUMNS,
+    "has_next": "BOOLEAN",
     # Of attempts.
     "is_attempt": "BOOLEAN",
     "spans": "BIGINT",

@@ -144,12 +144,15 @@ class _Renewal:
         return placements
 
     def _compute(self, placements: Sequence[Placement]) -> None:
+        from lightning_otel.adapter.triplet import gc_paused
+
         con = self._con
         create_moved_table(con, placements)
         dependencies = _find_dependencies(placements)
-        for selection in make_selections(con, _IS_STALE):
-            records = list(self._reader.fetch(selection))
-            self._add_rows(records, selection.rollout_ids, dependencies)
+        with gc_paused():
+            for selection in make_selections(con, _IS_STALE):
+                records = list(self._reader.fetch(selection))
+                self._add_rows(records, selection.rollout_ids, dependencies)
         # All that these rollouts hold belongs to others.
         empty = _list_values(con, _EMPTY)
         for start in range(0, len(empty), _AT_ONCE):

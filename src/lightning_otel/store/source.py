@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="SpanStore")
 _SUMMARIES: Final = FACT_VIEWS - {"calls"}
 """Views that read no content."""
+_COMPUTED: Final = FACT_VIEWS - {"attempts"}
 _FETCH: Final = 2048
 _SUMMARY: Final = ", ".join((*NARROW_COLUMNS, "attributes"))
 _HELD_BYTES: Final = 32 << 20
@@ -141,6 +142,7 @@ class SpanSource(ABC):
         if not FACT_VIEWS.isdisjoint(names):
             look = partial(self.connect, ("spans",), (*INDEX_COLUMNS, "attributes"))
             reader = SpanReader(con, lambda selection: self.fetch(selection, con).dicts(), look)
+            may_compute = may_compute and not set(names).isdisjoint(_COMPUTED)
             renew_facts(reader, self._facts, self._facts, may_compute=may_compute)
         create_views(con, names)
 
@@ -253,6 +255,7 @@ def define_views(
         con.execute(alive_macro_sql(snapshot.alive))
         if not FACT_VIEWS.isdisjoint(derived):
             reader = _make_reader(con, snapshot, is_narrow=is_narrow)
+            may_compute = may_compute and not derived.isdisjoint(_COMPUTED)
             renew_facts(reader, layout.facts, layout.new, may_compute=may_compute)
         create_views(con, derived)
 

@@ -98,7 +98,7 @@ WHERE coalesce(facts.is_attempt, attempts.is_attempt)"""
 
 _CURRENT: Final = "fingerprint IN (SELECT fingerprint FROM attempts)"
 STEPS: Final = f"""
-SELECT {", ".join(STEP_COLUMNS)} FROM facts WHERE kind = 'step' AND {_CURRENT}"""
+SELECT {", ".join(STEP_COLUMNS)}, has_next FROM facts WHERE kind = 'step' AND {_CURRENT}"""
 TOOLS: Final = f"""
 SELECT trace_id, span_id, rollout_id, attempt_id, agent, name, start_ns, end_ns,
   (end_ns - start_ns) / 1e6 AS duration_ms, error_type
