@@ -272,7 +272,7 @@ def _find_expired(
         con.execute(
             "INSERT INTO expired SELECT own_rollout, any_value(reason) FROM moved "
             "JOIN expired ON target_rollout = rollout WHERE own_rollout NOT IN (SELECT rollout "
-            f"FROM expired UNION ALL SELECT {ROLLOUT} FROM spans WHERE NOT {IS_ANNOTATION}) GROUP BY 1"
+            f"FROM expired UNION SELECT {ROLLOUT} FROM spans WHERE NOT {IS_ANNOTATION}) GROUP BY 1"
         )
     # Not those of the snapshot: what was settled just now counts a moment later for readers.
     closed, waiting = list_sealed(layout), layout.list_unsettled(layout.read_manifest())
