@@ -158,8 +158,6 @@ def compact(
                 done = CompactResult(merged=sum(map(len, groups)), made=len(groups))
             else:
                 done = _carry_out(con, layout, gone + groups, progress)
-                if dropped:
-                    delete_facts(layout.facts)
             open_spans = 0 if is_dry_run else sum(_count_open(con, layout).values())
             rows = con.execute(f"SELECT rollout FROM expired WHERE {_IS_DELETED}").fetchall()
     is_gone = is_dry_run or removal.wait_for_unlink(layout, wait_s if rows else 0.0, callback)
@@ -206,10 +204,7 @@ def compact_if_needed(
             _find_expired(con, layout, Retention(max_bytes=limit))
             gone, groups = _make_plan(con, layout, most_untouched=int(has_many))
             _carry_out(con, layout, gone + groups)
-        dropped = sum(layout.read_manifest().counts.values()) - before
-        if dropped:
-            delete_facts(layout.facts)
-        return dropped
+        return sum(layout.read_manifest().counts.values()) - before
 
 
 def measure_store(layout: Layout) -> int:
@@ -275,12 +270,9 @@ def _find_expired(
     if fetch_row(con, "SELECT count(*) FROM expired") != (0,):
         create_moved_table(con)
         con.execute(
-            f"""
-            INSERT INTO expired SELECT own_rollout, any_value(reason) FROM moved
-            JOIN expired ON target_rollout = rollout
-            WHERE own_rollout NOT IN (SELECT rollout FROM expired) AND own_rollout NOT IN
-              (SELECT {ROLLOUT} FROM spans WHERE NOT {IS_ANNOTATION}) GROUP BY 1
-            """
+            "INSERT INTO expired SELECT own_rollout, any_value(reason) FROM moved "
+            "JOIN expired ON target_rollout = rollout WHERE own_rollout NOT IN (SELECT rollout "
+            f"FROM expired UNION SELECT {ROLLOUT} FROM spans WHERE NOT {IS_ANNOTATION}) GROUP BY 1"
         )
     # Not those of the snapshot: what was settled just now counts a moment later for readers.
     closed, waiting = list_sealed(layout), layout.list_unsettled(layout.read_manifest())
@@ -400,6 +392,8 @@ def _carry_out(
             done["merged"] += len(rewrite.files) if made else 0
             done["made"] += made is not None
             done.update(rewrite.counts)
+    if fetch_row(con, "SELECT count(*) FROM expired") != (0,):
+        delete_facts(layout.facts)
     rejected = {name: done[name] for name in (n.CONFLICT, n.DUPLICATE) if done[name]}
     return CompactResult(
         merged=done["merged"], made=done["made"], rejected=rejected, left=done["left"]
