@@ -98,13 +98,7 @@ def tracer_of() -> Callable[[SpanWriter], Tracer]:
 
 
 @pytest.fixture(scope="session")
-def chdb_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where ClickHouse's engine keeps its tables: one folder a process is all it allows."""
-    return tmp_path_factory.mktemp("clickhouse")
-
-
-@pytest.fixture(scope="session")
-def clickhouse_port(chdb_folder: Path) -> Iterator[int]:
+def clickhouse_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of ClickHouse's HTTP interface, with its real engine behind it.
 
     A server is not to be had from an index, its engine is; so HTTP is spoken here, and every query
@@ -114,7 +108,7 @@ def clickhouse_port(chdb_folder: Path) -> Iterator[int]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), _ClickHouseDoor)
     server.daemon_threads = True
-    connection = chdb.connect(str(chdb_folder))
+    connection = chdb.connect(str(tmp_path_factory.mktemp("clickhouse")))
     _ClickHouseDoor.engine = connection
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +22,9 @@ Rollout = Callable[..., list[Span]]
 def url(request: pytest.FixtureRequest) -> str:
     """A database of its own in the engine."""
     pytest.importorskip("chdb")
-    folder: Path = request.getfixturevalue("chdb_folder")
-    return f"clickhouse+chdb://{folder}?database=db{abs(hash(request.node.nodeid))}"
+    port = request.getfixturevalue("clickhouse_port")
+    place = f"127.0.0.1:{port}/db{abs(hash(request.node.nodeid))}"
+    return f"clickhouse://someone:secret@{place}?table=otel_traces"
 
 
 def source_of(store: Store) -> ClickHouse:
@@ -170,7 +170,7 @@ def test_one_trace_is_found_with_and_without_the_table_of_times(url: str, rollou
     store = Store(f"{url}&table=it`s")
     store.add([*rollout(1), *rollout(2)])
     trace_id = rollout(1)[0].trace_id
-    database = url.rpartition("=")[2]
+    database = url.rpartition("/")[2].partition("?")[0]
 
     with_it = store.spans(trace_id=trace_id).rows()
     for name in ("it`s_trace_id_ts_mv", "it`s_trace_id_ts"):

@@ -11,6 +11,7 @@ from tests.adapter.forest import SECOND, draw
 from tests.adapter.forests import forests
 
 from lightning_otel import Store
+from lightning_otel.rewards.totals import count_totals
 from lightning_otel.types import Report, Span
 from lightning_otel.types import conventions as c
 
@@ -117,8 +118,8 @@ def test_any_forest_reads_the_same(
 
 def test_counts_follow_the_store(store: Store) -> None:
     """What was recorded since the last answer is in the next one."""
-    counts = sum(row.steps for row in store.step_counts())
+    counts = count_totals(store).total.steps
     assert counts == store.report().transitions == len(store.transitions().rows())
     store.add(_number(draw("planner[ late !1 ]", process="p99").spans, 40))
-    assert sum(row.steps for row in store.step_counts()) == counts + 1
+    assert count_totals(store).total.steps == counts + 1
     compare(store)

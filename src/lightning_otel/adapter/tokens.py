@@ -142,8 +142,6 @@ _SAMPLING: Final = (
     (c.REQUEST_MAX_TOKENS, "max_tokens"),
     (c.REQUEST_CHOICES, "n"),
 )
-SAMPLING_KEYS: Final = tuple(key for key, _ in _SAMPLING)
-"""Attributes that say what was asked of the sampler."""
 _TOKENS: Final = (c.PROMPT_TOKEN_IDS, c.RESPONSE_TOKEN_IDS, c.RESPONSE_LOGPROBS)
 _WHOLE: Final = frozenset({"top_k", "seed", "max_tokens", "n"})
 """Those that are counts; the others are measures, 1.0 also where somebody's store made it 1."""

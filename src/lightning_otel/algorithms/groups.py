@@ -16,9 +16,7 @@ from lightning_otel.dataset.batches import read_batches
 from lightning_otel.dataset.query import judges_otherwise
 from lightning_otel.errors import StoreMissingError
 from lightning_otel.store.selection import INDEX_COLUMNS
-from lightning_otel.store.sql import ROLLOUT, attribute_sql
 from lightning_otel.types import Span, Trajectory, Transition
-from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     from lightning_otel.algorithms.base import BaseAlgorithm
@@ -47,14 +45,8 @@ WHOLE: Final = (
     "in the request: what it leaves out the server fills from the model's generation_config.json"
 )
 
-_RECORDED: Final = f"""
-SELECT rollout_id, attempt_id, status, reward, end_ns, coalesce(stamps.task_id, task), stamps.mode
-FROM rollouts LEFT JOIN (
-  SELECT {ROLLOUT} AS rollout_id, any_value({attribute_sql(c.MODE)}) AS mode,
-    any_value({attribute_sql(c.TASK_ID)}) AS task_id
-  FROM spans WHERE contains(attributes::VARCHAR, '{c.MODE}')
-    OR contains(attributes::VARCHAR, '{c.TASK_ID}') GROUP BY 1
-) AS stamps USING (rollout_id)
+_RECORDED: Final = """
+SELECT rollout_id, attempt_id, status, reward, end_ns, coalesce(task_id, task), mode FROM rollouts
 WHERE (?::VARCHAR[] IS NULL OR list_contains(?::VARCHAR[], rollout_id))
   AND start_ns >= ? AND start_ns < ?
 ORDER BY start_ns, rollout_id"""

@@ -1,11 +1,10 @@
 """The data set: a store with the transitions, trajectories and conversations of its spans."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from lightning_otel.store import SpanStore
 from lightning_otel.store.layout import is_settling_due
@@ -18,28 +17,6 @@ if TYPE_CHECKING:
     from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
     from lightning_otel.store.table import Table, Transitions
     from lightning_otel.types import Conversation, Report, Span, Trajectory, Transition
-
-_STEP_COUNTS: Final = """
-SELECT rollout_id, resources::VARCHAR AS resources, count(*) AS steps, count(reward) AS rewarded
-FROM steps WHERE (rollout_id, attempt_id) NOT IN
-  (SELECT rollout_id, attempt_id FROM rollouts WHERE status = 'incomplete')
-GROUP BY 1, 2"""
-
-
-class StepCount(NamedTuple):
-    """Transitions of a rollout that were made with the same resources.
-
-    Attributes:
-        rollout_id: The rollout.
-        resources: Version of each resource, by its name.
-        steps: How many they are.
-        rewarded: How many of them have a reward.
-    """
-
-    rollout_id: str
-    resources: Mapping[str, str]
-    steps: int
-    rewarded: int
 
 
 class Store(SpanStore):
@@ -203,14 +180,6 @@ class Store(SpanStore):
 
             return FactReader(self.source, query).read_report()
         return Report.total(part.report for part in self._adapt(query))
-
-    def step_counts(self) -> Iterator[StepCount]:
-        """Count each rollout's transitions, and those with a reward.
-
-        There may be several counts of a rollout, which add up.
-        """
-        for row in self.sql(_STEP_COUNTS).dicts():
-            yield StepCount(**{**row, "resources": json.loads(row["resources"] or "{}")})
 
     def export(
         self,

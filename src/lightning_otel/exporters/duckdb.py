@@ -60,7 +60,8 @@ class FrameSpanProcessor(SpanProcessor):
                     stamps = {**self.stamps, **stamps}
                 if frame.process_stamps:
                     stamps = {**find_rollout(span, frame.process_stamps), **stamps}
-                if _is_call(span) and (framework := find_framework()):
+                is_call = (span.attributes or {}).get(c.OPERATION) in c.CALL_OPERATIONS
+                if is_call and (framework := find_framework()):
                     stamps = {c.FRAMEWORK: framework, **stamps}
                 if capture.process.exporters:
                     kept.stamps = stamps
@@ -107,10 +108,6 @@ _AGENT_KEYS: Final = (
     "gen_ai.", "mcp.", "llm.", "openinference.", "traceloop.", "agentlightning.", "lightning.",
 )  # fmt: skip
 _AGENT_SCOPES: Final = ("autogen", "litellm", "openinference.", "mcp")
-
-
-def _is_call(span: ReadableSpan) -> bool:
-    return (span.attributes or {}).get(c.OPERATION) in c.CALL_OPERATIONS
 
 
 def _is_of_agents(span: ReadableSpan) -> bool:

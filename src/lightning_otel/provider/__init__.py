@@ -168,11 +168,6 @@ def leave_otlp_to_the_store() -> None:
     _setup.is_otlp_elsewhere = True
 
 
-def has_provider() -> bool:
-    """Return whether somebody set a tracer provider."""
-    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-
-
 def instrument(libraries: str | Iterable[str] | None = None) -> None:
     """Switch on the instrumentors of installed libraries.
 
@@ -292,7 +287,8 @@ def pre_instrument() -> None:
     if not config.is_enabled():
         return
     is_asked = "duckdb" in config.exporters() or config.RUN.read()
-    if not has_provider():  # else the SDK was set up with what is named
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        # Else the SDK was set up with what is named.
         served = {"none", "duckdb", *(["otlp"] if is_asked else [])}
         capture.guard_call(warn_of_exporters, set(config.exporters()) - served)
     if is_asked:

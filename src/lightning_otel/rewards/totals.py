@@ -18,9 +18,13 @@ KEY: Final = "category"
 """Where a task says what kind it is of."""
 _NAMED: Final = re.compile(r"[^\[\]]+\[([^\[\]]+)\]")
 _ROLLOUTS: Final = f"""
-SELECT rollout_id, sum(spans)::BIGINT AS spans, any_value(task) AS task,
-  sum(rewards)::BIGINT AS rewards, {LAST_REWARD} AS reward FROM rollouts
-GROUP BY rollout_id"""
+SELECT sum(spans)::BIGINT AS spans, any_value(task) AS task, sum(rewards)::BIGINT AS rewards,
+  {LAST_REWARD} AS reward,
+  coalesce(sum(steps) FILTER (status <> 'incomplete'), 0)::BIGINT AS steps,
+  coalesce(sum(rewarded) FILTER (status <> 'incomplete'), 0)::BIGINT AS rewarded_steps,
+  arg_max(resources::VARCHAR, start_ns)
+    FILTER (status <> 'incomplete' AND contains(resources::VARCHAR, '[')) AS resources
+FROM rollouts GROUP BY rollout_id"""
 
 
 @dataclass(slots=True)
@@ -67,29 +71,21 @@ class StoreTotals(NamedTuple):
 
 def count_totals(store: Store) -> StoreTotals:
     """Count a store's totals; read no message."""
-    found: dict[str, Totals] = {}
-    kinds: dict[str, str] = {}
+    total, categories = Totals(), dict[str, Totals]()
     for row in read_overview(store.source, _ROLLOUTS):
-        found[row["rollout_id"]] = Totals(
-            spans=int(row["spans"]),
+        rollout = Totals(
+            spans=row["spans"],
             rollouts=1,
             rewarded_rollouts=int(row["reward"] is not None),
-            rewards=int(row["rewards"]),
+            steps=row["steps"],
+            rewarded_steps=row["rewarded_steps"],
+            rewards=row["rewards"],
             reward_sum=row["reward"] or 0.0,
         )
-        if kind := category_of_task(row["task"]):
-            kinds[row["rollout_id"]] = kind
-    for made in store.step_counts():
-        one = found.setdefault(made.rollout_id, Totals())
-        one.steps += made.steps
-        one.rewarded_steps += made.rewarded
-        if made.rollout_id not in kinds and (kind := category_of_resources(made.resources)):
-            kinds[made.rollout_id] = kind
-    total, categories = Totals(), dict[str, Totals]()
-    for rollout_id, one in found.items():
-        total.add(one)
-        if rollout_id in kinds:
-            categories.setdefault(kinds[rollout_id], Totals()).add(one)
+        total.add(rollout)
+        resources = json.loads(row["resources"] or "{}")
+        if category := category_of_task(row["task"]) or category_of_resources(resources):
+            categories.setdefault(category, Totals()).add(rollout)
     return StoreTotals(total, dict(sorted(categories.items())))
 
 

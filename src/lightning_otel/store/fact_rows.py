@@ -235,14 +235,19 @@ class _Attempt:
             "resources": resources,
             "task": None if root is None else _read_task(root),
             "group_id": group_of(members, None),
-            "task_id": None if root is None else get_text(root.attributes, c.TASK_ID),
-            "mode": next((step.mode for step in steps if step.mode), None),
+            "task_id": _find_text(texts, c.TASK_ID),
+            "mode": _find_text(texts, c.MODE),
             "error_type": _read_error(min(failed, key=lambda span: span.start_ns))
             if failed
             else None,
             "reasons": report.inexact,
             "notes": report.notes,
         }
+
+
+def _find_text(attributes: Sequence[Mapping[str, Any]], key: str) -> str | None:
+    """Return the text under a key of the first span that has one."""
+    return next((text for each in attributes if (text := get_text(each, key))), None)
 
 
 def _name_span(span: Span) -> Row:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _INSTEAD: Final = {
     "redis": ", which lasts, or for many machines clickhouse://… or ducklake:postgres://…",
     "postgres": f", or {EXAMPLE}",
+    "chdb": ", or a server: clickhouse://host:8123/database",
 }
 """What to take instead of an engine that people ask for."""
 STATE_VERSION: Final = 1

@@ -55,8 +55,6 @@ _NUMBERED: Final = quote_text(
     orjson.dumps({"number": "BIGINT", "settled_ns": "BIGINT", **COLUMNS}).decode()
 )
 
-_PLACED: Final = (*COLUMNS, "settled_ns", "position")
-
 Step = Callable[[int], None]
 """Called with the number of rows just done; each row counts twice, when read and when written."""
 Transform = Callable[[Span], Span]

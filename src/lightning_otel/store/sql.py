@@ -47,11 +47,11 @@ def hide_progress_bar(con: "duckdb.DuckDBPyConnection") -> None:
         con.execute("SET enable_progress_bar = false")
 
 
-def new_connection(path: str = ":memory:") -> "duckdb.DuckDBPyConnection":
-    """Return a DuckDB connection that keeps stdout clean."""
+def new_connection() -> "duckdb.DuckDBPyConnection":
+    """Return an in-memory DuckDB connection that keeps stdout clean."""
     import duckdb
 
-    con = duckdb.connect(path)
+    con = duckdb.connect()
     hide_progress_bar(con)
     return con
 

@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_otel.store.sql import ROLLOUT, attribute_sql
 from lightning_otel.store.views import LAST_REWARD
-from lightning_otel.types import conventions as c
 from lightning_otel.views.previews import read_texts, task_words
 from lightning_otel.views.table import SINCE, WHEN, Filter, View
 
@@ -25,17 +23,10 @@ _PREFIX: Final = "prefix"
 
 def _add_contents(store: "Store", rows: list[dict[str, Any]], _: object) -> None:
     ids = [row["rollout_id"] for row in rows]
-    bounds = min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)
-    modes = {row["rollout_id"]: row["mode"] for row in store.sql(_MODES, [ids, *bounds])}
     texts = read_texts(store.sql, rows, "rollout_id", [(each, each) for each in ids])
     for row, (asked, row["output"]) in zip(rows, texts, strict=True):
-        row["mode"] = modes.get(row["rollout_id"])
         row["input"] = task_words(row["task"]) or asked
 
-
-_MODES: Final = f"""
-SELECT {ROLLOUT} AS rollout_id, any_value({attribute_sql(c.MODE)}) AS mode FROM spans
-WHERE {ROLLOUT} IN (SELECT unnest(?)) AND start_ns BETWEEN ? AND ? GROUP BY 1"""
 
 ATTEMPTS: Final = View(
     (
@@ -64,7 +55,7 @@ ROLLOUTS: Final = View(
     min(start_ns) AS start_ns, max(end_ns) AS end_ns,
     arg_max(agents, start_ns) AS agents, sum(spans)::BIGINT AS spans, sum(calls)::BIGINT AS calls,
     sum(rewards)::BIGINT AS rewards, {LAST_REWARD} AS reward,
-    left(arg_max(task, start_ns), 300) AS task
+    left(arg_max(task, start_ns), 300) AS task, arg_max_null(mode, start_ns) AS mode
   FROM rollouts GROUP BY rollout_id""",
     {
         "id": Filter(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -23,19 +22,16 @@ class Held:
     write: Callable[[Iterable[Span]], None]
 
 
-@pytest.fixture(params=["local", "settled", "memory", "http", "chdb", "clickhouse"])
+@pytest.fixture(params=["local", "settled", "memory", "http", "clickhouse"])
 def held(request: pytest.FixtureRequest, store: Store) -> Held:
     """An empty store of each engine in turn."""
     database = f"db{abs(hash(request.node.nodeid))}"
     if request.param == "memory":
         store = Store(":memory:")
-    elif request.param in ("chdb", "clickhouse"):
+    elif request.param == "clickhouse":
         pytest.importorskip("chdb")
-        folder: Path = request.getfixturevalue("chdb_folder")
-        store = Store(f"clickhouse+chdb://{folder}?database={database}")
-        if request.param == "clickhouse":
-            port = request.getfixturevalue("clickhouse_port")
-            store = Store(f"clickhouse://someone:secret@127.0.0.1:{port}/{database}")
+        port = request.getfixturevalue("clickhouse_port")
+        store = Store(f"clickhouse://someone:secret@127.0.0.1:{port}/{database}")
     store.add([])  # the table is made with the first spans, even none
 
     def write(spans: Iterable[Span]) -> None:

@@ -18,7 +18,6 @@ from lightning_otel.algorithms.base import Batch, StepResult
 from lightning_otel.errors import TrainingError
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.selection import Selection
-from lightning_otel.store.sql import attribute_sql
 from lightning_otel.types import Resource, Reward, Rollout, Span, Trajectory
 from lightning_otel.types import conventions as c
 
@@ -170,8 +169,7 @@ def list_tasks(store: "Store") -> list[Any]:
     Tasks that were only validated or tested with are left out: they are to be new.
     """
     rows = store.sql(
-        f"SELECT {attribute_sql(c.TASK)} AS task FROM spans WHERE name = '{c.SPAN_ROLLOUT}' "
-        f"AND coalesce({attribute_sql(c.MODE)}, 'train') = 'train' AND task IS NOT NULL "
+        "SELECT task FROM rollouts WHERE coalesce(mode, 'train') = 'train' AND task IS NOT NULL "
         "GROUP BY 1 ORDER BY min(start_ns), 1"
     )
     return [json.loads(row["task"]) for row in rows.rows()]

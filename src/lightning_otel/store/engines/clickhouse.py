@@ -1,26 +1,22 @@
-"""A ClickHouse server, or its engine within this process, that holds spans in a Collector's table.
+"""A ClickHouse server that holds spans in a Collector's table.
 
-``clickhouse://user:password@host:8123/database?table=otel_traces``, ``clickhouses://`` with TLS,
-``clickhouse+chdb:///folder?database=default``, which needs ``chdb``.
+``clickhouse://user:password@host:8123/database?table=otel_traces``, ``clickhouses://`` with TLS.
 
 Source: ClickHouse's manual, "HTTP Interface".
 """
 
 import base64
-import contextlib
-import functools
-import importlib
-import io
 import shutil
 import tempfile
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from http.client import HTTPResponse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from lightning_otel.errors import ConfigError, NotInstalledError, StoreError
+from lightning_otel.errors import ConfigError, StoreError
 from lightning_otel.store.engines import collector
 from lightning_otel.store.engines.http import HttpSource
 from lightning_otel.store.engines.remote import list_columns
@@ -33,8 +29,7 @@ from lightning_otel.types import Span
 if TYPE_CHECKING:
     import duckdb
 
-_CHDB: Final = "clickhouse+chdb"
-SCHEMES: Final = ("clickhouse", "clickhouses", _CHDB)
+SCHEMES: Final = ("clickhouse", "clickhouses")
 LOAD_SPANS: Final = 20_000
 """Spans written at once: what is being loaded lies in the memory of both sides."""
 _WINDOWS: Final = """
@@ -43,7 +38,6 @@ SELECT min(start_ns), max(start_ns) FROM (
   FROM (SELECT start_ns, count(*) AS spans FROM spans GROUP BY start_ns)
 ) GROUP BY part ORDER BY part"""
 """Times, first and last, between which about so many spans begin; together they hold all."""
-_OPTIONS: Final = frozenset({"table", "database"})
 _SETTINGS: Final = {
     "max_query_size": 64 << 20,  # a batch names thousands of ids
     "output_format_parquet_string_as_string": 1,
@@ -51,8 +45,6 @@ _SETTINGS: Final = {
     "output_format_parquet_row_group_size": 10_000,
     "max_partitions_per_insert_block": 0,  # spans of a year lie in 365 partitions
 }
-_turn: Final = threading.Lock()
-"""Settings of the engine within this process are those of one statement."""
 
 
 class ClickHouse(HttpSource):
@@ -64,26 +56,21 @@ class ClickHouse(HttpSource):
         """Name a table, as in the module's description; nothing is opened yet."""
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        if unknown := sorted(options.keys() - _OPTIONS):
+        table = options.pop("table", "") or "otel_traces"
+        if options:
             raise ConfigError(
-                f"{parts.scheme}://… does not know {', '.join(unknown)}; "
-                f"it knows {', '.join(sorted(_OPTIONS))}, since and until"
+                f"{parts.scheme}://… does not know {', '.join(sorted(options))}; "
+                "it knows table, since and until"
             )
-        self._is_local = parts.scheme == _CHDB
-        path = "/" + unquote(parts.path).lstrip("/")
-        if not (path != "/" and not parts.netloc if self._is_local else parts.hostname):
-            form = f"{_CHDB}:///folder" if self._is_local else "clickhouse://host:8123/database"
-            raise ConfigError(f"{parts.scheme}://… names no place; write {form}")
+        if not parts.hostname:
+            raise ConfigError(
+                f"{parts.scheme}://… names no host; write clickhouse://host:8123/database"
+            )
         is_tls = parts.scheme == "clickhouses"
         super().__init__(parts, is_tls=is_tls, port=8443 if is_tls else 8123)
-        named = "" if self._is_local else path.strip("/")
-        database = options.get("database") or named or "default"
-        table = options.get("table") or "otel_traces"
-        self._folder = path
+        database = unquote(parts.path).strip("/") or "default"
         self._login = f"{unquote(parts.username or 'default')}:{unquote(parts.password or '')}"
         self.name = f"{parts.scheme}://{self._host}/{database}?table={table}"
-        if self._is_local:
-            self.name = f"{parts.scheme}://{path}?database={database}&table={table}"
         self._database = _quote_name(database)
         self._table = f"{self._database}.{_quote_name(table)}"
         self._times = f"{self._database}.{_quote_name(table + '_trace_id_ts')}"
@@ -93,7 +80,7 @@ class ClickHouse(HttpSource):
         if not list_columns(selection.columns):
             raise ConfigError("a selection without columns selects nothing; name some")
         query = collector.select(self._table, self._add_times(selection))
-        with self._run(f"{query} FORMAT Parquet") as answer, path.open("wb") as file:
+        with self._ask(f"{query} FORMAT Parquet".encode()) as answer, path.open("wb") as file:
             shutil.copyfileobj(answer, file)
 
     def add(self, spans: Iterable[Span]) -> None:
@@ -171,35 +158,12 @@ class ClickHouse(HttpSource):
 
     def run(self, statement: str, parquet: Path | None = None) -> str:
         """Run a statement, an INSERT with the rows of a file; return its answer as text."""
-        with self._run(statement, parquet) as answer:
+        rows = b"" if parquet is None else b" FORMAT Parquet\n" + parquet.read_bytes()
+        with self._ask(statement.encode() + rows) as answer:
             return answer.read().decode("utf-8", "replace").strip()
 
-    @contextlib.contextmanager
-    def _run(self, statement: str, parquet: Path | None = None) -> Iterator[BinaryIO]:
-        if self._is_local:
-            yield io.BytesIO(self._run_local(statement, parquet))
-            return
-        rows = b"" if parquet is None else b" FORMAT Parquet\n" + parquet.read_bytes()
-        with self._post(f"/?{urlencode(_SETTINGS)}", statement.encode() + rows) as answer:
-            yield answer
-
-    def _run_local(self, statement: str, parquet: Path | None) -> bytes:
-        if parquet is not None:
-            statement += f" SELECT * FROM file({collector.quoted(str(parquet))}, Parquet)"
-        try:
-            with _turn:
-                for name, value in _SETTINGS.items():
-                    self._engine.query(f"SET {name} = {collector.quoted(str(value))}")
-                return bytes(self._engine.query(statement, "TabSeparated").bytes())
-        except RuntimeError as exc:
-            raise self._make_error(500, str(exc).encode()) from exc
-
-    @functools.cached_property
-    def _engine(self) -> Any:
-        try:
-            return importlib.import_module("chdb").connect(self._folder)
-        except ImportError as exc:
-            raise NotInstalledError(f"{_CHDB}:// needs chdb; pip install chdb") from exc
+    def _ask(self, body: bytes) -> AbstractContextManager[HTTPResponse]:
+        return self._post(f"/?{urlencode(_SETTINGS)}", body)
 
     def _make_headers(self) -> dict[str, str]:
         return {"Authorization": f"Basic {base64.b64encode(self._login.encode()).decode()}"}
