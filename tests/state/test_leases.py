@@ -165,6 +165,23 @@ def test_group_is_claimed_whole_by_one(claims_of: Callable[..., Claims]) -> None
     assert claims_of("sft").claim({"a": group("a1")}) == ["a"]
 
 
+def test_what_is_kept_is_trained_on_once(claims_of: Callable[..., Claims], runs: Runs) -> None:
+    """Checkpoint and acknowledgement are one; released and rewound rollouts come again."""
+    run = runs.start("Test")
+    ours = claims_of(run=run)
+    ours.claim({"a": group("a1", "a2"), "b": group("b1"), "c": group("c1")})
+    kept(runs, ours, 1, "a1", "a2")
+    kept(runs, ours, 2, "b1")
+    again = claims_of(run=run)
+
+    assert again.claim({"a": group("a1", "a2")}) == []
+    assert again.rewind(1) == 2
+    assert again.read_trained() == {"a1": 1.0, "a2": 1.0}
+    assert again.claim({"b": group("b1"), "c": group("c1")}) == ["b", "c"]
+    assert again.release(["b1", "c1"]) == 2
+    assert again.counts() == {"trained": 2}
+
+
 def test_left_rollouts_are_counted_by_reason(claims_of: Callable[..., Claims]) -> None:
     """They are not offered again, unless they are opened again by hand."""
     ours = claims_of()
