@@ -245,17 +245,9 @@ class Forest:
         attributes = call_attributes(asked, answered, response_id)
         return self.open("chat", attributes, parent=parent, **extra)
 
-    def call(
-        self,
-        answered: str,
-        asked: str | Sequence[Message] = "go on",
-        *,
-        response_id: str | None = None,
-        parent: str | None = None,
-        **extra: Any,
-    ) -> str:
-        """A call; gives its id."""
-        span_id = self.open_call(answered, asked, response_id=response_id, parent=parent, **extra)
+    def call(self, *words: Any, **extra: Any) -> str:
+        """A call that starts and ends at once; gives its id."""
+        span_id = self.open_call(*words, **extra)
         self.close(span_id)
         return span_id
 

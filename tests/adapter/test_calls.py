@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.adapter.forest import call_attributes, draw, said, text_of, token_attributes
-from tests.formats.made import step
 
 from lightning_otel import TripletAdapter
 from lightning_otel.adapter import agent_patterns, tokens
@@ -150,12 +149,6 @@ def test_a_program_that_changes_a_step_changes_no_later_reading() -> None:
     assert json.dumps(second.observation) == before
 
 
-OWN: Any = {
-    "agent": "planner", "resource_version": "prompt@v3", "resources": {"model": "m2"},
-    "mode": "train",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("agents", "wanted"),
     [
@@ -180,25 +173,6 @@ def test_the_first_pattern_that_matches_an_agent_decides(agents: Any, wanted: li
     ]
 
     assert found == wanted
-
-
-@pytest.mark.parametrize(
-    ("wanted", "is_wanted"),
-    [
-        ({"resource_version": "prompt@v3"}, True),
-        ({"resource_version": "prompt@*"}, True),
-        ({"resource_version": "model@m2"}, True),
-        ({"resource_version": "model@m1"}, False),
-        ({"min_reward": 0.5, "max_reward": 0.5}, True),
-        ({"min_reward": 0.6}, False),
-        ({"max_reward": 0.4}, False),
-        ({"capture": "text"}, True),
-        ({"capture": "exact"}, False),
-    ],
-)
-def test_a_transition_is_wanted_if_all_says_so(wanted: Any, is_wanted: bool) -> None:
-    """Each keyword leaves out what it does not mean."""
-    assert Selection.of(wanted).wants(step(reward=0.5, **OWN)) is is_wanted
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from tests.cli.conftest import _invoke
 
 from lightning_otel import Store, auto_trace, emit_reward
 from lightning_otel.demo.server import DemoServer
@@ -16,8 +15,8 @@ from lightning_otel.messages.chat import messages_of
 @pytest.fixture
 def client() -> Iterator[OpenAI]:
     """A client of the fake model, on loopback."""
-    with DemoServer() as server:
-        yield OpenAI(base_url=server.base_url, api_key="none")
+    with DemoServer() as server, OpenAI(base_url=server.base_url, api_key="none") as opened:
+        yield opened
 
 
 def told(step: Any) -> list[tuple[str, Any]]:
@@ -64,20 +63,3 @@ def test_history_in_other_rollouts_is_looked_up(tmp_path: Path, client: OpenAI) 
         assert told(step) == said[:-1]
         assert len(list(store.transitions())) == 4
         store.settle()
-
-
-def test_history_that_is_not_here_trains_nothing(tmp_path: Path, client: OpenAI) -> None:
-    """Formats of chat leave the step out and say why; triplets hold the part that says it."""
-    store = Store(tmp_path / "s.duckdb")
-    with auto_trace(store=store):
-        client.responses.create(model="demo", input="and?", previous_response_id="resp_elsewhere")
-        emit_reward(1.0)
-
-    (step,) = store.transitions()
-    assert step.observation[0]["parts"] == [
-        {"type": "openai.previous_response", "id": "resp_elsewhere"}
-    ]
-    for name in ("sft", "openai-sft", "kto"):
-        done = _invoke("export", name, tmp_path / f"{name}.jsonl", "--store", store.name)
-        assert (tmp_path / f"{name}.jsonl").read_text() == "", name
-        assert "its history is on the server" in done.stderr, name

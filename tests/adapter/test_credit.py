@@ -166,6 +166,8 @@ def test_every_door_says_the_same(
     judged = {
         door: {row["rollout_id"]: row["reward"] for row in rows} for door, rows in lists.items()
     }
+    for door, rows in judged.items():
+        assert rows.keys() == expected.keys(), door
     members = read_members(store, Selection())
     judged["batches"] = {name: each.reward for name, each in members.items()}
     paths = sorted(store.trajectories(), key=lambda path: path.attempt_id)

@@ -37,18 +37,6 @@ needs_all = pytest.mark.skipif(
 )
 
 
-def test_auto_falls_back_and_says_why(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """An algorithm that is ours alone stays ours, with the reason in a warning."""
-    with caplog.at_level(logging.WARNING):
-        trainer = Trainer(lambda task: 1.0, "baseline", backend="auto", store=store)
-
-    if explain_missing():
-        assert type(trainer.algorithm).__name__ == "Baseline"
-        assert "backend 'auto' is 'builtin' here: agentlightning" in caplog.text
-    else:
-        assert isinstance(trainer.algorithm, Microsoft)
-
-
 @pytest.mark.skipif(not explain_missing(), reason="agentlightning is installed here")
 def test_microsoft_where_it_is_not_installed_is_an_error(store: Store) -> None:
     """Asked for by name, nothing else is done instead."""

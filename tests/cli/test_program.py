@@ -16,7 +16,6 @@ from lightning_otel.cli.program import (
     find_program,
     program_name,
     run_child,
-    shell_exit_code,
 )
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -27,12 +26,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize("name", ["python", "python3"])
-def test_find_program_takes_our_python(name: str) -> None:
-    """``python`` is the one that lightning-otel is installed in."""
-    assert find_program([name, "-m", "app"]) == [sys.executable, "-m", "app"]
 
 
 @pytest.mark.parametrize(
@@ -54,16 +47,6 @@ def test_find_program_looks_beside_python_too(monkeypatch: pytest.MonkeyPatch) -
     assert find_program(["lightning-otel"]) == [
         str(Path(sys.executable).with_name("lightning-otel"))
     ]
-
-
-@pytest.mark.parametrize("name", ["no-such-program", "./no-such-file", "missing.py"])
-def test_find_program_knows_when_there_is_none(here: Path, name: str) -> None:
-    """What is nowhere is refused as a shell would refuse it."""
-    with pytest.raises(ProgramError) as caught:
-        find_program([name])
-
-    assert caught.value.code == 127
-    assert name in caught.value.what
 
 
 def test_run_child_knows_what_cannot_run(here: Path) -> None:
@@ -91,12 +74,6 @@ def test_run_child_knows_what_cannot_run(here: Path) -> None:
 def test_name_of_is_what_a_person_would_say(command: list[str], name: str) -> None:
     """The script or module, not the interpreter; else the program."""
     assert program_name(command) == name
-
-
-@pytest.mark.parametrize(("code", "shells"), [(0, 0), (7, 7), (-signal.SIGKILL, 137), (-15, 143)])
-def test_exit_code_is_a_shells(code: int, shells: int) -> None:
-    """A signal is 128 and its number."""
-    assert shell_exit_code(code) == shells
 
 
 def test_run_child_puts_handlers_back() -> None:

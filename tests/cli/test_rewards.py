@@ -148,22 +148,6 @@ def test_reward_reaches_the_transition(cli: Cli, copy: Path, noun: str) -> None:
     assert rewards == [("exp-one", 0.25), ("exp-two", None)]
 
 
-def test_reward_by_span_judges_that_call_alone(cli: Cli, copy: Path) -> None:
-    """Linked to the first of two calls, a reward does not slide to the second."""
-    calls = list(
-        Store(copy).sql(
-            "SELECT span_id, rollout_id FROM calls WHERE agent = 'calc' ORDER BY start_ns"
-        )
-    )
-    first = calls[0]
-
-    cli("reward", first["span_id"], "-3", "--store", copy)
-
-    rewards = [step.reward for step in Store(copy).transitions(rollout_id=first["rollout_id"])]
-    assert rewards[0] == -3.0
-    assert rewards[1] in (0.0, 1.0)
-
-
 def test_reward_may_be_negative_and_named(cli: Cli, copy: Path) -> None:
     """A number that looks like an option is a number, and --name names it."""
     done = cli("reward", "@last", "-1.5", "--name", "tone", "--store", copy)

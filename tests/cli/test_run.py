@@ -565,7 +565,7 @@ def test_run_keeps_the_code_when_nobody_listens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "word"),
     [
-        (["--", "no-such-program"], 127, "no-such-program"),
+        *((["--", name], 127, name) for name in ("no-such-program", "./no-such", "missing.py")),
         (["--store", ":memory:", "--", "true"], 2, "on disk"),
         (["--reward-evaluator", "nothing:here", "--", "true"], 2, "nothing:here"),
         (["--reward-evaluator", "json:nothing", "--", "true"], 2, "nothing"),

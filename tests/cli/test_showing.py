@@ -168,24 +168,6 @@ def test_terminal_is_not_flooded(terminal: Callable[..., str], cli: Cli, tmp_pat
     assert len(piped) == 301
 
 
-def test_many_spans_do_not_flood() -> None:
-    """What is not shown is counted where it would stand, with what is in it."""
-    forest = Forest()
-    with forest.inside("loop"):
-        for index in range(1000):
-            forest.call(f"{index}")
-            forest.reward(1.0)
-        forest.open("late")
-
-    lines = told(forest.spans, limit=20, width=80)
-
-    assert len(lines) == 21
-    (gap,) = (line for line in lines if "⋯" in line)
-    assert gap == "├─ ⋯ 1,982 more spans: 991 calls, 991 rewards"
-    assert lines[1].startswith("├─ #0  chat")
-    assert lines[-1].startswith("└─ late  incomplete")
-
-
 def test_cycles_and_deep_chains_are_told() -> None:
     """Parents in a circle, and each inside the one before, lose no span."""
     lines = told(CHAIN, limit=200, width=80)

@@ -2,14 +2,16 @@
 
 import copy
 import json
+import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.instrumentors.http.drawn import VENDORS
 
 from lightning_otel.dialects import Dialect, find_dialect, register_dialect
 from lightning_otel.dialects.events import is_ended
@@ -163,167 +165,48 @@ def test_history_of_a_harness_goes_on(name: str) -> None:
 
 
 # --- drawn conversations: what the server sent is what the messages say ---------------------------
-TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
-VALUES = st.dictionaries(TEXT, st.one_of(TEXT, st.integers(-9, 9), st.none()), max_size=3)
-WORDS = st.sampled_from(["Read", "run_shell_command", "Bash"])
-PART = st.one_of(
-    st.tuples(st.just("text"), TEXT),
-    st.tuples(st.just("thinking"), TEXT, TEXT),
-    st.tuples(st.just("call"), WORDS, VALUES),
-    st.tuples(st.just("result"), WORDS, TEXT),
-    st.tuples(st.just("image"), st.sampled_from(["aGk=", "eA=="])),
-    st.tuples(st.just("unknown"), VALUES),
-)
-ANSWERS = st.lists(PART.filter(lambda part: part[0] != "result"), min_size=1, max_size=5)
-TURNS = st.lists(st.lists(PART, min_size=1, max_size=4), min_size=1, max_size=4)
+SIGNED = {"text": "é", "thought": True, "thoughtSignature": "-_"}
+ODD: dict[str, tuple[list[Any], list[Any]]] = {
+    "anthropic": ([{"type": "new", "held": None}], [{"type": "anthropic.new", "held": None}]),
+    "gemini": (
+        # Bytes, which Google's client writes in another alphabet than its server.
+        [{"newThing": {"a": 1}}, SIGNED],
+        [
+            {"type": "gemini.new_thing", "new_thing": {"a": 1}},
+            {"type": "reasoning", "content": "é", "thought_signature": "+/"},
+        ],
+    ),
+}
+"""Parts that no client of today sends, or that one writes in its own way."""
 
 
-def write_anthropic(part: tuple[Any, ...], number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A drawn part on the wire, and as the conventions say it."""
-    kind, *values = part
-    call_id = f"toolu_{number}"
-    source = {"type": "base64", "media_type": "image/png", "data": values[0]}
-    image = {"type": "blob", "modality": "image", "mime_type": "image/png", "content": values[0]}
-    match kind:
-        case "text":
-            return {"type": "text", "text": values[0]}, {"type": "text", "content": values[0]}
-        case "thinking":
-            wire = {"type": "thinking", "thinking": values[0], "signature": values[1]}
-            return wire, {"type": "reasoning", "content": values[0], "signature": values[1]}
-        case "call":
-            wire = {"type": "tool_use", "id": call_id, "name": values[0], "input": values[1]}
-            return wire, {
-                "type": "tool_call", "id": call_id, "name": values[0], "arguments": values[1],
-            }  # fmt: skip
-        case "result":
-            wire = {"type": "tool_result", "tool_use_id": call_id, "content": values[1]}
-            return wire, {"type": "tool_call_response", "id": call_id, "response": values[1]}
-        case "image":
-            return {"type": "image", "source": source}, image
-    return {"type": "new", "held": values[0]}, {"type": "anthropic.new", "held": values[0]}
-
-
-def write_gemini(part: tuple[Any, ...], number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same for Gemini, whose calls have no ids."""
-    kind, *values = part
-    image = {"type": "blob", "modality": "image", "mime_type": "image/png", "content": values[0]}
-    match kind:
-        case "text":
-            return {"text": values[0]}, {"type": "text", "content": values[0]}
-        case "thinking":
-            wire = {"text": values[0], "thought": True, "thoughtSignature": values[1]}
-            # Bytes, which Google's client writes in another alphabet than its server.
-            signature = values[1].translate(str.maketrans("-_", "+/"))
-            return wire, {
-                "type": "reasoning", "content": values[0], "thought_signature": signature,
-            }  # fmt: skip
-        case "call":
-            wire = {"functionCall": {"name": values[0], "args": values[1]}}
-            return wire, {
-                "type": "tool_call", "id": None, "name": values[0], "arguments": values[1],
-            }  # fmt: skip
-        case "result":
-            held = {"output": values[1]}
-            wire = {"functionResponse": {"name": values[0], "response": held}}
-            return wire, {
-                "type": "tool_call_response", "id": None, "response": held, "name": values[0],
-            }  # fmt: skip
-        case "image":
-            return {"inlineData": {"mimeType": "image/png", "data": values[0]}}, image
-    return {"newThing": values[0]}, {"type": "gemini.new_thing", "new_thing": values[0]}
-
-
-def split(text: str, size: int) -> list[str]:
-    """A text in pieces."""
-    return [text[at : at + size] for at in range(0, len(text), size)]
-
-
-def stream_anthropic(blocks: list[dict[str, Any]], size: int) -> Iterator[dict[str, Any]]:
-    """The events that say a message in pieces."""
-    yield {"type": "message_start", "message": {"role": "assistant", "content": []}}
-    for index, block in enumerate(blocks):
-        start, pieces = copy.deepcopy(block), []
-        if block["type"] == "tool_use":
-            start["input"] = {}
-            text = json.dumps(block["input"])
-            pieces = [
-                {"type": "input_json_delta", "partial_json": piece} for piece in split(text, size)
-            ]
-        else:
-            for name in {"text", "thinking", "signature"} & block.keys():
-                start[name] = ""
-                pieces += [{"type": f"{name}_delta", name: t} for t in split(block[name], size)]
-        yield {"type": "content_block_start", "index": index, "content_block": start}
-        for delta in pieces:
-            yield {"type": "content_block_delta", "index": index, "delta": delta}
-        yield {"type": "content_block_stop", "index": index}
-    yield {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {}}
-    yield {"type": "message_stop"}
-
-
-def stream_gemini(parts: list[dict[str, Any]], size: int) -> Iterator[dict[str, Any]]:
-    """The same for Gemini; a signature comes with the last piece of its text."""
-    pieces: list[dict[str, Any]] = []
-    for part in parts:
-        texts = split(part["text"], size) if "text" in part else []
-        plain = {name: part[name] for name in part if name != "thoughtSignature"}
-        pieces += [{**plain, "text": text} for text in texts[:-1]]
-        pieces.append({**part, "text": texts[-1]} if texts else part)
-    for number, piece in enumerate(pieces, 1):
-        end = {"finishReason": "STOP"} if number == len(pieces) else {}
-        yield {"candidates": [{"content": {"role": "model", "parts": [piece]}, **end}]}
-
-
-def merge_texts(parts: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Parts without two plain texts beside each other, which a stream does not tell apart."""
-    return [
-        part
-        for before, part in zip([("",), *parts], parts, strict=False)
-        if not before[0] == part[0] == "text"
-    ]
-
-
-@pytest.mark.parametrize("name", ["anthropic", "gemini"])
+@pytest.mark.parametrize("name", VENDORS)
 @settings(max_examples=250, deadline=None)
-@given(turns=TURNS, answer=ANSWERS, size=st.integers(1, 12), cut=st.none() | st.integers(0, 40))
+@given(draw=st.randoms(use_true_random=False), share=st.floats(0, 1))
 def test_drawn_conversation_is_read_as_it_was_said(
-    name: str, turns: list[Any], answer: list[Any], size: int, cut: int | None
+    name: str, draw: random.Random, share: float
 ) -> None:
     """Requests, whole answers and streams, in pieces of any size and cut anywhere."""
-    dialect, write = dialect_of(name), write_anthropic if name == "anthropic" else write_gemini
-    roles = ("user", "assistant" if name == "anthropic" else "model")
-    field, sent, said = ("content" if name == "anthropic" else "parts"), [], []
-    for number, turn in enumerate(turns):
-        pairs = [write(part, place) for place, part in enumerate(turn)]
-        sent.append({"role": roles[number % 2], field: [wire for wire, _ in pairs]})
-        role = ("user", "assistant")[number % 2]
-        said.append({"role": role, "parts": [part for _, part in pairs]})
-    key = "messages" if name == "anthropic" else "contents"
-    assert json.loads(dialect.request_content({key: sent})[c.INPUT_MESSAGES]) == said
+    dialect, vendor, (wire, meaning) = dialect_of(name), VENDORS[name], ODD[name]
+    sent, messages, answer, parts = vendor.draw(draw, 1)
+    key, field = ("messages", "content") if name == "anthropic" else ("contents", "parts")
+    request = dialect.request_content({key: [*sent, {"role": "user", field: wire}]})
+    expected = [*messages, {"role": "user", "parts": meaning}]
+    assert json.loads(request[c.INPUT_MESSAGES]) == expected
 
-    pairs = [write(part, place) for place, part in enumerate(merge_texts(answer))]
-    blocks, parts = [wire for wire, _ in pairs], [part for _, part in pairs]
-    if name == "anthropic":
-        whole: dict[str, Any] = {"role": "assistant", "content": blocks}
-        events = list(stream_anthropic(blocks, size))
-    else:
-        whole = {"candidates": [{"content": {"role": "model", "parts": blocks}}]}
-        events = list(stream_gemini(blocks, size))
-    assert (
-        answer_of(dialect, dialect.read_body(json.dumps(whole).encode()).body)[0]["parts"] == parts
-    )
-    streamed = b"".join(b"data: %s\r\n\r\n" % json.dumps(event).encode() for event in events)
-    found = dialect.read_body(streamed)
-    assert found.is_complete
-    assert answer_of(dialect, found.body)[0]["parts"] == parts
-    if cut is not None and cut < len(events) - 1:
-        rest = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events[:cut])
-        partial = dialect.read_body(rest)
-        assert not partial.is_complete
-        spoken = [part for message in answer_of(dialect, partial.body) for part in message["parts"]]
-        assert len(spoken) <= len(parts)
-        for part, expected in list(zip(spoken, parts, strict=False))[:-1]:
-            assert part == expected
+    stream = vendor.stream(answer, draw)
+    whole = json.dumps(vendor.whole(answer)).encode()
+    for data in (whole, stream, stream.replace(b"\n", b"\r\n")):
+        assert answer_of(dialect, dialect.read_body(data).body)[0]["parts"] == parts
+    assert dialect.read_body(stream).is_complete
+    events = stream.split(b"\n\n")[:-1]
+    start = b"".join(b"%s\n\n" % event for event in events[: int(share * (len(events) - 1))])
+    partial = dialect.read_body(start)
+    assert not partial.is_complete
+    pieces = [part for message in answer_of(dialect, partial.body) for part in message["parts"]]
+    assert len(pieces) <= len(parts)
+    for piece, part in list(zip(pieces, parts, strict=False))[:-1]:
+        assert piece == part
 
 
 PROMPT = Prompt(

@@ -4,67 +4,19 @@ import contextlib
 import itertools
 import json
 import random
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import openai
 import pytest
+from tests.instrumentors.http.wire import Answer, serve, write_events
 
 from lightning_otel import Store, auto_trace
 
 CONVERSATIONS = 200
 Drawn = tuple[list[Any], list[Any], list[Any], list[Any]]
 """Input on the wire and as messages, answer on the wire and as parts."""
-
-
-class _Server(BaseHTTPRequestHandler):
-    """Sends the answer that is next, in one piece or in random ones."""
-
-    protocol_version = "HTTP/1.1"
-    answer: ClassVar[bytes] = b""
-    is_stream: ClassVar[bool] = False
-    status: ClassVar[int] = 200
-    missing: ClassVar[int] = 0
-    """Bytes that are promised, and never come."""
-    sizes: ClassVar[random.Random] = random.Random(3)
-
-    def do_POST(self) -> None:
-        """Answer."""
-        # The next answer may be set while the rest of this one, after its end mark, is sent.
-        answer, is_stream, missing = self.answer, self.is_stream, self.missing
-        self.rfile.read(int(self.headers["content-length"]))
-        kind = "text/event-stream" if is_stream else "application/json"
-        self.send_response(self.status)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(answer) + missing))
-        self.end_headers()
-        at = 0
-        with contextlib.suppress(ConnectionError):  # the program may leave
-            while at < len(answer):
-                size = self.sizes.randint(1, 200) if is_stream else len(answer)
-                self.wfile.write(answer[at : at + size])
-                at += size
-        self.close_connection = bool(missing) or at < len(answer)
-
-    def log_message(self, *args: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def base_url() -> Iterator[str]:
-    """A server on loopback."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Server)
-    # Clients leave in the middle of an answer.
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a stub of one method
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def draw_call(draw: random.Random, number: int) -> tuple[str, str, dict[str, Any]]:
@@ -216,11 +168,6 @@ def texts_of(item: dict[str, Any]) -> list[tuple[str, str]]:
     return [(part["type"], part.get("text", part.get("refusal"))) for part in item["content"]]
 
 
-def write_events(events: Iterator[dict[str, Any]]) -> bytes:
-    """Server-sent events."""
-    return b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events)
-
-
 def read_chat(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The parts that some chunks say."""
     texts, calls = {"reasoning_content": "", "content": "", "refusal": ""}, dict[int, Any]()
@@ -284,26 +231,31 @@ def draw_ending(draw: random.Random, *, is_stream: bool) -> str:
     return draw.choice(["left", "cut", "error"]) if is_stream else "refused"
 
 
-def write_answer(ending: str, api: str, events: list[Any], whole: Any, draw: random.Random) -> int:
-    """Set what the server sends next; return how many events come for sure."""
-    is_stream, error = bool(events), {"error": {"message": "no", "type": "server_error"}}
+def make_answer(
+    ending: str, api: str, events: list[Any], whole: Any, draw: random.Random
+) -> tuple[Answer, int]:
+    """What the server sends, and how many events of it come for sure."""
+    error = {"error": {"message": "no", "type": "server_error"}}
     count = draw.randint(1, len(events) - 1) if ending in ("left", "cut", "error") else len(events)
-    _Server.is_stream, _Server.status = is_stream, 400 if ending == "refused" else 200
-    _Server.missing = 99 if ending == "cut" else 0
     sent = events if ending == "left" else events[:count]
     end = b"data: [DONE]\n\n" if api == "chat" and ending in ("whole", "left") else b""
     if ending in ("refused", "error"):
         whole, sent = error, [*sent, error]
-    _Server.answer = write_events(sent) + end if is_stream else json.dumps(whole).encode()
-    return count
+    body = write_events(iter(sent)) + end if events else json.dumps(whole).encode()
+    kind = "text/event-stream" if events else "application/json"
+    status = 400 if ending == "refused" else 200
+    return Answer(body, status, {"content-type": kind}, is_cut=ending == "cut"), count
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_transitions_say_what_went_over_the_wire(api: str, base_url: str, tmp_path: Path) -> None:
+def test_transitions_say_what_went_over_the_wire(api: str, tmp_path: Path) -> None:
     """Every message, call, result, image and thought of 200 drawn conversations, whole and cut."""
     draw, store = random.Random(11), tmp_path / "s.duckdb"
     expected, partial, refused = {}, {}, set[str]()
-    with openai.OpenAI(base_url=base_url, api_key="k", max_retries=0) as client:
+    with (
+        serve() as server,
+        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as client,
+    ):
         for number in range(CONVERSATIONS):
             name, is_stream = f"r{number}", draw.random() < 0.6
             drawer = draw_chat if api == "chat" else draw_responses
@@ -320,7 +272,8 @@ def test_transitions_say_what_went_over_the_wire(api: str, base_url: str, tmp_pa
                 request = {"input": sent}
             ending = draw_ending(draw, is_stream=is_stream)
             wire = list(events) if is_stream else []
-            count = write_answer(ending, api, wire, whole, draw)
+            answered, count = make_answer(ending, api, wire, whole, draw)
+            server.answers = [answered]
             with auto_trace(store=store, rollout_id=name):
                 ask(create, {**request, "stream": is_stream}, count if ending == "left" else None)
             if ending == "refused":
@@ -339,7 +292,7 @@ def test_transitions_say_what_went_over_the_wire(api: str, base_url: str, tmp_pa
         assert [*step.action[0]["parts"]] == parts
     for span in Store(store).spans():
         if span.rollout_id in partial and span.name.startswith("chat"):
-            (answered,) = json.loads(str(span.attributes["gen_ai.output.messages"])) or [{}]
-            assert answered.get("parts", []) in partial[span.rollout_id], span.rollout_id
+            (message,) = json.loads(str(span.attributes["gen_ai.output.messages"])) or [{}]
+            assert message.get("parts", []) in partial[span.rollout_id], span.rollout_id
         assert not (span.rollout_id in refused and span.name == "chat m" and span.status != "ERROR")
     assert min(len(expected), len(partial), len(refused)) > CONVERSATIONS // 10

@@ -1,5 +1,6 @@
 """Each example program, also with a provider of its own: as without us, each request once."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import duckdb
@@ -15,9 +16,7 @@ from tests.examples.checker import (
     transition_problems,
     view_problems,
 )
-from tests.examples.programs import EXAMPLES, PROGRAMS, Program
-
-MOST_LINES = 80
+from tests.examples.programs import EXAMPLES, FRAMEWORKS, PROGRAMS, Program
 
 
 @pytest.mark.timeout(220)  # two programs, whose imports alone take CrewAI ten seconds each
@@ -33,13 +32,20 @@ def test_program_is_captured_once_and_undisturbed(program: Program, tmp_path: Pa
     assert not found, "\n".join(found)
 
 
-def test_every_program_is_declared_short_and_unaware() -> None:
+@pytest.mark.parametrize(
+    ("folder", "names", "most_lines"),
+    [(EXAMPLES, {program.name for program in PROGRAMS}, 80),
+     (EXAMPLES / "frameworks", FRAMEWORKS, 60)],
+)  # fmt: skip
+def test_every_program_is_declared_short_and_unaware(
+    folder: Path, names: Collection[str], most_lines: int
+) -> None:
     """No program is left out; none holds instrumentation; none is longer than it may be."""
-    found = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
+    found = {path.stem: path.read_text() for path in folder.glob("*.py")}
 
-    assert sorted(found) == sorted(program.name for program in PROGRAMS)
+    assert sorted(found) == sorted(names)
     for name, text in found.items():
-        assert text.count("\n") <= MOST_LINES, name
+        assert text.count("\n") <= most_lines, name
         assert "lightning" not in text, name
         assert "opentelemetry" not in text, name
 

@@ -105,19 +105,6 @@ def test_context_is_carried(way: str) -> None:
     assert seen == ["here", None]
 
 
-def test_worker_of_a_pool_takes_each_tasks_own_context() -> None:
-    """A worker started by one task does not keep that one's context for the next."""
-    seen: Seen = []
-
-    with ThreadPoolExecutor(1) as pool:
-        for value in ("first", "second"):
-            with in_context(value):
-                pool.submit(look, seen).result()
-        pool.submit(look, seen).result()
-
-    assert seen == ["first", "second", None]
-
-
 def test_thread_is_left_as_it_was() -> None:
     """After its start nothing of ours stays on the thread, and it is freed as soon as it was."""
     with in_context("here"):

@@ -12,7 +12,7 @@ import pytest
 from lightning_otel import Store, auto_trace, context, emit_action, emit_feedback
 from lightning_otel.errors import ConfigError, StateError
 from lightning_otel.rewards import pending as module
-from lightning_otel.rewards.feedback import Conflict, Feedback, Noun, StoredReward
+from lightning_otel.rewards.feedback import Feedback, Noun, StoredReward
 from lightning_otel.rewards.pending import Pending, Settled, settle_pending
 from lightning_otel.state import State
 from lightning_otel.types import Span
@@ -29,24 +29,6 @@ def pending(store: Store) -> Pending:
 def feedback(noun: Noun, target: str, value: float = 0.5, feedback_id: str = "f1") -> Feedback:
     """Something that was said."""
     return Feedback(noun, target, value, time.time_ns(), {c.FEEDBACK_TEXT: "so"}, feedback_id)
-
-
-def test_feedback_waits_for_what_it_judges(store: Store, pending: Pending) -> None:
-    """It is no reward until then, given to nothing else, and then given once."""
-    assert pending.give(store, feedback("rollout", "r1")) is None
-    with auto_trace(store=store, rollout_id="other"):
-        emit_action("say", "no")
-    assert pending.settle(store) == Settled(waiting=1)
-    assert [step.reward for step in store.transitions()] == [None]
-
-    with auto_trace(store=store, rollout_id="r1"):
-        emit_action("say", "hi")
-    first, second = pending.settle(store), pending.settle(store)
-
-    assert (first, second) == (Settled(given=1), Settled())
-    rewards = {step.rollout_id: step.reward for step in store.transitions()}
-    assert rewards == {"other": None, "r1": 0.5}
-    assert pending.waiting().count == 0
 
 
 @pytest.mark.parametrize("noun", ["trace", "span", "response", "conversation"])
@@ -91,30 +73,6 @@ def test_conversation_is_judged_by_its_latest_call_then(store: Store) -> None:
     rewards = {step.span_id: step.reward for step in store.transitions()}
     assert rewards[judged or ""] == 1.0
     assert [reward for reward in rewards.values() if reward is not None] == [1.0]
-
-
-def test_an_id_is_kept_once_whenever_it_comes(store: Store, pending: Pending) -> None:
-    """While it waits and after; other feedback under it is refused, and changes nothing."""
-    for _ in range(2):
-        assert pending.give(store, feedback("rollout", "r1")) is None
-    assert isinstance(pending.give(store, feedback("rollout", "r1", 0.6)), Conflict)
-    assert isinstance(pending.give(store, feedback("rollout", "r2")), Conflict)
-    for name in ("r1", "r2"):
-        with auto_trace(store=store, rollout_id=name):
-            emit_action("say", "hi")
-    pending.settle(store)
-
-    again = pending.give(store, feedback("rollout", "r1"))
-    others = [
-        pending.give(store, feedback("rollout", "r1", 0.6)),
-        pending.give(store, feedback("rollout", "r2")),
-    ]
-
-    assert isinstance(again, StoredReward)
-    assert not again.is_new
-    assert all(isinstance(each, Conflict) for each in others)
-    assert len(store.sql("SELECT * FROM rewards").rows()) == 1
-    assert pending.waiting().count == 0
 
 
 def test_two_who_settle_at_once_give_it_once(store: Store, pending: Pending) -> None:

@@ -1,6 +1,5 @@
 """The small transactional state: made once, private, changed by one at a time, kept whole."""
 
-import os
 import pickle
 import signal
 import sqlite3
@@ -8,7 +7,6 @@ import stat
 import subprocess
 import sys
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,21 +43,6 @@ def counted(state: State) -> int | None:
     """The number that stands there."""
     with state.read() as connection:
         return connection.scalar(sa.select(COUNTS.c.n))
-
-
-def test_changes_of_threads_and_processes_add_up(tmp_path: Path) -> None:
-    """Whoever changes the state is alone."""
-    state = made(tmp_path)
-    forked = os.fork()
-    if not forked:
-        for _ in range(20):
-            add_one(state)
-        os._exit(0)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: add_one(state), range(40)))
-    os.waitpid(forked, 0)
-
-    assert counted(state) == 60
 
 
 def test_state_is_the_users_alone(tmp_path: Path) -> None:

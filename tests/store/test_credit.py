@@ -1,25 +1,15 @@
 """Credit and advantages through a real store: late feedback, links, and two passes over it."""
 
 import json
-from collections.abc import Sequence
-from typing import Any, get_args
 
 import pytest
-from tests.adapter.forest import draw, rewards, text_of
+from tests.adapter.forest import draw
 
 from lightning_otel import Store, auto_trace, emit_action, emit_reward, operation
 from lightning_otel.adapter import Advantage, Composition, TripletAdapter, advantages
 from lightning_otel.store import batches as batches_module
-from lightning_otel.types import Call, Credit, CreditRule, Reward, Span
+from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-
-
-def newest(reward: Reward, calls: Sequence[Call]) -> Call | None:
-    """The call that ended last."""
-    return calls[-1] if calls else None
-
-
-RULES: list[Credit | CreditRule] = [*get_args(Credit), newest]
 
 
 def rollout(name: str, task: str, *values: float, calls: int = 2) -> list[Span]:
@@ -31,44 +21,7 @@ def rollout(name: str, task: str, *values: float, calls: int = 2) -> list[Span]:
     return forest.spans
 
 
-def rewards_of(store: Store, **options: Any) -> dict[str, float | None]:
-    """The reward of each answer in a store."""
-    return rewards(list(store.trajectories(**options)))
-
-
 # --- late feedback -------------------------------------------------------------------------------
-
-
-def test_late_feedback_reopens_credit_under_every_rule(store: Store, run_python: Any) -> None:
-    """A settled rollout, judged by another process: the next read credits it, whatever the rule."""
-    forest = draw("work( first second )")
-    store.add(forest.spans)
-    store.writer().seal()
-    store.settle()
-    before = rewards_of(store)
-
-    run_python(
-        """
-        import os, sys
-        os.environ["LIGHTNING_OTEL_STORE"] = sys.argv[1]
-        from lightning_otel import emit_reward
-        assert emit_reward(1.0, rollout_id="r1")
-        assert emit_reward("late", 0.5, span_id=sys.argv[2])
-        """,
-        store.name,
-        forest.named["work"],
-    )
-
-    assert before == {"first": None, "second": None}
-    for rule in RULES:
-        table = store.transitions(credit=rule, gamma=0.5)
-        steps = {text_of(step.action): step for step in table}
-        named = {answer: dict(step.rewards) for answer, step in steps.items()}
-        assert named["second"] == {"primary": 1.0, "late": 0.5}
-        assert named["first"] == ({"primary": 1.0} if rule == "step" else {})
-        assert not table.report().reasons()
-        if rule == "discounted":
-            assert steps["first"].reward == 0.5 * (steps["second"].reward or 0) > 0
 
 
 def test_emitted_links_and_sequences_come_back_as_given(store: Store) -> None:

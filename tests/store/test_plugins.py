@@ -1,5 +1,6 @@
 """Adapters of one's own, and selections, as a store takes them."""
 
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -49,6 +50,7 @@ def store(tmp_path: Path) -> Store:
         extra = {c.RECEIVED: "otlp:10.0.0.9"} if number == 2 else {}
         forest.make(c.SPAN_ANNOTATION, {c.REWARD_VALUE: float(number), **extra})
         stamps = {c.MODE: "train" if number == 1 else "val"}
+        stamps[c.RESOURCES] = json.dumps({"*": {"prompt": f"v{number}"}})
         store.add(replace(s, attributes={**s.attributes, **stamps}) for s in forest.spans)
     return store
 
@@ -85,6 +87,11 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ({"max_reward": 1.0}, ["writer 1"]),  # a missing reward is not 0
         ({"rewarded": False}, ["planner 1"]),
         ({"received": False, "rewarded": True}, ["writer 1"]),
+        ({"resource_version": "prompt@v2"}, ["planner 2"]),
+        ({"resource_version": "prompt@*"}, ["planner 1", "planner 2", "writer 1"]),
+        ({"resource_version": "model@v2"}, []),
+        ({"capture": "text"}, ["planner 1", "planner 2", "writer 1"]),
+        ({"capture": "exact"}, []),
     ],
 )
 def test_a_store_gives_the_transitions_that_are_wanted(

@@ -109,39 +109,6 @@ def test_only_the_views_that_a_query_reads_are_made(
     assert {name for (name,) in found} == set(names)
 
 
-def test_catalogue_is_read_by_plain_duckdb_in_many_processes(
-    store: Store, layout: Layout, make_span: MakeSpan, run_python: Callable[..., str]
-) -> None:
-    """Any number of DuckDB processes open ``X.duckdb`` read-only while this one writes."""
-    store.add([make_span(attributes={c.OPERATION: "chat"}) for _ in range(10)])
-    store.connect().close()
-    script = """
-    import os, sys
-    children = []
-    for _ in range(3):
-        child = os.fork()
-        if not child:
-            import duckdb
-            with duckdb.connect(sys.argv[1], read_only=True) as con:
-                counts = [con.execute(f"SELECT count(*) FROM {view}").fetchone()[0]
-                          for view in ("spans", "calls", "rewards", "rollouts")]
-            os._exit(0 if counts[:2] == [10, 10] else 1)
-        children.append(child)
-    print([os.waitpid(child, 0)[1] for child in children])
-    """
-
-    counts = []
-    with duckdb.connect(str(layout.catalogue), read_only=True) as reader:
-        printed = run_python(script, layout.catalogue)
-        for change in (store.writer, lambda: store.add([make_span()]), store.settle):
-            change()
-            counts.append(reader.execute("SELECT count(*) FROM spans").fetchone())
-            store.writer().seal()
-
-    assert printed.splitlines()[-1] == "[0, 0, 0]"
-    assert counts == [(10,), (11,), (11,)]
-
-
 def test_catalogue_is_made_anew_where_the_store_was_moved(
     store: Store, layout: Layout, tmp_path: Path, make_span: MakeSpan
 ) -> None:

@@ -4,7 +4,6 @@ import fcntl
 import itertools
 import logging
 import os
-import resource
 import sys
 import threading
 import time
@@ -339,26 +338,6 @@ def test_records_are_those_since_a_position_that_mention_a_text(
     found = writer.records(since, orjson.dumps(text).decode()[1:-1])
 
     assert [record["name"] for record in found or ()] == ["one", "two"]
-
-
-def test_take_raises_and_counts_nothing_where_the_disk_refuses(
-    store: Store, make_span: MakeSpan
-) -> None:
-    """Nothing is held in memory, and what is taken again afterwards is stored once."""
-    writer, spans = store.writer(), [make_span(), make_span(attributes={"text": "x" * 10_000})]
-    writer.add_all(spans[:1])
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-    try:
-        with pytest.raises(OSError, match=r"space|large"):
-            writer.add_all(spans[1:])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    assert writer.lost == 0
-    assert store.spans().rows() == spans[:1]
-    writer.add_all(spans[1:])
-    assert store.spans().rows() == spans
 
 
 def test_segment_appears_only_when_it_is_locked(

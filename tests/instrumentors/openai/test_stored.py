@@ -234,14 +234,16 @@ def test_conversation_on_the_server_is_joined(
         store.settle()
 
 
-@pytest.mark.parametrize("case", ["begun elsewhere", "an item was deleted"])
+@pytest.mark.parametrize("case", ["an answer elsewhere", "begun elsewhere", "an item was deleted"])
 def test_conversation_that_is_not_known_trains_nothing(
     case: str, client: openai.OpenAI, tmp_path: Path
 ) -> None:
     """Nobody knows what was said before."""
     store = Store(tmp_path / "s.duckdb")
     with auto_trace(store=store):
-        if case != "begun elsewhere":
+        if case == "an answer elsewhere":
+            client.responses.create(model="m", input="and?", previous_response_id="resp_elsewhere")
+        if case == "an item was deleted":
             client.conversations.create()
             client.conversations.items.delete("item_1", conversation_id="conv_1")
         client.responses.create(model="m", input="and?", conversation="conv_1")
@@ -249,9 +251,10 @@ def test_conversation_that_is_not_known_trains_nothing(
         emit_reward(1.0)
     for step in store.transitions():
         assert step.observation[0]["parts"][0]["type"] == "openai.previous_response"
-    done = _invoke("export", "sft", tmp_path / "f.jsonl", "--store", store.name)
-    assert (tmp_path / "f.jsonl").read_text() == ""
-    assert "its history is on the server" in done.stderr
+    for name in ("sft", "openai-sft", "kto"):
+        done = _invoke("export", name, tmp_path / f"{name}.jsonl", "--store", store.name)
+        assert (tmp_path / f"{name}.jsonl").read_text() == "", name
+        assert "its history is on the server" in done.stderr, name
 
 
 def test_answers_that_go_on_from_each_other_have_no_history(tmp_path: Path) -> None:

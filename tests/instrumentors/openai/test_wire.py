@@ -72,21 +72,6 @@ def test_streamed_answer_says_what_the_whole_one_says(
     assert {key: held for key, held in streamed.items() if key not in STREAMED} == whole
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
-@given(reply=replies(), kept=st.integers(1, 40))
-def test_beginning_of_a_stream_is_a_beginning_of_the_answer(
-    path: str, reply: Reply, kept: int
-) -> None:
-    """However far it comes, and never an error."""
-    answer = made(path, [reply], {"model": "toy"})
-
-    found = read(path, {"model": "toy"}, list(answer.chunks)[:-1][:kept])
-
-    (said, *_) = found.get(c.OUTPUT_MESSAGES) or [{"parts": []}]
-    texts = [part["content"] for part in said["parts"] if part["type"] == "text"]
-    assert reply.text.startswith("".join(texts))
-
-
 junk = st.recursive(
     st.sampled_from([None, 7, "text", True, 2.5, {}, [], {"a": 1}, [None, 7, "text"]]),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(words, inner, max_size=2),

@@ -110,10 +110,12 @@ def test_feedback_before_its_span_waits_and_says_so(client: Client) -> None:
 def test_an_id_stands_for_one_feedback(client: Client) -> None:
     """Another under it is refused, whether the first was given or waits."""
     client.act("same")
+    client.act("another")
     for name, status in (("same", 200), ("never", 202)):
         body = {"rollout_id": name, "reward": 1, "feedback_id": name}
         client.post("/v1/feedback", body, status)
         told = client.post("/v1/feedback", {**body, "reward": 0}, 409)
+        client.post("/v1/feedback", {**body, "rollout_id": "another"}, 409)
         assert "cannot become 0" in told["message"] or status == 202
     assert [step.reward for step in client.store.transitions(rollout_id="same")] == [1.0]
 
