@@ -15,6 +15,7 @@ from tests.adapter.forest import draw
 
 from lightning_otel import Store
 from lightning_otel.types import Span
+from lightning_otel.views.nouns import ATTEMPTS
 
 ANSWER = "SELECT rollout_id, reward, calls, steps, is_current FROM rollouts ORDER BY ALL"
 COMPUTE = "import sys; from lightning_otel import Store; Store(sys.argv[1]).rollouts().rows()"
@@ -157,3 +158,22 @@ def test_killed_while_facts_are_written_every_answer_is_right(store: Store) -> N
         child.wait()
 
         assert rows_of(store) == expected
+
+
+def test_a_page_of_a_large_store_renews_no_more_than_it_shows(store: Store) -> None:
+    """With the rewards that were given to it elsewhere; later answers are those of a whole look."""
+    early = draw("c !.5@id=2099-b", rollout_id="other", process="q").spans
+    store.add([*early, *draw_rollouts(0, 2100, "")])
+
+    listing = ATTEMPTS.read(store, {"status": "succeeded"}, limit=3)
+    (added,) = read_files(store)
+    computed = duckdb.sql(f"SELECT DISTINCT rollout_id FROM '{added}'").fetchall()
+
+    assert listing.total == 2101
+    assert {row["is_current"] for row in listing.rows} == {True}
+    assert {row["rollout_id"] for row in listing.rows} < {name for (name,) in computed}
+    assert len(computed) <= 5
+    whole = {row["rollout_id"]: row for row in store.rollouts()}
+    assert whole["r2099"]["reward"] == 0.5
+    for row in listing.rows:
+        assert row == whole[row["rollout_id"]]

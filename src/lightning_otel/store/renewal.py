@@ -76,7 +76,14 @@ SELECT DISTINCT rollout_id FROM facts WHERE kind = 'dependency' AND name IS NOT 
     WHERE kind = 'dependency' AND name IS NOT NULL)"""
 
 
-def renew_facts(reader: SpanReader, folder: Path, scratch: Path, *, may_compute: bool) -> None:
+def renew_facts(
+    reader: SpanReader,
+    folder: Path,
+    scratch: Path,
+    *,
+    may_compute: bool,
+    page: tuple[str, Sequence[object]] | None = None,
+) -> None:
     """Define ``attempts`` and ``facts`` on a connection, as ``spans`` has them now.
 
     Args:
@@ -84,6 +91,8 @@ def renew_facts(reader: SpanReader, folder: Path, scratch: Path, *, may_compute:
         folder: Where files of facts lie.
         scratch: Where files are made, on the same disk.
         may_compute: Whether to compute what is not current; if not, it shows as that.
+        page: A query for the rollouts that will be looked at, if these are few: where many are
+            stale, only they are renewed.
     """
     con = reader.con
     con.execute("CREATE SCHEMA IF NOT EXISTS reading")
@@ -91,8 +100,27 @@ def renew_facts(reader: SpanReader, folder: Path, scratch: Path, *, may_compute:
     con.execute("CREATE OR REPLACE VIEW attempts AS FROM reading.attempts")
     paths = list_facts(folder)
     con.execute(f"CREATE OR REPLACE VIEW facts AS {files_sql(paths)}")
-    if may_compute and (stale := _list_values(con, _CHANGED)):
+    stale = _list_values(con, _CHANGED) if may_compute else []
+    if page is not None and len(stale) > _AT_ONCE:
+        stale = _choose_stale(con, stale, page)
+    if stale:
         _Renewal(reader, folder, scratch, paths).run(stale)
+
+
+def _choose_stale(
+    con: "duckdb.DuckDBPyConnection", stale: list[str], page: tuple[str, Sequence[object]]
+) -> list[str]:
+    """Return the stale rollouts of a page, with those whose rewards they have, and what is gone."""
+    query, values = page
+    chosen = {rollout_id for (rollout_id,) in con.execute(query, list(values)).fetchall()}
+    con.execute("CREATE OR REPLACE TABLE reading.stale AS SELECT unnest(?) AS rollout", [stale])
+    chosen.update(
+        place.own_rollout
+        for place in place_rewards(con, _IS_STALE)
+        if place.target_rollout in chosen
+    )
+    chosen.update(_list_values(con, "FROM reading.stale EXCEPT SELECT rollout_id FROM attempts"))
+    return [rollout_id for rollout_id in stale if rollout_id in chosen]
 
 
 def has_unwritten_facts(con: "duckdb.DuckDBPyConnection") -> bool:

@@ -84,6 +84,7 @@ class SpanSource(ABC):
         *,
         query: str | None = None,
         parameters: Sequence[object] = (),
+        page: Statement | None = None,
     ) -> Reader:
         """Return a connection of one's own in which the views named stand, ``spans`` always.
 
@@ -93,10 +94,11 @@ class SpanSource(ABC):
                 leaves the others empty; one whose data DuckDB reads where it lies may have them.
             query: The one query that will be put, if it is one: it tells the views and columns.
             parameters: What stands for its question marks.
+            page: A query for the rollouts that will be looked at, if they are few.
         """
         con = self._open()
         names = list_views(con, query) if query is not None else names
-        return self._read(con, names, columns, (query or "", parameters))
+        return self._read(con, names, columns, (query or "", parameters), page)
 
     def at_moment(self) -> "SpanSource":
         """Return the source as it is when it is first read, for all connections of one answer.
@@ -130,20 +132,24 @@ class SpanSource(ABC):
         weakref.finalize(self, folder.cleanup)
         return Path(folder.name)
 
-    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
+    def _read(
+        self, con: "Con", names: Names, columns: Names | None, asked: Statement,
+        page: Statement | None,
+    ) -> Reader:  # fmt: skip
         """Define the views, as :meth:`connect` has them, where ``spans`` stands already."""
-        self._define_views(con, names)
+        self._define_views(con, names, page=page)
         return Reader(con)
 
     def _define_views(
-        self, con: "Con", names: Names, alive: Names = (), *, may_compute: bool = True
-    ) -> None:
+        self, con: "Con", names: Names, alive: Names = (), *, may_compute: bool = True,
+        page: Statement | None = None,
+    ) -> None:  # fmt: skip
         con.execute(alive_macro_sql(alive))
         if not FACT_VIEWS.isdisjoint(names):
             look = partial(self.connect, ("spans",), (*INDEX_COLUMNS, "attributes"))
             reader = SpanReader(con, lambda selection: self.fetch(selection, con).dicts(), look)
             may_compute = may_compute and not set(names).isdisjoint(_COMPUTED)
-            renew_facts(reader, self._facts, self._facts, may_compute=may_compute)
+            renew_facts(reader, self._facts, self._facts, may_compute=may_compute, page=page)
         create_views(con, names)
 
 
@@ -174,11 +180,14 @@ class LocalSource(SpanSource):
             self.moment.snapshot()
         return new_connection()
 
-    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
+    def _read(
+        self, con: "Con", names: Names, columns: Names | None, asked: Statement,
+        page: Statement | None,
+    ) -> Reader:  # fmt: skip
         def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
             if snapshot.is_small:
                 con.execute("SET threads = 1")
-            define_views(con, snapshot, names, columns, may_compute=True)
+            define_views(con, snapshot, names, columns, may_compute=True, page=page)
 
         return Reader(con, self.layout, define, self.moment)
 
@@ -228,6 +237,7 @@ def define_views(
     columns: Collection[str] | None = None,
     *,
     may_compute: bool = False,
+    page: Statement | None = None,
 ) -> None:
     """Define ``spans`` over a snapshot, and the views named; arguments as ``connect`` has them.
 
@@ -256,7 +266,7 @@ def define_views(
         if not FACT_VIEWS.isdisjoint(derived):
             reader = _make_reader(con, snapshot, is_narrow=is_narrow)
             may_compute = may_compute and not derived.isdisjoint(_COMPUTED)
-            renew_facts(reader, layout.facts, layout.new, may_compute=may_compute)
+            renew_facts(reader, layout.facts, layout.new, may_compute=may_compute, page=page)
         create_views(con, derived)
 
 
@@ -326,11 +336,11 @@ def connect_overview(source: SpanSource) -> Reader:
 
 
 def read_overview(
-    source: SpanSource, query: str, parameters: Sequence[object] = ()
+    source: SpanSource, query: str, parameters: Sequence[object] = (), page: Statement | None = None
 ) -> list[dict[str, Any]]:
     """Return the rows of a query over ``rewards``, ``rollouts`` and ``spans`` without content."""
     columns = None if source.layout is None else tuple(_SUMMARY_COLUMNS)
-    con = source.connect(columns=columns, query=query, parameters=parameters)
+    con = source.connect(columns=columns, query=query, parameters=parameters, page=page)
     return list(Query(con, query, parameters).dicts())
 
 
@@ -361,6 +371,9 @@ class MemorySource(SpanSource):
             con.execute(f"CREATE TABLE spans AS {spans}")
         return con
 
-    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
-        self._define_views(con, names, (self._writer.process,))
+    def _read(
+        self, con: "Con", names: Names, columns: Names | None, asked: Statement,
+        page: Statement | None,
+    ) -> Reader:  # fmt: skip
+        self._define_views(con, names, (self._writer.process,), page=page)
         return Reader(con)

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from lightning_otel.dataset import Store
     from lightning_otel.resources import Resources
 
+_FACTS: Final = ("rollouts",)
 _REWARDED: Final = Filter(
-    "(reward IS NOT NULL) = ?", "Only those with, or without, a reward.", bool
+    "(reward IS NOT NULL) = ?", "Only those with, or without, a reward.", bool, views=_FACTS
 )
 _STATUS: Final = Filter(
     "status = ?", "Only those with this status.",
@@ -38,11 +39,12 @@ ATTEMPTS: Final = View(
         "status": _STATUS,
         "agent": Filter(
             "list_contains(string_split(agents, ', '), ?)",
-            "Only those of this agent (the whole name).",
+            "Only those of this agent (the whole name).", views=_FACTS,
         ),
         "rewarded": _REWARDED, **WHEN,
     },
     ("start_ns DESC", "rollout_id DESC", "attempt_id DESC"),
+    light="SELECT * FROM attempts WHERE is_attempt",
 )  # fmt: skip
 """Attempts at rollouts."""
 
@@ -61,12 +63,14 @@ ROLLOUTS: Final = View(
         "id": Filter(
             "starts_with(rollout_id, ?)", "Only ids with this prefix.", hint=_PREFIX, label="ID"
         ),
-        "agent": Filter(_AGENTS, "Only those whose agents' names contain it."),
+        "agent": Filter(_AGENTS, "Only those whose agents' names contain it.", views=_FACTS),
         "status": _STATUS, "since": SINCE,
     },
     ("start_ns DESC", "rollout_id"),
     ("status", "reward", "attempts", "calls", "spans", "start_ns", "duration"),
     _add_contents,
+    light="""SELECT rollout_id, arg_max(status, start_ns) AS status, min(start_ns) AS start_ns
+  FROM attempts WHERE is_attempt GROUP BY rollout_id""",
 )  # fmt: skip
 """Rollouts, each with its attempts as one."""
 

@@ -75,6 +75,8 @@ class View:
         add: Adds to the rows of a page what only these need; it gets the store, the rows and the
             connection that they were read on, if ``names`` says so.
         names: The store's views that it reads on that connection; a live store is parsed once.
+        light: SQL of the same rows by ``spans`` and ``attempts`` alone: ``rollout_id``, and what
+            their order and filters without ``views`` need.
     """
 
     columns: tuple[str, ...]
@@ -84,6 +86,7 @@ class View:
     sorts: tuple[str, ...] = ()
     add: "Callable[[Store, list[dict[str, Any]], Reader | None], None] | None" = None
     names: tuple[str, ...] = ()
+    light: str = ""
 
     def read(
         self,
@@ -126,15 +129,20 @@ SELECT total, page.* FROM (SELECT count(*) AS total FROM matching) LEFT JOIN (
   ORDER BY {order} {bound} OFFSET {offset}
 ) AS page ON true ORDER BY {order}"""
         values = [*named.values(), *(after or ())]
+        page = None
+        if limit is not None and not sort and not any(self.filters[name].views for name in named):
+            chosen = f"{where} AND {'true' if after is None else behind}"
+            rollouts = f"SELECT rollout_id FROM ({self.light}) WHERE {chosen}"
+            page = f"{rollouts} ORDER BY {order} {bound} OFFSET {offset}", values
         con = None
         if self.names:
             has_bodies = any(self.filters[name].has_bodies for name in named)
             is_wide = has_bodies or store.source.layout is not None
             names = {*self.names, *(view for name in named for view in self.filters[name].views)}
-            con = store.source.connect(names, None if is_wide else INDEX_COLUMNS)
+            con = store.source.connect(names, None if is_wide else INDEX_COLUMNS, page=page)
             found = list(Query(con, query, values).dicts())
         else:
-            found = read_overview(store.source, query, values)
+            found = read_overview(store.source, query, values, page)
         total = max(row.pop("total") for row in found)
         rows = [row for row in found if row.pop("is_row")][:limit]
         is_more = limit is not None and len(found) > limit

@@ -122,6 +122,7 @@ TRACES: Final = View(
     ("start_ns", "duration", "spans"),
     _add_details,
     ("spans", "calls", "rollouts", ALIVE),
+    _MATCHING,
 )  # fmt: skip
 """Traces, with what was asked first and answered last."""
 

@@ -71,13 +71,16 @@ class RemoteSource(SpanSource):
         con.execute(_EMPTY)
         return con
 
-    def _read(self, con: "Con", names: Names, columns: Names | None, asked: Statement) -> Reader:
+    def _read(
+        self, con: "Con", names: Names, columns: Names | None, asked: Statement,
+        page: Statement | None,
+    ) -> Reader:  # fmt: skip
         if columns is None and asked[0]:
             self._define_views(con, names, may_compute=False)
             columns = _columns_of(con, *asked)
         columns = tuple(COLUMNS) if columns is None else (*columns, REWARD_ATTRIBUTES)
         self._load_selection(con, Selection(columns=columns))
-        return super()._read(con, names, columns, asked)
+        return super()._read(con, names, columns, asked, page)
 
     def _load_selection(self, con: "duckdb.DuckDBPyConnection", selection: Selection) -> None:
         """Fetch the spans into the table, in their columns."""
