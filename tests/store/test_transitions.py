@@ -19,7 +19,7 @@ from tests.adapter.forest import (
     said,
 )
 from tests.adapter.programs import drawing_of, programs, spans_drawn
-from tests.adapter.test_credit import CASES
+from tests.adapter.test_credit import CASES, PLACES
 
 from lightning_otel import (
     Store,
@@ -200,6 +200,19 @@ def test_spans_of_a_rollout_are_those_its_row_counts(store: Store, tmp_path: Pat
     assert list(store.sql(query).dicts()) == live
     with duckdb.connect(str(tmp_path / "packed.duckdb"), read_only=True) as con:
         assert con.execute(query).fetchall() == [tuple(row.values()) for row in live]
+
+
+def test_the_views_tell_a_late_reward_with_its_rollout(store: Store) -> None:
+    """It has its link, and does not prolong the rollout."""
+    store.add(draw(f"a@id=r1 {PLACES['LATE']} !.25@id=r1").spans)
+
+    (reward,) = store.sql("FROM rewards")
+    (row,) = store.rollouts()
+
+    assert (reward["rollout_id"], reward["attempt_id"], reward["value"]) == ("r1", "1", 0.25)
+    assert (reward["link_key"], reward["link_value"]) == (c.RESPONSE_ID, "r1")
+    assert (row["spans"], row["traces"], row["rewards"], row["reward"]) == (2, 1, 1, 0.25)
+    assert row["end_ns"] < reward["start_ns"]
 
 
 def by_python(spans: list[Span]) -> dict[str, float]:
