@@ -1,12 +1,12 @@
 """Facts: computed by whoever reads first, renewed with what came since, right or absent."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import duckdb
@@ -14,11 +14,37 @@ import pytest
 from tests.adapter.forest import draw
 
 from lightning_otel import Store
+from lightning_otel.store.facts import delete_facts
 from lightning_otel.types import Span
+from lightning_otel.types import conventions as c
 
 ANSWER = "SELECT rollout_id, reward, calls, steps, is_current FROM rollouts ORDER BY ALL"
-COMPUTE = "import sys; from lightning_otel import Store; Store(sys.argv[1]).rollouts().rows()"
-KILLS = 12
+KILLS = 20
+KILLED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import duckdb
+from lightning_otel import Store, adapter
+from lightning_otel.store import fact_rows, facts, source
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def watch():
+    while not any(Path(sys.argv[2]).glob("draft-*")):
+        time.sleep(0.0002)
+    kill()
+
+for line in sys.stdin:
+    if not (child := os.fork()):
+        if line == "rename\\n":
+            facts.put_file = kill
+        else:
+            threading.Thread(target=watch).start()
+        Store(sys.argv[1]).rollouts().rows()
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+"""Has children that compute facts killed once their file is open, or before it is renamed."""
 Damage = Callable[[Path], object]
 
 
@@ -146,14 +172,57 @@ def test_steps_and_tools_are_those_of_transitions(store: Store) -> None:
 
 def test_killed_while_facts_are_written_every_answer_is_right(store: Store) -> None:
     """A file is there whole, or not at all."""
-    store.add(draw_rollouts(0, 60))
+    store.add(draw_rollouts(0, 10))
     expected = rows_of(store)
-    for number in range(KILLS):
-        for path in read_files(store):
-            path.unlink()
-        child = subprocess.Popen([sys.executable, "-c", COMPUTE, store.name])
-        time.sleep(0.35 + 0.05 * number)
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
+    assert store.layout is not None
+    command = [sys.executable, "-c", KILLED, store.name, str(store.layout.facts)]
+    drafts = 0
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        for number in range(KILLS):
+            delete_facts(store.layout.facts)
+            parent.stdin.write(("open\n", "rename\n")[number % 2])
+            status = parent.stdout.readline()
+            drafts += any(store.layout.facts.glob("draft-*"))
 
-        assert rows_of(store) == expected
+            assert int(status) == signal.SIGKILL
+            assert rows_of(store) == expected
+    assert drafts > KILLS // 2
+
+
+SECRET = "a person's name"
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "lightning_otel.adapter.TripletAdapter.explain",
+        "lightning_otel.store.renewal.is_merge_due",
+    ],
+    ids=["computed", "merged"],
+)
+def test_a_reader_from_before_a_redaction_leaves_nothing_of_it(
+    store: Store, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps nothing of what it read before."""
+    root, *others = draw_rollouts(0, 1)
+    task = {**root.attributes, c.TASK: SECRET}
+    store.add([replace(root, name=c.SPAN_ROLLOUT, attributes=task), *others])
+    act, calls = resolve_name(moment), list[object]()
+
+    def redact_first(*args: object, **options: object) -> object:
+        if not calls:  # the only way to be between what another reader reads and writes
+            calls.append(Store(store.name).redact(patterns=[SECRET]))
+        return act(*args, **options) or moment.endswith("due")
+
+    monkeypatch.setattr(moment, redact_first)
+
+    rows_of(store)
+
+    assert calls
+    tasks = duckdb.read_parquet([*map(str, read_files(store))]).filter("task IS NOT NULL")
+    assert {*tasks.project("task").fetchall()} == {("[redacted]",)}
+    assert rows_of(store, "SELECT task FROM rollouts") == [{"task": "[redacted]"}]

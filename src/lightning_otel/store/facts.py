@@ -14,8 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.store.files import is_own_file, list_names, make_private, put_file
-from lightning_otel.store.layout import FACTS_VERSION, now_us
+from lightning_otel.store.files import (
+    file_lock,
+    is_own_file,
+    list_names,
+    make_private,
+    put_file,
+)
+from lightning_otel.store.layout import FACTS_MARK, FACTS_VERSION, now_us, read_facts_mark
 from lightning_otel.store.sql import quote_paths, quote_text
 from lightning_otel.types.transitions import STEP_COLUMNS
 
@@ -63,7 +69,10 @@ FACT_COLUMNS: Final = {
 NO_FACTS: Final = ", ".join(f"NULL::{kind} AS {name}" for name, kind in FACT_COLUMNS.items())
 PATTERN: Final = f"facts-{FACTS_VERSION}-*.parquet"
 _NAME: Final = re.compile(r"facts-(\d+)-(\d{16})-([0-9a-f]{8})(-base)?\.parquet", re.ASCII)
+_DRAFT: Final = "draft-"
 _MOST_FILES: Final = 8
+_LOCK_S: Final = 2.0
+"""How long to wait for a lock that others hold for the time of a rename."""
 _GRACE_S: Final = 60.0
 """How long replaced files stay, for readers that opened them."""
 _sound: Final[set[tuple[str, int, int]]] = set()
@@ -112,16 +121,23 @@ def files_sql(paths: Sequence[Path]) -> str:
 
 
 def keep_facts(
-    con: "duckdb.DuckDBPyConnection", folder: Path, scratch: Path, *, is_whole: bool
+    con: "duckdb.DuckDBPyConnection", folder: Path, mark: bytes, *, is_whole: bool
 ) -> Path | None:
     """Write the facts in ``reading.fresh`` to a file, or all that the view ``facts`` shows.
 
+    Args:
+        con: A connection with both.
+        folder: The folder of the files.
+        mark: The last deletion of facts before the spans were read.
+        is_whole: Whether to write all facts.
+
     Returns:
-        The file; None where none can be written, as on a full disk or one that is only read.
+        The file; None where none can be written, as on a full disk or one that is only read, and
+        where facts were deleted since.
     """
     import duckdb
 
-    draft = scratch / f"facts-{os.getpid()}-{os.urandom(4).hex()}.parquet"
+    draft = folder / f"{_DRAFT}{os.getpid()}-{os.urandom(4).hex()}"
     try:
         make_private(folder)
         rows = (
@@ -136,7 +152,11 @@ def keep_facts(
         checksum = zlib.crc32(draft.read_bytes())
         suffix = "-base" if is_whole else ""
         final = folder / f"facts-{FACTS_VERSION}-{now_us():016d}-{checksum:08x}{suffix}.parquet"
-        put_file(draft, final)
+        with file_lock(folder / FACTS_MARK, wait_s=_LOCK_S) as lock:
+            # These facts may hold what was masked or removed meanwhile.
+            if lock is None or read_facts_mark(folder) != mark:
+                return None
+            put_file(draft, final)
     except (OSError, duckdb.Error):
         return None
     finally:
@@ -154,21 +174,28 @@ def is_merge_due(paths: Sequence[Path]) -> bool:
 
 
 def remove_replaced(folder: Path) -> None:
-    """Unlink damaged files, and what others replaced once no reader needs it any more."""
-    kept = {path.name for path in list_facts(folder)}
+    """Unlink damaged files, and replaced ones and drafts once no process needs them any more."""
+    kept = list_facts(folder)
     with contextlib.suppress(OSError):
-        newest_s = max(((folder / name).stat().st_mtime for name in kept), default=0.0)
-        for name in filter(_NAME.fullmatch, list_names(folder) - kept):
-            is_damaged = _has_version(name) and not _is_sound(folder / name)
-            if is_damaged or time.time() - newest_s > _GRACE_S:
-                (folder / name).unlink(missing_ok=True)
+        base_s = kept[0].stat().st_mtime if kept else 0.0
+        for name in filter(_is_made_here, list_names(folder) - {path.name for path in kept}):
+            path = folder / name
+            is_damaged = _has_version(name) and not _is_sound(path)
+            if is_damaged or time.time() - max(base_s, path.stat().st_mtime) > _GRACE_S:
+                path.unlink(missing_ok=True)
 
 
 def delete_facts(folder: Path) -> None:
-    """Unlink all facts; whoever asks next computes them anew."""
-    with contextlib.suppress(FileNotFoundError):
-        for name in filter(_NAME.fullmatch, list_names(folder)):
+    """Unlink all facts, and have those refused that a reader made of what it read before."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with file_lock(folder / FACTS_MARK, wait_s=_LOCK_S):
+            (folder / FACTS_MARK).write_bytes(os.urandom(8))
+        for name in filter(_is_made_here, list_names(folder)):
             (folder / name).unlink(missing_ok=True)
+
+
+def _is_made_here(name: str) -> bool:
+    return name.startswith(_DRAFT) or _NAME.fullmatch(name) is not None
 
 
 def _list_names(folder: Path) -> list[str]:

@@ -76,13 +76,13 @@ SELECT DISTINCT rollout_id FROM facts WHERE kind = 'dependency' AND name IS NOT 
     WHERE kind = 'dependency' AND name IS NOT NULL)"""
 
 
-def renew_facts(reader: SpanReader, folder: Path, scratch: Path, *, may_compute: bool) -> None:
+def renew_facts(reader: SpanReader, folder: Path, mark: bytes, *, may_compute: bool) -> None:
     """Define ``attempts`` and ``facts`` on a connection, as ``spans`` has them now.
 
     Args:
         reader: The spans.
         folder: Where files of facts lie.
-        scratch: Where files are made, on the same disk.
+        mark: The last deletion of facts before the spans were read.
         may_compute: Whether to compute what is not current; if not, it shows as that.
     """
     con = reader.con
@@ -92,7 +92,7 @@ def renew_facts(reader: SpanReader, folder: Path, scratch: Path, *, may_compute:
     paths = list_facts(folder)
     con.execute(f"CREATE OR REPLACE VIEW facts AS {files_sql(paths)}")
     if may_compute and (stale := _list_values(con, _CHANGED)):
-        _Renewal(reader, folder, scratch, paths).run(stale)
+        _Renewal(reader, folder, mark, paths).run(stale)
 
 
 def has_unwritten_facts(con: "duckdb.DuckDBPyConnection") -> bool:
@@ -103,9 +103,9 @@ def has_unwritten_facts(con: "duckdb.DuckDBPyConnection") -> bool:
 class _Renewal:
     """Computes the facts of stale rollouts, and keeps them."""
 
-    def __init__(self, reader: SpanReader, folder: Path, scratch: Path, paths: list[Path]) -> None:
+    def __init__(self, reader: SpanReader, folder: Path, mark: bytes, paths: list[Path]) -> None:
         self._reader, self._con = reader, reader.con
-        self._folder, self._scratch, self._paths = folder, scratch, paths
+        self._folder, self._mark, self._paths = folder, mark, paths
         self._is_unwritten = False
 
     def run(self, stale: Sequence[str]) -> None:
@@ -125,7 +125,7 @@ class _Renewal:
             return
         con.execute("DROP TABLE reading.fresh")
         if is_merge_due(self._paths) or _list_values(con, _GONE):
-            base = keep_facts(con, self._folder, self._scratch, is_whole=True)
+            base = keep_facts(con, self._folder, self._mark, is_whole=True)
             self._paths = [base] if base is not None else self._paths
             remove_replaced(self._folder)
             self._define()
@@ -195,7 +195,7 @@ class _Renewal:
     def _keep(self) -> None:
         """Make a file of the rows in memory; where that fails, they stay there."""
         if not self._is_unwritten:
-            path = keep_facts(self._con, self._folder, self._scratch, is_whole=False)
+            path = keep_facts(self._con, self._folder, self._mark, is_whole=False)
             self._is_unwritten = path is None
             if path is not None:
                 remove_replaced(self._folder)

@@ -13,7 +13,14 @@ from lightning_otel.store.batches import SpanReader
 from lightning_otel.store.catalogue import catalogue_statements
 from lightning_otel.store.damage import exclude_damage
 from lightning_otel.store.files import escape_glob
-from lightning_otel.store.layout import EMPTY_FACTS, MEMORY, WORTHWHILE_SEGMENTS, Layout, now_us
+from lightning_otel.store.layout import (
+    EMPTY_FACTS,
+    MEMORY,
+    WORTHWHILE_SEGMENTS,
+    Layout,
+    now_us,
+    read_facts_mark,
+)
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.reader import Moment, Reader
 from lightning_otel.store.recovery import ensure_manifest
@@ -143,7 +150,8 @@ class SpanSource(ABC):
             look = partial(self.connect, ("spans",), (*INDEX_COLUMNS, "attributes"))
             reader = SpanReader(con, lambda selection: self.fetch(selection, con).dicts(), look)
             may_compute = may_compute and not set(names).isdisjoint(_COMPUTED)
-            renew_facts(reader, self._facts, self._facts, may_compute=may_compute)
+            mark = read_facts_mark(self._facts)
+            renew_facts(reader, self._facts, mark, may_compute=may_compute)
         create_views(con, names)
 
 
@@ -256,7 +264,7 @@ def define_views(
         if not FACT_VIEWS.isdisjoint(derived):
             reader = _make_reader(con, snapshot, is_narrow=is_narrow)
             may_compute = may_compute and not derived.isdisjoint(_COMPUTED)
-            renew_facts(reader, layout.facts, layout.new, may_compute=may_compute)
+            renew_facts(reader, layout.facts, snapshot.facts_mark, may_compute=may_compute)
         create_views(con, derived)
 
 
