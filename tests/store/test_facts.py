@@ -17,6 +17,7 @@ from lightning_otel import Store
 from lightning_otel.store.facts import delete_facts
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
+from lightning_otel.views.doctor import examine
 
 ANSWER = "SELECT rollout_id, reward, calls, steps, is_current FROM rollouts ORDER BY ALL"
 KILLS = 20
@@ -120,6 +121,8 @@ def test_facts_that_are_not_whole_are_made_again(store: Store, damage: Damage) -
     (path,) = read_files(store)
     damage(path)
 
+    codes = {finding.code for finding in examine(store)}
+    assert ("facts-unsound" in codes) is any(path.parent.glob("facts-*-*-*"))
     assert rows_of(store) == expected
     assert len([file for file in read_files(store) if "facts-1-" in file.name]) >= 1
 
