@@ -1,5 +1,6 @@
 """Facts: computed by whoever reads first, renewed with what came since, right or absent."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -194,6 +195,32 @@ def test_killed_while_facts_are_written_every_answer_is_right(store: Store) -> N
             assert int(status) == signal.SIGKILL
             assert rows_of(store) == expected
     assert drafts > KILLS // 2
+
+
+def test_facts_of_a_store_elsewhere_last_for_a_day(
+    store: Store, tmp_path: Path, served: Callable[[Store], str]
+) -> None:
+    """Each process finds what one computed, until it is deleted, old, or readable by others."""
+    store.add(draw_rollouts(0, 3))
+    expected, url = rows_of(store), served(store)
+
+    def ask() -> list[Path]:
+        assert rows_of(Store(url)) == expected
+        return sorted((tmp_path / "cache").rglob("facts-*"))
+
+    files = ask()
+    assert len(files) == 1
+    folder = files[0].parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert ask() == files
+    Store(url).compact()
+    assert not any(folder.glob("facts-*"))
+    others = ask()
+    os.utime(folder / "deletion.mark", (0, 0))
+    assert ask() != others
+    Store(url).compact()
+    folder.chmod(0o755)
+    assert ask() == []
 
 
 SECRET = "a person's name"

@@ -6,14 +6,17 @@ takes the place of those before it. Any of them may be deleted at any time.
 """
 
 import contextlib
+import hashlib
 import os
 import re
+import stat
 import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lightning_otel import config
 from lightning_otel.store.files import (
     file_lock,
     is_own_file,
@@ -75,6 +78,9 @@ _LOCK_S: Final = 2.0
 """How long to wait for a lock that others hold for the time of a rename."""
 _GRACE_S: Final = 60.0
 """How long replaced files stay, for readers that opened them."""
+_CACHE: Final = "XDG_CACHE_HOME"
+_CACHE_S: Final = 86_400.0
+"""How long facts of a store elsewhere are kept: nothing tells of text that is masked there."""
 _sound: Final[set[tuple[str, int, int]]] = set()
 """Name, size and time of change of the files whose checksums were right."""
 
@@ -93,6 +99,33 @@ def count_unsound(folder: Path) -> int:
         names = filter(_NAME.fullmatch, list_names(folder))
         return sum(not (_has_version(name) and _is_sound(folder / name)) for name in names)
     return 0
+
+
+def make_cache(name: str) -> Path | None:
+    """Make a folder for the facts of a store elsewhere, in the user's cache.
+
+    Returns:
+        The folder; None if it cannot be made, or others may read it.
+
+    Source: XDG Base Directory Specification 0.8.
+    """
+    try:
+        place = Path(config.read_environment(_CACHE).get(_CACHE, ""))
+        caches = place if place.is_absolute() else Path.home() / ".cache"
+        # A name may hold the name of a host or of a user.
+        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+        folder = caches / "lightning-otel" / "facts" / digest
+        make_private(folder)
+        status, mark = folder.lstat(), folder / FACTS_MARK
+        if not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
+            return None
+        if status.st_uid != os.geteuid():
+            return None
+        if not mark.exists() or time.time() - mark.stat().st_mtime > _CACHE_S:
+            delete_facts(folder)
+    except (OSError, RuntimeError):  # there may be no home
+        return None
+    return folder
 
 
 def facts_sql(source: str, *, is_one: bool) -> str:
