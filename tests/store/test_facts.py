@@ -158,6 +158,30 @@ def test_plain_duckdb_shows_what_is_not_current(store: Store) -> None:
 
     assert stale == [("r0", 1.0, 4, True), ("r1", 1.0, 4, True), ("r2", None, 4, False)]
     assert ask()[2] == ("r2", 1.0, 4, True)
+    # A reward from elsewhere judges a call of one that did not change.
+    store.add(draw("c@id=c !.5@id=1-b", rollout_id="other", process="q").spans)
+    judged = ask()
+    rows_of(store)
+
+    assert judged[0] == ("other", None, 2, False)
+    assert judged[1:] == [("r0", 1.0, 4, True), ("r1", None, 4, False), ("r2", 1.0, 4, True)]
+    assert ("r1", 0.5, 5, True) in ask()
+
+
+def test_a_packed_file_answers_from_the_facts_in_it(store: Store, tmp_path: Path) -> None:
+    """In plain DuckDB, with nothing beside it."""
+    store.add(draw_rollouts(0, 5))
+    queries = (
+        "SELECT rollout_id, reward, calls, steps, is_current FROM rollouts ORDER BY ALL",
+        "SELECT rollout_id, span_id, step, reward FROM steps ORDER BY ALL",
+    )
+    expected = [[tuple(row.values()) for row in rows_of(store, query)] for query in queries]
+
+    store.pack(tmp_path / "packed.duckdb")
+
+    with duckdb.connect(str(tmp_path / "packed.duckdb"), read_only=True) as con:
+        assert [con.execute(query).fetchall() for query in queries] == expected
+    assert [len(rows) for rows in expected] == [5, 10]
 
 
 def test_steps_and_tools_are_those_of_transitions(store: Store) -> None:
