@@ -15,6 +15,7 @@ import pytest
 from tests.adapter.forest import draw
 
 from lightning_otel import Store
+from lightning_otel.cli import output
 from lightning_otel.store.facts import delete_facts
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
@@ -182,6 +183,22 @@ def test_a_packed_file_answers_from_the_facts_in_it(store: Store, tmp_path: Path
     with duckdb.connect(str(tmp_path / "packed.duckdb"), read_only=True) as con:
         assert [con.execute(query).fetchall() for query in queries] == expected
     assert [len(rows) for rows in expected] == [5, 10]
+
+
+def test_a_terminal_shows_a_first_read_that_takes_long(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bar on stderr, which the second read has no need of."""
+    store.add(draw_rollouts(0, 2))
+    monkeypatch.setattr(output, "_PATIENCE_S", 0.0)  # the store is a small one
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    texts = []
+    for _ in range(2):
+        with output.show_facts_bar():
+            rows_of(store)
+        texts.append(capsys.readouterr().err)
+
+    assert ["facts" in text for text in texts] == [True, False]
 
 
 def test_steps_and_tools_are_those_of_transitions(store: Store) -> None:

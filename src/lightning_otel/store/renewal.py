@@ -7,6 +7,7 @@ from; its rows of the kind ``dependency`` hold their ids, known or not.
 """
 
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     import duckdb
+
+log = logging.getLogger(__name__)
 
 _MOST_ROWS: Final = 200_000
 """Rows in memory before a file is made of them."""
@@ -149,10 +152,13 @@ class _Renewal:
         con = self._con
         create_moved_table(con, placements)
         dependencies = _find_dependencies(placements)
+        done, total = 0, len(_list_values(con, "FROM reading.stale"))
         with gc_paused():
             for selection in make_selections(con, _IS_STALE):
                 records = list(self._reader.fetch(selection))
                 self._add_rows(records, selection.rollout_ids, dependencies)
+                done += len(selection.rollout_ids)
+                log.info("facts of %d of %d rollouts computed", done, total)
         # All that these rollouts hold belongs to others.
         empty = _list_values(con, _EMPTY)
         for start in range(0, len(empty), _AT_ONCE):
