@@ -4,9 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import duckdb
@@ -14,12 +15,40 @@ import pytest
 from tests.adapter.forest import draw
 
 from lightning_otel import Store
+from lightning_otel.cli import output
+from lightning_otel.store.facts import delete_facts
 from lightning_otel.types import Span
+from lightning_otel.types import conventions as c
+from lightning_otel.views.doctor import examine
 from lightning_otel.views.nouns import ATTEMPTS
 
 ANSWER = "SELECT rollout_id, reward, calls, steps, is_current FROM rollouts ORDER BY ALL"
-COMPUTE = "import sys; from lightning_otel import Store; Store(sys.argv[1]).rollouts().rows()"
-KILLS = 12
+KILLS = 20
+KILLED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import duckdb
+from lightning_otel import Store, adapter
+from lightning_otel.store import fact_rows, facts, source
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def watch():
+    while not any(Path(sys.argv[2]).glob("draft-*")):
+        time.sleep(0.0002)
+    kill()
+
+for line in sys.stdin:
+    if not (child := os.fork()):
+        if line == "rename\\n":
+            facts.put_file = kill
+        else:
+            threading.Thread(target=watch).start()
+        Store(sys.argv[1]).rollouts().rows()
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+"""Has children that compute facts killed once their file is open, or before it is renamed."""
 Damage = Callable[[Path], object]
 
 
@@ -95,6 +124,8 @@ def test_facts_that_are_not_whole_are_made_again(store: Store, damage: Damage) -
     (path,) = read_files(store)
     damage(path)
 
+    codes = {finding.code for finding in examine(store)}
+    assert ("facts-unsound" in codes) is any(path.parent.glob("facts-*-*-*"))
     assert rows_of(store) == expected
     assert len([file for file in read_files(store) if "facts-1-" in file.name]) >= 1
 
@@ -129,6 +160,46 @@ def test_plain_duckdb_shows_what_is_not_current(store: Store) -> None:
 
     assert stale == [("r0", 1.0, 4, True), ("r1", 1.0, 4, True), ("r2", None, 4, False)]
     assert ask()[2] == ("r2", 1.0, 4, True)
+    # A reward from elsewhere judges a call of one that did not change.
+    store.add(draw("c@id=c !.5@id=1-b", rollout_id="other", process="q").spans)
+    judged = ask()
+    rows_of(store)
+
+    assert judged[0] == ("other", None, 2, False)
+    assert judged[1:] == [("r0", 1.0, 4, True), ("r1", None, 4, False), ("r2", 1.0, 4, True)]
+    assert ("r1", 0.5, 5, True) in ask()
+
+
+def test_a_packed_file_answers_from_the_facts_in_it(store: Store, tmp_path: Path) -> None:
+    """In plain DuckDB, with nothing beside it."""
+    store.add(draw_rollouts(0, 5))
+    queries = (
+        "SELECT rollout_id, reward, calls, steps, is_current FROM rollouts ORDER BY ALL",
+        "SELECT rollout_id, span_id, step, reward FROM steps ORDER BY ALL",
+    )
+    expected = [[tuple(row.values()) for row in rows_of(store, query)] for query in queries]
+
+    store.pack(tmp_path / "packed.duckdb")
+
+    with duckdb.connect(str(tmp_path / "packed.duckdb"), read_only=True) as con:
+        assert [con.execute(query).fetchall() for query in queries] == expected
+    assert [len(rows) for rows in expected] == [5, 10]
+
+
+def test_a_terminal_shows_a_first_read_that_takes_long(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bar on stderr, which the second read has no need of."""
+    store.add(draw_rollouts(0, 2))
+    monkeypatch.setattr(output, "_PATIENCE_S", 0.0)  # the store is a small one
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    texts = []
+    for _ in range(2):
+        with output.show_facts_bar():
+            rows_of(store)
+        texts.append(capsys.readouterr().err)
+
+    assert ["facts" in text for text in texts] == [True, False]
 
 
 def test_steps_and_tools_are_those_of_transitions(store: Store) -> None:
@@ -147,17 +218,86 @@ def test_steps_and_tools_are_those_of_transitions(store: Store) -> None:
 
 def test_killed_while_facts_are_written_every_answer_is_right(store: Store) -> None:
     """A file is there whole, or not at all."""
-    store.add(draw_rollouts(0, 60))
+    store.add(draw_rollouts(0, 10))
     expected = rows_of(store)
-    for number in range(KILLS):
-        for path in read_files(store):
-            path.unlink()
-        child = subprocess.Popen([sys.executable, "-c", COMPUTE, store.name])
-        time.sleep(0.35 + 0.05 * number)
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
+    assert store.layout is not None
+    command = [sys.executable, "-c", KILLED, store.name, str(store.layout.facts)]
+    drafts = 0
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        for number in range(KILLS):
+            delete_facts(store.layout.facts)
+            parent.stdin.write(("open\n", "rename\n")[number % 2])
+            status = parent.stdout.readline()
+            drafts += any(store.layout.facts.glob("draft-*"))
 
-        assert rows_of(store) == expected
+            assert int(status) == signal.SIGKILL
+            assert rows_of(store) == expected
+    assert drafts > KILLS // 2
+
+
+def test_facts_of_a_store_elsewhere_last_for_a_day(
+    store: Store, tmp_path: Path, served: Callable[[Store], str]
+) -> None:
+    """Each process finds what one computed, until it is deleted, old, or readable by others."""
+    store.add(draw_rollouts(0, 3))
+    expected, url = rows_of(store), served(store)
+
+    def ask() -> list[Path]:
+        assert rows_of(Store(url)) == expected
+        return sorted((tmp_path / "cache").rglob("facts-*"))
+
+    files = ask()
+    assert len(files) == 1
+    folder = files[0].parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert ask() == files
+    Store(url).compact()
+    assert not any(folder.glob("facts-*"))
+    others = ask()
+    os.utime(folder / "deletion.mark", (0, 0))
+    assert ask() != others
+    Store(url).compact()
+    folder.chmod(0o755)
+    assert ask() == []
+
+
+SECRET = "a person's name"
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "lightning_otel.adapter.TripletAdapter.explain",
+        "lightning_otel.store.renewal.is_merge_due",
+    ],
+    ids=["computed", "merged"],
+)
+def test_a_reader_from_before_a_redaction_leaves_nothing_of_it(
+    store: Store, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps nothing of what it read before."""
+    root, *others = draw_rollouts(0, 1)
+    task = {**root.attributes, c.TASK: SECRET}
+    store.add([replace(root, name=c.SPAN_ROLLOUT, attributes=task), *others])
+    act, calls = resolve_name(moment), list[object]()
+
+    def redact_first(*args: object, **options: object) -> object:
+        if not calls:  # the only way to be between what another reader reads and writes
+            calls.append(Store(store.name).redact(patterns=[SECRET]))
+        return act(*args, **options) or moment.endswith("due")
+
+    monkeypatch.setattr(moment, redact_first)
+
+    rows_of(store)
+
+    assert calls
+    tasks = duckdb.read_parquet([*map(str, read_files(store))]).filter("task IS NOT NULL")
+    assert {*tasks.project("task").fetchall()} == {("[redacted]",)}
+    assert rows_of(store, "SELECT task FROM rollouts") == [{"task": "[redacted]"}]
 
 
 def test_a_page_of_a_large_store_renews_no_more_than_it_shows(store: Store) -> None:

@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -169,7 +170,12 @@ def main() -> None:
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_VisibleFormatter())
     try:
-        code = _run_command()
+        with ExitStack() as bar:
+            if sys.stderr.isatty():
+                from lightning_otel.cli.output import show_facts_bar
+
+                bar.enter_context(show_facts_bar())
+            code = _run_command()
         sys.stdout.flush()
     except BrokenPipeError:
         code = 0

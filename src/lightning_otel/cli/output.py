@@ -2,6 +2,7 @@
 
 import base64
 import json
+import logging
 import math
 import os
 import re
@@ -9,7 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shutil import get_terminal_size, which
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_otel.cli.options import Form
 
 _NARROWEST = 8
+_PATIENCE_S = 1.0
 
 
 def printable(value: object) -> str:
@@ -260,6 +262,33 @@ def progress_bar(
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def show_facts_bar() -> Iterator[None]:
+    """A block in which a terminal shows how many facts are computed, if that takes long."""
+    logger, began_s = logging.getLogger("lightning_otel.store.renewal"), time.monotonic()
+    advances: list[Callable[[int, int], None] | None] = []
+    with ExitStack() as bar:
+
+        def show(record: logging.LogRecord) -> bool:
+            done, total = (number for number in record.args or () if isinstance(number, int))
+            if not advances and time.monotonic() - began_s > _PATIENCE_S:
+                advances.append(bar.enter_context(progress_bar("facts")))
+            for advance in filter(None, advances):
+                advance(done, total)
+            if done >= total:
+                bar.close()
+                advances.clear()
+            return False
+
+        logger.setLevel(logging.INFO)
+        logger.addFilter(show)
+        try:
+            yield
+        finally:
+            logger.removeFilter(show)
+            logger.setLevel(logging.NOTSET)
 
 
 def format_leftover(size_bytes: int, wait_s: float) -> str:

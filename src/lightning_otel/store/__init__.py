@@ -254,6 +254,8 @@ class SpanStore:
         from lightning_otel.store.source import prepare
 
         if self.layout is None:
+            if not is_dry_run:
+                self.source.delete_facts()
             return CompactResult()
         prepare(self.layout)
         retention = Retention(

@@ -7,6 +7,7 @@ the file. A store is also packed into one database with real tables, and nothing
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Collection
@@ -26,20 +27,46 @@ from lightning_otel.store.snapshot import (
     ndjson_sql,
     union_sql,
 )
-from lightning_otel.store.sql import quote_text
+from lightning_otel.store.sql import ROLLOUT, quote_text
 from lightning_otel.store.views import (
     ALIVE,
     ATTEMPTS,
     DERIVED,
+    IS_ANNOTATION,
     NAMES,
     alive_macro_sql,
     create_views,
 )
+from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     from lightning_otel.store.reader import Reader
 
 _ATTEMPTS: Final = f"CREATE OR REPLACE VIEW attempts AS {ATTEMPTS}"
+_LINK: Final = rf'"{re.escape(c.LINK_PREFIX)}\.\d+\.value_match"\s*:\s*"([^"]+)"'
+# A reward that came since facts were made may judge a span of an attempt that did not change.
+_JUDGED_ATTEMPTS: Final = f"""CREATE OR REPLACE VIEW attempts AS
+WITH narrow AS MATERIALIZED (
+  SELECT trace_id, span_id, parent_span_id, rollout_id, attempt_id, name, start_ns, end_ns, status,
+    process, operation, reward, response_id
+  FROM spans),
+recorded AS MATERIALIZED ({ATTEMPTS.replace("FROM spans", "FROM narrow")}),
+stale AS (
+  SELECT rollout_id, attempt_id FROM recorded ANTI JOIN (
+    SELECT rollout_id, attempt_id, fingerprint FROM facts WHERE kind = 'attempt'
+  ) USING (rollout_id, attempt_id, fingerprint)),
+candidates AS MATERIALIZED (
+  SELECT trace_id, span_id
+  FROM (SELECT * REPLACE ({ROLLOUT} AS rollout_id, coalesce(attempt_id, '1') AS attempt_id)
+    FROM narrow WHERE {IS_ANNOTATION}) SEMI JOIN stale USING (rollout_id, attempt_id)),
+linked AS MATERIALIZED (
+  SELECT unnest(regexp_extract_all(attributes::VARCHAR, {quote_text(_LINK)}, 1)) AS linked_id
+  FROM spans SEMI JOIN candidates USING (trace_id, span_id)),
+judged AS (
+  SELECT {ROLLOUT} AS rollout_id FROM narrow SEMI JOIN linked ON span_id = linked_id UNION
+  SELECT {ROLLOUT} FROM narrow SEMI JOIN linked ON response_id = linked_id)
+SELECT * REPLACE (CASE WHEN rollout_id NOT IN (FROM judged) THEN fingerprint END AS fingerprint)
+FROM recorded"""
 _NO_SPANS: Final = f"CREATE OR REPLACE VIEW spans AS SELECT {NO_COLUMNS}"
 MANIFEST_COLUMNS: Final = {
     "kind": "VARCHAR",
@@ -86,7 +113,7 @@ def catalogue_statements(
     kept = f"read_parquet({folder} || {quote_text(f'/facts/{PATTERN}')}, filename=true)"
     facts = f"CREATE OR REPLACE VIEW facts AS {facts_sql(kept, is_one=False)}"
     # Each of the others looks up ``spans``, and this one every segment.
-    first = {"no spans": _NO_SPANS, ALIVE: macro, "facts": facts, "attempts": _ATTEMPTS}
+    first = {"no spans": _NO_SPANS, ALIVE: macro, "facts": facts, "attempts": _JUDGED_ATTEMPTS}
     return {**first, **DERIVED, "spans": spans}
 
 

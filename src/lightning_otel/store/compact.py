@@ -28,14 +28,8 @@ from lightning_otel.store.parquet import (
     row_groups_sql,
 )
 from lightning_otel.store.rewrite import InterleavedError, Rewrite, TooWideError
-from lightning_otel.store.settle import list_sealed, settle_elected
-from lightning_otel.store.snapshot import (
-    IS_SPAN,
-    SEGMENT_COLUMNS,
-    Snapshot,
-    ndjson_sql,
-    rows_sql,
-)
+from lightning_otel.store.settle import list_sealed, settle_elected, wait_until_visible
+from lightning_otel.store.snapshot import IS_SPAN, SEGMENT_COLUMNS, Snapshot, ndjson_sql, rows_sql
 from lightning_otel.store.sql import ROLLOUT, new_connection, quote_paths, quote_text
 from lightning_otel.store.views import IS_ANNOTATION
 
@@ -393,6 +387,7 @@ def _carry_out(
             done["made"] += made is not None
             done.update(rewrite.counts)
     if fetch_row(con, "SELECT count(*) FROM expired") != (0,):
+        wait_until_visible(layout)
         delete_facts(layout.facts)
     rejected = {name: done[name] for name in (n.CONFLICT, n.DUPLICATE) if done[name]}
     return CompactResult(

@@ -6,16 +6,25 @@ takes the place of those before it. Any of them may be deleted at any time.
 """
 
 import contextlib
+import hashlib
 import os
 import re
+import stat
 import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_otel.store.files import is_own_file, list_names, make_private, put_file
-from lightning_otel.store.layout import FACTS_VERSION, now_us
+from lightning_otel import config
+from lightning_otel.store.files import (
+    file_lock,
+    is_own_file,
+    list_names,
+    make_private,
+    put_file,
+)
+from lightning_otel.store.layout import FACTS_MARK, FACTS_VERSION, now_us, read_facts_mark
 from lightning_otel.store.sql import quote_paths, quote_text
 from lightning_otel.types.transitions import STEP_COLUMNS
 
@@ -63,9 +72,15 @@ FACT_COLUMNS: Final = {
 NO_FACTS: Final = ", ".join(f"NULL::{kind} AS {name}" for name, kind in FACT_COLUMNS.items())
 PATTERN: Final = f"facts-{FACTS_VERSION}-*.parquet"
 _NAME: Final = re.compile(r"facts-(\d+)-(\d{16})-([0-9a-f]{8})(-base)?\.parquet", re.ASCII)
+_DRAFT: Final = "draft-"
 _MOST_FILES: Final = 8
+_LOCK_S: Final = 2.0
+"""How long to wait for a lock that others hold for the time of a rename."""
 _GRACE_S: Final = 60.0
 """How long replaced files stay, for readers that opened them."""
+_CACHE: Final = "XDG_CACHE_HOME"
+_CACHE_S: Final = 86_400.0
+"""How long facts of a store elsewhere are kept: nothing tells of text that is masked there."""
 _sound: Final[set[tuple[str, int, int]]] = set()
 """Name, size and time of change of the files whose checksums were right."""
 
@@ -84,6 +99,33 @@ def count_unsound(folder: Path) -> int:
         names = filter(_NAME.fullmatch, list_names(folder))
         return sum(not (_has_version(name) and _is_sound(folder / name)) for name in names)
     return 0
+
+
+def make_cache(name: str) -> Path | None:
+    """Make a folder for the facts of a store elsewhere, in the user's cache.
+
+    Returns:
+        The folder; None if it cannot be made, or others may read it.
+
+    Source: XDG Base Directory Specification 0.8.
+    """
+    try:
+        place = Path(config.read_environment(_CACHE).get(_CACHE, ""))
+        caches = place if place.is_absolute() else Path.home() / ".cache"
+        # A name may hold the name of a host or of a user.
+        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+        folder = caches / "lightning-otel" / "facts" / digest
+        make_private(folder)
+        status, mark = folder.lstat(), folder / FACTS_MARK
+        if not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
+            return None
+        if status.st_uid != os.geteuid():
+            return None
+        if not mark.exists() or time.time() - mark.stat().st_mtime > _CACHE_S:
+            delete_facts(folder)
+    except (OSError, RuntimeError):  # there may be no home
+        return None
+    return folder
 
 
 def facts_sql(source: str, *, is_one: bool) -> str:
@@ -112,16 +154,23 @@ def files_sql(paths: Sequence[Path]) -> str:
 
 
 def keep_facts(
-    con: "duckdb.DuckDBPyConnection", folder: Path, scratch: Path, *, is_whole: bool
+    con: "duckdb.DuckDBPyConnection", folder: Path, mark: bytes, *, is_whole: bool
 ) -> Path | None:
     """Write the facts in ``reading.fresh`` to a file, or all that the view ``facts`` shows.
 
+    Args:
+        con: A connection with both.
+        folder: The folder of the files.
+        mark: The last deletion of facts before the spans were read.
+        is_whole: Whether to write all facts.
+
     Returns:
-        The file; None where none can be written, as on a full disk or one that is only read.
+        The file; None where none can be written, as on a full disk or one that is only read, and
+        where facts were deleted since.
     """
     import duckdb
 
-    draft = scratch / f"facts-{os.getpid()}-{os.urandom(4).hex()}.parquet"
+    draft = folder / f"{_DRAFT}{os.getpid()}-{os.urandom(4).hex()}"
     try:
         make_private(folder)
         rows = (
@@ -136,7 +185,11 @@ def keep_facts(
         checksum = zlib.crc32(draft.read_bytes())
         suffix = "-base" if is_whole else ""
         final = folder / f"facts-{FACTS_VERSION}-{now_us():016d}-{checksum:08x}{suffix}.parquet"
-        put_file(draft, final)
+        with file_lock(folder / FACTS_MARK, wait_s=_LOCK_S) as lock:
+            # These facts may hold what was masked or removed meanwhile.
+            if lock is None or read_facts_mark(folder) != mark:
+                return None
+            put_file(draft, final)
     except (OSError, duckdb.Error):
         return None
     finally:
@@ -154,21 +207,28 @@ def is_merge_due(paths: Sequence[Path]) -> bool:
 
 
 def remove_replaced(folder: Path) -> None:
-    """Unlink damaged files, and what others replaced once no reader needs it any more."""
-    kept = {path.name for path in list_facts(folder)}
+    """Unlink damaged files, and replaced ones and drafts once no process needs them any more."""
+    kept = list_facts(folder)
     with contextlib.suppress(OSError):
-        newest_s = max(((folder / name).stat().st_mtime for name in kept), default=0.0)
-        for name in filter(_NAME.fullmatch, list_names(folder) - kept):
-            is_damaged = _has_version(name) and not _is_sound(folder / name)
-            if is_damaged or time.time() - newest_s > _GRACE_S:
-                (folder / name).unlink(missing_ok=True)
+        base_s = kept[0].stat().st_mtime if kept else 0.0
+        for name in filter(_is_made_here, list_names(folder) - {path.name for path in kept}):
+            path = folder / name
+            is_damaged = _has_version(name) and not _is_sound(path)
+            if is_damaged or time.time() - max(base_s, path.stat().st_mtime) > _GRACE_S:
+                path.unlink(missing_ok=True)
 
 
 def delete_facts(folder: Path) -> None:
-    """Unlink all facts; whoever asks next computes them anew."""
-    with contextlib.suppress(FileNotFoundError):
-        for name in filter(_NAME.fullmatch, list_names(folder)):
+    """Unlink all facts, and have those refused that a reader made of what it read before."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with file_lock(folder / FACTS_MARK, wait_s=_LOCK_S):
+            (folder / FACTS_MARK).write_bytes(os.urandom(8))
+        for name in filter(_is_made_here, list_names(folder)):
             (folder / name).unlink(missing_ok=True)
+
+
+def _is_made_here(name: str) -> bool:
+    return name.startswith(_DRAFT) or _NAME.fullmatch(name) is not None
 
 
 def _list_names(folder: Path) -> list[str]:

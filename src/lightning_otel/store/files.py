@@ -33,6 +33,20 @@ def list_names(folder: Path, *, are_files: bool = True) -> set[str]:
         }
 
 
+def find_filesystem(path: Path) -> str:
+    """Return the type of the file system that a path lies on; empty if that is unknown."""
+    try:
+        mounts = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in mounts:
+        _, place, name, *_ = line.split(" ")
+        if path.is_relative_to(place) and len(place) > len(best):
+            best, kind = place, name
+    return kind
+
+
 def escape_glob(path: Path) -> str:
     """Return the pattern that matches a path and nothing else."""
     return re.sub(r"[*?\[]", r"[\g<0>]", str(path))

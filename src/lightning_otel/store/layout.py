@@ -59,12 +59,22 @@ EMPTY_DATA: Final = "_empty.parquet"
 FACTS_VERSION: Final = 1
 """Raised whenever the adapter answers otherwise, so that facts are computed anew."""
 EMPTY_FACTS: Final = f"facts-{FACTS_VERSION}-empty.parquet"
+FACTS_MARK: Final = "deletion.mark"
+"""A file that is locked to add facts, and changes when they are deleted."""
 EMPTY_LIVE: Final = "_empty.ndjson"
 WORTHWHILE_BYTES: Final = 16 << 20
 WORTHWHILE_SEGMENTS: Final = 64
 ELECTION_S: Final = 10.0
 """How long what a user asks for waits for a settler to finish."""
 REPAIR: Final = "run: lightning-otel doctor --repair"
+
+
+def read_facts_mark(folder: Path) -> bytes:
+    """Return the mark of the last deletion of facts, empty before the first one."""
+    try:
+        return (folder / FACTS_MARK).read_bytes()
+    except OSError:
+        return b""
 
 
 def working_folder() -> Path:

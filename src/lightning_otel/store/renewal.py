@@ -7,6 +7,7 @@ from; its rows of the kind ``dependency`` hold their ids, known or not.
 """
 
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ from lightning_otel.types import conventions as c
 
 if TYPE_CHECKING:
     import duckdb
+
+log = logging.getLogger(__name__)
 
 _MOST_ROWS: Final = 200_000
 """Rows in memory before a file is made of them."""
@@ -79,7 +82,7 @@ SELECT DISTINCT rollout_id FROM facts WHERE kind = 'dependency' AND name IS NOT 
 def renew_facts(
     reader: SpanReader,
     folder: Path,
-    scratch: Path,
+    mark: bytes,
     *,
     may_compute: bool,
     page: tuple[str, Sequence[object]] | None = None,
@@ -89,7 +92,7 @@ def renew_facts(
     Args:
         reader: The spans.
         folder: Where files of facts lie.
-        scratch: Where files are made, on the same disk.
+        mark: The last deletion of facts before the spans were read.
         may_compute: Whether to compute what is not current; if not, it shows as that.
         page: A query for the rollouts that will be looked at, if these are few: where many are
             stale, only they are renewed.
@@ -104,7 +107,7 @@ def renew_facts(
     if page is not None and len(stale) > _AT_ONCE:
         stale = _choose_stale(con, stale, page)
     if stale:
-        _Renewal(reader, folder, scratch, paths).run(stale)
+        _Renewal(reader, folder, mark, paths).run(stale)
 
 
 def _choose_stale(
@@ -131,9 +134,9 @@ def has_unwritten_facts(con: "duckdb.DuckDBPyConnection") -> bool:
 class _Renewal:
     """Computes the facts of stale rollouts, and keeps them."""
 
-    def __init__(self, reader: SpanReader, folder: Path, scratch: Path, paths: list[Path]) -> None:
+    def __init__(self, reader: SpanReader, folder: Path, mark: bytes, paths: list[Path]) -> None:
         self._reader, self._con = reader, reader.con
-        self._folder, self._scratch, self._paths = folder, scratch, paths
+        self._folder, self._mark, self._paths = folder, mark, paths
         self._is_unwritten = False
 
     def run(self, stale: Sequence[str]) -> None:
@@ -153,7 +156,7 @@ class _Renewal:
             return
         con.execute("DROP TABLE reading.fresh")
         if is_merge_due(self._paths) or _list_values(con, _GONE):
-            base = keep_facts(con, self._folder, self._scratch, is_whole=True)
+            base = keep_facts(con, self._folder, self._mark, is_whole=True)
             self._paths = [base] if base is not None else self._paths
             remove_replaced(self._folder)
             self._define()
@@ -177,10 +180,13 @@ class _Renewal:
         con = self._con
         create_moved_table(con, placements)
         dependencies = _find_dependencies(placements)
+        done, total = 0, len(_list_values(con, "FROM reading.stale"))
         with gc_paused():
             for selection in make_selections(con, _IS_STALE):
                 records = list(self._reader.fetch(selection))
                 self._add_rows(records, selection.rollout_ids, dependencies)
+                done += len(selection.rollout_ids)
+                log.info("facts of %d of %d rollouts computed", done, total)
         # All that these rollouts hold belongs to others.
         empty = _list_values(con, _EMPTY)
         for start in range(0, len(empty), _AT_ONCE):
@@ -223,7 +229,7 @@ class _Renewal:
     def _keep(self) -> None:
         """Make a file of the rows in memory; where that fails, they stay there."""
         if not self._is_unwritten:
-            path = keep_facts(self._con, self._folder, self._scratch, is_whole=False)
+            path = keep_facts(self._con, self._folder, self._mark, is_whole=False)
             self._is_unwritten = path is None
             if path is not None:
                 remove_replaced(self._folder)

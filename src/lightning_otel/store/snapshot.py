@@ -16,7 +16,7 @@ from typing import Final, Self
 from lightning_otel.errors import StoreError
 from lightning_otel.store.damage import list_excluded
 from lightning_otel.store.files import list_names, total_bytes
-from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout, now_us
+from lightning_otel.store.layout import SEGMENT_SUFFIX, Layout, now_us, read_facts_mark
 from lightning_otel.store.lines import MAX_RECORD_BYTES
 from lightning_otel.store.live import count_lines, is_written
 from lightning_otel.store.manifest import DataFile, is_in_effect
@@ -65,6 +65,7 @@ class Snapshot:
         live_bytes: Size of the segments.
         lines: How many lines count of each segment that its process still writes, by name.
         alive: The processes that may still end what they began.
+        facts_mark: The last deletion of facts before the look.
     """
 
     layout: Layout
@@ -74,10 +75,12 @@ class Snapshot:
     live_bytes: int
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
     alive: frozenset[str] = field(default=frozenset(), compare=False)
+    facts_mark: bytes = field(default=b"", compare=False)
 
     @classmethod
     def take(cls, layout: Layout) -> Self:
         """Return what counts now."""
+        mark = read_facts_mark(layout.facts)  # before all that may be deleted
         paths = layout.segments()  # first: what is settled meanwhile stands in the manifest
         manifest, now, excluded = layout.read_manifest(), now_us(), list_excluded(layout)
         try:
@@ -95,7 +98,8 @@ class Snapshot:
             and file.name in there
         )
         segments = tuple(path for path in paths if path.name not in out)
-        return cls(layout, files, segments, excluded, total_bytes(segments))
+        size = total_bytes(segments)
+        return cls(layout, files, segments, excluded, size, facts_mark=mark)
 
     def fix(self) -> Self:
         """Return the snapshot with the lengths that its growing segments have now."""

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from lightning_otel.store.batches import SpanReader
 from lightning_otel.store.catalogue import catalogue_statements
 from lightning_otel.store.damage import exclude_damage
+from lightning_otel.store.facts import delete_facts, make_cache
 from lightning_otel.store.files import escape_glob
-from lightning_otel.store.layout import EMPTY_FACTS, MEMORY, WORTHWHILE_SEGMENTS, Layout, now_us
+from lightning_otel.store.layout import (
+    EMPTY_FACTS,
+    MEMORY,
+    WORTHWHILE_SEGMENTS,
+    Layout,
+    now_us,
+    read_facts_mark,
+)
 from lightning_otel.store.manifest import DataFile
 from lightning_otel.store.reader import Moment, Reader
 from lightning_otel.store.recovery import ensure_manifest
@@ -125,9 +133,22 @@ class SpanSource(ABC):
     def _open(self) -> "Con":
         """Return a connection on which ``spans`` can be defined, or is."""
 
+    def delete_facts(self) -> None:
+        """Delete the facts that are kept on this machine for a store elsewhere."""
+        delete_facts(self._find_facts())
+
+    def _find_facts(self) -> Path:
+        """Return the folder of facts: in the user's cache, or one that goes with the source."""
+        cache = make_cache(self._identity) if self.name != MEMORY else None
+        return cache or self._temporary_folder
+
+    @property
+    def _identity(self) -> str:
+        """Tell the spans that the source shows from those of all others."""
+        return self.name
+
     @cached_property
-    def _facts(self) -> Path:
-        """Return the folder of this process's facts, which goes with the source."""
+    def _temporary_folder(self) -> Path:
         folder = tempfile.TemporaryDirectory(prefix="lightning-otel-")
         weakref.finalize(self, folder.cleanup)
         return Path(folder.name)
@@ -149,7 +170,9 @@ class SpanSource(ABC):
             look = partial(self.connect, ("spans",), (*INDEX_COLUMNS, "attributes"))
             reader = SpanReader(con, lambda selection: self.fetch(selection, con).dicts(), look)
             may_compute = may_compute and not set(names).isdisjoint(_COMPUTED)
-            renew_facts(reader, self._facts, self._facts, may_compute=may_compute, page=page)
+            folder = self._find_facts()
+            mark = read_facts_mark(folder)
+            renew_facts(reader, folder, mark, may_compute=may_compute, page=page)
         create_views(con, names)
 
 
@@ -266,7 +289,8 @@ def define_views(
         if not FACT_VIEWS.isdisjoint(derived):
             reader = _make_reader(con, snapshot, is_narrow=is_narrow)
             may_compute = may_compute and not derived.isdisjoint(_COMPUTED)
-            renew_facts(reader, layout.facts, layout.new, may_compute=may_compute, page=page)
+            mark = snapshot.facts_mark
+            renew_facts(reader, layout.facts, mark, may_compute=may_compute, page=page)
         create_views(con, derived)
 
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from lightning_otel import config
@@ -20,6 +19,8 @@ from lightning_otel.provider.sdk_settings import NO_SDK, SAMPLER, sampler_fault
 from lightning_otel.store import damage, quarantine
 from lightning_otel.store.catalogue import find_catalogue_fault
 from lightning_otel.store.counts import INTENDED
+from lightning_otel.store.facts import count_unsound
+from lightning_otel.store.files import find_filesystem
 from lightning_otel.store.layout import Layout
 from lightning_otel.store.sql import CALL_OPERATIONS, ROLLOUT, attribute_sql, quote_text
 from lightning_otel.types import conventions as c
@@ -35,6 +36,7 @@ Code = Literal[
     "file-missing", "quarantined", "spans-gone", "healed", "quarantine", "store", "damaged-lines",
     "not-stored", "waiting", "slow-disk", "missing-spans", "feedback-waits", "training-waits",
     "canary-waits", "state-unreadable", "no-calls", "unnamed-agents",
+    "facts-unsound",
 ]  # fmt: skip
 """Subject of a finding, for good: each has a paragraph in ``docs/settings.md``."""
 _FOREIGN: Final = re.compile(
@@ -216,25 +218,12 @@ def _check_storage(layout: Layout, store: Store) -> Iterator[Finding]:
         if fault:
             yield problem("no-place", f"{folder} {fault}", "name another place with --store")
         return
-    filesystem = _filesystem_type(layout.root)
+    filesystem = find_filesystem(layout.root)
     if filesystem in _NETWORK_FILESYSTEMS:
         text = f"{layout.root} lies on {filesystem}, where file locks cannot be relied on"
         yield problem("network-disk", text, "move the store to a local disk")
     yield from _check_permissions(layout)
     yield from _check_contents(layout, store)
-
-
-def _filesystem_type(path: Path) -> str:
-    try:
-        mounts = Path("/proc/mounts").read_text().splitlines()
-    except OSError:
-        return ""
-    best, kind = "", ""
-    for line in mounts:
-        _, place, found, *_ = line.split(" ")
-        if path.is_relative_to(place) and len(place) > len(best):
-            best, kind = place, found
-    return kind
 
 
 def _check_permissions(layout: Layout) -> Iterator[Finding]:
@@ -304,6 +293,9 @@ def _check_damage(layout: Layout, command: str) -> Iterator[Finding]:
             f"data file {file.name} is missing: {file.rows} spans in it cannot be read",
             f"restore it in {layout.data}, or give it up with: {command}",
         )
+    if count := count_unsound(layout.facts):
+        text = f"files of facts that are damaged or of another version, and not read: {count}"
+        yield note("facts-unsound", text)
     yield from _check_quarantine(layout, command)
 
 

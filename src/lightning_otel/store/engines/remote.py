@@ -38,6 +38,10 @@ class RemoteSource(SpanSource):
 
     window = Selection()
 
+    @property
+    def _identity(self) -> str:
+        return f"{self.name} {self.window.since_ns} {self.window.until_ns}"
+
     @abstractmethod
     def send(self, selection: Selection, path: Path) -> None:
         """Write the selected spans to a Parquet file, each once, in any order.
