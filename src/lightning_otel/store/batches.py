@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Con = duckdb.DuckDBPyConnection
 
-BATCH_SPANS: Final = 4_000
+BATCH_SPANS: Final = 6_000
 """Spans that are in memory at once, unless a rollout has more."""
 TOKENS_A_SPAN: Final = 500
 """A call weighs a span more for so many tokens: that many are 2 KB of text."""

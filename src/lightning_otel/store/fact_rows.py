@@ -5,6 +5,7 @@ A row has a kind, names its attempt, and has the columns of its kind; all others
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from lightning_otel.adapter import Adaptation
@@ -20,6 +21,8 @@ from lightning_otel.types.transitions import STEP_COLUMNS
 Row = dict[str, Any]
 SpanKey = tuple[str, str]
 _NO_PARENT: Final = ""
+_STEP_NAMES: Final = [name for name in STEP_COLUMNS if name != "branch"]
+_read_step: Final = attrgetter(*_STEP_NAMES)
 
 
 def make_rows(
@@ -121,10 +124,10 @@ class _Attempt:
     def make_rows(self) -> Iterator[Row]:
         """Yield the rows of steps, calls, rewards and tools, and that of the attempt."""
         for key, step in self._steps.items():
-            row = {name: getattr(step, name) for name in STEP_COLUMNS if name != "branch"}
             yield {
-                "kind": "step", **self._shared, **row, "branch": self._branches[key],
-                "has_next": step.next_observation is not None,
+                "kind": "step", **self._shared,
+                **dict(zip(_STEP_NAMES, _read_step(step), strict=True)),
+                "branch": self._branches[key], "has_next": step.next_observation is not None,
             }  # fmt: skip
         for span in self._members:
             key = (span.trace_id, span.span_id)

@@ -14,6 +14,7 @@ from lightning_otel.adapter import readers
 from lightning_otel.adapter.attributes import to_number
 from lightning_otel.types import Event, Link, Span
 from lightning_otel.types import conventions as c
+from lightning_otel.types.transitions import fast_constructor
 from lightning_otel.types.values import name_text, text_or_none, time_of
 
 BODY_COLUMNS: Final = {
@@ -109,31 +110,23 @@ def build_span(record: Mapping[str, Any]) -> Span:
         text = record.get(column)
         if text is not None:
             attributes[key] = text
-    return Span(
-        trace_id=record["trace_id"],
-        span_id=record["span_id"],
-        parent_span_id=record["parent_span_id"],
-        name=record["name"],
-        start_ns=record["start_ns"],
-        end_ns=record["end_ns"],
-        kind=record["kind"],
-        status=record["status"],
-        status_message=record["status_message"] or "",
-        attributes=attributes,
-        events=tuple(
-            Event(item["name"], item["time_ns"], item["attributes"])
-            for item in _read_list(record.get("events"))
-        ),
-        links=tuple(
-            Link(item["trace_id"], item["span_id"], item["attributes"])
-            for item in _read_list(record.get("links"))
-        ),
-        otel_resource=_read_object(record.get("otel_resource")),
-        scope=record["scope"] or "",
-        process=record["process"] or "",
-        sequence=record["sequence"],
-        end_sequence=record["end_sequence"],
+    events = tuple(
+        Event(item["name"], item["time_ns"], item["attributes"])
+        for item in _read_list(record.get("events"))
     )
+    links = tuple(
+        Link(item["trace_id"], item["span_id"], item["attributes"])
+        for item in _read_list(record.get("links"))
+    )
+    # By position, in the order of the fields, as spans are many.
+    span: Span = fast_constructor(Span)(
+        record["trace_id"], record["span_id"], record["parent_span_id"], record["name"],
+        record["start_ns"], record["end_ns"], record["kind"], record["status"],
+        record["status_message"] or "", attributes, events, links,
+        _read_object(record.get("otel_resource")), record["scope"] or "",
+        record["process"] or "", record["sequence"], record["end_sequence"],
+    )  # fmt: skip
+    return span
 
 
 def build_record(span: Span) -> Record:
