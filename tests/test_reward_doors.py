@@ -93,7 +93,7 @@ def test_a_retracted_reward_counts_at_no_door(
 
     (rollout,) = store.rollouts()
     changed = {key for key in rollout if rollout[key] != before[key]}
-    assert changed == {"rewards", "reward", "spans"}
+    assert changed == {"rewards", "reward", "named_rewards", "spans"}
     assert (rollout["rewards"], rollout["reward"]) == (1, 0.7)
     assert [step.reward for step in store.transitions()] == [0.7]
     assert [row["reward"] for row in store.transitions(bodies=False).dicts()] == [0.7]

@@ -227,6 +227,7 @@ class _Attempt:
             "exact": report.exact,
             "rewarded": report.rewarded,
             "reward_spans": report.rewards,
+            "retracted": sum(read_reward(span) == RETRACTED for span in members),
             "rewards_placed": report.rewards_placed,
             "reward": outcome.value,
             "rewards": _sum_rewards(steps),

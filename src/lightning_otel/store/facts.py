@@ -47,6 +47,7 @@ FACT_COLUMNS: Final = {
     "exact": "BIGINT",
     "rewarded": "BIGINT",
     "reward_spans": "BIGINT",
+    "retracted": "BIGINT",
     "rewards_placed": "BIGINT",
     "cached_tokens": "BIGINT",
     "agents": "VARCHAR",

@@ -88,7 +88,8 @@ ROLLOUTS: Final = """
 SELECT attempts.rollout_id, attempts.attempt_id, attempts.status,
   coalesce(facts.start_ns, attempts.start_ns) AS start_ns,
   coalesce(facts.end_ns, attempts.end_ns) AS end_ns,
-  coalesce(facts.spans, attempts.spans) AS spans, traces, calls, reward_spans AS rewards, reward,
+  coalesce(facts.spans, attempts.spans) AS spans, traces, calls,
+  reward_spans - retracted AS rewards, reward,
   input_tokens, output_tokens, agents, task,
   facts.fingerprint IS NOT NULL AS is_current, steps, rewarded, rewards AS named_rewards, models,
   cached_tokens, error_type, resources, mode, task_id, group_id

@@ -87,6 +87,8 @@ def money(amount: float | None) -> str:
     """Format a cost in dollars; cents of one are told in full."""
     if amount is None:
         return "–"
+    if 0 < amount < 0.0001:
+        return "< $0.0001"
     return f"${amount:,.4f}" if amount < 1 else f"${amount:,.2f}"
 
 
