@@ -222,6 +222,7 @@ def test_a_terminal_gets_lines_that_fit(
 ) -> None:
     """Texts are shortened and numbers stay whole; a row that is too wide is a line a value."""
     words_of = shlex.split(command)
+    Store(kept).rollouts().rows()  # a first look that takes long shows a bar
 
     text = COLOURS.sub("", terminal(*words_of, "--store", kept, columns=min(columns, 100)))
 
