@@ -18,10 +18,11 @@ from typing import Final, NamedTuple, TypeAlias, get_args
 
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.attributes import matched_text, to_number
+from lightning_otel.adapter.rewards import add_decimals
 from lightning_otel.errors import ConfigError
 from lightning_otel.types import Compose, Dropped, Estimator, Span, Trajectory, Transition
 from lightning_otel.types import conventions as c
-from lightning_otel.types.values import add_decimals, check_types
+from lightning_otel.types.values import check_types
 
 GroupBy: TypeAlias = str | Callable[[Sequence[Span]], str | None]
 """What rollouts of one group have in common: an attribute, or a function of an attempt's spans."""

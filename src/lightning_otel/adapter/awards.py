@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from lightning_otel.adapter.rewards import ALREADY_REWARDED
+from lightning_otel.adapter.rewards import ALREADY_REWARDED, add_decimals
 from lightning_otel.types import Reward, Span
 from lightning_otel.types import conventions as c
-from lightning_otel.types.values import add_decimals
 
 UNKNOWN_TARGET: Final = "its link matches no span of the attempt it belongs to"
 WRONG_LENGTH: Final = "its sequence has {} numbers for {} steps"

@@ -22,6 +22,7 @@ from lightning_otel.adapter.identities import identify
 from lightning_otel.adapter.rewards import (
     NO_CALL_BEFORE,
     OUTCOME,
+    add_decimals,
     note_choice,
     read_reward,
 )
@@ -37,7 +38,6 @@ from lightning_otel.types import (
     Transition,
 )
 from lightning_otel.types import conventions as c
-from lightning_otel.types.values import add_decimals
 
 OTHER, CALL, REWARD, TOOL = 0, 1, 2, 4
 """Kinds of rows."""

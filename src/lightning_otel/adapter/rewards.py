@@ -5,7 +5,8 @@ where spans are kept, so that all who read rewards know one form of them.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from lightning_otel.adapter.attributes import get_text, link_pairs, to_number
@@ -26,6 +27,7 @@ NO_SEQUENCE = "the reward's steps are not a list of numbers and nulls under one 
 
 SEVERAL: Final = "the first of several rewards counts ({}); name one with --reward"
 
+_DECIMALS: Final = 9
 _FIRST_LINK = f"{c.LINK_PREFIX}.0.key_match"
 _SHARED: Final = (c.ROLLOUT_ID, c.ATTEMPT_ID, c.RECEIVED)
 """What a reward has of the span whose event it was."""
@@ -83,6 +85,16 @@ def reward_words(span: Span) -> str:
         return f"{value:g}" if isinstance(value, float) else str(value)
     named = {"" if name == c.PRIMARY_REWARD else name: n for name, n in found.values.items()}
     return ", ".join(f"{name} {value:g}".lstrip() for name, value in named.items())
+
+
+def add_decimals(numbers: Collection[float]) -> float:
+    """Return the sum of numbers, of few decimals as people add them: 0.1 + 0.2 is 0.3."""
+    try:
+        total = math.fsum(numbers)
+    except OverflowError:
+        return sum(numbers)
+    is_short = all(round(number, _DECIMALS) == number for number in numbers)
+    return round(total, _DECIMALS) if is_short else total
 
 
 def with_evaluations(spans: Iterable[Span]) -> Iterator[Span]:

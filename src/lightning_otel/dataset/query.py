@@ -14,6 +14,7 @@ from lightning_otel.adapter import Adaptation, Advantage, TripletAdapter
 from lightning_otel.adapter.advantages import Outcome
 from lightning_otel.adapter.attempts import AttemptKey
 from lightning_otel.adapter.linear import count_steps
+from lightning_otel.adapter.rewards import add_decimals
 from lightning_otel.adapter.selection import Matcher, Selection, SelectionKeywords
 from lightning_otel.dataset.formats.transition_rows import BODIES
 from lightning_otel.dataset.registry import Registry
@@ -29,7 +30,7 @@ from lightning_otel.types import (
     Transition,
 )
 from lightning_otel.types.transitions import JudgedTrajectory, distinct_steps
-from lightning_otel.types.values import add_decimals, check_names, check_types
+from lightning_otel.types.values import check_names, check_types
 
 _REGISTRY: Final = Registry("adapter", "lightning_otel.adapters", error=AdapterError)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, NamedTuple, Unpack, get_args
 
+from lightning_otel.adapter.rewards import add_decimals
 from lightning_otel.adapter.triplet import INCOMPLETE_ROLLOUT
 from lightning_otel.dataset import Store
 from lightning_otel.dataset.query import QueryKeywords, TransitionQuery
@@ -24,7 +25,7 @@ from lightning_otel.types import Mode, Rollout, Span, Trajectory
 from lightning_otel.types import conventions as c
 from lightning_otel.types.rollouts import FINAL
 from lightning_otel.types.transitions import distinct_steps
-from lightning_otel.types.values import add_decimals, parse_json
+from lightning_otel.types.values import parse_json
 
 __all__ = ["Applied", "Judgement", "apply_rewards"]
 

@@ -13,7 +13,8 @@ from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, NotFoundError
 from lightning_otel.resources import LIVE, Resources
 from lightning_otel.resources.comparison import read_last_attempts
-from lightning_otel.store.source import connect_overview, read_rollout_rewards
+from lightning_otel.rewards.totals import read_rollout_rewards
+from lightning_otel.store.source import connect_overview
 from lightning_otel.types import Resource
 
 MIN_ROLLOUTS: Final = 3

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
 from lightning_otel.dataset import Store
+from lightning_otel.store.reader import Reader
 from lightning_otel.store.source import read_overview
 from lightning_otel.store.views import LAST_REWARD
 
@@ -25,6 +26,13 @@ SELECT sum(spans)::BIGINT AS spans, any_value(task) AS task, sum(rewards)::BIGIN
   arg_max(resources::VARCHAR, start_ns)
     FILTER (status <> 'incomplete' AND contains(resources::VARCHAR, '[')) AS resources
 FROM rollouts GROUP BY rollout_id"""
+
+
+def read_rollout_rewards(con: Reader) -> dict[str, float]:
+    """Return the reward of each rollout that has one: its last attempt's."""
+    query = f"SELECT rollout_id, {LAST_REWARD} FROM rollouts GROUP BY 1"
+    rows = con.execute(query).fetchall()
+    return {rollout_id: reward for rollout_id, reward in rows if reward is not None}
 
 
 @dataclass(slots=True)

@@ -41,7 +41,6 @@ from lightning_otel.store.table import Query
 from lightning_otel.store.template import ensure_catalogue
 from lightning_otel.store.views import (
     FACT_VIEWS,
-    LAST_REWARD,
     NAMES,
     alive_macro_sql,
     create_views,
@@ -366,13 +365,6 @@ def read_overview(
     columns = None if source.layout is None else tuple(_SUMMARY_COLUMNS)
     con = source.connect(columns=columns, query=query, parameters=parameters, page=page)
     return list(Query(con, query, parameters).dicts())
-
-
-def read_rollout_rewards(con: Reader) -> dict[str, float]:
-    """Return the reward of each rollout that has one: its last attempt's."""
-    query = f"SELECT rollout_id, {LAST_REWARD} FROM rollouts GROUP BY 1"
-    rows = con.execute(query).fetchall()
-    return {rollout_id: reward for rollout_id, reward in rows if reward is not None}
 
 
 class MemorySource(SpanSource):

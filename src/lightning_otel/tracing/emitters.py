@@ -21,13 +21,14 @@ from opentelemetry.util.types import AttributeValue
 
 from lightning_otel import capture, config
 from lightning_otel.adapter.attributes import matched_text
+from lightning_otel.adapter.rewards import add_decimals
 from lightning_otel.capture import operations
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError, warn_once
 from lightning_otel.redact import scrub_error
 from lightning_otel.types import Span
 from lightning_otel.types import conventions as c
-from lightning_otel.types.values import add_decimals, check_finite
+from lightning_otel.types.values import check_finite
 
 State = Literal["started", "finished", "failed"]
 _STACK_LIMIT = 8192

@@ -42,7 +42,6 @@ _TIMES: Final = range(1 << 62)
 """Nanoseconds until the year 2116: the difference of any two fits 64 bits."""
 _WHOLE: Final = (1 << 63) - 1
 _LONGEST_S: Final = 1e9
-_DECIMALS: Final = 9
 _INTEGERS: Final = range(-(1 << 63), 1 << 64)
 _ATOMS: Final = frozenset({int, bool, type(None)})
 _CONTAINERS: Final = (list, tuple, set, frozenset, array)
@@ -193,16 +192,6 @@ def check_seconds(name: str, value: Any) -> float:
     if is_number and 0 < value <= _LONGEST_S:
         return float(value)
     raise ConfigError(f"{name} is {_show_value(value)}; give seconds above 0, up to 1e9")
-
-
-def add_decimals(numbers: Collection[float]) -> float:
-    """Return the sum of numbers, of few decimals as people add them: 0.1 + 0.2 is 0.3."""
-    try:
-        total = math.fsum(numbers)
-    except OverflowError:
-        return sum(numbers)
-    is_short = all(round(number, _DECIMALS) == number for number in numbers)
-    return round(total, _DECIMALS) if is_short else total
 
 
 def check_finite(name: str, value: Any) -> float:

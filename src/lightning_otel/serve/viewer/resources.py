@@ -9,13 +9,14 @@ from starlette.routing import Route
 
 from lightning_otel.dataset import Store
 from lightning_otel.errors import ConfigError
+from lightning_otel.rewards.totals import read_rollout_rewards
 from lightning_otel.serve.bodies import form
 from lightning_otel.serve.viewer import page
 from lightning_otel.serve.viewer.text_diff import compare_lines, fold_lines
 from lightning_otel.serve.viewer.transitions import cut
 from lightning_otel.serve.viewer.urls import page_path
 from lightning_otel.store.reader import Reader
-from lightning_otel.store.source import connect_overview, read_rollout_rewards
+from lightning_otel.store.source import connect_overview
 from lightning_otel.store.table import Query
 from lightning_otel.views.messages import show_value
 from lightning_otel.views.nouns import describe_resource, parse_version
