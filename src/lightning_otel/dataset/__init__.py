@@ -263,7 +263,6 @@ class Store(SpanStore):
         from lightning_otel.dataset.batches import (
             connect_with_moved,
             list_incomplete,
-            make_reader,
             read_batches,
         )
         from lightning_otel.store.batches import read_origins
@@ -272,7 +271,7 @@ class Store(SpanStore):
         adapter, wanted, include_incomplete = query
         source = self.source.at_moment()
         con = connect_with_moved(source)
-        reader = make_reader(source, con)
+        reader = source.make_reader(con)
         out = frozenset() if include_incomplete else list_incomplete(source, con)
         told: dict[str, Any] = {}
         if isinstance(adapter, TripletAdapter) and adapter.advantage is not None:

@@ -1,16 +1,10 @@
 """The rollouts that a question is about: which they are, and their spans in batches."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightning_otel.adapter.selection import Selection as StepSelection
-from lightning_otel.store.batches import (
-    SpanReader,
-    adjust_selection,
-    create_moved_table,
-    make_selections,
-)
+from lightning_otel.store.batches import adjust_selection, create_moved_table, make_selections
 from lightning_otel.store.schema import build_span
 from lightning_otel.store.selection import INDEX_COLUMNS, Selection
 from lightning_otel.store.source import SpanSource
@@ -45,15 +39,6 @@ def read_batches(
         con.execute(f"SET threads = {_THREADS}")  # each reads a row group at once
     for selection in make_selections(con, *make_clauses(con, wanted)):
         yield map(build_span, source.fetch(selection, con).dicts())
-
-
-def make_reader(source: SpanSource, con: "duckdb.DuckDBPyConnection") -> SpanReader:
-    """Return the ways to the spans of a source, as a connection of it shows them."""
-    return SpanReader(
-        con,
-        lambda selection: source.fetch(selection, con).dicts(),
-        partial(source.connect, _LOOKED_AT, (*INDEX_COLUMNS, "attributes")),
-    )
 
 
 class Clauses(NamedTuple):

@@ -85,7 +85,8 @@ def _list_waiting(
         if reason is not None and (span.trace_id, span.span_id) not in placed:
             yield {
                 "rollout_id": key[0], "attempt_id": key[1], "fingerprint": fingerprints.get(key),
-                **_describe_reward(span), "reason": reason.reason, "is_waiting": True,
+                **_describe_reward(span, read_reward(span)), "reason": reason.reason,
+                "is_waiting": True,
             }  # fmt: skip
 
 
@@ -119,6 +120,7 @@ class _Attempt:
         self._by_key = {(span.trace_id, span.span_id): span for span in members}
         self._calls: list[Span] = []
         self.rewards = set[SpanKey]()
+        self._retracted = 0
         self._swap_hidden()
 
     def make_rows(self) -> Iterator[Row]:
@@ -139,9 +141,12 @@ class _Attempt:
                     "agent": self._find_agent(span), "name": span.name, "end_ns": span.end_ns,
                     "error_type": _read_error(span),
                 }  # fmt: skip
-            if read_reward(span) is not None:
+            reward = read_reward(span)
+            if reward is not None:
                 self.rewards.add(key)
-                yield {**self._shared, **_describe_reward(span), **self._place_reward(key)}
+                self._retracted += reward == RETRACTED
+                row = _describe_reward(span, reward)
+                yield {**self._shared, **row, **self._place_reward(key)}
         yield from self._list_others()
         yield {"kind": "attempt", **self._shared, "is_attempt": True, **self._summarize()}
 
@@ -227,7 +232,7 @@ class _Attempt:
             "exact": report.exact,
             "rewarded": report.rewarded,
             "reward_spans": report.rewards,
-            "retracted": sum(read_reward(span) == RETRACTED for span in members),
+            "retracted": self._retracted,
             "rewards_placed": report.rewards_placed,
             "reward": outcome.value,
             "rewards": _sum_rewards(steps),
@@ -258,8 +263,7 @@ def _name_span(span: Span) -> Row:
     return {"trace_id": span.trace_id, "span_id": span.span_id, "start_ns": span.start_ns}
 
 
-def _describe_reward(span: Span) -> Row:
-    reward = read_reward(span)
+def _describe_reward(span: Span, reward: Reward | str | None) -> Row:
     return {
         "kind": "reward", **_name_span(span), "recorded_in": span.rollout_id,
         "agent": get_text(span.attributes, c.AGENT_NAME),

@@ -6,6 +6,7 @@ with other threads. Where a crowd waits for a processor, so do the kernel's thre
 waits for, and a disk that hangs cannot be told from them but by a longer wait.
 """
 
+import contextlib
 import os
 import resource
 import sys
@@ -99,24 +100,22 @@ class _Excuses(threading.local):
 
 def _read_delay() -> float:
     """Return how long this thread has waited for a processor so far; only Linux tells."""
-    try:
-        descriptor = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return int(os.read(descriptor, 99).split()[1]) / 1e9
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError, IndexError):
-        return 0.0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_read_words("/proc/thread-self/schedstat")[1]) / 1e9
+    return 0.0
 
 
 def _read_crowd() -> float:
     """Return how many more threads than usual want each processor now; only Linux tells."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        wanting = int(_read_words("/proc/loadavg")[3].partition(b"/")[0])
+        return max(0.0, wanting / (os.cpu_count() or 1) - _USUAL_CROWD)
+    return 0.0
+
+
+def _read_words(path: str) -> list[bytes]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        descriptor = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            wanting = int(os.read(descriptor, 99).split()[3].split(b"/")[0])
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return max(0.0, wanting / (os.cpu_count() or 1) - _USUAL_CROWD)
+        return os.read(descriptor, 99).split()
+    finally:
+        os.close(descriptor)

@@ -118,6 +118,11 @@ class SpanSource(ABC):
         """Return the selected spans, read on a connection of this source, by default a new one."""
         return Query(con or self.connect(("spans",)), *selection.query())
 
+    def make_reader(self, con: "duckdb.DuckDBPyConnection") -> SpanReader:
+        """Return the ways to the spans, as a connection of this source shows them."""
+        look = partial(self.connect, ("spans",), (*INDEX_COLUMNS, "attributes"))
+        return SpanReader(con, lambda selection: self.fetch(selection, con).dicts(), look)
+
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans that are complete already, durably when this returns."""
         writer = self.writer()
@@ -166,11 +171,10 @@ class SpanSource(ABC):
     ) -> None:  # fmt: skip
         con.execute(alive_macro_sql(alive))
         if not FACT_VIEWS.isdisjoint(names):
-            look = partial(self.connect, ("spans",), (*INDEX_COLUMNS, "attributes"))
-            reader = SpanReader(con, lambda selection: self.fetch(selection, con).dicts(), look)
             may_compute = may_compute and not set(names).isdisjoint(_COMPUTED)
             folder = self._find_facts()
             mark = read_facts_mark(folder)
+            reader = self.make_reader(con)
             renew_facts(reader, folder, mark, may_compute=may_compute, page=page)
         create_views(con, names)
 
