@@ -41,7 +41,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return an installed algorithm by its class: ``from lightning_otel.algorithms import APO``."""
     if name in ("Context", "Run"):  # which needs SQLAlchemy
         from lightning_otel.algorithms.run import Run
 

@@ -27,11 +27,7 @@ TARGET: Final = "system_prompt"
 
 
 def unknown_option(algorithm: type, name: str, others: Iterable[str], rest: str) -> ConfigError:
-    """Return the error for an option that is none: it names the nearest one, or the algorithm's.
-
-    Its constructor passes on the others, which ``rest`` describes. The nearest one may also be one
-    of the training, which stands beside them.
-    """
+    """Return the error for an unknown option; it names the nearest, or describes the ``rest``."""
     parameters = inspect.signature(algorithm).parameters.values()
     own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
     known = [*own, *others, *TrainingOptions.__annotations__]
@@ -67,8 +63,7 @@ class Batch(list[Trajectory]):
     def __getitem__(self, index: Any) -> Any:
         """Return a trajectory by its index, or ``spans`` or ``rewards`` by name.
 
-        ``rewards`` are numbers in the order of ``spans``, each with the call that earned it, 0.0
-        for a span without one. Over a rollout's spans they add up to its reward.
+        ``rewards`` align with ``spans``, 0.0 where none; over a rollout they add up to its reward.
         """
         if index == "spans":
             return self.spans()
@@ -139,12 +134,10 @@ class StepResult:
 
     @classmethod
     def of(cls, given: object) -> "StepResult":
-        """Convert the return value of ``train_step``: a result, None, or a mapping of metrics.
-
-        A mapping has the resources under ``resource_update``: bodies by name, or a text.
+        """Convert the result of ``train_step``; a mapping has bodies under ``resource_update``.
 
         Raises:
-            ConfigError: It is none of these.
+            ConfigError: It is no result, None or mapping of metrics.
         """
         if given is None or isinstance(given, StepResult):
             return given or cls()
@@ -211,12 +204,11 @@ class BaseAlgorithm:
         return self._named_store
 
     def set_adapter(self, adapter: Any) -> None:
-        """Set the adapter that turns spans into training data.
+        """Set what turns spans into training data.
 
         Args:
             adapter: An object whose ``adapt(spans)`` returns the trajectories of batches; or a
-                :class:`TraceAdapter`, which returns anything, and which ``train_step`` calls by
-                itself: ``self.get_adapter().adapt(batch["spans"])``.
+                :class:`TraceAdapter`, which ``train_step`` calls by itself.
         """
         self._named_adapter = adapter
 
@@ -228,7 +220,7 @@ class BaseAlgorithm:
         """Change options of an instance; by default there are none.
 
         Raises:
-            ConfigError: It has none that may be set then.
+            ConfigError: The option cannot be set.
         """
         rest = "those of the training; an algorithm that is made already takes its own itself"
         for name in settings:
@@ -250,11 +242,7 @@ class BaseAlgorithm:
         raise NotImplementedError(f"{type(self).__name__} needs a train_step or a run of its own")
 
     def unfit(self, trajectories: Sequence[Trajectory]) -> str:
-        """Return the reason to exclude a rollout from the next step; empty by default.
-
-        It is called before a batch is made: excluded rollouts are counted by reason, and others
-        take their place, so that no step is spent on them.
-        """
+        """Return the reason to exclude a rollout before a batch is made; empty by default."""
         return ""
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -56,11 +56,7 @@ class Collector:
         *,
         is_resumed: bool = False,
     ) -> None:
-        """Prepare batches whose rollouts are pinned to ``versions``, as those then are.
-
-        ``counts`` is told of rollouts that are left out. Those of a run that is resumed may be in
-        the store already.
-        """
+        """Prepare batches of rollouts pinned to ``versions``; ``counts`` collects exclusions."""
         self._config = config
         self._algorithm = algorithm
         self._claims = claims
@@ -100,7 +96,6 @@ class Collector:
         return batch
 
     def _make_step(self, number: int) -> list[Rollout]:
-        """Return the rollouts of a step; those that were run before a kill are not run again."""
         config, tasks = self._config, self._pick_tasks(number)
         prefix = f"{self._claims.run_id}-{number}"
         group_ids = [f"{prefix}-{index}" for index in range(len(tasks))]
@@ -115,7 +110,6 @@ class Collector:
         return find_outcomes(config.store, rollouts) if self._is_resumed else rollouts
 
     def _pick_tasks(self, number: int) -> list[object]:
-        """Return the tasks of a step: every task once an epoch, in an order of its own."""
         train, wanted = self._config.train, self._config.min_batch_size
         size = len(train) if wanted is None else -(-wanted // self._config.samples)
         picked: list[object] = []
@@ -183,7 +177,6 @@ class Collector:
         return None
 
     def _find_offered(self, short: int) -> tuple[Groups, Groups]:
-        """Return free groups, and those to claim; read the store again if there are too few."""
         taken = self._claims.read_taken().keys()
         self._known = {
             key: members
@@ -203,10 +196,7 @@ class Collector:
         return self._known, chosen
 
     def _pick_enough(self, groups: Groups, short: int) -> Groups:
-        """Return whole groups, by age, until they are enough; none if all are too few.
-
-        Where no size was given, it is all there are, within reason.
-        """
+        """Return enough whole groups, by age, or none; without a size all, within reason."""
         config = self._config
         waited_ns = config.state.now_ns() - int(config.reward_timeout_s * 1e9)
         before_ns = waited_ns if config.follows else _FOREVER_NS
@@ -243,7 +233,6 @@ class Collector:
         )
 
     def _claim_groups(self, chosen: Groups, batch: Batch) -> Groups:
-        """Claim groups for a batch, and return them; exclude what cannot be used."""
         algorithm = self._algorithm
         offered = {
             key: [Claimable(each.rollout_id, each.reward) for each in members]
@@ -279,7 +268,6 @@ class Collector:
         return kept
 
     def _find_faults(self, loaded: LoadedGroups) -> dict[str, str]:
-        """Return why rollouts are excluded: by the algorithm, or for their tokens."""
         algorithm, paths = self._algorithm, loaded.trajectories
         unfit = {key: fault for key, held in paths.items() if (fault := algorithm.unfit(held))}
         for fault, count in Counter(unfit.values()).items():
@@ -312,7 +300,6 @@ class Collector:
             self.counts[reason] += len(left)
 
     def _leave_rest(self, groups: Groups, chosen: Groups) -> None:
-        """Exclude the rollouts of a step that are in no batch, with the reason."""
         for key, members in groups.items():
             for each in members:
                 if each not in chosen.get(key, ()):

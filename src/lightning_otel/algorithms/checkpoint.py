@@ -1,8 +1,4 @@
-"""Checkpoints: a folder of JSON and the algorithm's own files; nothing in it is executed.
-
-A folder is written under a temporary name and renamed once it is whole, so that one with its final
-name is complete.
-"""
+"""Checkpoints: folders of JSON and the algorithm's files, renamed into place when complete."""
 
 import contextlib
 import fcntl

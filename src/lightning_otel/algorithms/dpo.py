@@ -26,7 +26,6 @@ class DPO(GradientAlgorithm):
     group_size: int = 2
 
     def __init__(self, model: Any = None, *, gap: float = 0.0, **others: Any) -> None:
-        """Take the options of :class:`GradientAlgorithm`, and the least gap of a pair's rewards."""
         super().__init__(model, **others)
         self._gap = gap
 

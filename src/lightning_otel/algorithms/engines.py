@@ -1,7 +1,6 @@
-"""Engines told of new weights while they serve: an adapter becomes a model of its own name.
+"""Load new weights into serving engines: an adapter becomes a model of its own name.
 
-Nobody has to stop: what is being answered is answered by the weights it began with, and who asks
-for the new name gets the new ones. So a canary is a model's name, and a rollback too.
+Running requests finish on the old weights; canary and rollback are names of models.
 """
 
 import json
@@ -20,8 +19,7 @@ NEUTRAL: Final[Mapping[str, float]] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Sampling from the model's own distribution, said whole: what a request leaves out, vLLM fills
-from the model's ``generation_config.json``."""
+"""Sampling from the model's own distribution; vLLM fills gaps from ``generation_config.json``."""
 
 
 class VLLM:
@@ -43,17 +41,13 @@ class VLLM:
         keep: int = 4,
         timeout_s: float = 120.0,
     ) -> None:
-        """Name the server.
-
-        Args:
-            base_url: As clients are given it, with the ``/v1``.
-            endpoint: The resource that says where the weights answer.
-            sampling: What its requests are sampled with, beside the model's own distribution, so
-                that log-probabilities are what the trainer takes them for. With the openai client,
-                give them all as ``extra_body``.
-            keep: How many adapters stay loaded; older ones are unloaded. Those that agents may
-                still ask for must be among them.
-            timeout_s: How long loading may take, seconds.
+        """Args:
+        base_url: With the ``/v1``.
+        endpoint: The resource that names the server of the weights.
+        sampling: Sampling of its requests besides the model's own distribution, so that
+            log-probabilities are comparable. With the openai client, pass all as ``extra_body``.
+        keep: How many adapters stay loaded, with all that agents may still request.
+        timeout_s: Limit of loading, seconds.
         """
         if keep < 2:
             raise ConfigError(f"keep is {keep}; while agents move to new weights both are needed")
@@ -65,7 +59,7 @@ class VLLM:
         self._loaded: list[str] = []
 
     def __call__(self, weights: Weights) -> dict[str, Any]:
-        """Load weights; gives the endpoint where they answer.
+        """Load weights; return the endpoint that serves them.
 
         Raises:
             TrainingError: They are no adapter, or the server does not load them.

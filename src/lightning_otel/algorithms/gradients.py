@@ -1,7 +1,6 @@
 """The base of algorithms that train weights: a model, TRL's trainer, published weights.
 
-Each batch of rollouts is one training of TRL's, on the model and with the optimizer of the batch
-before it; a member says what its rows are and which trainer takes them. No loss is here.
+Each batch is one training of TRL's, on the model and optimizer of the batch before it.
 """
 
 import copy
@@ -50,9 +49,7 @@ class Rows(NamedTuple):
     """The training rows of a batch.
 
     Attributes:
-        rows: The rows as the trainer takes them.
         left: The number of agents' steps that are in none, by reason.
-        metrics: Further numbers about them.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -65,10 +62,8 @@ class Weights:
     """Weights that were just written.
 
     Attributes:
-        folder: Their folder, whole.
         name: A name that no other weights have.
         is_adapter: They are an adapter to the base model alone.
-        base_model: The model they were trained from.
     """
 
     folder: Path
@@ -78,8 +73,7 @@ class Weights:
 
 
 Announce = Callable[[Weights], "Mapping[str, Any] | None"]
-"""Tells an engine of weights; gives bodies by name of resources that are to be published with them,
-such as the endpoint where they answer."""
+"""Load weights into an engine; return bodies to publish with them, such as their endpoint."""
 
 
 class GradientAlgorithm(BaseAlgorithm):
@@ -105,17 +99,14 @@ class GradientAlgorithm(BaseAlgorithm):
         announce: Announce | None = None,
         **settings: Any,
     ) -> None:
-        """Name the model to train.
-
-        Args:
-            model: A folder or name that transformers loads, or a loaded model.
-            tokenizer: Its tokenizer, folder or name; by default that of the model.
-            peft_config: Train an adapter: what ``peft.LoraConfig`` takes, or one of peft's.
-            resource: The name of the weights among the resources.
-            announce: Told of weights as soon as they lie there, before they are published.
-            **settings: Of TRL's configuration by their own names, such as ``learning_rate``,
-                ``per_device_train_batch_size``, ``gradient_accumulation_steps`` and
-                ``num_train_epochs``, which counts how often each batch is passed over.
+        """Args:
+        model: A folder or name that transformers loads, or a loaded model.
+        tokenizer: Its tokenizer, folder or name; by default that of the model.
+        peft_config: Train an adapter: what ``peft.LoraConfig`` takes, or one of peft's.
+        resource: The name of the weights among the resources.
+        announce: Called with weights before they are published.
+        **settings: Of TRL's configuration, such as ``learning_rate``,
+            ``per_device_train_batch_size`` and ``num_train_epochs``, the passes over each batch.
         """
         self._given = (model, tokenizer, peft_config)
         self._settings: dict[str, Any] = {}
@@ -141,13 +132,7 @@ class GradientAlgorithm(BaseAlgorithm):
         """Return the training rows of a batch."""
 
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
-        """Return the trainer of the rows: by default TRL's that goes with the configuration.
-
-        Args:
-            args: TRL's configuration.
-            rows: The rows.
-            **shared: ``model``, ``processing_class`` and ``optimizers``, as it takes them.
-        """
+        """Return the trainer of the rows: by default TRL's that goes with the configuration."""
         if self.compares_first:
             shared["ref_model"] = self.reference()
         kind = getattr(models.library("trl"), self.config.replace("Config", "Trainer"))
@@ -220,7 +205,6 @@ class GradientAlgorithm(BaseAlgorithm):
         return {name: sum(values) / len(values) for name, values in logged.items()}
 
     def _publish_weights(self) -> dict[str, Any]:
-        """Write the weights down, tell of them, and return the bodies to be published."""
         if self._context is None:
             return {}
         step = f"{self._steps:06d}"
@@ -347,10 +331,9 @@ def format_rows(
 
 
 def make_dataset(name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Any:
-    """Return some columns of a format's rows as a dataset of Hugging Face's.
+    """Return columns of a format's rows as a Hugging Face dataset; drop columns without values.
 
-    A column that no row has a value in is left out. Nested values are JSON there: as tables,
-    missing keys would be filled up with nulls, and shown to the model.
+    Nested values become JSON: tables would fill up missing keys with nulls, shown to the model.
     """
     datasets = models.library("datasets")
     kinds = formats.get(name).columns

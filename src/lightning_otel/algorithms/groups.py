@@ -116,7 +116,6 @@ def read_judged_members(
 
 
 def _match_rewards(outcomes: Iterable[Outcome], members: Mapping[str, Member]) -> dict[str, float]:
-    """Return the rewards of the attempts that count, by rollout."""
     return {
         each.key.rollout_id: each.value
         for each in outcomes
@@ -166,8 +165,8 @@ def find_groups(
 ) -> Groups:
     """Return the groups of a store's and a queue's rollouts, without some, the oldest first.
 
-    A rollout of the queue is in the group it was put into, another one in that of its task. Without
-    a wanted mode those of validation and testing are left out.
+    Rollouts of the queue keep their group; others are grouped by task. Without a mode, those of
+    validation and testing are left out.
     """
     wanted = query.wanted
     here = read_judged_members(store, query, without)
@@ -207,8 +206,8 @@ def group_rollouts(
 def find_ready(groups: Groups, algorithm: "BaseAlgorithm", before_ns: int) -> Groups:
     """Return the groups that an algorithm can learn from, each with its usable rollouts.
 
-    A group is whole when each of its rollouts is over and has a reward, or will never have one.
-    Rollouts that ended before ``before_ns`` have waited long enough for theirs.
+    A group is whole when each of its rollouts is over and has a reward, or ended before
+    ``before_ns`` and will never have one.
     """
     ready: Groups = {}
     needs_reward = algorithm.needs_reward
@@ -245,11 +244,7 @@ def load_groups(
     groups: Mapping[str, Collection[Member]],
     algorithm: "BaseAlgorithm | None" = None,
 ) -> LoadedGroups:
-    """Return the trajectories of rollouts, with advantages among the members of each group.
-
-    Without a reward, if the algorithm ``needs_reward``, one is of no use; nor without a recorded
-    call, if it ``needs_steps``: else its reward is the one that was given to it as a whole.
-    """
+    """Return the trajectories of usable rollouts, with advantages within each group."""
     needs_reward = algorithm is not None and algorithm.needs_reward
     needs_steps = algorithm is None or algorithm.needs_steps
     group_of = {each.rollout_id: key for key, held in groups.items() for each in held}
@@ -292,8 +287,8 @@ def find_token_fault(
 ) -> str:
     """Return why a step's tokens cannot be trained on, and what to do; empty if they can.
 
-    Logprobs are compared with a trainer's own: they must be those of the model's own distribution.
-    What a request left out of its sampling the server ``filled`` in.
+    Logprobs must be those of the model's own distribution; the server ``filled`` in sampling
+    settings that a request left out.
     """
     if step.capture != "exact":
         return f"text only: {step.inexact or NO_IDS}"

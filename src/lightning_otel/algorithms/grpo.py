@@ -23,13 +23,10 @@ class GRPO(PolicyGradient):
     def __init__(
         self, model: Any = None, *, advantage: Advantage | Estimator = "grpo", **others: Any
     ) -> None:
-        """Take the options of :class:`PolicyGradient`, such as ``max_staleness``.
+        """Take the options of :class:`PolicyGradient`.
 
-        Args:
-            model: The model, as :class:`GradientAlgorithm` takes it.
-            advantage: ``grpo``, ``rloo``, ``dr_grpo``, or how else a group's rewards become
-                advantages; TRL's ``scale_rewards`` has no say.
-            **others: Further options.
+        ``advantage`` is ``grpo``, ``rloo``, ``dr_grpo`` or an estimator; TRL's ``scale_rewards``
+        has no effect.
         """
         super().__init__(model, **others)
         self._how = advantage if isinstance(advantage, Advantage) else Advantage(advantage)

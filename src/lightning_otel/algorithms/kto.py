@@ -21,7 +21,6 @@ class KTO(GradientAlgorithm):
     compares_first = True
 
     def __init__(self, model: Any = None, *, threshold: float = 0.5, **others: Any) -> None:
-        """Take the options of :class:`GradientAlgorithm`; an answer is good from a reward on."""
         super().__init__(model, **others)
         self._threshold = threshold
 

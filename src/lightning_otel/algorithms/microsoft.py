@@ -1,8 +1,7 @@
-"""Agent Lightning 0.3's algorithms: its trainer runs our agent, and what it learns is published.
+"""Agent Lightning 0.3's algorithms: its trainer runs our agent, and its results are published.
 
-Its trainer, store and algorithm live in this process; each rollout of it is one of ours as well,
-recorded in our store under its ids. It is handed our spans in the form that its adapters read, so
-that nothing depends on its tracers.
+Its trainer, store and algorithm live in this process; each of its rollouts is recorded in our store
+under its ids, and returns our spans in the form that its adapters read.
 
 Source: Agent Lightning 0.3.0, ``trainer/trainer.py`` and ``runner/agent.py``: a rollout may return
 the spans it consists of.
@@ -35,21 +34,12 @@ NAMES: Final = {"baseline": "Baseline", "apo": "APO", "verl": "VERL"}
 
 
 class Microsoft(BaseAlgorithm):
-    """Learns by an algorithm of Agent Lightning's.
-
-    ``Trainer(agent, Microsoft("apo", async_openai_client=…), …)``. What it makes of prompts is
-    published as any algorithm's: a canary, that held-out reward makes live.
-    """
+    """Learns by an algorithm of Agent Lightning's; its prompts are published as canaries."""
 
     name: ClassVar[str] = "microsoft"
 
     def __init__(self, algorithm: object = "baseline", **options: Any) -> None:
-        """Name the algorithm; it is made when it runs.
-
-        Args:
-            algorithm: ``baseline``, ``apo`` or ``verl``; or one of Agent Lightning's that is made.
-            **options: The algorithm's own.
-        """
+        """Take ``baseline``, ``apo``, ``verl`` or an instance, and the options of its class."""
         if isinstance(algorithm, str) and algorithm.lower() not in NAMES:
             raise ConfigError(
                 f"Agent Lightning has no algorithm {algorithm!r}; it has {', '.join(NAMES)}"
@@ -66,8 +56,7 @@ class Microsoft(BaseAlgorithm):
         """Have its trainer run the agent on the tasks, and publish what it learnt.
 
         Raises:
-            ConfigError: Agent Lightning cannot be used here; or there is no agent, or no task; or
-                there are hooks, which its runners do not call.
+            ConfigError: Agent Lightning cannot be used; no agent or task; or there are hooks.
             TrainingError: None of the rollouts has a reward.
         """
         choose_backend("microsoft")
@@ -160,8 +149,6 @@ class Microsoft(BaseAlgorithm):
 
 
 class _Work:
-    """Our agent as one of its, and what came of its rollouts."""
-
     def __init__(self, agl: Any, config: "RunConfig") -> None:
         self._agl = agl
         self._config = config
@@ -181,7 +168,6 @@ class _Work:
         return Ours()
 
     def run(self, task: Any, resources: Mapping[str, Any], theirs: Any) -> list[Any]:
-        """One rollout, recorded here; gives the spans it consists of."""
         agent: Agent | None = self._config.agent
         assert agent is not None  # asked for before anything began
         attempt = theirs.attempt
@@ -266,7 +252,6 @@ def _to_resource(agl: Any, body: Mapping[str, Any]) -> Any:
 
 
 def _to_body(resource: Any) -> dict[str, Any] | None:
-    """Convert one of its resources into a body; None if we have no such kind."""
     if resource.resource_type == "prompt_template":
         return {"template": resource.template}
     if resource.resource_type in _KINDS:
@@ -280,8 +265,6 @@ def _to_body(resource: Any) -> dict[str, Any] | None:
 
 
 def _make_tracer(agl: Any) -> Any:
-    """A tracer that records nothing: each rollout gives its spans itself."""
-
     class Nothing(agl.DummyTracer):  # type: ignore[misc]  # it has no stubs
         @asynccontextmanager
         async def trace_context(self, *args: Any, **keywords: Any) -> AsyncIterator[None]:

@@ -1,7 +1,4 @@
-"""Models and their weights: loaded, adapted, kept in checkpoints, put where engines find them.
-
-Imports torch, transformers and peft when it is used.
-"""
+"""Models and their weights: loaded, adapted, saved, published; torch is imported on use."""
 
 import contextlib
 import hashlib
@@ -32,11 +29,9 @@ def library(name: str) -> Any:
 
 @contextlib.contextmanager
 def keep_random_state() -> Iterator[None]:
-    """Keep Python's random state, which trainers seed anew.
+    """Restore Python's random state, which trainers seed anew.
 
-    Agents in this process may draw from it, and so does a tracer provider of their own for ids of
-    traces and spans: seeded alike at each step, those of the next one would be taken already, and
-    the spans count as repeated.
+    Else tracer providers that draw ids from it repeat those of the step before.
     """
     held = random.getstate()
     try:
@@ -153,11 +148,7 @@ def _trained_parameters(model: Any) -> list[tuple[str, Any]]:
 
 
 def publish(model: Any, tokenizer: Any, folder: Path) -> str:
-    """Write the weights, of an adapter it alone, as ``from_pretrained`` and engines read them.
-
-    The folder appears whole, by a rename. One of that name was written by a step that was not
-    kept, and gives way. Return the SHA-256 of the weights, in hex.
-    """
+    """Write the weights, or the adapter's, atomically; return their SHA-256 in hex."""
     digest = hashlib.sha256()
     with replace_folder(folder, "weights") as writing:
         model.save_pretrained(writing)

@@ -22,17 +22,12 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 Backend: TypeAlias = Literal["auto", "builtin", "microsoft"]
-"""Who optimises: ``builtin`` are our algorithms, ``microsoft`` those of Agent Lightning; ``auto``
-is theirs where they can be used."""
+"""Optimiser: ``builtin`` ours, ``microsoft`` Agent Lightning's; ``auto`` prefers theirs."""
 Progress: TypeAlias = Callable[[int, int | None, Mapping[str, float]], None]
 
 
 class TrainingOptions(TypedDict, total=False):
-    """The options of a training run: type and help; :class:`RunConfig` has the defaults.
-
-    Python and the command line take them from here; docs/training.md says more. The names of
-    heavier rooms are resolved by :class:`~lightning_otel.Trainer`.
-    """
+    """The options of a training run: type and help; :class:`RunConfig` has the defaults."""
 
     backend: Annotated[Backend, "Engine that runs the algorithm; by default builtin.", "builtin"]
     store: Annotated[

@@ -1,9 +1,8 @@
-"""GRPO and PPO, as far as they agree: exact tokens, logprobs they were sampled with, their age.
+"""The common part of GRPO and PPO: exact tokens, logprobs they were sampled with, their age.
 
 The clipped ratio is to the weights that sampled, so rows may be some versions old. Recorded
 log-probabilities are comparable if the model's own distribution was sampled, at the trainer's
-temperature. Anything else gives ratios that are wrong from the first step, in silence: 1.47 where 1
-was right.
+temperature. Anything else gives wrong ratios from the first step, in silence: 1.47 instead of 1.
 
 Source: TRL 1.16's ``GRPOTrainer``; see ``recorded`` for what is replaced of it. vLLM's
 ``--logprobs-mode``; measured with a tiny model at temperature 0.7 and top_p 0.9.
@@ -31,8 +30,7 @@ NO_TOKENS: Final = (
 )
 TEMPERATURE: Final = "sampled at another temperature than the trainer's; set temperature={:g}"
 FILLED: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Settings that vLLM and SGLang take from a model's ``generation_config.json`` where a request
-leaves them out.
+"""Settings that vLLM and SGLang default from a model's ``generation_config.json``.
 
 Source: vLLM's ``ModelConfig.get_diff_sampling_param``.
 """
@@ -55,18 +53,14 @@ class PolicyGradient(GradientAlgorithm):
         follow: str | None = None,
         **others: Any,
     ) -> None:
-        """Take the options of :class:`GradientAlgorithm`, and the age of what is trained.
-
-        Args:
-            model: The model, as :class:`GradientAlgorithm` takes it.
-            max_staleness: Rows sampled by weights more versions older than the newest are left out,
-                and the newest rollouts are taken first; None takes all, the oldest first, and the
-                clip sees to them. Rollouts that are too old as a whole are in no batch, so that no
-                step is spent on them.
-            follow: The resource whose versions, as spans are stamped with them, tell the age of a
-                row; by default the weights. Name the endpoint where agents are given that.
-            **others: Further options; ``epsilon`` is the clip, ``beta`` the pull to the first
-                model, ``num_train_epochs`` PPO's epochs.
+        """Args:
+        model: The model, as :class:`GradientAlgorithm` takes it.
+        max_staleness: The age in versions up to which rows are trained on, the newest first; None
+            takes all, the oldest first.
+        follow: The resource whose versions tell the age of a row; by default the weights. Name the
+            endpoint where agents get that.
+        **others: ``epsilon`` is the clip, ``beta`` the pull to the first model,
+            ``num_train_epochs`` PPO's epochs.
         """
         super().__init__(model, **others)
         if max_staleness is not None and max_staleness < 0:
@@ -162,7 +156,6 @@ class PolicyGradient(GradientAlgorithm):
         return STALE if is_stale else reason
 
     def _fault(self, step: Transition) -> str:
-        """Return why a step's log-probabilities cannot be compared; empty if they can."""
         if fault := find_token_fault(step, filled=self._filled):
             return fault
         temperature = {**self._filled, **step.sampling}.get("temperature", 1.0)
@@ -180,7 +173,6 @@ class PolicyGradient(GradientAlgorithm):
         return most is not None and _version_lag(steps, self._follow, newest) > most
 
     def _newest_version(self) -> int:
-        """Return the newest version that agents are given of what they follow; 0 if none."""
         if self._context is None:
             return 0
         standing = self._context.resources.standings().get(self._follow, Standing())
@@ -199,7 +191,6 @@ class PolicyGradient(GradientAlgorithm):
 
 
 def _version_lag(steps: tuple[Transition, ...], resource: str, newest: int) -> int:
-    """Return the versions between a row's oldest step and the newest; 0 if unknown."""
     stamped = [step.resources.get(resource, step.resource_version) for step in steps]
     known = [int(each) for each in stamped if each is not None and str(each).isdigit()]
     return max(0, newest - min(known)) if known and newest else 0

@@ -1,8 +1,7 @@
 """PPO: reinforcement learning with a model of values, over the steps of a rollout.
 
-A step is one action: the answer to one prompt. Its state is the prompt, whose value is read off the
-last hidden state by a linear head that is trained along. One policy acts in all steps of a rollout,
-whichever agent's they are, so a rollout is one episode, in the order of time.
+A step is one action: the answer to one prompt, its state. A trained linear head reads the value off
+the last hidden state. A rollout is one episode in the order of time, whichever agents act.
 
 Source: Schulman et al., Proximal Policy Optimization Algorithms, arXiv 1707.06347; High-Dimensional
 Continuous Control Using Generalized Advantage Estimation, arXiv 1506.02438.
@@ -46,17 +45,14 @@ class PPO(PolicyGradient):
         batch_size: int | None = None,
         **others: Any,
     ) -> None:
-        """Take the options of :class:`PolicyGradient`, and how rewards become advantages.
-
-        Args:
+        """Args:
             model: The model, as :class:`GradientAlgorithm` takes it.
             gamma: Discount per step, 0 to 1.
             gae_lambda: Reach of advantages beyond the next value, 0 to 1.
             vf_coef: Weight of the value loss.
-            cliprange_value: The most a value may move from what it was, as the policy's ratio.
+            cliprange_value: The most that a value may move.
             whiten_advantages: Give the advantages of a batch mean 0 and deviation 1.
-            reward_shaping: Count rewards of single steps where they were given; if not, all that
-                a rollout earned is given at its end.
+            reward_shaping: Count rewards of single steps at their steps; else all at the end.
             batch_size: Rollouts of a step, where the trainer is given no ``min_batch_size``.
             **others: Further options; ``num_train_epochs`` is 4 by default.
 

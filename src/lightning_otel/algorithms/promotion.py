@@ -1,7 +1,6 @@
 """Promotion and withdrawal of a run's candidates, by evidence of their rewards.
 
-A candidate goes live if it earns more on held-out tasks or in live traffic, and is withdrawn if it
-earns less. Until the evidence suffices it stays the canary.
+Without sufficient evidence a candidate stays the canary.
 """
 
 import statistics
@@ -122,7 +121,6 @@ def promote(run: "Run") -> Verdict:
 
 
 def _explain_unmeasured(config: RunConfig) -> str:
-    """Return why held-out tasks cannot tell; empty if they can."""
     if config.stop.is_set():
         return "stopped"
     if not config.val:
@@ -160,7 +158,6 @@ def _judge_traffic(run: "Run", live: Mapping[str, int], unmeasured: str) -> Verd
 
 
 def _make_live(run: "Run", name: str) -> None:
-    """Make the measured version live, whatever is the canary by now."""
     if run.resources.aliases(name).get("canary") == run.versions[name]:
         run.resources.promote(name)
     else:
@@ -168,7 +165,6 @@ def _make_live(run: "Run", name: str) -> None:
 
 
 def _withdraw(run: "Run", name: str, reason: str) -> bool:
-    """Withdraw this run's canary; return whether there was one."""
     by_whom = f"{reason} ({run.run.run_id})"
     try:
         run.resources.withdraw(name, by_whom, version=run.versions[name])

@@ -40,10 +40,7 @@ class RecordedRow(TypedDict):
 
 
 class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not installed everywhere
-    """TRL's GRPO trainer on rows that were recorded; ``train_dataset`` holds them.
-
-    An epoch is one pass over the rows. Nothing is generated and no reward function is called.
-    """
+    """TRL's GRPO trainer on recorded rows; an epoch is one pass, and nothing is generated."""
 
     def __init__(
         self,
@@ -54,10 +51,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         reference: Any = None,
         **others: Any,
     ) -> None:
-        """Take what ``GRPOTrainer`` takes, and rows, each a :class:`RecordedRow`.
-
-        ``reference`` is the model that ``beta`` holds it to; an adapter's is the model without it.
-        """
+        """Take what ``GRPOTrainer`` takes, and recorded rows; ``beta`` pulls to ``reference``."""
         # TRL would load the reference anew, or copy the adapter as it is by now, in each trainer.
         beta, args.beta = args.beta, 0.0
         placeholder = datasets.Dataset.from_dict({"prompt": [""]})
@@ -87,7 +81,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         return transformers.Trainer._get_train_sampler(self, dataset)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        """The micro-batches of an optimizer step, and what the sum over their tokens is divided by.
+        """Return the micro-batches of an optimizer step, and the divisor of their tokens' sum.
 
         Source: DeepSeekMath, arXiv 2402.03300, equation 3 (``grpo``: a mean over rollouts of the
         mean over each one's tokens); Dr. GRPO, arXiv 2503.20783; DAPO, arXiv 2503.14476, equation 8
@@ -106,10 +100,7 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         return found, items
 
     def _token_weights(self, row: RecordedRow) -> list[float]:
-        """The weight of each token in the step's sum, 0 where it was given, [C].
-
-        TRL takes a sum of weights below 1 for 1, hence none is.
-        """
+        """Return token weights [C], 0 where given, none below 1: TRL takes a sum below 1 for 1."""
         weight = self._longest / row["rollout_tokens"] if self._weighing == "grpo" else 1
         return [weight * each for each in row["loss_mask"]]
 
@@ -130,7 +121,6 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         return batch
 
     def _make_tokens(self, rows: Sequence[RecordedRow]) -> dict[str, Any]:
-        """Their tokens; what was given to the model in between is seen by it as well."""
         pad = self._tokenizer.pad_token_id
         prompts = [row["prompt_ids"] for row in rows]
         completions = [row["completion_ids"] for row in rows]
@@ -171,11 +161,10 @@ def _refuse_reward(**_: Any) -> list[float]:
 
 
 class RecordedPPOTrainer(RecordedGRPOTrainer):
-    """Trains a policy and the ``value_head`` of its model on rows that were recorded.
+    """Trains a policy and the ``value_head`` of its model on recorded rows.
 
-    Beside what GRPO's have, a row says of each of its steps, [S]: ``order``, its place in the
-    ``episode``; ``rewards``; ``starts`` and ``ends``, where the tokens it sampled lie in the
-    completion.
+    Rows also have, by step [S]: ``order``, the place in the ``episode``; ``rewards``; ``starts``
+    and ``ends`` of the sampled tokens in the completion.
     """
 
     def __init__(
@@ -191,7 +180,6 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
         whiten_advantages: bool,
         **others: Any,
     ) -> None:
-        """Take a model with a ``value_head`` from a hidden state to a number, and all rows."""
         super().__init__(model, args, [dict(row) for row in rows], **others)
         self._gamma, self._gae_lambda = gamma, gae_lambda
         self._vf_coef, self._cliprange_value = vf_coef, cliprange_value

@@ -1,7 +1,6 @@
-"""Metrics of a training run where people look at curves: TensorBoard, Weights & Biases, MLflow.
+"""Metrics of a training run in TensorBoard, Weights & Biases or MLflow, by their own settings.
 
-Each library is used by its own small API, with its own environment variables. A run here is one run
-there, also after it was resumed.
+A run here is one run there, also after it was resumed.
 """
 
 import contextlib
@@ -40,10 +39,7 @@ def reporter_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def open_reports(reported: "Run") -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """Open the reporters of a run; yield what reports the metrics of a step to each.
-
-    What fails later is logged once: curves elsewhere end no training.
-    """
+    """Open the reporters of a run; yield what reports a step. Log failures once."""
     with contextlib.ExitStack() as opened:
         names = reported.config.report_to
         reporters = [(name, opened.enter_context(_open(name, reported))) for name in names]

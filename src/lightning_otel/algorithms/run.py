@@ -44,16 +44,13 @@ class Run:
     """A training run as its algorithm sees it: batches in, results out, and the signal to stop.
 
     Attributes:
-        config: All settings.
-        store: The store of the rollouts.
-        resources: The versioned resources.
         train: The tasks to learn from; empty if it learns from what is recorded.
         val: Held-out tasks; they may choose among candidates, and decide on promotion.
         options: Further options of the trainer.
         run: The run as it is written down.
         run_dir: A folder of its own.
         resume: Another process was at work on the run before: its files may be there.
-        step: The number of steps that are kept.
+        step: The number of committed steps.
         versions: The version of each resource that the next rollouts are given.
     """
 
@@ -65,10 +62,7 @@ class Run:
         *,
         remembers: bool = False,
     ) -> None:
-        """Start a run, or continue one.
-
-        An algorithm that ``remembers`` has the state of an earlier run, which is saved at once.
-        """
+        """Start or continue a run; save the state of an algorithm that ``remembers`` at once."""
         self.config = config
         self.store, self.resources = config.store, config.resources
         self.train, self.val, self.options = config.train, config.val, config.options
@@ -143,7 +137,6 @@ class Run:
         )
 
     def _explain_few_steps(self) -> str:
-        """Return why there were fewer steps than were asked for; empty if there were not."""
         most = self.config.max_iterations
         if most is None or self.step >= most:
             return ""
@@ -195,7 +188,6 @@ class Run:
 
     @contextlib.contextmanager
     def _hold_claims(self) -> Iterator[None]:
-        """Extend the claims and the run's heartbeat within the block."""
         over = threading.Event()
 
         def beat() -> None:
@@ -227,8 +219,7 @@ class Run:
     def batches(self) -> Iterator[Batch]:
         """Yield batches of whole groups that were never trained on, one for each step.
 
-        It ends when the run is stopped, or nothing is left to learn from. A batch that was not
-        committed comes again after a kill.
+        It ends with the run or the data. An uncommitted batch comes again after a kill.
 
         Raises:
             TrainingError: There is nothing that the algorithm can learn from, and why.
@@ -255,17 +246,16 @@ class Run:
         *,
         samples: int = 1,
     ) -> list[RolloutResult]:
-        """Run the agent on tasks now; whatever it did is recorded, and never trained on but here.
+        """Run the agent on tasks now; the rollouts are recorded, and never trained on elsewhere.
 
         Args:
             tasks: Any JSON values.
-            resources: Given to the agent besides what it has, by name: a version, or a body, which
-                is kept as a version that nobody else is given.
+            resources: Overrides by name: a version, or a body, which becomes a private version.
             mode: The purpose of the rollouts.
             samples: Rollouts of each task.
 
         Returns:
-            In the order of the tasks; a rollout that failed says why, and has no reward.
+            In the order of the tasks; a failed rollout has a reason, and no reward.
 
         Raises:
             ConfigError: There is no agent, and no runner elsewhere is announced.
@@ -282,8 +272,7 @@ class Run:
         """Write down the result of a step; its resources are published once it is committed.
 
         Raises:
-            ConfigError: It is no result of a step, or a resource in it cannot be published: said
-                before the step is kept, as what is kept is published however often that fails.
+            ConfigError: It is no result, or a resource in it cannot be published.
         """
         step = StepResult.of(result)
         for name, body in step.resources.items():
@@ -313,10 +302,7 @@ class Run:
     def publish(
         self, name: str, body: Any, *, metrics: Mapping[str, float] | None = None
     ) -> Resource:
-        """Give the running agent a better version, as ``canary``; the run goes on with it.
-
-        A body that the newest version has already stays that version.
-        """
+        """Publish a body as ``canary``; one that the newest version has stays that version."""
         made = self.resources.publish(
             name,
             body,
@@ -335,15 +321,14 @@ class Run:
         batch: Batch | None = None,
         step: int | None = None,
     ) -> Path:
-        """Write a checkpoint, acknowledge the rollouts that it was learnt from, and publish.
+        """Write a checkpoint, acknowledge its rollouts, and publish.
 
         After a kill each row is either in the checkpoint that counts, or comes again.
 
         Args:
             state: The state to remember; by default the algorithm's ``state_dict``.
             batch: The last batch that was trained on; by default the last that was given.
-            step: The number of steps that makes, for a loop that counts them by itself; by default
-                the number of that batch.
+            step: The number of steps; by default the number of that batch.
 
         Returns:
             The checkpoint's folder.
@@ -388,7 +373,6 @@ class Run:
         return folder
 
     def _publish_kept(self, step: int, unpublished: Sequence[Mapping[str, Any]]) -> None:
-        """Publish what a kept step made; harmless if it was published already."""
         for each in unpublished:
             self.publish(each["name"], each["body"], metrics=each["metrics"])
         if unpublished:

@@ -22,16 +22,12 @@ class SFT(GradientAlgorithm):
     config = "SFTConfig"
 
     def __init__(self, model: Any = None, *, threshold: float | None = None, **others: Any) -> None:
-        """Take the options of :class:`GradientAlgorithm`; train from a last reward on, or all."""
         super().__init__(model, **others)
         self._threshold = threshold
         self.needs_reward = threshold is not None
 
     def rows(self, batch: Batch) -> Rows:
-        """Return whole conversations, of which what the agent said is trained.
-
-        Where the model returned nothing in the end, that is no answer to imitate.
-        """
+        """Return whole conversations up to their last answer; what the agent said is trained."""
         answered = [_cut_to_answer(path) for path in batch]
         paths = [path for path in answered if path.transitions]
         steps = distinct_steps(paths)
@@ -52,7 +48,6 @@ class SFT(GradientAlgorithm):
 
 
 def _cut_to_answer(path: Trajectory) -> Trajectory:
-    """Return the trajectory up to its last answer that says or does anything."""
     steps = list(path.transitions)
     while steps and _is_silent(steps[-1]):
         steps.pop()

@@ -48,10 +48,7 @@ def run_tasks(
     mode: Mode,
     samples: int = 1,
 ) -> list[RolloutResult]:
-    """Run tasks and return their outcomes in order; a failed rollout has a reason and no reward.
-
-    Rollouts that are not over when the run stops or fails are cancelled: nobody waits for them.
-    """
+    """Run tasks; return outcomes in order. Rollouts left when the run stops are cancelled."""
     require_agent(config)
     rollouts = make_task_rollouts(config, tasks, versions, mode, samples)
     try:
@@ -102,8 +99,7 @@ def make_task_rollouts(
 def run_rollouts(config: RunConfig, rollouts: Sequence[Rollout]) -> list[Rollout]:
     """Return the rollouts once they are over, or as they stand when it is time to stop.
 
-    Threads of this process make the attempts at once; for workers elsewhere the rollouts go through
-    the queue, which knows those that were put before a kill.
+    Threads of this process make the attempts; for workers elsewhere the queue does.
     """
     if _runs_here(config):
         settings = _runner_settings(config)

@@ -1,9 +1,7 @@
 """verl: its agent loop, which runs a rollout for each prompt and gives back its exact tokens.
 
-verl's trainer, on Ray and GPUs, owns the loop there: it asks for a rollout by a prompt of its
-data set, and gets token ids, masks, log-probabilities and a reward. Here the prompt becomes a
-task in the queue; whatever runner takes it, runs the agent against verl's engine, and records it.
-The task says where that engine is, which model it serves, and what verl wants it sampled with.
+verl's trainer owns the loop: the prompt becomes a task in the queue that says where verl's engine
+is, which model it serves, and its sampling; a runner runs the agent against it, and records it.
 
     from lightning_otel.algorithms import verl
     verl.register("lightning", store="traces.duckdb")     # in a module that verl's config names
@@ -43,16 +41,16 @@ def register(
     timeout_s: float = 600.0,
     is_listed: bool = True,
 ) -> type[Any]:
-    """Make an agent loop of ours known to verl by a name; gives its class.
+    """Register an agent loop with verl under a name; return its class.
 
     Args:
         name: What ``actor_rollout_ref.rollout.agent.default_agent_loop`` says.
-        store: Where runners record.
-        state: Where the queue is; by default beside the store.
-        agent: Which agent is to take the rollouts; by default any.
-        timeout_s: How long a rollout may take, seconds.
-        is_listed: Whether a rollout of several token sequences gives them all, which verl's
-            transfer-queue trainers take; if not, it gives the last one.
+        store: The store of the runners.
+        state: The state of the queue; by default beside the store.
+        agent: The agent that takes the rollouts; by default any.
+        timeout_s: Limit of a rollout, seconds.
+        is_listed: Return all token sequences of a rollout, as verl's transfer-queue trainers
+            take them; else the last one.
 
     Raises:
         ConfigError: verl is not installed, or cannot be imported.
@@ -106,7 +104,7 @@ def is_validation(sampling: Mapping[str, Any], config: Mapping[str, Any]) -> boo
 
 @contextlib.asynccontextmanager
 async def _take_engine(servers: Any) -> AsyncIterator[str]:
-    """The address of an engine of verl's, which counts the rollout as its load meanwhile.
+    """Yield the address of an engine of verl's, which counts the rollout as its load meanwhile.
 
     Source: verl 0.9.1, ``workers/rollout/llm_server.py``: servers are registered by address.
     """
@@ -122,7 +120,6 @@ async def _take_engine(servers: Any) -> AsyncIterator[str]:
 
 
 def _model_name(config: Any) -> str:
-    """The name that verl's engine serves the model by: its path, unless verl was told another."""
     rollout = config.actor_rollout_ref
     told = (rollout.rollout.get("prometheus") or {}).get("served_model_name") or ""
     return told.split("/")[-1] or str((rollout.get("model") or {}).get("path") or "")

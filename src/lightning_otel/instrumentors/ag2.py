@@ -1,9 +1,7 @@
 """AG2, both products of that name: chats, turns, agents' replies and tools as spans.
 
-The classic AutoGen API, ``autogen`` of AG2 0.x, is wrapped where every way of starting a chat
-passes; AG2 1.x, ``ag2``, is given a middleware. Where a client's own instrumentor sees the request,
-the model call's payload is left to it. AG2's own instrumentation of either, where a program uses
-it, goes on as it was: it is put onto single agents by hand.
+The classic API, ``autogen`` of AG2 0.x, is wrapped where every chat starts; AG2 1.x, ``ag2``, gets
+a middleware. A client's own instrumentor records the model call's payload.
 """
 
 import functools
@@ -81,7 +79,6 @@ def _keep_summary(operation: operations.Operation, result: Any) -> None:
 
 
 def _begin_reply(owner: Any, arguments: Arguments) -> Step | None:
-    """Begin an agent's reply to the last message."""
     messages = arguments.get("messages")
     if messages is None:
         # Not by its index: the agent's own dict would make an entry of it.
@@ -97,7 +94,6 @@ def _keep_reply(operation: operations.Operation, result: Any) -> None:
 
 
 def _begin_tool(owner: Any, arguments: Arguments) -> Step | None:
-    """Begin a function that the agent executes for a model's call."""
     call = arguments.get("func_call")
     asked = call if isinstance(call, Mapping) else {}
     call_id, name = read_word(arguments.get("call_id")), read_word(asked.get("name")) or "tool"
@@ -124,7 +120,6 @@ def _agent_name(agent: Any) -> str:
 
 
 def _message_text(message: Any) -> str:
-    """Return a message's words, or all of it where there is more to it, such as calls of tools."""
     if isinstance(message, dict):
         content = message.get("content")
         if isinstance(content, str) and content and not message.get("tool_calls"):
@@ -140,8 +135,6 @@ def _message_text(message: Any) -> str:
 
 
 def _make_scope(is_wanted: Any) -> Any:
-    """Return the replacement of an agent's ``_turn_scope``, through which each turn goes."""
-
     def make(original: Any) -> Any:
         def _turn_scope(self: Any, event: Any, **kwargs: Any) -> Any:
             if not capture.guard_call(is_wanted):
@@ -157,7 +150,6 @@ def _make_scope(is_wanted: Any) -> Any:
 
 @asynccontextmanager
 async def _open_scope(scope: Any, agent: Any, event: Any) -> AsyncIterator[Any]:
-    """Open a turn's scope, whose turn is a step of the agent."""
     async with scope as drive:
 
         async def turn(_: Any) -> Any:
@@ -178,26 +170,20 @@ def _keep_turn_reply(operation: operations.Operation, reply: Any) -> None:
 
 
 class _Middleware:
-    """One turn's middleware: made by AG2, called around each tool and each model call.
-
-    The turn itself is seen where its scope is opened, around all other middleware.
-    """
+    """One turn's middleware; AG2 calls it around each tool and each model call."""
 
     def __init__(self, event: Any, context: Any) -> None:
         self.initial_event, self.context = event, context
 
     async def on_turn(self, call_next: Any, event: Any, context: Any) -> Any:
-        """Pass a turn through."""
         return await call_next(event, context)
 
     on_human_input = on_turn
 
     async def on_tool_execution(self, call_next: Any, event: Any, context: Any) -> Any:
-        """Make a tool a step."""
         return await _execute(event, call_next, context)
 
     async def on_llm_call(self, call_next: Any, events: Any, context: Any) -> Any:
-        """Hold a model call ready for whichever client sends the request."""
         return await _ask(events, call_next, context)
 
 
@@ -259,7 +245,6 @@ def _fill_call(events: Any, operation: operations.Operation, response: Any) -> N
 
 
 def _read_history(events: Sequence[Any]) -> list[dict[str, Any]]:
-    """The messages that AG2's events stand for, told apart by what they hold."""
     found: list[dict[str, Any]] = []
     for event in events:
         if type(getattr(event, "parts", None)) is list:
@@ -286,7 +271,6 @@ def _read_answer(response: Any) -> list[dict[str, Any]]:
 
 
 def _join_values(parts: Any) -> str | None:
-    """Join the parts of an input or a result: text as it is, data as JSON."""
     if type(parts) is not list:
         return None
     held = [

@@ -1,7 +1,4 @@
-"""The base of all instrumentors: it replaces a library's methods and restores them.
-
-A library is never imported for it: its methods are replaced when the program imports it.
-"""
+"""The base of instrumentors: on a library's import, it replaces methods; it restores them."""
 
 import functools
 import sys
@@ -35,8 +32,8 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
 
     Attributes:
         requires: The releases it is tested with, as requirements.
-        is_active: Whether it is switched on. Where another tool wrapped after us our function stays
-            beneath it; so each asks this first, and passes everything through when it is off.
+        is_active: Whether it is on. Under another tool's wrapper our function stays; so each
+            asks this first, and passes everything through when it is off.
     """
 
     requires: ClassVar[Collection[str]]
@@ -75,13 +72,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         return self.is_active and capture.is_wanted()
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Put a plain function in a method's place: it pickles and inspects as the method did.
-
-        Args:
-            owner: The class, or module, that holds the method itself and does not inherit it.
-            name: The method.
-            make: Gives the function that is to stand there, of the one that stands there now.
-        """
+        """Replace an owner's own method by the plain function that ``make`` makes of it."""
         if replace(owner, name, make):
             self._wrapped.append((owner, name))
 
@@ -112,11 +103,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         return begin_active
 
     def wrap_past(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
-        """Wrap a method too where a subclass holds it as it was before :meth:`wrap` came.
-
-        Another tool that was switched on first may have put its wrapper into the subclass, around
-        the bare method that was inherited then: it never asks what stands in the owner now.
-        """
+        """Wrap a method too where another tool wrapped the inherited one in a subclass."""
         bare = {id(each) for each in walk_wrapped(owner.__dict__[name]) if not hasattr(each, MARK)}
         for subclass in subclasses_of(owner):
             found = subclass.__dict__.get(name)
@@ -130,10 +117,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         methods: Mapping[str, Make],
         is_left_out: Callable[[type], bool] = lambda cls: False,
     ) -> None:
-        """Wrap methods of a class and its subclasses: those there are, and those to come.
-
-        Where each defines them, because a library's abstract methods hold nothing to replace.
-        """
+        """Wrap abstract methods where present and future subclasses define them."""
 
         def adopt(cls: type) -> None:
             for name, make in methods.items():

@@ -13,21 +13,15 @@ _REPLACED: Final = ("iter_bytes", "aiter_bytes", "iter_raw", "aiter_raw", "close
 
 
 class BodyRecorder:
-    """Keeps the bytes of one answer, and tells when their reading ends.
-
-    Attributes:
-        is_over: Whether it has ended.
-    """
+    """Keeps the bytes of one answer, and reports when their reading ends."""
 
     is_over = True  # until it begins
 
     def __init__(self, started_s: float, ended: Callable[..., None]) -> None:
-        """Begin with a body that is still unread.
-
-        Args:
-            started_s: When the request began, on the clock of ``time.perf_counter``.
-            ended: Told once that the reading is over: the body, ``is_whole``, ``first_chunk_s`` and
-                the exception that broke it as ``exc``.
+        """Args:
+        started_s: When the request began, on the clock of ``time.perf_counter``.
+        ended: Called once when the reading is over: the body, ``is_whole``, ``first_chunk_s``
+            and the exception that broke it as ``exc``.
         """
         self._ended = ended
         self._chunks: list[bytes] = []
@@ -120,7 +114,6 @@ class ResponseRecorder(BodyRecorder):
     """Keeps what passes through one response of an ``httpx`` client, decoded."""
 
     def __init__(self, response: Any, started_s: float, ended: Callable[..., None]) -> None:
-        """Begin to observe a response whose body is still unread."""
         super().__init__(started_s, ended)
         self._is_raw = False
         self._response = response

@@ -1,9 +1,7 @@
 """MCP's clients: the servers that they start are recorded, in the traces of the calls.
 
-The library makes the spans itself, of each request and, in the server, of what it does (``mcp`` 2,
-scope ``mcp-python-sdk``). It starts a server with six variables of the environment, and its
-propagation finds nothing to send while the program has no OpenTelemetry of its own: what a run
-hands to its children, and the ids of its spans, go to servers that are child processes, no others.
+The library makes the spans itself (``mcp`` 2, scope ``mcp-python-sdk``). Child processes, and no
+other servers, get the settings of the run and the ids of its spans.
 
 Source: ``mcp.client.stdio``; the ids' place is ``params._meta`` of a request (SEP-414).
 """
@@ -53,10 +51,7 @@ class MCPInstrumentor(LibraryInstrumentor):
 
 
 def _handed_environment() -> dict[str, str]:
-    """Return the variables by which a run has its children recorded, without keys.
-
-    Empty outside of a run, where the run records no children, and where its store asks for a key.
-    """
+    """Return the variables that record children, without keys; empty outside of such a run."""
     held = config.read_environment("LIGHTNING_OTEL", "TRACEPARENT", "PYTHONPATH")
     if config.RUN.name not in held or config.TOKEN.name in held:
         return {}
@@ -67,7 +62,6 @@ def _handed_environment() -> dict[str, str]:
 
 
 def _hand_on(server: Any, handed: Mapping[str, str]) -> Any:
-    """Return a server's parameters with the settings of the run, beside its own environment."""
     own = dict(server.env or {})
     paths = (handed["PYTHONPATH"], own.get("PYTHONPATH"))
     path = os.pathsep.join(filter(None, paths))
@@ -75,7 +69,6 @@ def _hand_on(server: Any, handed: Mapping[str, str]) -> Any:
 
 
 def _carry_ids(stream: Any) -> None:
-    """Let each request that goes into a stream carry the ids of the span that it is made in."""
     send = stream.send
 
     async def send_with_ids(message: Any) -> None:
@@ -86,7 +79,6 @@ def _carry_ids(stream: Any) -> None:
 
 
 def _add_ids(message: Any) -> None:
-    """Put the current span's ids into a request that has none."""
     request = getattr(message.message, "root", message.message)
     held = fields_of(request)
     if "id" not in held or "method" not in held or not trace.get_current_span().is_recording():

@@ -54,8 +54,6 @@ def within_session(headers: object) -> AbstractContextManager[None]:
 
 
 class _Attempt(NamedTuple):
-    """One attempt at a request: when it began and was answered, and with what status or error."""
-
     started_s: float | None
     answered_s: float
     outcome: int | str
@@ -65,8 +63,6 @@ class ModelRequest(Run):
     """One request to a model.
 
     Attributes:
-        operation: Its span.
-        is_stream: Whether the answer is streamed.
         started_s: When it began, on the clock of ``time.perf_counter``.
     """
 
@@ -80,16 +76,7 @@ class ModelRequest(Run):
         *,
         is_stream: bool,
     ) -> None:
-        """Start the span.
-
-        Args:
-            endpoint: The endpoint it goes to.
-            body: What is sent; None if that is unknown, until :meth:`read_sent`.
-            url: Where to.
-            context: The current context.
-            attributes: What else the span says, such as the provider.
-            is_stream: Whether the answer is streamed.
-        """
+        """Start the span; a ``body`` of None is unknown until :meth:`read_sent`."""
         self._endpoint = endpoint
         self.is_stream = is_stream
         self._attempts: list[_Attempt] = []
@@ -113,7 +100,6 @@ class ModelRequest(Run):
     def _describe(
         self, body: Json | None, url: str, attributes: Attributes, content: dict[str, str]
     ) -> str:
-        """Put what a request says on its span, and return the span's name."""
         if body is None:
             content[c.INPUT_MESSAGES] = _UNKNOWN
         model = self._endpoint.model_of(body or {}, url)
@@ -126,12 +112,7 @@ class ModelRequest(Run):
         return f"{self._endpoint.operation} {model or ''}".rstrip()
 
     def note_attempt(self, started_s: float | None, outcome: int | str) -> None:
-        """Note that an attempt was answered or failed.
-
-        Args:
-            started_s: When it began; None if that is unknown.
-            outcome: Its status, or what it raised.
-        """
+        """Note the status or error of an attempt, and its start if known."""
         if not self.operation.is_over:
             self._attempts.append(_Attempt(started_s, time.perf_counter(), outcome))
 
@@ -151,7 +132,7 @@ class ModelRequest(Run):
             is_whole: Whether the body was read to its end.
             first_chunk_s: Seconds from the span's start to the first byte of a stream.
             exc: What ended the call instead.
-            status: The answer's HTTP status, where it is no business of ``exc``.
+            status: The answer's HTTP status, unless ``exc`` ended the call.
         """
         operation = self.operation
         if operation.is_over:

@@ -28,14 +28,12 @@ class _Waiting:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a library that is waited for by way of wrapt; leave all others to Python."""
         if name not in self.hooks:
             return None
         capture.guard_call(self.hand_over)
         return find_spec(name) if name not in self.hooks else None
 
     def hand_over(self) -> None:
-        """Have wrapt call the hooks."""
         import wrapt
 
         # Each library leaves once wrapt has its hooks: a thread that imports it meanwhile waits
@@ -66,8 +64,7 @@ def when_imported(library: str, function: Callable[[str], object]) -> None:
 def as_function(owner: Any, original: Any) -> Any:
     """Return a method as a function that takes its owner first.
 
-    Another tool's wrapper, such as wrapt's, may not be one: called unbound, it takes the instance
-    for the first of the method's own arguments.
+    Another tool's wrapper, such as wrapt's, may take the instance for the first argument.
     """
     # By its very type: wrapt's wrappers say that they are what they wrap.
     if type(original) in (FunctionType, classmethod, staticmethod):
@@ -98,11 +95,7 @@ def subclasses_of(owner: type) -> Iterator[type]:
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
-    """Put a function in the place of a method, own or inherited.
-
-    Returns:
-        False if ours stands there already.
-    """
+    """Put a function in the place of a method; return False if ours stands there already."""
     original = inspect.getattr_static(owner, name)
     if getattr(original, MARK, None) is not None:
         return False

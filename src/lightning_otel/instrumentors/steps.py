@@ -1,8 +1,4 @@
-"""A framework's own methods as operations: begun before them, ended by what they give or raise.
-
-For frameworks without callbacks that come in time. The method's result, its exception and the
-context it leaves behind are exactly as without us.
-"""
+"""A framework's own methods as operations; results, exceptions and contexts stay as without us."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -40,8 +36,6 @@ class Step(Run):
     """One run of a framework's method or stream.
 
     Attributes:
-        operation: Its span.
-        context: What the method runs in.
         read: Puts on the operation what the method's result says.
         is_complete: Whether its result was seen: a stream left after that was not abandoned.
     """
@@ -72,10 +66,7 @@ class Step(Run):
         self.operation.stop()
 
     def note_throw(self, exc: BaseException) -> None:
-        """Take note of what is thrown into a stream between two items.
-
-        A loop that is going away closes its streams in tasks, and cancels these: nobody reads on.
-        """
+        """Note what is thrown into a stream; a closing loop cancels streams that nobody reads."""
         self._is_left = isinstance(exc, asyncio.CancelledError)
 
     def fail(self, exc: BaseException) -> None:
@@ -99,15 +90,7 @@ def start_operation(
     body: Mapping[str, str | None] = _NOTHING,
     parent: Context | None = None,
 ) -> operations.Operation:
-    """Start the span of ``OPERATION NAME``; what is None is left out.
-
-    Args:
-        operation: The operation's name in the conventions.
-        name: What it is of: an agent, a workflow, a tool.
-        known: Further attributes.
-        body: Content known at the start.
-        parent: The context it stands in, where that is not the current one.
-    """
+    """Start the span of ``OPERATION NAME`` with attributes and content; None is left out."""
     attributes = {c.OPERATION: operation, **known}
     if operation in _NAMES:
         attributes = {_NAMES[operation]: name, **attributes}
@@ -127,11 +110,7 @@ def begin_owned_step(
     known: Known = _NOTHING,
     body: Mapping[str, str | None] = _NOTHING,
 ) -> Step | None:
-    """Begin a step of an owner; None if it goes on what the owner is already doing.
-
-    The arguments are those of :func:`start_operation`. An owner directly within itself is still the
-    same step; without one each step is its own.
-    """
+    """Begin a step of an owner; None if it continues the owner's own step."""
     parent = operations.parent_context()
     around = operations.operation_of(parent)
     is_own = owner is not None and otel_context.get_value(_KEY, parent) == (id(owner), around)
@@ -144,12 +123,7 @@ def begin_owned_step(
 
 
 class ModelCall(Run):
-    """A call of a model, offered to whichever client sends its request.
-
-    Attributes:
-        operation: Its span.
-        context: The context in which the request is sent.
-    """
+    """A call of a model, offered to whichever client sends its request."""
 
     context: Context
 
@@ -160,14 +134,6 @@ class ModelCall(Run):
         attributes: Mapping[str, AttributeValue],
         parent: Context | None = None,
     ) -> None:
-        """Start the span.
-
-        Args:
-            operation: The operation's name in the conventions.
-            model: The model's name, for the title.
-            attributes: Attributes of the span.
-            parent: The context it stands in.
-        """
         title = operation if model is None else f"{operation} {model}"
         known = {c.OPERATION: operation, **attributes}
         self.operation = operations.Operation(title, SpanKind.CLIENT, known, parent=parent)
@@ -201,13 +167,7 @@ class ModelCall(Run):
 def bind_step(
     names: tuple[str, ...], begin: Callable[[Any, Arguments], Step | None], read: Read
 ) -> Begin:
-    """Return what makes a step of each call of a method.
-
-    Args:
-        names: The method's positional parameters after the owner, for ``begin`` to look them up.
-        begin: Starts the step of a method, given its owner and its arguments; None if it is none.
-        read: Reads the result.
-    """
+    """Return what begins a step of each call, with positional arguments by ``names``."""
 
     def begin_step(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step | None:
         step = begin(args[0], bind_names(names, args, kwargs)) if args else None

@@ -1,7 +1,6 @@
 """Threads, executor workers and greenlets go on in the context of whoever started them.
 
-Without this a model call on a pool's thread belongs to no rollout. OpenTelemetry has a package for
-it that pins one exact SDK, which we cannot ask of everyone.
+OpenTelemetry's package for it pins one exact SDK, which we cannot ask of everyone.
 """
 
 import contextvars

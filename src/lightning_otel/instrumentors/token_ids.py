@@ -1,7 +1,6 @@
-"""Asking a vLLM-like server for the token ids it works with, in the agent's own request.
+"""Request token ids of a vLLM-like server in the agent's own request, where that was asked for.
 
-Only where that was told, and only for what the agent left unsaid. A server that refuses the fields
-gets the request as the agent wrote it, and is not asked again; the agent sees nothing of it.
+A server that refuses the fields gets the original request, and is not asked again.
 
 Source: vLLM's OpenAI-compatible server: ``return_token_ids``; ``logprobs`` give the sampled tokens'
 only with ``top_logprobs``, 0 of them will do.
@@ -24,23 +23,14 @@ _ELSEWHERE: Final = (
     ".cognitiveservices.azure.com",
     ".services.ai.azure.com",
 )
-"""Ends of the hosts of OpenAI and of Azure's OpenAI, which give no token ids and refuse the field.
-
-By name, since asking them would cost a refused request; others that refuse say so themselves.
-"""
+"""Host suffixes of OpenAI and Azure, which refuse the field: a refused request costs time."""
 
 _refusing: set[str] = set()
 """Servers that refused in this process."""
 
 
 def find_wanted(endpoint: Dialect, body: Json, server: str) -> dict[str, Any]:
-    """Return the fields that ask a server for ids; none where it may not know them.
-
-    Args:
-        endpoint: The endpoint.
-        body: What is sent to it.
-        server: The server, as an address.
-    """
+    """Return the fields that ask a server for ids; none where it may not know them."""
     host = urlsplit(server).hostname or ""
     if server in _refusing or f".{host}".endswith(_ELSEWHERE):
         return {}

@@ -1,9 +1,7 @@
-"""Functions as captured runs: begun before them, ended by what they give or raise.
+"""Functions as captured runs: the one door for plain and coroutine functions and generators.
 
-The one door for plain and coroutine functions and generators of either kind, a library's methods
-and the program's own. The result, the exception and the context left behind are exactly as without
-us; nothing of ours is held across a ``yield``: a generator's context is attached for each step
-alone.
+Results, exceptions and contexts are exactly as without us; nothing of ours is held across a
+``yield``: a generator's context is attached for each step alone.
 """
 
 import functools
@@ -32,8 +30,7 @@ class Run:
 
     Attributes:
         context: The context that the code runs in; None leaves the current one.
-        arguments: What a function is called with instead of what its caller gave: a tuple and a
-            dictionary.
+        arguments: Replacement of the caller's arguments: a tuple and a dictionary.
     """
 
     context: Context | None = None
@@ -131,8 +128,6 @@ def wrap_call(begin: Begin) -> Make:
 
 
 def _wrap_async(begin: Begin, original: Any, begun: Any = None) -> Any:
-    """Make each call of a coroutine function a run; ``begun`` is its first call, if it was made."""
-
     async def function(*args: Any, **kwargs: Any) -> Any:
         run = capture.guard_call(begin, args, kwargs)
         if run is None:
@@ -198,10 +193,7 @@ async def _end_async(run: Run, name: str, *given: Any) -> None:
 
 
 def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any, Any, Any]]:
-    """Return a generator function that goes through another's generator step by step.
-
-    What is sent or thrown into ours reaches the other.
-    """
+    """Walk another's generator step by step; send and throw reach it."""
 
     def function(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = original(*args, **kwargs)
@@ -277,11 +269,7 @@ def _walk_async_generator(begin: Begin, original: Any) -> Callable[..., AsyncGen
 
 
 def _first_step(inner: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
-    """Take the first step of a generator that only the one around it will ever close.
-
-    An event loop closes each generator it knows of; were it told of both, it would close the inner
-    one while the outer one does, which is an error.
-    """
+    """Take a first step hidden from the event loop, which would close the inner generator too."""
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(firstiter=None, finalizer=_leave_open)
     try:
@@ -291,4 +279,4 @@ def _first_step(inner: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
 
 
 def _leave_open(inner: AsyncGenerator[Any, Any]) -> None:
-    """Do nothing: the generator around it is collected with it, and will close it."""
+    """No-op: the outer generator closes it."""

@@ -1,8 +1,7 @@
 """Receivers: OTLP of any form, and Agent Lightning's stores, become spans.
 
-Pure decoding with limits, checked before anything is built: no web, no files, no clock. A span that
-cannot be kept is a :class:`Rejected` with its reason and never takes its neighbours with it; only
-what is no batch at all raises.
+Pure decoding with limits, checked before anything is built. A bad span becomes a :class:`Rejected`
+with its reason; only what is no batch at all raises.
 """
 
 import gzip
@@ -18,11 +17,7 @@ _MEMBER: Final = b"\x1f\x8b\x08"
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A span that is not kept, and why.
-
-    Attributes:
-        is_known: Whether the store recorded what it stands for itself, so that nothing is lost.
-    """
+    """A span that is not stored, and why; ``is_known`` if the store recorded it itself."""
 
     reason: str
     is_known: bool = False
@@ -34,10 +29,9 @@ class Limits:
 
     Attributes:
         body_bytes: Of the body, inflated. Source: the OTLP specification recommends 20 MiB.
-        messages: Of the parts that a decoder makes an object of: spans, attributes, values, events.
-            An empty one takes two bytes on the wire and 175 in memory, so that a gzip of 10 kB can
-            stand for 877 MB. The Collector's default batch of 8,192 spans with 20 attributes each
-            holds 344,064.
+        messages: Of spans, attributes, values, events. An empty one takes two bytes on the wire and
+            175 in memory, so a gzip of 10 kB can stand for 877 MB. The Collector's default batch
+            of 8,192 spans with 20 attributes each holds 344,064.
         attributes: Of one span.
         members: Of a gzip, counted by their first three bytes, which occur by chance once in 16 MB.
             bgzip makes a member of each 64 KiB: 320 of the longest body.
@@ -64,7 +58,7 @@ def inflated(body: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes:
 
     Raises:
         ReceiveError: It is neither, or cut off.
-        TooLargeError: There is more in it than a body may hold; no more than that was inflated.
+        TooLargeError: It exceeds the limit of a body, up to which it was inflated.
     """
     if body.count(_MEMBER) > limits.members:
         raise TooLargeError(f"the body has more than {limits.members} gzip members; send one")

@@ -1,7 +1,6 @@
 """ATIF documents as spans: a call for each step that asked a model, with all that was said before.
 
-What a step says beyond its span lies under ``atif.KEY`` of its message: ``export atif`` gives the
-document back. A document is checked before its first span: it is kept whole or refused.
+What a step says beyond its span lies under ``atif.KEY`` of its message, for ``export atif``.
 
 Source: Harbor's RFC 0001, ATIF v1.0 to v1.8.
 """
@@ -97,7 +96,6 @@ def read_trajectory(document: Object) -> Iterator[Span]:
 
 
 def _walk(found: object, place: Place, where: str) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Yield a checked document and those below it, each with its place and without these."""
     whole = _check("trajectory", found, where)
     whole["agent"] = _check("agent", whole["agent"], f"{where}.agent")
     steps = enumerate(whole["steps"])
@@ -126,7 +124,6 @@ def _check_step(found: object, index: int, where: str) -> dict[str, Any]:
 
 
 def _check(kind: str, found: object, where: str) -> dict[str, Any]:
-    """Return an object without the fields that are null; one that breaks the format is unfit."""
     if not isinstance(found, dict):
         raise InvalidSpanError(f"{where} is no object")
     for each in _FIELDS[kind].split():
@@ -141,7 +138,6 @@ def _check(kind: str, found: object, where: str) -> dict[str, Any]:
 
 
 def _calls_of(whole: Object) -> list[int]:
-    """Return the indexes of the steps that asked a model."""
     return [
         index
         for index, step in enumerate(whole["steps"])
@@ -152,8 +148,6 @@ def _calls_of(whole: Object) -> list[int]:
 
 
 class _Reading:
-    """A document on its way to spans, which are made one by one: each holds all before it."""
-
     def __init__(
         self, builder: Builder, whole: Object, place: Place, name: str, beside: Object
     ) -> None:
@@ -194,7 +188,6 @@ class _Reading:
                 )
 
     def _draft(self, index: int, said: Object) -> Transition:
-        """Note the attributes of a step's call, and return the transition that it will make."""
         step, agent = self._steps[index], self._whole["agent"]
         metrics, effort = step.get("metrics", {}), step.get("reasoning_effort")
         tools = flatten_tools(agent.get("tool_definitions"))
@@ -223,7 +216,6 @@ class _Reading:
         )  # fmt: skip
 
     def _read_document(self, drafts: Sequence[Transition], beside: Object) -> dict[str, Any]:
-        """Return what the document says beside the steps up to the last call."""
         ids = self._builder.common[c.ROLLOUT_ID], self._builder.common[c.ATTEMPT_ID]
         trajectory = Trajectory(*ids, self._name, 0, tuple(drafts))
         natural = atif.describe(trajectory, self._whole["steps"], is_main=not self._place)
@@ -236,7 +228,6 @@ class _Reading:
         return {**held, "place": list(self._place), "document": rest}
 
     def spans(self) -> Iterator[Span]:
-        """Yield the agent's span, its calls with their tools, and its rewards."""
         make, place = self._builder.make_span, ("agent", *self._place)
         above = place[:-1] if self._place else None
         asked = next((step["message"] for step in self._steps if step["source"] == "user"), None)
@@ -283,7 +274,6 @@ def _ignore(_: str) -> None:
 
 
 def _message_of(step: Object) -> dict[str, Any]:
-    """Return the message that a step makes."""
     content, thought = step["message"], step.get("reasoning_content")
     said = list(map(_part_of, content)) if isinstance(content, list) else content_parts(content)
     if step["source"] != "agent":
@@ -298,7 +288,6 @@ def _message_of(step: Object) -> dict[str, Any]:
 
 
 def _answers_of(step: Object) -> list[dict[str, Any]]:
-    """Return the parts of what tools answered in an agent's step."""
     if step["source"] != "agent":
         return []
     called, found = [each["tool_call_id"] for each in step.get("tool_calls", ())], []
@@ -312,7 +301,6 @@ def _answers_of(step: Object) -> list[dict[str, Any]]:
 
 
 def _part_of(part: Any) -> dict[str, Any]:
-    """Return a part of content as one of the conventions."""
     if not isinstance(part, dict):
         raise InvalidSpanError("a part of a message is no object")
     source = part.get("source")
@@ -323,7 +311,6 @@ def _part_of(part: Any) -> dict[str, Any]:
 
 
 def _read_times(steps: Sequence[Object]) -> Iterator[int]:
-    """Yield when each step was, in nanoseconds, one after the other whatever it says."""
     latest = _TICK_NS
     for step in steps:
         told = parse_time(step.get("timestamp"))
@@ -332,7 +319,6 @@ def _read_times(steps: Sequence[Object]) -> Iterator[int]:
 
 
 def _rewards_of(found: Object) -> Mapping[str, float]:
-    """Return the rewards in the extra of a step or document, the primary one first."""
     extra = found.get("extra", {})
     first, named = extra.get("reward"), extra.get("rewards")
     if not _is_reward(first):

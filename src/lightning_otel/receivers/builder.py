@@ -1,6 +1,4 @@
-"""Spans of other tools' records, with ids that follow from the records': read again, they are the
-same ones, and a store keeps them once.
-"""
+"""Spans of other tools' records, with ids that follow from theirs: repetition is harmless."""
 
 import contextlib
 import re
@@ -33,8 +31,7 @@ class Builder(NamedTuple):
     """The maker of the spans of one trace.
 
     Attributes:
-        identity: What the records' ids are unique in.
-        trace: What the records call the trace.
+        identity: The namespace of the records' ids.
         common: Attributes of every span.
     """
 
@@ -43,10 +40,7 @@ class Builder(NamedTuple):
     common: Mapping[str, Any]
 
     def id_of(self, key: object, size: int = SPAN_ID_BYTES) -> str:
-        """Return the id that stands for a key of the records; one that is an id already stays.
-
-        MLflow writes ids in base64, and those of traces with a prefix.
-        """
+        """Return the id of a key; ids stay, MLflow's in base64 and with a prefix too."""
         if isinstance(key, str):
             plain = key.removeprefix("tr-")
             with contextlib.suppress(ValueError):
@@ -84,7 +78,7 @@ class Builder(NamedTuple):
 
 
 def read_time(found: object) -> int:
-    """Return a time that a span can have, in nanoseconds, from ISO 8601 or from nanoseconds.
+    """Return a span's time in nanoseconds, from ISO 8601 or from nanoseconds.
 
     Raises:
         InvalidSpanError: It is none.

@@ -1,8 +1,8 @@
-"""Conversations, and requests with their answers, as files of the chat API hold them: model calls.
+"""Conversations, and requests with their answers, in files of the chat API: model calls.
 
 A row of ``messages``, as for fine-tuning, is a rollout in which each answer is a call. A request
-beside its response is one call, read by the dialect of its path or of its form. Rows mostly tell no
-time: such calls stand in 1970, in their order. Equal rows are one.
+beside its response is one call, read by the dialect of its path or form. Calls without a time stand
+in 1970, in their order; equal rows are one.
 
 Source: OpenAI's guides to fine-tuning and to its Batch API; TRL's conversational data sets;
 LiteLLM's ``StandardLoggingPayload``.
@@ -117,7 +117,6 @@ def _read_conversation(
 
 
 def _find_exchange(row: Object) -> tuple[Object, Any]:
-    """Return a request's body, with the response beside it; None for one if there is none."""
     response = next((row[name] for name in _RESPONSES if row.get(name) is not None), None)
     value = next((row[name] for name in _REQUESTS if name in row), row)
     request = object_of(parse_json(value))

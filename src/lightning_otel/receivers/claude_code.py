@@ -1,7 +1,7 @@
 """Sessions of Claude Code: a tree of records, of which each names the one before it.
 
-An answer comes in a record for each of its blocks, with other records between them. A record that
-starts anew begins a conversation: after a compaction, of a subagent, or after a rewind.
+An answer has a record for each of its blocks, with others between. After a compaction, of a
+subagent, or after a rewind a record begins a conversation.
 """
 
 from __future__ import annotations
@@ -55,15 +55,14 @@ class _Turn:
     Attributes:
         parent: The turn before it; None where a conversation begins.
         agent_id: Of the subagent, empty for the agent itself.
-        message_id: Of an answer; some endpoints give the same to others.
-        request_id: Of the request that it answers, if it is known.
-        response_id: Of a call that others go on from; empty for a message and for an answer that is
-            no call of this session.
+        message_id: Of an answer; some endpoints reuse it.
+        request_id: Of the request that it answers, if known.
+        response_id: Of a call that others follow; empty for other turns.
         record_ids: Attributes of that call.
-        stop_reason: As its latest block has it; empty where that has none.
-        history: The call that an answer goes on from, and what was said since.
-        results: Of the tools that it asked for, by their ids, each with its number among them.
-        between: What was said between its blocks.
+        stop_reason: Of its latest block; may be empty.
+        history: The call that an answer follows, and the messages since.
+        results: Of the tools that it asked for, by id, each with its number.
+        between: The messages between its blocks.
         is_failure: Whether it is a call that failed.
     """
 
@@ -89,7 +88,7 @@ class ClaudeCode:
 
     Args:
         session_id: Of the session; a subagent's records state the one they belong to.
-        about: What Claude Code keeps of a subagent beside its file, ``agent-ID.meta.json``.
+        about: Claude Code's ``agent-ID.meta.json`` of a subagent.
         links: What other files say.
     """
 
@@ -179,7 +178,6 @@ class ClaudeCode:
         agent.name = str(kind or "subagent")
 
     def _keep_segment(self, own_id: object) -> None:
-        """Tell what a compaction keeps behind its summary, or before it."""
         if not (segment := self._kept.pop(own_id, None)):
             return
         head, turn = (self._turns.get(segment.get(f"{end}Uuid")) for end in ("head", "tail"))
@@ -197,7 +195,6 @@ class ClaudeCode:
         self._turns[own_id] = self._turns[segment.get("tailUuid")] = kept
 
     def _replace_result(self, change: Object) -> None:
-        """Tell of a tool's result what the model was shown instead."""
         tool_id, content = change.get("toolUseId"), change.get("replacement")
         asker, _ = self._askers.get(tool_id, (None, {}))
         for turn in asker.results.get(tool_id, {}).values() if asker else ():
@@ -267,7 +264,6 @@ class ClaudeCode:
     def _begin_answer(
         self, record: Object, parent: _Turn | None, agent_id: str, message_id: str, now_ns: int
     ) -> _Turn:
-        """Open an answer: a call, unless it was copied from one that is."""
         start_ns = min(parent.end_ns, now_ns) if parent else now_ns
         turn = _Turn(
             parent, agent_id, [message("assistant", [])], start_ns, now_ns, message_id,
@@ -285,7 +281,6 @@ class ClaudeCode:
         return turn
 
     def _close(self, agent_id: str) -> Iterator[Span]:
-        """Yield the call of an answer that is whole."""
         turn = self._open.pop(agent_id, None)
         if turn is None or not turn.response_id:
             return
@@ -308,10 +303,7 @@ class ClaudeCode:
     def _make_failure(
         self, own_id: object, parent: _Turn | None, agent_id: str, body: Object, now_ns: int
     ) -> Span:
-        """Return the call that failed; what was asked is asked anew by the next one.
-
-        Of many in a row each holds what came since the one before: together, what was asked.
-        """
+        """Return the failed call; each of several in a row holds only what came since the last."""
         start_ns = min(parent.end_ns, now_ns) if parent else now_ns
         history = previous_id, messages = _find_history(parent, is_failure=True)
         turn = _Turn(parent, agent_id, [], start_ns, now_ns, history=history, is_failure=True)
@@ -332,10 +324,7 @@ def _is_whole(turn: _Turn) -> bool:
 
 
 def _is_same(answer: _Turn, record: Object, parent: _Turn | None, agent_id: str) -> bool:
-    """Return whether a block with the id of an answer is of it.
-
-    It is not if another request has it, or if a user's words follow the answer that was whole.
-    """
+    """Return whether a block with an answer's id is of it: same request, and no later prompt."""
     ids = answer.request_id, record.get(_REQUEST)
     if answer.agent_id != agent_id or (all(ids) and ids[0] != ids[1]):
         return False
@@ -359,8 +348,7 @@ def _find_path(turn: _Turn | None, answer: _Turn) -> list[_Turn]:
 def _find_history(turn: _Turn | None, *, is_failure: bool = False) -> tuple[str | None, Messages]:
     """Return the id of the call that a turn goes on from, and what was said since then.
 
-    Results of parallel tools stand beside the path from one answer to the next, each below the
-    block that asked for it: they come behind the answer.
+    Results of parallel tools stand beside that path, each below the block that asked for it.
     """
     path: list[_Turn] = []
     while turn and not (turn.response_id or (is_failure and turn.is_failure)):
@@ -372,7 +360,6 @@ def _find_history(turn: _Turn | None, *, is_failure: bool = False) -> tuple[str 
 
 
 def _tell(path: list[_Turn], call: _Turn | None = None) -> Messages:
-    """Return what turns say, the latest first, but for a call that others go on from."""
     known = {id(each) for at in path for each in (at, *at.between)}
     messages: Messages = []
     for at in reversed(path):
@@ -383,10 +370,7 @@ def _tell(path: list[_Turn], call: _Turn | None = None) -> Messages:
 
 
 def _find_beside(asker: _Turn, path: set[int]) -> list[_Turn]:
-    """Return the results of an answer's tools that a path lacks, in the order of their times.
-
-    Of several for one tool, from branches, it is the one that came next to those of the path.
-    """
+    """Return the results of tools that a path lacks, by time; of several, the next to the path."""
     numbers = [n for each in asker.results.values() for n, turn in each.items() if id(turn) in path]
     latest = max(numbers, default=sum(map(len, asker.results.values())))
     beside: dict[int, tuple[int, int, _Turn]] = {}

@@ -77,8 +77,7 @@ class Codex:
     """Reads the records of a session, or of one of its subagents.
 
     Args:
-        head: What the file begins with. Answers are told by the session and their number, as no
-            record has their ids.
+        head: The file's first record. Answers get ids by session and number, as records have none.
         links: What other files say.
     """
 
@@ -173,7 +172,7 @@ class Codex:
             self._said = [*self._instruct(), *self._context[: -len(messages)]]
 
     def _compact(self, payload: Object) -> None:
-        """Begin anew: with the history as it is stated, else with what users said and a summary.
+        """Begin anew: with the stated history, else with what users said and a summary.
 
         Source: ``build_compacted_history`` in ``codex-rs/core/src/compact.rs``.
         """
@@ -192,7 +191,6 @@ class Codex:
         self._prompts, self._usage = [], {}
 
     def _take_other(self, kind: str, payload: Object, event: object) -> Iterator[Span]:
-        """Take what is no part of the conversation, and may say of it."""
         if kind == "session_meta" and not (find_origin(self._head) or self._items):
             self._head = {**self._head, "forked_from_id": find_copied(self._id, payload)}
         if kind == "turn_context":
@@ -260,7 +258,6 @@ class Codex:
         answer.end = len(self._items)
 
     def _is_copied(self, item: Object, record: Object) -> bool:
-        """Return whether an item was said in the session that this one was copied from."""
         head = self._head
         if not self._items:
             self._source = self._links.items.get(find_origin(head), [])
@@ -278,7 +275,6 @@ class Codex:
         )
 
     def _begin_task(self, item: Object, messages: Messages) -> None:
-        """Note what the session is about, by which a subagent's tool is known, too."""
         attributes = self._agent.attributes
         if c.TASK not in attributes:
             attributes[c.TASK] = json_text(item.get("content"))
@@ -315,7 +311,6 @@ class Codex:
             del self._prompts[first:]
 
     def _close(self) -> Iterator[Span]:
-        """End the answer whose items came; yield the call before it."""
         if (answer := self._answer) is None:
             return
         yield from self._write_last()
@@ -351,14 +346,12 @@ def find_copied(own_id: str, head: Object) -> str | None:
 
 
 def _find_parent(head: Object) -> tuple[Object, object]:
-    """Return how a subagent was begun, and by which session."""
     spawn = object_of(object_of(head.get("source")).get("subagent"))
     spawn = object_of(spawn.get("thread_spawn"))
     return spawn, head.get("parent_thread_id") or spawn.get("parent_thread_id")
 
 
 def _name_tool(item: Object, kind: str) -> Object:
-    """Return an item, one of a tool that is called by its kind as a function's."""
     call_id = item.get("call_id") or (item.get("id") if kind == "local_shell_call" else None)
     if kind.endswith("_call") and call_id and kind not in _CALLS:
         arguments = item.get("action", item.get("arguments", item.get("input")))
@@ -370,7 +363,6 @@ def _name_tool(item: Object, kind: str) -> Object:
 
 
 def _is_prompt(item: Object) -> bool:
-    """Return whether an item is a turn's begin: a user's or another agent's words."""
     if item.get("type") == "agent_message":
         return True
     content = item.get("content")

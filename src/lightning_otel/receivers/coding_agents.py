@@ -32,13 +32,7 @@ _OLD_HEADS: Final = _OLD_HEAD | {"instructions", "git", "cwd", "originator", "cl
 
 
 def open_session(lines: Iterable[bytes], about: Object, links: Links) -> SessionReader | None:
-    """Return a reader of the session that a file's lines are of; None if they are of none.
-
-    Args:
-        lines: The lines, of which no more are read than needed.
-        about: What stands beside the file, of a subagent of Claude Code's.
-        links: What other sessions say.
-    """
+    """Return a reader of the session in a file's first lines; None if they are of none."""
     unknown, is_session = 0, False
     for line in lines:
         try:

@@ -4,10 +4,9 @@ A document is a line, or a whole file of JSON: a trace request of OTLP as a Coll
 exporter writes it, a span as ``export spans`` and the SDK print it, a span or a page of spans of
 Agent Lightning 0.3, or a list of those.
 
-Spans of the last two become OTLP's own. The SDK does not print scope, times in nanoseconds, and
-where a span stands among those of its process: these stand under one key of ours. The store of
-Agent Lightning lives in memory or in MongoDB; a file comes from ``mongoexport`` of the ``spans``
-collection, from the answer of ``GET /v1/agl/spans``, or from ``Span.model_dump_json()``.
+Spans of the last two become OTLP's own. What the SDK does not print stands under one key of ours.
+Agent Lightning's come from ``mongoexport`` of the ``spans`` collection, from the answer of
+``GET /v1/agl/spans``, or from ``Span.model_dump_json()``.
 Source: ``opentelemetry.sdk.trace.ReadableSpan.to_json``; ``agentlightning/types/tracer.py`` and
 ``store/collection/mongo.py`` of Agent Lightning 0.3.0.
 """
@@ -91,8 +90,8 @@ def decode_spans(
 
     Args:
         body: The document.
-        is_recorded: Whether the attempt of a span of an ATIF document was recorded where it is to
-            be kept: its own spans are there, with other ids.
+        is_recorded: Whether the attempt of an ATIF document's span was recorded in the target
+            store: its own spans are there, with other ids.
 
     Raises:
         TooLargeError: It is larger than a document may be.
@@ -113,7 +112,6 @@ def _explain_unknown(document: object) -> str:
 
 
 def _unfold(document: object) -> list[object]:
-    """Return the records of a page, or of a trace with that one; of anything else itself."""
     if not isinstance(document, dict):
         return [document]
     if "resourceSpans" in object_of(document.get("result")):  # Jaeger's API of version 3
@@ -168,10 +166,7 @@ def _read_spans(document: object, is_recorded: Callable[[Span], bool]) -> Iterat
 
 
 def span_of(document: Object, came: str) -> Span | Rejected:
-    """Return a span that the SDK printed or Agent Lightning 0.3 stored, or why it is not kept.
-
-    One that never ended stays so.
-    """
+    """Return a span that the SDK printed or Agent Lightning 0.3 stored, or its rejection."""
     try:
         is_stored = _is_stored(document)
         return _read_printed(_to_printed(_relax_value(document)) if is_stored else document, came)
@@ -229,18 +224,15 @@ def _read_printed(found: Object, came: str) -> Span:
 
 
 def _read_printed_time(printed: object, exact: object) -> int:
-    """Return nanoseconds; 0 for none."""
     return parse_time((text(printed) or None) if exact is None else exact)
 
 
 def _read_position(content: object) -> int:
-    """Return the place of a start or end among those of its process; -1 for none."""
     found = -1 if content is None else read_integer(content, "sequence")
     return found if found in TIMES or not found else -1
 
 
 def _to_printed(found: Object) -> Object:
-    """Return the span as the SDK prints it, which differs in ids, times, resource and scope."""
     ids = zip((c.ROLLOUT_ID, c.ATTEMPT_ID, c.SEQUENCE_ID), _STORED_FIELDS, strict=False)
     named = {key: found[field] for key, field in ids if found[field] not in (None, "")}
     scope = _SCOPE.match(str(found.get("instrumentation_scope")))
@@ -296,7 +288,6 @@ def _read_time(sent: object) -> int:
 
 
 def _relax_value(value: Any) -> Any:
-    """Return the plain values of MongoDB's extended JSON, such as ``{"$numberLong": "17"}``."""
     if isinstance(value, list):
         return [_relax_value(item) for item in value]
     if not isinstance(value, dict):

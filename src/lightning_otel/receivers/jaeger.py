@@ -87,7 +87,6 @@ def _read_log(record: Object) -> Mapping[str, Any]:
 
 
 def _read_tags(record: object) -> dict[str, Any]:
-    """Return tags as attributes; a number may come as text."""
     tags: dict[str, Any] = {}
     for tag in objects(record):
         key, kind, value = tag.get("key"), tag.get("type"), tag.get("value")

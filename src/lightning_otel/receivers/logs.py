@@ -1,8 +1,8 @@
-"""Log records of OTLP that tell of model calls, as spans beside those that they belong to.
+"""Log records of OTLP about model calls, as spans beside those that they belong to.
 
-Official instrumentations may put what was said into events and not onto the span. A record becomes
-a span without length below its call, whose content the adapter joins with the call's; messages that
-were told one by one are the events of one such span. Other logs have no place in a store of spans.
+A record of an official instrumentation's event becomes a span without length below its call, whose
+content the adapter joins with the call's; single messages are the events of one such span. Other
+logs are not stored.
 
 Source: OTLP 1.x, ``LogRecord``; the GenAI semantic conventions, events ``gen_ai.*``, of today
 (``gen_ai.client.inference.operation.details``) and up to 1.36 (``gen_ai.user.message`` and others).

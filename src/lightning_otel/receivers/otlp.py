@@ -59,15 +59,10 @@ class DecodedAttributes(dict[str, Any]):
 def decode_spans(
     body: bytes, came: str, limits: Limits = DEFAULT_LIMITS
 ) -> Iterator[Span | Rejected]:
-    """Return the spans of a trace request in JSON, one by one.
-
-    Args:
-        body: The JSON, not compressed.
-        came: How it came, which each span says.
-        limits: What it may hold.
+    """Return the spans of a trace request in JSON, one by one; ``came`` is noted on each.
 
     Raises:
-        TooLargeError: It holds more; nothing was decoded.
+        TooLargeError: It exceeds the limits; nothing was decoded.
         ReceiveError: It is no such JSON.
     """
     request = load_json(body, limits)
@@ -173,10 +168,9 @@ def read_span(
 
 
 def mark_received(attributes: dict[str, Any], came: str) -> None:
-    """Note on a span how it came; marks of ours that its sender set are believed no more.
+    """Note on a span how it came; distrust marks of ours that its sender set.
 
-    They stay as ``sent.lightning.…``. All else under ``lightning.`` and ``agentlightning.`` is what
-    was recorded, and as true as the span; of what was cut, that which agrees with what came.
+    They stay as ``sent.lightning.…``; notes of a cut that agree with the span stay as they are.
     """
     cut = parse_json(attributes.get(c.CUT))
     notes = cut if isinstance(cut, dict) else {}
@@ -190,7 +184,6 @@ def mark_received(attributes: dict[str, Any], came: str) -> None:
 
 
 def _is_cut(attributes: Object, name: str, note: object) -> bool:
-    """Return whether a note of what was cut agrees with what is there, and says no more."""
     if not isinstance(note, dict) or not note.keys() <= {"length", "kept", "sha256"}:
         return False
     length, kept, text = note.get("length"), note.get("kept"), attributes.get(name)
@@ -205,7 +198,6 @@ def _is_cut(attributes: Object, name: str, note: object) -> bool:
 
 
 def _read_event(found: Object) -> Event:
-    """Return an event; its time is 0 where that is none."""
     time_ns = read_integer(found.get("timeUnixNano"), "time of an event")
     name = text(found.get("name"))
     return Event(name, time_ns if time_ns in TIMES else 0, read_attributes(found))
@@ -236,11 +228,7 @@ def _read_parent(content: object) -> str | None:
 
 
 def _fit_times(start_ns: int, end_ns: int, attributes: dict[str, Any]) -> tuple[int, int | None]:
-    """Return times that a span can have; where they are others than sent, note those on the span.
-
-    Without an end the span has not ended. One out of range becomes the other one. Where both are
-    they are clamped, and an end before the start becomes the start. Without any it is unfit.
-    """
+    """Return times that a span can have, and note the sent ones where they differ."""
     if start_ns in TIMES and (not end_ns or (end_ns in TIMES and start_ns <= end_ns)):
         return start_ns, end_ns or None
     if not start_ns and not end_ns:
@@ -252,7 +240,6 @@ def _fit_times(start_ns: int, end_ns: int, attributes: dict[str, Any]) -> tuple[
 
 
 def _find_process(otel_resource: Object) -> str:
-    """Return the process that made a span, by its resource; empty if unknown."""
     instance = otel_resource.get("service.instance.id")
     if isinstance(instance, str) and instance:
         return instance
@@ -261,7 +248,6 @@ def _find_process(otel_resource: Object) -> str:
 
 
 def _note_cut(attributes: dict[str, Any], noun: str, kept: int, lost: int) -> None:
-    """Note on a span how many attributes, events or links its sender or we left out."""
     note = parse_json(attributes.get(c.CUT))
     # What was cut before this, as on a copy of ours, says it in more detail.
     cut = {noun: {"length": kept + lost, "kept": kept}} | (note if isinstance(note, dict) else {})

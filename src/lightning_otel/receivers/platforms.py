@@ -1,7 +1,7 @@
 """Exports of other tools as spans: a table for each tool says where its records hold what.
 
 A record is a span of theirs, or a score, which becomes a reward. Fields that a table does not name
-are kept as JSON below the tool's name.
+become JSON below the tool's name.
 
 Source: LangSmith's run data format and the feedback schema of ``langsmith`` 0.15; Langfuse's field
 reference of blob storage exports and the API models of ``langfuse`` 5.0; ``Trace.to_dict()`` of
@@ -282,7 +282,6 @@ def _check_call(made: Any, end: Any) -> None:
 
 
 def _read_scope(found: Object) -> str:
-    """Return the library that recorded a span where that is known: two may record one request."""
     if found.get("name") == _WRAPPED:
         return _WRAPPED
     scope = _find(found, "metadata/scope/name metadata/scope.name")
@@ -292,7 +291,6 @@ def _read_scope(found: Object) -> str:
 def _read_content(
     operation: str | None, name: str, found: Object, given: Any, made: Any
 ) -> dict[str, Any]:
-    """Return the attributes of what a span was given and what it made."""
     texts = [None if each is None else to_text(each) for each in (given, made)]
     known = _read_told(name, object_of(parse_json(found.get("metadata"))))
     if operation == c.CHAT:
@@ -320,7 +318,6 @@ def _write_messages(content: Any, messages: list[dict[str, Any]]) -> str | None:
 
 
 def _read_told(name: str, metadata: Object) -> Object:
-    """Return what a span says by OTLP's attributes, which a platform keeps in its metadata."""
     start = f"{_TOLD}."
     flat = {key[len(start) :]: each for key, each in metadata.items() if key.startswith(start)}
     held = {**flat, **object_of(parse_json(metadata.get(_TOLD)))}
@@ -329,7 +326,6 @@ def _read_told(name: str, metadata: Object) -> Object:
 
 
 def _find(found: Object, places: str) -> Any:
-    """Return the value at the first place where there is one."""
     for place in places.split():
         value: Any = found
         for name in place.split("/"):
@@ -344,20 +340,17 @@ def _find(found: Object, places: str) -> Any:
 
 
 def _add_up(held: Any, start: str) -> Any:
-    """Return the sum of what an object has under names that begin so; None for nothing."""
     counts = [each for name, each in object_of(held).items() if name.startswith(start)]
     whole = [count for count in counts if type(count) is int]
     return sum(whole) if whole == counts and whole else next(iter(counts), None)
 
 
 def _name_places(table: Table) -> set[str]:
-    """Return the fields of a span that a table names."""
     fields = [*table[2:11], *table.tokens, table.error]
     return {"name", table.attributes, *" ".join(fields).split()}
 
 
 def _find_rest(found: Object, named: set[str], tool: str) -> dict[str, str]:
-    """Return the fields of a record that are not named, as JSON."""
     rest: dict[str, str] = {}
     for name in sorted(found.keys() - named):
         value = found[name]
@@ -369,7 +362,6 @@ def _find_rest(found: Object, named: set[str], tool: str) -> dict[str, str]:
 
 
 def _flatten(found: Any, name: str = "") -> dict[str, Any]:
-    """Return attributes by their names in OTLP, whether they are nested or not."""
     if isinstance(found, list) and found and len(objects(found)) == len(found):
         found = {str(index): each for index, each in enumerate(found)}
     if not isinstance(found, dict):

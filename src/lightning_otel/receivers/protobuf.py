@@ -85,15 +85,10 @@ _Request, _LogRequest, _Span, _Resource, _Scope, _Log = _message_classes()
 def decode_spans(
     body: bytes, came: str, limits: Limits = DEFAULT_LIMITS
 ) -> Iterator[Span | Rejected]:
-    """Return the spans of an ``ExportTraceServiceRequest``, one by one.
-
-    Args:
-        body: The message, not compressed.
-        came: How it came, which each span says.
-        limits: What it may hold.
+    """Return the spans of an ``ExportTraceServiceRequest``; ``came`` is noted on each.
 
     Raises:
-        TooLargeError: It holds more; nothing was decoded.
+        TooLargeError: It exceeds the limits; nothing was decoded.
         ReceiveError: It is no such message.
     """
     return _read_spans(_parse(body, _Request, _REQUEST, limits), came, limits)
@@ -145,7 +140,6 @@ def _read_logs(request: Any) -> Iterator[logs.Log | Rejected]:
 def _read_items(
     resources: Any, scoped: str, names: str, message: Any
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any], str] | Rejected]:
-    """Yield the fields of each span or log record, with its resource and the name of its scope."""
     for in_resource in resources:
         for in_scope in getattr(in_resource, scoped):
             try:
@@ -164,7 +158,6 @@ def _read_items(
 
 
 def _read_fields(found: Any) -> dict[str, Any]:
-    """Return the fields of a span, or of what is in it, under the names that they have in JSON."""
     fields = {}
     for field, content in found.ListFields():
         if field.name == "attributes":
@@ -202,7 +195,6 @@ def _read_value(found: Any) -> Any:
 
 
 def _decode_text(found: bytes) -> str:
-    """Return a text, with a ``?`` for each byte that is no UTF-8."""
     try:
         return found.decode()
     except UnicodeDecodeError:
@@ -240,7 +232,6 @@ def _count_messages_left(
 
 
 def _read_varint(body: bytes, position: int) -> tuple[int, int]:
-    """Return the number at a position, and its end."""
     number = body[position]
     if number < 128:
         return number, position + 1

@@ -1,8 +1,7 @@
 """Session files of coding agents, read line by line as they grow.
 
 A session is a rollout: a span for the agent and one for each subagent, model call and tool. A call
-holds what was said since the answer that it goes on from, and names that answer: a session of
-200 MB stays one of 200 MB.
+holds only what was said since the answer that it follows, which it names.
 
 Source: the files that Claude Code keeps below ``~/.claude/projects``, and Codex below
 ``~/.codex/sessions``; neither format is documented.
@@ -36,10 +35,9 @@ class Links:
 
     Attributes:
         tools: Tools that began a subagent, by its session and by its id or what it was asked.
-        kinds: By a tool that began a subagent, of which kind that is.
-        answers: By the id of an answer, and what tells its record or its session, the session,
-            the span of the agent that gave it and the record's uuid; others copied it.
-        items: By session a digest of each item, for those that copied them.
+        kinds: The kind of subagent that a tool began.
+        answers: By id and fingerprint of an answer: the session, its agent's span and the record.
+        items: Digests of each item by session, to detect copies.
     """
 
     tools: dict[Hashable, list[str]] = field(default_factory=dict)
@@ -71,11 +69,7 @@ class Links:
 
 @dataclass(slots=True)
 class Agent:
-    """A conversation's agent, as far as its records were read.
-
-    Attributes:
-        origins: Keys in :class:`Links` of the tool that began it.
-    """
+    """A conversation's agent; ``origins`` are keys in :class:`Links` of the tool that began it."""
 
     name: str
     start_ns: int
@@ -104,8 +98,6 @@ class Session:
 
     Attributes:
         others: Records that are no part of a conversation, counted by their kind.
-        agents: By their ids.
-        clock_ns: The time of the latest record.
         problem: What could not be read of the latest record.
     """
 

@@ -51,13 +51,11 @@ Category: TypeAlias = str | Callable[[Any], str]
 
 
 class APO(BaseAlgorithm):
-    """Searches for better texts of prompts: tries, reads what went wrong, and writes anew.
+    """Search for better prompts: try a text on tasks, read what went wrong, write a new one.
 
-    Each text is tried on a few training tasks, and if it does better there on every validation
-    task. The best one so far is published each time there is a better one.
-
-    Without an agent it reads recorded runs: each ``fit`` publishes one text as the canary, or has
-    live traffic judge the canary that stands.
+    A text that does better on a few training tasks is tried on every validation task; the best so
+    far is published. Without an agent it reads recorded runs: each ``fit`` publishes one text as
+    the canary, or lets live traffic judge the canary that stands.
     """
 
     name: ClassVar[str] = "apo"
@@ -84,35 +82,30 @@ class APO(BaseAlgorithm):
         seed: int = 0,
         **gepa: Any,
     ) -> None:
-        """Say what is to be made better, and by whom.
-
-        Args:
-            optimization_target: The resource, or several that are changed together; that of one
+        """Args:
+            optimization_target: One resource, or several that are changed together; that of one
                 agent is ``agent/name``, or ``agent.name``.
             model: The chat model that writes new texts; by default the one last recorded.
-            base_url: Where it is, such as ``http://localhost:8000/v1``; by default the client's.
-            timeout_s: How long each try of an answer may take, seconds.
+            base_url: Its server, such as ``http://localhost:8000/v1``; by default the client's.
+            timeout_s: Limit of each try of an answer, seconds.
             reflection_lm: A function in the model's place: a prompt to an answer.
             candidates: Texts to try first; for several resources text by name.
-            few_shot: How many examples to put in; 0 leaves examples as they are. They are drawn
-                from what the agent itself did well on training tasks.
-            category: Tasks of each category get a prompt of their own: the key of a task under
-                which its category stands, or a function.
+            few_shot: The number of examples, drawn from the agent's own good training rollouts; 0
+                leaves examples as they are.
+            category: The key of a task, or a function, that names its category; each has a prompt.
             evaluation_metric: The named reward to raise; by default the primary one.
-            num_candidates: How many new texts to try, at most.
-            max_metric_calls: How often to run the agent, about; a text that is being tried is
-                tried to its end.
-            perfect_score: The most a reward can be: what earned it everywhere is left as it is.
-                None if rewards have no such number.
-            failure_score: What a run that raised is worth.
-            reflection_minibatch_size: On how many training tasks a text is tried first.
-            reflection_prompt_template: What the model is asked, with ``<curr_param>`` and
-                ``<side_info>`` in it; for several resources by name.
-            seed: Decides which tasks are drawn.
-            **gepa: Further options of ``gepa.optimize``, by their own names.
+            num_candidates: The most new texts to try.
+            max_metric_calls: The approximate number of rollouts; a trial is always finished.
+            perfect_score: The highest reward; a text that earned it everywhere stays. None if
+                rewards have no such number.
+            failure_score: The reward of a run that raised.
+            reflection_minibatch_size: Training tasks that a text is tried on first.
+            reflection_prompt_template: The question to the model, with ``<curr_param>`` and
+                ``<side_info>``; for several resources by name.
+            **gepa: Further options of ``gepa.optimize``.
 
         Raises:
-            ConfigError: The model cannot be asked, or there is an option that nobody knows.
+            ConfigError: The model cannot be asked, or an option is unknown.
         """
         if num_candidates < 1 or reflection_minibatch_size < 1 or few_shot < 0:
             raise ConfigError(
@@ -188,7 +181,6 @@ class APO(BaseAlgorithm):
             Search(context, own, part, self, named, keep).run(self._searches.get(part.category))
 
     def _learn_recorded(self, context: Run) -> None:
-        """Rewrite prompts by recorded runs, unless a version waits for the verdict of traffic."""
         if self._category is not None or self.few_shot:
             raise ConfigError("category and few_shot try prompts on tasks; give Trainer(agent, …)")
         known = {target: _live_prompt(context, target) for target in self._targets}
@@ -301,7 +293,6 @@ def _recorded_model(store: Store) -> str:
 
 
 def _candidate_names(target: str) -> list[str]:
-    """Return the names that a target may mean; ``agent.name`` is ``agent/name``, too."""
     is_agents = "/" not in target and "." in target
     return [target, target.replace(".", "/", 1)] if is_agents else [target]
 
@@ -319,7 +310,6 @@ def _live_prompt(context: Run, target: str) -> Resource | None:
 
 
 def _category_prompt(context: Run, seed: Resource, part: TaskSet) -> Resource:
-    """The prompt that tasks of a category have; it begins as the one for all."""
     name = part.name_resource(seed.name)
     if name == seed.name:
         return seed

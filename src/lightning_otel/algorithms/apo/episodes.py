@@ -1,8 +1,4 @@
-"""Episodes: what the agent did on a task, earned and was told; and what recorded ones teach.
-
-Rewards and what the agent saw and did are read back from the store, never from the agent itself:
-what a search learns from is what a user can look at.
-"""
+"""Episodes: what the agent did on a task and earned, read back from the store alone."""
 
 import json
 import re
@@ -164,10 +160,7 @@ def _cut_text(text: str) -> str:
 
 
 def list_tasks(store: "Store") -> list[Any]:
-    """Return every recorded task once, in the order of its first rollout.
-
-    Tasks that were only validated or tested with are left out: they are to be new.
-    """
+    """Return each recorded training task once, in the order of its first rollout."""
     rows = store.sql(
         "SELECT task FROM rollouts WHERE coalesce(mode, 'train') = 'train' AND task IS NOT NULL "
         "GROUP BY 1 ORDER BY min(start_ns), 1"
@@ -226,7 +219,6 @@ def propose(
 def _rewrite(
     context: "Run", records: Records, texts: Texts, apo: "APO", first: Sequence[Candidate]
 ) -> dict[str, dict[str, Any]]:
-    """Return bodies that no version has yet; none if the model has nothing new to say."""
     writer = Writer(apo.writer, texts, context.store, apo.template)
     for given in [*first, *[None] * PATIENCE]:
         found = writer.rewrite(texts.seed, records) if given is None else given

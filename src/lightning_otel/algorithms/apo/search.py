@@ -55,8 +55,7 @@ class StoppedError(Exception):
 class Search:
     """GEPA's adapter, proposer, stopper and callback.
 
-    GEPA catches what its proposers and callbacks raise, and goes on: it is noted, ends the search,
-    and is raised then.
+    GEPA catches what its callbacks raise and goes on; here that ends the search and is raised.
 
     Source: ``gepa.core.adapter.GEPAAdapter`` and ``gepa.core.callbacks`` of gepa 0.1.4.
     """
@@ -72,7 +71,6 @@ class Search:
         first: Sequence[Candidate],
         keep: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        """Take texts to try before the model is asked, and what keeps the state of the search."""
         self._context, self._part, self._apo = context, part, apo
         self._first, self._keep = first, keep
         self._texts = texts = Texts(seeds, with_examples=apo.few_shot > 0)
@@ -236,7 +234,6 @@ class Search:
     def _propose(
         self, candidate: Candidate, records: Records, components: Sequence[str]
     ) -> Candidate:
-        """Return new texts for some of a candidate's; none if nothing usable was proposed."""
         with self._keep_fault():
             if self._tried < len(self._first):
                 self._tried += 1
@@ -252,7 +249,6 @@ class Search:
             return found
 
     def _is_over(self, gepa_state: "GEPAState[Any, Any]") -> bool:
-        """Return whether the search ends; GEPA asks before each iteration."""
         self._state = gepa_state
         if self._fault is not None or self._writer.is_given_up:
             return True
@@ -275,7 +271,6 @@ class Search:
 
     @contextlib.contextmanager
     def _keep_fault(self) -> Iterator[None]:
-        """Note what is raised within, and let it pass."""
         try:
             yield
         except BaseException as exc:
@@ -342,7 +337,6 @@ def decode_state(kept_state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """JSON has lists and texts as keys; what else there is says what it is."""
     if isinstance(value, Mapping):
         return {"map": [[_to_json(key), _to_json(each)] for key, each in value.items()]}
     if isinstance(value, (set, frozenset)):

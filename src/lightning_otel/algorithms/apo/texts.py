@@ -1,8 +1,7 @@
-"""Prompts as the search sees them, and who writes them anew.
+"""Prompts as the search sees them, and the model that writes new ones.
 
-A prompt is one text, its template; where examples are searched for too they are a second one, a
-JSON list of chat messages. What the writing model is asked and answers is recorded like any call,
-as that of the agent ``apo`` in rollouts of its own, and is training data of nobody.
+A prompt is its template; examples are a second text, a JSON list of chat messages. Calls of the
+writing model are recorded as those of the agent ``apo`` in rollouts of their own.
 """
 
 import json
@@ -98,11 +97,7 @@ class Texts:
         return Prompt(self.seed[name]).placeholders
 
     def find_fault(self, name: str, template: str) -> str:
-        """Return the reason to reject a template; empty if there is none.
-
-        An agent fills in the placeholders it knows: of one that is new it knows no value, and
-        without one of the old its task would never be told.
-        """
+        """Return the reason to reject a template, such as a new placeholder; empty if none."""
         if not template.strip():
             return "the text is empty"
         if any("\ud800" <= letter <= "\udfff" for letter in template):
@@ -133,12 +128,10 @@ def _brace_names(names: Iterable[str]) -> str:
 class Shots:
     """Conversations of training tasks with their rewards, and sets drawn of the good ones.
 
-    Source: random search over bootstrapped demonstrations, Khattab et al. 2023 (arXiv 2310.03714,
-    section 4).
+    Source: bootstrapped demonstrations, Khattab et al. 2023 (arXiv 2310.03714, section 4).
     """
 
     def __init__(self, count: int, *, perfect_score: float | None, seed: int) -> None:
-        """Draw at most so many examples at a time."""
         self._count, self._perfect_score, self._seed = count, perfect_score, seed
         self._state: dict[str, Any] = {"known": {}, "drawn": 0, "sum": 0.0, "taken": 0}
 
@@ -155,10 +148,7 @@ class Shots:
                 known[key] = (reward, pair)
 
     def draw_examples(self, current: str) -> str | None:
-        """Return other examples than the current ones, as text; None if there are no good ones.
-
-        Good is what earned the most possible, or more than the mean.
-        """
+        """Return other examples of above-mean or perfect reward, as text; None without any."""
         state, top = self._state, self._perfect_score
         if not state["taken"]:
             return None
@@ -187,7 +177,6 @@ class Shots:
 
 
 def _find_pair(found: Conversation) -> Pair | None:
-    """Return the first question and the last answer; None where they are no such thing."""
     asked = next((each for each in found.messages if each["role"] == "user"), None)
     answer = found.messages[-1]
     content = answer.get("content")
@@ -207,7 +196,6 @@ class Writer:
         store: "Store",
         template: str | Mapping[str, str] | None = None,
     ) -> None:
-        """Name who writes, and what it is asked, by text if it differs; None is GEPA's own."""
         from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
         self._model, self._texts, self._store = model, texts, store
@@ -272,7 +260,6 @@ class Writer:
         return answer
 
     def _read_answer(self, name: str, answer: object) -> tuple[str, str]:
-        """Return the text in an answer, and why it is of no use."""
         if answer is not None and not isinstance(answer, str):
             return "", f"it answered with a {type(answer).__name__}, which is no text"
         if not answer or not answer.strip():

@@ -1,7 +1,6 @@
-"""Working beside Agent Lightning 0.3: its store takes our spans and rewards, and gives us its own.
+"""Exchange of spans and rewards with Agent Lightning 0.3's running store, over HTTP.
 
-Its running store is spoken to over HTTP, and may live in an environment of its own. Where the
-package is wanted here, ``choose_backend`` says if it can be; ``algorithms/microsoft.py`` runs it.
+``choose_backend`` decides if its package can be used here; ``algorithms/microsoft.py`` runs it.
 """
 
 import importlib
@@ -37,10 +36,9 @@ _PACKAGE: Final = "agentlightning"
 
 
 def choose_backend(wanted: Backend = "auto", *, unfit: str = "") -> Literal["builtin", "microsoft"]:
-    """Choose the backend from the wanted and the installed ones.
+    """Choose the backend from the requested and the installed ones; warn where ``auto`` falls back.
 
-    Where ``auto`` comes to ``builtin``, a warning says why. ``unfit`` says why Agent Lightning
-    cannot do what is asked, though it may be installed.
+    ``unfit`` is the reason why Agent Lightning cannot do what is asked, though it may be installed.
 
     Raises:
         ConfigError: There is no such backend, or ``microsoft`` cannot be used.

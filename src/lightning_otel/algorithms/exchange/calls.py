@@ -44,7 +44,6 @@ def to_agentlightning(span: Span, *, with_content: bool) -> Span:
 
 
 def _flatten_messages(prefix: str, messages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Chat messages as flat attributes, as AgentOps writes them."""
     found: dict[str, Any] = {}
     for index, message in enumerate(messages):
         row = f"{prefix}.{index}"

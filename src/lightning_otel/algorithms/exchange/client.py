@@ -1,7 +1,6 @@
-"""A client of Agent Lightning 0.3's HTTP store; errors say what to do.
+"""A client of Agent Lightning 0.3's HTTP store.
 
-Source: ``agentlightning/store/client_server.py`` of v0.3.0. Its ids are its own: a rollout cannot
-be begun there under an id of ours, so ours stands in the rollout's metadata.
+Source: ``agentlightning/store/client_server.py`` of v0.3.0. It assigns ids: ours stand in metadata.
 """
 
 from collections.abc import Iterator, Mapping

@@ -38,13 +38,9 @@ class HandOverCounts:
     """Counts of the attempts and spans handed over.
 
     Attributes:
-        url: The address there.
         with_content: Messages, tokens and tasks went along.
-        rollouts: Rollouts that were begun there.
-        attempts: Attempts that were looked at.
-        running: Those that have not ended yet, and wait for the next time.
-        spans: Spans that were taken.
-        rewards: The rewards among them.
+        running: Attempts that have not ended, and wait for the next time.
+        rewards: The rewards among the ``spans``.
         held: Spans that were there already.
         left_out: Spans that cannot be sent, by reason.
     """
@@ -61,8 +57,6 @@ class HandOverCounts:
 
 
 class _Place(NamedTuple):
-    """An attempt there: begun just now, or with an end that is known there."""
-
     rollout_id: str
     attempt_id: str
     is_new: bool = False
@@ -79,17 +73,15 @@ def hand_over(
 ) -> HandOverCounts:
     """Hand spans and rewards of ended attempts over to a running Agent Lightning 0.3 store.
 
-    A rollout that it ran itself keeps its ids; any other is begun there, with its task, mode and
-    how it ended, and its id here in its metadata. Calls also get the attributes that Agent
-    Lightning's adapters read. To do it again sends what came since: rewards given late, new
-    rollouts. Its store has spans once, wherever this was cut off.
+    A rollout that it ran keeps its ids; any other is begun there, with its id here in its metadata.
+    Repetition sends only what is new.
 
     Args:
         store: The store of the spans.
         url: Its address, such as ``http://127.0.0.1:4747`` (``agl store --port 4747``).
-        content: Let messages, tokens and tasks leave; without them there is nothing to train on
-            there. By default what ``LIGHTNING_OTEL_EXPORT_CONTENT`` says, which is no.
-        timeout_s: Seconds that it may take to answer once.
+        content: Send messages, tokens and tasks, which training needs. By default
+            ``LIGHTNING_OTEL_EXPORT_CONTENT``, which is off.
+        timeout_s: Limit of one answer, seconds.
         **keywords: Selected rollouts: ``rollout_id``, ``since``, ``until``, ``received``.
 
     Raises:
@@ -144,7 +136,6 @@ def _find_theirs(client: Client, key: AttemptKey) -> _Place:
 
 
 def _find_ours(client: Client, key: AttemptKey, rollout_id: str) -> _Place:
-    """Return the attempt there that stands for one of ours; begin one if there is none."""
     free = None
     for attempt in client.attempts(rollout_id):
         our_id = _read_metadata(attempt).get(OUR_ATTEMPT)
@@ -174,7 +165,6 @@ def _start_place(
 
 
 def _send_attempt(client: Client, place: _Place, spans: list[Span], done: HandOverCounts) -> None:
-    """Send the spans that are not there yet, in batches of bounded size."""
     there = () if place.is_new else client.spans(place.rollout_id, place.attempt_id)
     held = {span["span_id"] for span in there}
     fresh = [span for span in spans if span.span_id not in held]
@@ -194,7 +184,6 @@ def _send_attempt(client: Client, place: _Place, spans: list[Span], done: HandOv
 
 
 def _make_spans(spans: Iterable[Span], place: _Place, done: HandOverCounts) -> Iterator[Span]:
-    """Yield spans as they are understood there, by start: so they are counted."""
     stamps = {c.ROLLOUT_ID: place.rollout_id, c.ATTEMPT_ID: place.attempt_id}
     for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)):
         if span.is_incomplete:
@@ -212,7 +201,6 @@ def _make_spans(spans: Iterable[Span], place: _Place, done: HandOverCounts) -> I
 
 
 def _drop_number(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the number of another store's: it counts the spans it takes by itself."""
     return {key: value for key, value in attributes.items() if key != c.SEQUENCE_ID}
 
 
@@ -221,12 +209,10 @@ class ReadBackCounts:
     """Counts of the rollouts and spans read back.
 
     Attributes:
-        url: The address there.
-        rollouts: Rollouts that were looked at.
-        running: Those that have not ended yet, and wait for the next time.
+        running: Rollouts that have not ended, and wait for the next time.
         spans: Spans that are new here.
-        held: Spans that were here already, such as those that were handed over.
-        rejected: Spans that cannot be kept, by reason.
+        held: Spans that were here already.
+        rejected: Spans that cannot be stored, by reason.
     """
 
     url: str
@@ -246,15 +232,13 @@ def read_back(
 ) -> ReadBackCounts:
     """Read the spans of a running Agent Lightning 0.3 store into a store of ours.
 
-    A rollout that was handed over from here is told by its id here, so that rewards it got there
-    come home; any other by its id there, with its task and how it ended. To do it again reads what
-    came since.
+    A rollout that was handed over gets its id here back. Repetition reads only what is new.
 
     Args:
-        store: The store the spans go to; it is made if it is not there.
+        store: The store the spans go to; created if missing.
         url: Its address, such as ``http://127.0.0.1:4747``.
         rollout_id: Only these, by their ids there or here.
-        timeout_s: Seconds that it may take to answer once.
+        timeout_s: Limit of one answer, seconds.
 
     Raises:
         ConfigError: The URL cannot be used, or the store is not on this machine's disk.

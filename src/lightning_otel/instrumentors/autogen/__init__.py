@@ -1,8 +1,7 @@
 """AutoGen's agents, teams, tools and models as spans, for ``autogen_agentchat`` and ``_core`` 0.7.
 
-AutoGen makes spans of agents and tools itself: without content, and with its context left attached
-across every yield. Ours stand in their place, so that there is one span of each; of a team, which
-AutoGen has none of, there is one too.
+AutoGen's own spans have no content, and leave their context attached across every yield. Ours
+replace them; teams, which it has no span of, get one too.
 """
 
 import functools
@@ -83,8 +82,6 @@ class AutoGenInstrumentor(LibraryInstrumentor):
         self.wrap_calls(module.McpWorkbench, begin, "call_tool")
 
     def _replace_span(self, owner: Any, name: str, block_of: Callable[..., Any]) -> None:
-        """Replace a function that makes a span of AutoGen's, where ``block_of`` gives another."""
-
         def make(original: Any) -> Any:
             def block(*args: Any, **kwargs: Any) -> Any:
                 found = capture.guard_call(block_of, *args, **kwargs) if self.is_wanted() else None
@@ -105,10 +102,7 @@ class AutoGenInstrumentor(LibraryInstrumentor):
 
 
 def _without_our_frames(owner: type, original: Any) -> Any:
-    """Take our functions out of the traceback that AutoGen writes into the error of a team.
-
-    The program reads that text.
-    """
+    """Remove our functions from the traceback in a team's error, which the program reads."""
 
     def from_exception(*args: Any) -> Any:  # called on an instance it is given that, too
         capture.guard_call(_forget_our_frames, args[-1])

@@ -27,10 +27,7 @@ def text_field(value: object, name: str) -> str | None:
 
 
 def chat_messages(found: object, role: str) -> str | None:
-    """Return what an agent or a team is told or says: a text, a message or a list of these.
-
-    None if there is nothing.
-    """
+    """Return what an agent or a team is told or says, as messages; None if nothing."""
     if found is None:
         return None
     items = found if isinstance(found, list | tuple) else [found]

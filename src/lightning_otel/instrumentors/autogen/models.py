@@ -1,7 +1,6 @@
 """Model calls that do not go through ``openai``: from AutoGen's own request and result.
 
-A client that has ``openai`` beneath it, or another client of AutoGen's, is known only once that one
-sends its request: it then takes the call over, and there is one span.
+A client with ``openai`` beneath takes the call over when that sends its request: there is one span.
 """
 
 import sys
@@ -120,7 +119,6 @@ def begin_call(
 
 
 def _is_seen_below(client: object) -> bool:
-    """Return whether the ``openai`` client makes a span of every request of a client."""
     if not any(cls.__name__ == _OPENAI_CLIENT for cls in type(client).__mro__):
         return False
     base = sys.modules.get("openai._base_client")

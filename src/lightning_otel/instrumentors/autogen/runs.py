@@ -1,8 +1,7 @@
-"""Runs of agents, teams and tools as operations: begun, fed, ended once.
+"""Runs of agents, teams and tools as operations.
 
 AutoGen's runtime delivers messages in tasks of its own, in the context it was once started in.
-What it delivers to a team belongs to the run of that team; any other message carries its sender's
-context.
+Messages to a team get the context of its run; any other message carries its sender's.
 """
 
 import functools
@@ -32,8 +31,7 @@ _TURN_KEY = otel_context.create_key("lightning-otel-autogen-turn")
 """Where a context has the identity of the agent at work, or the id of the participant to speak."""
 _ENTRY_KEY = otel_context.create_key("lightning-otel-autogen-entry")
 _CARRIED: Final = "_lightning_otel_carried"
-"""Where a message's metadata has the contexts of its sender, who waits for an answer to what is
-sent, and of the first sender: a message that is published starts anew from there."""
+"""Key in a message's metadata: the contexts of its sender and of the first sender."""
 _WITHOUT_SPAN: Final = frozenset({"SequentialRoutedAgent", "ToolAgent"})
 """Agents of the runtime that are none to a reader: a team's parts, and what runs tools."""
 _TOOL_PARAMETERS: Final = ("args", "cancellation_token", "call_id")
@@ -119,7 +117,6 @@ def _begin_agent(agent: Any, task: object, agent_id: str | None = None) -> Run:
 
 
 def _keep_answer(operation: operations.Operation, result: Any) -> None:
-    """Keep an agent's answer, in its response or result, and to whom it hands over."""
     held = fields_of(result)
     answer, given = held.get("chat_message"), held.get("messages")
     if isinstance(given, list) and given:
@@ -136,11 +133,7 @@ def replace_turn(*_: Any, **__: Any) -> AbstractContextManager[Span] | None:
 
 
 def replace_creation(agent_name: str, **kwargs: Any) -> AbstractContextManager[Span]:
-    """Return the replacement of AutoGen's span of an agent's creation.
-
-    Outside a run and a recorded process that would be a trace of its own, of a span that says
-    nothing.
-    """
+    """Return the replacement of the span of an agent's creation, else a trace that says nothing."""
     parent = trace.get_current_span(operations.parent_context()).get_span_context()
     if not parent.is_valid and capture.current_frame() is None:
         return skip_span()
@@ -179,7 +172,6 @@ def begin_team(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
 
 
 def _keep_outcome(operation: operations.Operation, result: Any) -> None:
-    """Keep a team's last message, and why it stopped."""
     held = fields_of(result)
     given, reason = held.get("messages"), held.get("stop_reason")
     _keep_message(operation, given[-1] if isinstance(given, list) and given else None)
@@ -245,8 +237,8 @@ def _keep_result(tool: object, operation: operations.Operation, result: Any) -> 
 def replace_messaging(helper: Any, *_: Any, **__: Any) -> AbstractContextManager[Span] | None:
     """Return what replaces AutoGen's own spans of messages between agents, about thirty a chat.
 
-    They stand between the team and its agents; left out later, they would leave orphans behind.
-    They are made where AutoGen's switch or a provider of the program's own asks for them.
+    They would leave orphans behind. They are made where AutoGen's switch or a provider of the
+    program's own asks for them.
     """
     provider = helper.tracer_provider
     is_global = provider is trace.get_tracer_provider()

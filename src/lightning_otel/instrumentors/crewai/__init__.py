@@ -1,7 +1,6 @@
 """CrewAI's crews, flows, tasks, agents, tools and models as spans, by its methods of execution.
 
-Its event bus runs handlers on other threads, too late to give a context to what follows; and its
-own telemetry, a provider of its own, is none of our business.
+Its event bus runs handlers on other threads, too late to give a context to what follows.
 """
 
 import asyncio
@@ -86,11 +85,7 @@ class CrewAIInstrumentor(LibraryInstrumentor):
             self.wrap_calls(module.Agent, bind_step((parameter,), begin, _keep_output), *names)
 
     def _patch_models(self, module: ModuleType) -> None:
-        """Wrap each model's calls, unless ``openai`` sends its requests.
-
-        Such a call stands ready for whichever client sends the request; where none of those we know
-        does, it is told by what CrewAI was given.
-        """
+        """Wrap each model's calls; whichever client sends the request takes the call over."""
         make = wrap_call(self.if_wanted(_begin_call))
         self.wrap_family(module.BaseLLM, {"call": make, "acall": make}, _is_seen_elsewhere)
 
@@ -133,7 +128,6 @@ def _begin_agent(owner: Any, arguments: Arguments) -> Step | None:
 
 
 def _begin_alone(owner: Any, arguments: Arguments) -> Step | None:
-    """Begin an agent without a crew."""
     if arguments.get("from_checkpoint") is not None:
         return None
     return _begin_role(owner, text_of(arguments.get("messages")))
@@ -155,7 +149,6 @@ def _begin_alone_here(owner: Any, arguments: Arguments) -> Step | None:
 
 
 def _keep_output(operation: operations.Operation, result: Any) -> None:
-    """Keep a crew's, flow's, task's or agent's result: its text where it has one."""
     if inspect.isawaitable(result):
         return
     raw = getattr(result, "raw", None)
@@ -163,7 +156,6 @@ def _keep_output(operation: operations.Operation, result: Any) -> None:
 
 
 def _begin_tool_call(owner: Any, arguments: Arguments) -> Step | None:
-    """Begin a tool that a model called by its API; at a step of a plan the call has no owner."""
     call = arguments.get("tool_call", owner)
     agent = arguments.get("agent", getattr(owner, "agent", None))
     call_id, name, asked = _read_call(call)
@@ -173,7 +165,6 @@ def _begin_tool_call(owner: Any, arguments: Arguments) -> Step | None:
 
 
 def _read_call(call: Any) -> tuple[str | None, str | None, Any]:
-    """Return the id, the tool and the arguments of a model's call, of any vendor's form."""
     function = field_of(call, "function")
     name = read_word(field_of(function, "name")) or read_word(field_of(call, "name"))
     asked = field_of(function, "arguments")
@@ -185,7 +176,6 @@ def _read_call(call: Any) -> tuple[str | None, str | None, Any]:
 
 
 def _keep_call_result(operation: operations.Operation, result: Any) -> None:
-    """Keep what a model is told of a tool; that it failed, if it did."""
     _keep_tool_result(operation, field_of(result, "result"))
     failure = field_of(result, "tool_failure")
     if failure is not None:
@@ -195,7 +185,6 @@ def _keep_call_result(operation: operations.Operation, result: Any) -> None:
 
 
 def _begin_tool(owner: Any, arguments: Arguments) -> Step | None:
-    """Begin a tool that a model asked for in plain words."""
     name = read_word(owner.name) or "tool"
     return begin_tool_step(owner, name, arguments.get("input"), call_id=None, agent=None)
 
@@ -209,7 +198,6 @@ def _role_of(agent: Any) -> str | None:
 
 
 def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
-    """Begin a call of a model, unless it is made by that of a subclass."""
     if operations.unclaimed_call() is not None:
         return None
     model, messages = args[0], bind_names(("messages",), args, kwargs).get("messages")
@@ -224,7 +212,6 @@ def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
 
 class _Call(ModelCall):
     def fill(self, answer: Any) -> None:
-        """Keep a model's answer: calls of tools, or words."""
         if type(answer) is list:
             parts = [tool_call_part(*_read_call(call)) for call in answer]
         elif answer is not None:

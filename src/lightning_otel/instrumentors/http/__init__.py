@@ -58,10 +58,8 @@ class Sent(NamedTuple):
     """A POST that a client is about to send.
 
     Attributes:
-        url: The whole address.
-        read_content: Gives the body: bytes, text, or what JSON is made of.
-        headers: Its headers.
-        write: Gives the arguments to send it otherwise: to an address, with a body and headers.
+        read_content: Returns the body: bytes, text, or what JSON is made of.
+        write: Returns the arguments to send it to another address, with another body and headers.
         can_move: Whether it can be sent to another server.
     """
 
@@ -73,12 +71,7 @@ class Sent(NamedTuple):
 
 
 class SdkCall(Run):
-    """A call of an SDK, which tries again by itself: all its requests are one call.
-
-    Attributes:
-        request: The request to a model that it made; None before.
-        is_over: Whether the SDK has returned.
-    """
+    """A call of an SDK with retries: all its requests are one call."""
 
     def __init__(self) -> None:
         self.request: HttpRequest | None = None
@@ -105,7 +98,6 @@ class HttpRequest(ModelRequest):
 
     Attributes:
         latest: The attempt at it that counts.
-        sdk_call: The SDK's call it belongs to, if one tries again.
         changes: What is sent otherwise than the program wrote it.
     """
 
@@ -119,13 +111,7 @@ class HttpRequest(ModelRequest):
         self.latest, self._answer = exchange, None
 
     def take_answer(self, body: bytes | None, *, is_stream: bool = False, **how: Any) -> None:
-        """End it with what an attempt gave; within an SDK's call that may be not the last.
-
-        Args:
-            body: The answer's body, as far as it was read.
-            is_stream: Whether the program reads it as it comes.
-            how: As :meth:`end` takes it.
-        """
+        """End it with an attempt's answer as :meth:`end` takes it; an SDK may still retry."""
         is_failed = how.get("exc") is not None or how.get("status", 0) >= _FAILED
         waits = self.sdk_call is not None and not self.sdk_call.is_over
         if waits and (is_failed or not is_stream):
@@ -159,12 +145,6 @@ class Exchange(Run):
     refusing = ""
 
     def __init__(self, request: ModelRequest, context: Context) -> None:
-        """Begin an attempt.
-
-        Args:
-            request: The request it is made for.
-            context: The current context.
-        """
         self._request = request
         self._started_s = time.perf_counter()
         self._status = 0
@@ -246,13 +226,7 @@ class Exchange(Run):
 def begin_request(
     library: str, sent: Sent, make: Callable[[ModelRequest, Context], Exchange]
 ) -> Exchange | None:
-    """Begin an exchange, if it asks a model and is wanted.
-
-    Args:
-        library: The client that sends it.
-        sent: What it sends.
-        make: Makes the exchange.
-    """
+    """Begin an exchange, if it asks a model and is wanted."""
     endpoint = find_dialect("POST", sent.url)
     if endpoint is None and not may_ask_model(sent.url):
         return None
@@ -285,7 +259,6 @@ def _is_of_openai(sent: Sent) -> bool:
 
 
 def _is_told_of(sent: Sent, context: Context) -> bool:
-    """Return whether a client with an instrumentor of its own says why this is not recorded."""
     is_outside = capture.current_frame(context) is None and not capture.process.is_global
     return debugging.is_on and is_outside and _is_of_openai(sent)
 

@@ -32,10 +32,7 @@ class AiohttpInstrumentor(LibraryInstrumentor):
 
 
 class _Exchange(Exchange):
-    """One request that a session sends."""
-
     def succeed(self, result: Any) -> None:
-        """Have the answer's body pass by, as the program reads it."""
         self.note_status(result.status)
         recorder = self.record_body()
         if recorder is None:
@@ -67,8 +64,6 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
 
 @lru_cache(8)
 def _recorded_class(cls: Any) -> Any:
-    """Return a class of responses that tells its reader that it is let go."""
-
     class Recorded(cls):  # type: ignore[misc]  # the library's own
         __slots__ = ()
 
@@ -88,33 +83,27 @@ def _recorded_class(cls: Any) -> Any:
 
 
 class _Reader(wrapt.ObjectProxy[Any]):
-    """The reader of a response's body, whose bytes are kept as the program reads them."""
-
     def __init__(self, reader: Any, recorder: BodyRecorder) -> None:
         super().__init__(reader)
         self._self_recorder = recorder
         self._self_cancelled: type[BaseException] | None = None
 
     def note_close(self) -> None:
-        """Note that the response was closed, or given back to the pool."""
         exc = self._self_cancelled() if self._self_cancelled is not None else None
         self._self_recorder.finish(exc=exc)
 
     def read_nowait(self, n: int = -1) -> bytes:
-        """Read what has come."""
         data: bytes = self.__wrapped__.read_nowait(n)
         capture.guard_call(self.keep, data)
         return data
 
     def keep(self, data: Any) -> None:
-        """Keep what was read; of a chunk that says whether it ends, its bytes."""
         self._self_cancelled = None
         self._self_recorder.keep(data[0] if isinstance(data, tuple) else data)
         if self.__wrapped__.at_eof():
             self._self_recorder.finish(is_whole=True)
 
     def note_break(self, exc: BaseException) -> None:
-        """Note what a reading raised; one that is cancelled may be begun again."""
         if isinstance(exc, asyncio.CancelledError):
             self._self_cancelled = type(exc)
         else:

@@ -1,7 +1,4 @@
-"""What is sent otherwise than the program wrote it: live resources, and the wish for token ids.
-
-Only where that was asked for; every attempt at a request is changed alike.
-"""
+"""Requested changes to a request: live resources and token ids; each attempt is changed alike."""
 
 import re
 from collections.abc import Mapping
@@ -23,10 +20,9 @@ _ROUTE: Final = re.compile(
 
 
 class Changes(NamedTuple):
-    """What is sent otherwise.
+    """Requested changes to a request.
 
     Attributes:
-        fields: Fields of the body.
         url: The whole address of another server; None for the program's own.
         stamp: The versions that it is made with, as spans say it.
         wanted: Fields that ask for token ids.
@@ -43,14 +39,7 @@ class Changes(NamedTuple):
 
 
 def find_changes(endpoint: Dialect, url: str, body: Json, *, can_move: bool) -> Changes | None:
-    """Return what of a request is to be sent otherwise; None for nothing.
-
-    Args:
-        endpoint: The endpoint it goes to.
-        url: The whole address.
-        body: What the program sends.
-        can_move: Whether the client can send it to another server.
-    """
+    """Return the changes to a request for a whole URL; None for none."""
     frame = capture.current_frame()
     if not body:
         return None
@@ -94,10 +83,7 @@ def server_of(url: str) -> str:
 
 
 def moved_headers(headers: Mapping[str, str], url: str, moved: str | None) -> dict[str, str]:
-    """Return the headers to send: for another server those without secrets.
-
-    What depends on the body is left out: the client writes it anew.
-    """
+    """Return the headers without body-dependent ones; without secrets for another server."""
     from lightning_otel.instrumentors.substitution import requests as substitution
 
     own = {

@@ -1,7 +1,6 @@
 """Requests of ``httpx`` and ``httpx2`` to models, recorded where they leave the process.
 
-The transports are wrapped, not the clients: what a program answers itself, as ``MockTransport``,
-``ASGITransport`` and a cache do, is no request.
+Wrapped transports miss what a program answers itself, as ``MockTransport`` and caches do.
 """
 
 import time
@@ -18,10 +17,7 @@ from lightning_otel.instrumentors.wrappers import wrap_call
 
 
 class _TransportInstrumentor(LibraryInstrumentor):
-    """The part that both libraries have in common; each has an instrumentor of its own.
-
-    OpenTelemetry's base class keeps one instance of a class, which a subclass would inherit.
-    """
+    """Common part of both libraries; OpenTelemetry keeps one instance a class, inherited."""
 
     def _patch_transports(self, module: ModuleType) -> None:
         send = wrap_call(self.if_active(_begin_request))
@@ -50,13 +46,10 @@ class HTTPX2Instrumentor(_TransportInstrumentor):
 
 
 class _Exchange(Exchange):
-    """One request that a transport sends."""
-
     _response_class: Any = None
     _coding = ""
 
     def succeed(self, result: Any) -> None:
-        """Have the answer's body pass by, as the program reads it."""
         self.note_status(result.status_code)
         recorder = self.record_body()
         if recorder is not None:
@@ -66,12 +59,10 @@ class _Exchange(Exchange):
             result.stream = _recorded_class(_stream_base(stream))(stream, recorder)
 
     def drop(self, result: Any) -> Any:
-        """Return what gives an answer up."""
         is_sync = _stream_base(result.stream).__name__ == "SyncByteStream"
         return result.close if is_sync else result.aclose
 
     def decode(self, body: bytes) -> bytes:
-        """Return a body without its coding, which the library undoes."""
         if not self._coding or not body:
             return body
         headers = {"content-encoding": self._coding}
@@ -98,8 +89,6 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
 
 
 def _read_as_it_goes(request: Any, exchange: Exchange) -> None:
-    """Have a body that a generator makes be kept as it is sent."""
-
     def ended(body: bytes, **how: Any) -> None:
         exchange.take_sent(body, str(request.url))
 
@@ -120,8 +109,6 @@ def _stream_base(stream: Any) -> type:
 
 
 class _Recorded:
-    """A stream of bytes that hands on another's, and keeps them."""
-
     def __init__(self, stream: Any, recorder: BodyRecorder) -> None:
         self._stream = stream
         self._recorder = recorder
@@ -136,14 +123,12 @@ class _Recorded:
         return self._recorder.read_async(self._stream)
 
     def close(self) -> None:
-        """Close the other."""
         try:
             self._stream.close()
         finally:
             capture.guard_call(self._recorder.note_close)
 
     async def aclose(self) -> None:
-        """Close the other."""
         try:
             await self._stream.aclose()
         finally:

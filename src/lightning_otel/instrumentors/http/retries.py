@@ -1,7 +1,4 @@
-"""Calls of SDKs that try again by themselves.
-
-A patch of their own beside that of the HTTP client, because the wire does not tell it: an answer of
-429 is the last word or not, as the SDK decides; and what it raises in the end only its caller sees.
+"""Calls of SDKs with retries: only they know if an answer of 429 is final, and what they raise.
 
 Source: ``_base_client.py`` of the SDKs that Stainless generates, in which each call is one
 ``request``.

@@ -1,6 +1,6 @@
 """Requests of ``urllib3`` to models, and so of ``requests`` and all else that stands on it.
 
-Its own retries and redirects lie within one request; the history of the response tells them.
+Its own retries and redirects lie within one request; the history of the response has them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,12 +35,9 @@ class Urllib3Instrumentor(LibraryInstrumentor):
 
 
 class _Exchange(Exchange):
-    """One request that a pool sends."""
-
     is_preloaded = True
 
     def succeed(self, result: Any) -> None:
-        """Take the answer's body, or have it pass by as the program reads it."""
         history = getattr(getattr(result, "retries", None), "history", ())
         for attempt in history:
             self.note_earlier(attempt.status or operations.type_name(attempt.error))
@@ -80,19 +77,13 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
 
 
 class _Reading:
-    """The reading of one response, which calls its own methods for that.
-
-    Attributes:
-        recorder: Keeps what the program reads.
-        depth: How many methods are under way; the outermost one gives the program its bytes.
-    """
+    """Reads one response; the outermost of its nested methods has the program's bytes."""
 
     def __init__(self, recorder: BodyRecorder) -> None:
         self.recorder = recorder
         self.depth = 0
 
     def read(self, read: Callable[..., bytes], *args: Any, **kwargs: Any) -> bytes:
-        """Read by a method."""
         self.depth += 1
         try:
             data = read(*args, **kwargs)
@@ -112,7 +103,6 @@ class _Reading:
             self.recorder.finish(is_whole=True)
 
     def walk(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """Read by a generator."""
         return chunks if self.depth else self.recorder.read(self._walk_inside(chunks))
 
     def _walk_inside(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -127,15 +117,12 @@ class _Reading:
             yield chunk
 
     def end(self) -> None:
-        """Note that the program lets the response go."""
         if not self.depth:
             capture.guard_call(self.recorder.note_close)
 
 
 @lru_cache(8)
 def _recorded_class(cls: Any) -> Any:
-    """Return a class of responses whose bodies are kept as they are read."""
-
     class Recorded(cls):  # type: ignore[misc]  # the library's own
         def read(self, *args: Any, **kwargs: Any) -> bytes:
             data: bytes = self._lightning_otel.read(super().read, *args, **kwargs)

@@ -1,8 +1,7 @@
 """LangChain's and LangGraph's runs as spans: chains, models, tools, retrievers, agents, graphs.
 
-A handler in every callback manager tells of the runs. The few methods around which code runs that
-may be the program's are replaced, so that what happens there stands where it belongs, and so that
-calls and cancelled runs end whatever the handlers are told. ``langchain_core`` is never imported.
+A handler in every callback manager reports the runs. Methods around code of the program are
+replaced, so that its spans nest and cancelled runs end. ``langchain_core`` is never imported.
 """
 
 import functools
@@ -48,11 +47,7 @@ _METHODS: Final[tuple[Any, ...]] = (
 
 
 class LangChainInstrumentor(LibraryInstrumentor):
-    """Switches the capture of LangChain's runs on and off.
-
-    Attributes:
-        is_everywhere: Whether every run is captured, not only those of objects that were wrapped.
-    """
+    """Switches capture on and off: ``is_everywhere``, or only of objects that were wrapped."""
 
     requires = ("langchain-core >= 1.4",)
     is_everywhere = False
@@ -185,7 +180,6 @@ def _within_run(original: Any) -> Any:
 
 
 def _run_of(config: Any) -> runs.Run | None:
-    """The open run that a config is for the children of."""
     return runs.find(getattr(config.get("callbacks"), "parent_run_id", None))
 
 

@@ -1,7 +1,6 @@
 """The callback handler that makes spans of LangChain's runs.
 
-The handler is run inline and attaches nothing that outlives the block around it. Its methods
-mirror LangChain's; the class that LangChain gets is made of it once LangChain is there.
+It runs inline; the class that LangChain gets is made once LangChain is imported.
 """
 
 import re
@@ -48,11 +47,7 @@ Attributes = dict[str, AttributeValue]
 
 
 class Handler:
-    """A callback handler; two are equal, so that no manager holds both.
-
-    Attributes:
-        run_inline: LangChain calls it in the run's own task, not in a thread.
-    """
+    """A callback handler; two are equal, so that no manager holds both."""
 
     is_lightning_otel = True
     run_inline = True
@@ -66,11 +61,6 @@ class Handler:
     ignore_custom_event = True
 
     def __init__(self, is_wanted: Callable[[], bool]) -> None:
-        """Make one.
-
-        Args:
-            is_wanted: Whether a run that stands in no known one should become a span.
-        """
         self.is_wanted = is_wanted
 
     def __eq__(self, other: object) -> bool:
@@ -106,11 +96,7 @@ class Handler:
         name: str | None = None,
         **_: Any,
     ) -> None:
-        """Start a run, with a span if it is worth one.
-
-        Worth one are graphs, their nodes, and chains that are named or that stand in no other; the
-        steps that LangChain makes of an expression are not.
-        """
+        """Start a run; graphs, their nodes, and named or outermost chains get a span."""
         parent, is_wanted = self.parent(parent_run_id)
         if not is_wanted:
             return
@@ -294,9 +280,8 @@ def _graph_of(run: runs.Run, parent: runs.Run | None) -> str | None:
 def _acts_itself(run: runs.Run, node: str) -> bool:
     """Return whether a node of a run acts under its own name, and not as the run's agent.
 
-    The first node makes a run a graph, whatever it seemed to be until then. A graph that has a
-    name, and of whose nodes the first is the one that prebuilt agents begin with, is an agent, and
-    so is one that begins with middleware: only LangChain's newest ``create_agent`` says so itself.
+    A named graph whose first node is that of prebuilt agents or middleware is an agent; only
+    LangChain's newest ``create_agent`` says so itself.
     """
     if run.is_first and run.operation is not None and run.graph != c.INVOKE_AGENT:
         is_named = node in _FIRST_NODES and run.name != _UNNAMED
@@ -317,7 +302,6 @@ def _serialized_name(serialized: object) -> str | None:
 
 
 def _end_operation(run_id: UUID, key: str, value: Any) -> None:
-    """End the run of a tool or a retriever with its result."""
     run = runs.find(run_id)
     if run is not None and run.operation is not None:
         capture.guard_call(_keep_value, run.operation, key, value)
@@ -328,7 +312,6 @@ def _end_operation(run_id: UUID, key: str, value: Any) -> None:
 
 
 def _keep_value(operation: operations.Operation, key: str, value: Any) -> None:
-    """Keep a value beside the span; of LangChain's own wrappers what they hold."""
     if not capture.process.content.is_kept:
         return
     if getattr(value, "type", None) == "tool":

@@ -1,8 +1,6 @@
 """Calls of LangChain's models, of the methods through which each request passes once.
 
-These are given the run they serve, with its parent and what is known of the model; so a call begins
-and ends here, whatever handlers are told. Where a client's instrumentor takes the call, it says all
-there is to say; else the call is filled with what LangChain's own objects tell.
+A client's instrumentor may take the call; else it is filled with what LangChain's objects hold.
 """
 
 import functools
@@ -73,16 +71,8 @@ class ModelCall(steps.ModelCall):
     ) -> None:
         """Start the span.
 
-        Args:
-            model: LangChain's model.
-            operation: The operation that is asked of it.
-            tools: The tools it was given.
-            run_id: LangChain's run.
-            parent: The context the call stands in.
-            given: Its messages, or texts. They are read at the end, and only if nobody else has:
-                to write a long history twice would cost more than all the rest.
-            metadata: LangChain's facts of the model.
-            is_stream: Whether the answer comes in pieces, and its end is told by the run.
+        The ``given`` messages are read at the end, and only if no client's instrumentor has: to
+        write a long history twice would cost more than all the rest. ``parent`` is its context.
         """
         name, provider = metadata.get("ls_model_name"), metadata.get("ls_provider")
         attributes = conversation_of(metadata)
@@ -158,7 +148,6 @@ def middleware_of(node: object) -> str:
 def _read_facts(
     answer: Mapping[str, Any], model_output: object, found: dict[str, AttributeValue]
 ) -> None:
-    """Add the facts of an answer, of its message's fields and of what stands beside all answers."""
     told = {**model_output} if isinstance(model_output, dict) else {}
     beside = answer.get("response_metadata")
     if isinstance(beside, dict):
@@ -191,7 +180,6 @@ class _EventsPlace(runs.Place):
         self._answer = answer
 
     def over(self, exc: BaseException | None = None) -> None:
-        """End the call with the whole answer, if it is whole."""
         message, run = getattr(self._answer, "output_message", None), runs.find(self.run_id)
         if message is not None and run is not None and run.call is not None:
             run.call.end(SimpleNamespace(generations=[SimpleNamespace(message=message)]))
@@ -238,7 +226,6 @@ def _begin_call(
     *,
     is_stream: bool = False,
 ) -> ModelCall | None:
-    """Begin the call of a run that is ours to record, and that nothing around it records."""
     if manager is None:
         return None
     known = runs.find(manager.run_id)
@@ -308,7 +295,6 @@ def _read_message(item: Any, **extra: Any) -> dict[str, Any]:
 
 
 def _role_of(held: Mapping[str, Any]) -> str:
-    """The conventions' role of a message."""
     kind = held.get("type")
     if type(kind) is str and kind in _ROLES:
         return _ROLES[kind]
@@ -321,7 +307,6 @@ def _role_of(held: Mapping[str, Any]) -> str:
 
 
 def _read_choice(choice: Any, held: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
-    """Return a choice, whose message has these fields, as a message."""
     if held:
         return _read_message(choice.message, finish_reason=reason)
     text = getattr(choice, "text", "")
@@ -329,7 +314,6 @@ def _read_choice(choice: Any, held: Mapping[str, Any], reason: str | None) -> di
 
 
 def _finish_reason(choice: Any, held: Mapping[str, Any]) -> str | None:
-    """Return why a model stopped, if it said so."""
     for told in (getattr(choice, "generation_info", None), held.get("response_metadata")):
         if told and isinstance(told, dict):
             reason = told.get("finish_reason") or told.get("stop_reason") or told.get("done_reason")
@@ -339,7 +323,6 @@ def _finish_reason(choice: Any, held: Mapping[str, Any]) -> str | None:
 
 
 def _read_block(block: object) -> dict[str, Any] | None:
-    """Return a block of a message's content as a part; None if it repeats a tool call."""
     if isinstance(block, str):
         return text_part(block)
     if not isinstance(block, dict):
@@ -351,7 +334,6 @@ def _read_block(block: object) -> dict[str, Any] | None:
 
 
 def _tools_text(tools: Iterable[Any]) -> str:
-    """Return the tools a model was given, as far as their definitions are at hand."""
     return dump([part for tool in tools for part in flatten_tools([tool]) or [_read_tool(tool)]])
 
 

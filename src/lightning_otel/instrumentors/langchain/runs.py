@@ -1,11 +1,8 @@
 """LangChain's open runs: which span each has, if any, and the context of what happens within it.
 
-Parentage comes from LangChain's run ids alone; the context at hand only decides whether a span of
-the program's own stands between two runs.
-
-LangChain tells a handler that a run starts, and not always that it ended: a cancelled tool, a
-retriever that was interrupted. And it runs tools, retrievers and streams in the context they were
-called in. A :class:`Place` is around that code; the handler puts the run into it once it starts.
+Parentage comes from LangChain's run ids alone; the current context only decides whether a span of
+the program's own stands between two runs. LangChain does not always report an end, as of a
+cancelled tool; so a :class:`Place` is around the code of a run.
 """
 
 import contextlib
@@ -23,21 +20,18 @@ from lightning_otel.capture import operations
 from lightning_otel.instrumentors import steps, wrappers
 
 OPEN_LIMIT: Final = 10_000
-"""Open runs that are kept. A run may never be told to end, as where a handler of the program's
-raises when it starts; the oldest is then given up."""
+"""Limit of open runs; some are never reported to end, and the oldest are given up."""
 
 
 class Run:
     """One open run of LangChain's.
 
     Attributes:
-        name: LangChain's name of it.
-        context: The context of what happens within it.
-        operation: Its own span; None if it has none, and what happens in it is its parent's.
+        operation: Its own span; None if it has none, and its parent's counts.
         graph: The operation it is as a graph, such as ``invoke_agent``; None if it is no graph.
         agent: The agent's name that LangChain gives to everything within this run.
         integration: LangChain's name of what made the run.
-        call: The streamed call of a model, whose end LangChain tells by its run.
+        call: The streamed call of a model, whose end LangChain reports by its run.
         is_first: Whether no node of it has begun.
         is_guessed: Whether it was taken for an agent by the name of its first node.
     """
@@ -124,12 +118,7 @@ _events: ContextVar["Events | None"] = ContextVar("lightning-otel-langchain-even
 
 
 class Events(wrappers.Run, AbstractContextManager[None]):
-    """A stream of a run's events: LangChain cancels the run where the program leaves the stream.
-
-    Attributes:
-        run_ids: The runs that began in it.
-        is_left: Whether the program left it.
-    """
+    """A stream of a run's events: LangChain cancels the run where the program leaves the stream."""
 
     is_left = False
 
@@ -179,13 +168,7 @@ def current_place() -> "Place | None":
 
 
 class Place(wrappers.Run, AbstractContextManager[None]):
-    """Code around one run, in one block or, around a generator, in a block for each step.
-
-    Attributes:
-        run_id: The run that takes place here; None before it started.
-        tool_call_id: The call that a tool was given, which older LangChain tells no handler.
-        begin_stream: Begins the call of a model's stream, if that is what takes place here.
-    """
+    """Code around one run, in one block or, around a generator, in a block for each step."""
 
     begin_stream: Any = None
 

@@ -1,8 +1,7 @@
-"""Model calls of the ``openai`` client as spans, wrapped where every surface of it passes once.
+"""Model calls of the ``openai`` client as spans.
 
-``request`` of the two base clients sees each logical operation exactly once, above retries and with
-its JSON made; ``_process_response`` shows the HTTP response. What is not a model call passes
-untouched, and the caller gets the very object the client returned.
+``request`` of the two base clients sees each operation exactly once, above retries and with its
+JSON made; ``_process_response`` shows the HTTP response.
 """
 
 import copy
@@ -103,7 +102,6 @@ def _begin_within(args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) 
 
 
 def _ask_for_ids(endpoint: Dialect, client: Any, options: Any) -> Any | None:
-    """Return a copy of the options that also asks for ids; None where they are sent as they are."""
     body, extra = options.json_data, options.extra_json or {}
     if not isinstance(body, Mapping) or options.files or is_azure(type(client)):  # type: ignore[arg-type]  # a class has a hash
         return None
@@ -116,7 +114,6 @@ def _ask_for_ids(endpoint: Dialect, client: Any, options: Any) -> Any | None:
 
 
 def _address_of(client: Any, options: Any) -> str:
-    """The server a request goes to: the client's base URL, unless the request names a whole URL."""
     parts = urlsplit(str(options.url))
     return f"{parts.scheme}://{parts.netloc}" if parts.netloc else str(client.base_url)
 
@@ -140,9 +137,7 @@ class ClientRequest(ModelRequest):
     """One request of an ``openai`` client.
 
     Attributes:
-        client: The client that sends it.
-        fallback: Arguments to send where the server refuses what is asked besides; None if nothing
-            is.
+        fallback: Arguments to send where the server refuses the added fields.
     """
 
     fallback: tuple[Any, Any] | None = None
@@ -157,16 +152,7 @@ class ClientRequest(ModelRequest):
         *,
         is_stream: bool,
     ) -> None:
-        """Start the span.
-
-        Args:
-            client: The client that sends it.
-            options: The client's options of it, as it is sent.
-            endpoint: The endpoint it goes to.
-            context: The current context.
-            resources: The versions it is made with, as spans say it, where some were substituted.
-            is_stream: Whether the answer is streamed.
-        """
+        """Start the span; ``resources`` are the substituted versions, as spans say them."""
         self.client = client
         self._options = options
         self._response: Any = None
@@ -213,7 +199,6 @@ class ClientRequest(ModelRequest):
         self._response = self._options = self.fallback = None
 
     def _body_of(self, result: Any) -> bytes | None:
-        """Return the answer's body: the response's, else what the client made of it."""
         if self._response is not None:
             content: bytes = self._response.content
             return content

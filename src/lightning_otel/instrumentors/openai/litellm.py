@@ -1,8 +1,7 @@
 """Model calls that LiteLLM sends itself, not by OpenAI's client.
 
-Most of LiteLLM's providers go through the ``openai`` client and are seen there. Some of those that
-matter here, ``hosted_vllm`` above all, are sent by LiteLLM's own two HTTP handlers: the same
-endpoints, the same bodies, on an ``httpx`` response. Requests in other formats pass untouched.
+Some of its providers, ``hosted_vllm`` above all, are sent by its own two HTTP handlers: the same
+endpoints and bodies, on an ``httpx`` response. Requests in other formats pass untouched.
 """
 
 from collections.abc import Mapping
@@ -36,15 +35,11 @@ class LiteLLMInstrumentor(LibraryInstrumentor):
 
 
 class _Call(ClientRequest):
-    """A call whose response the method itself gives."""
-
     def succeed(self, result: Any) -> None:
-        """End it with its response, unless that is still to be read."""
         self.observe(result)
         super().succeed(result)
 
     def fail(self, exc: BaseException) -> None:
-        """End it with the answer that the exception carries, where the server sent one."""
         response = getattr(exc, "response", None)
         if getattr(response, "is_closed", False):
             capture.guard_call(self.observe, response)

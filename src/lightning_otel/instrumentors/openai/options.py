@@ -1,7 +1,4 @@
-"""The client's options of a request, made with the resources that are live.
-
-The agent's own objects stay as they are; what is recorded is what is sent.
-"""
+"""The client's options of a request, as a copy with the live resources."""
 
 import copy
 import sys
@@ -16,12 +13,7 @@ from lightning_otel.instrumentors.substitution import requests as substitution
 
 
 class Substituted(NamedTuple):
-    """A request to be made.
-
-    Attributes:
-        options: The client's options of it.
-        stamp: The versions it is made with, as spans say it.
-    """
+    """A request's options with the ``stamp`` of its versions, as spans say it."""
 
     options: Any
     stamp: str
@@ -30,14 +22,7 @@ class Substituted(NamedTuple):
 def substitute_resources(
     assigner: capture.ResourceAssigner, client: Any, options: Any, dialect: Dialect
 ) -> Substituted | None:
-    """The request with what it is given; None where nothing is, and it is sent as it is.
-
-    Args:
-        assigner: Gives it.
-        client: The client that sends it.
-        options: The client's options of it, which stay as they are.
-        dialect: The reader of the request.
-    """
+    """Return a copy of the options with the resources; None where there are none."""
     if options.files or not isinstance(options.json_data, Mapping):
         return None
     body = {**options.json_data, **(options.extra_json or {})}
@@ -61,7 +46,6 @@ def substitute_resources(
 
 
 def _change_server(options: Any, client: Any, base_url: str) -> None:
-    """Send to another server, which is not told the secrets that the client has for its own."""
     url = str(options.url)
     if urlsplit(url).netloc or any(
         cls.__name__ == "BaseAzureClient" for cls in type(client).__mro__

@@ -35,8 +35,6 @@ def patch_connections(instrumentor: LibraryInstrumentor, *connections: type) -> 
 
 
 class _Call(ClientRequest):
-    """One call, with the events of its answer."""
-
     def __init__(self, connection: Any, body: Mapping[str, Any]) -> None:
         uri = capture.read_attribute(connection._connection.protocol, "uri")
         client = SimpleNamespace(
@@ -51,12 +49,10 @@ class _Call(ClientRequest):
         self._calls.append(self)
 
     def fail(self, exc: BaseException) -> None:
-        """End it, as it was not sent."""
         self._calls.remove(self)
         super().fail(exc)
 
     def take(self, data: bytes) -> bool:
-        """Keep an event; return whether it was the last one."""
         if self._first_s is None:
             self._first_s = time.perf_counter() - self.started_s
         self._events.append(data)
@@ -64,26 +60,21 @@ class _Call(ClientRequest):
         return event.get("type") in (*self._endpoint.end_marks, "error")
 
     def finish(self, exc: BaseException | None = None, *, is_whole: bool) -> None:
-        """End it with what came."""
         body = b"".join(b"data: %s\n\n" % event for event in self._events)
         self.end(body, is_whole=is_whole, first_chunk_s=self._first_s, exc=exc)
 
 
 class _Following(Run):
-    """A look at what comes over a connection, or its end."""
-
     def __init__(self, calls: deque[_Call]) -> None:
         self._calls = calls
 
     def succeed(self, result: Any) -> None:
-        """Give an event to the call that is answered; without one the connection was closed."""
         if result is None:
             self._leave(None)
         elif self._calls and self._calls[0].take(bytes(result)):
             self._calls.popleft().finish(is_whole=True)
 
     def fail(self, exc: BaseException) -> None:
-        """End the calls of a connection that broke; whoever only stopped waiting may go on."""
         if isinstance(exc, Exception) and not isinstance(exc, TimeoutError):
             self._leave(exc)
 

@@ -21,14 +21,6 @@ class StoredRequest(Run):
     """One request for what the server keeps: a span only if the answer tells something new."""
 
     def __init__(self, client: Any, options: Any, dialect: StoredResponse, path_id: str) -> None:
-        """Note the request.
-
-        Args:
-            client: The client that sends it.
-            options: The client's options of it.
-            dialect: Its reader.
-            path_id: The id in its path.
-        """
         self._dialect, self._path_id, self._body = dialect, path_id, body_of(options)
         self._server = server_of(client, str(options.url))
         self._start_ns, self._started_s = time.time_ns(), time.perf_counter()

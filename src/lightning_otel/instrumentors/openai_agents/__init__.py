@@ -1,9 +1,8 @@
 """Agents, hand-offs, tools and guardrails of the OpenAI Agents SDK as spans, and its model calls.
 
-The SDK's own span and trace objects say what begins and ends. They are watched where they start and
-finish, not through a trace processor: a processor is lost to ``set_trace_processors``, hears
-nothing where tracing is disabled, and adding one makes the exporter that sends to OpenAI. So the
-program's processors stay as they are, and nothing is sent that was not sent before.
+The SDK's own span and trace objects are watched, not a trace processor: that is lost to
+``set_trace_processors``, hears nothing where tracing is disabled, and adding one makes the exporter
+that sends to OpenAI.
 """
 
 from collections.abc import Callable, Mapping
@@ -98,13 +97,10 @@ def _start_trace(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 
 
 def _told(note: Callable[..., None]) -> Make:
-    """Return what tells a method's arguments before it runs."""
     return wrap_call(lambda args, kwargs: note(*args, **kwargs))
 
 
 def _made(note: Callable[..., None]) -> Make:
-    """Return what tells the object that a method made, or that it is of, and its arguments."""
-
     def make(original: Any) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
@@ -117,7 +113,6 @@ def _made(note: Callable[..., None]) -> Make:
 
 
 def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
-    """Run in a context that knows the session whose conversation the run goes on with."""
     if not kwargs.get("session"):
         return None
     session_id = capture.read_attribute(kwargs["session"], "session_id")

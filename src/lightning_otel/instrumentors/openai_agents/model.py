@@ -1,9 +1,7 @@
 """The SDK's requests to models: opened here, filled and ended by the client that sends them.
 
-Where no client says that a request is its own (a model that does not use ``openai``, or speaks
-over a websocket) the call says what the SDK knows of it. Requests and answers come as items of the
-Responses API or as chat messages, as plain objects or the client's own classes; whatever they are,
-only plain copies of them are read.
+Without such a client the call says what the SDK knows. Requests and answers are items of the
+Responses API or chat messages, as plain objects or the client's classes; plain copies are read.
 """
 
 import contextlib
@@ -122,7 +120,6 @@ def _read_request(request: Mapping[str, Any]) -> Facts:
 
 
 def _read_response(response: object, model_key: str = c.RESPONSE_MODEL) -> Facts:
-    """Read a model's answer: the SDK's ``ModelResponse``, or the API's own response object."""
     if response is None:
         return {}, {}
     attributes = token_counts(_copy_plain(field_of(response, "usage")), is_zero_known=False)
@@ -141,13 +138,11 @@ def _read_response(response: object, model_key: str = c.RESPONSE_MODEL) -> Facts
 
 
 def _read_messages(given: object, role: str) -> list[dict[str, Any]]:
-    """Return items as messages; what one turn of the model made is one message."""
     items = [text_of(given)] if isinstance(given, str) else _copy_plain(given)
     return read_items(items if isinstance(items, list) else (), role)
 
 
 def _read_tool(tool: object) -> dict[str, Any]:
-    """Return a function tool, or a handoff, in the conventions' flat form."""
     found: dict[str, Any] = {"type": "function"}
     for key, names in (
         ("name", ("tool_name", "name")),
@@ -162,7 +157,6 @@ def _read_tool(tool: object) -> dict[str, Any]:
 
 
 def _copy_plain(value: object) -> Any:
-    """Return a bounded copy of plain types only; text stays text."""
     if value is None or isinstance(value, str):
         return value
     with contextlib.suppress(ValueError):

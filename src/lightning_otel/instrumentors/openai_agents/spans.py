@@ -1,8 +1,4 @@
-"""The SDK's open spans and traces, and the operation of each.
-
-A span of the SDK that adds nothing of its own, such as a turn, is passed over: what stands in it
-stands in what is around it. The spans themselves are held weakly, and nothing else is kept.
-"""
+"""The SDK's open spans and traces; spans that add nothing, such as turns, are passed over."""
 
 import functools
 import sys
@@ -38,9 +34,7 @@ class Node:
     """A span or trace of the SDK that is under way.
 
     Attributes:
-        parent: The node it stands in.
         kind: The kind of a span.
-        conversation: The conversation it belongs to.
         operation: Its operation; None if it is passed over, and once it is over.
         deferred: Begins the operation once something stands in it.
         error: An error the SDK noted on a span that keeps none.
@@ -85,11 +79,7 @@ class Node:
 
 
 class SdkSpans:
-    """The SDK's spans and traces, from their start to their finish.
-
-    Attributes:
-        scope: The SDK's own ``Scope``, which knows the current span and trace.
-    """
+    """The SDK's open spans and traces; ``scope`` is its own ``Scope``."""
 
     def __init__(self) -> None:
         self.scope: Any = None
@@ -225,7 +215,6 @@ def _read_text(value: object) -> str:
 
 
 def _describe_start(data: Any) -> tuple[str, Attributes] | None:
-    """Return name and attributes of a span's operation; None if the span adds nothing."""
     name = _read_text(getattr(data, "name", None))
     kinds: Mapping[str, tuple[str, Attributes]] = {
         "agent": (
@@ -243,7 +232,6 @@ def _describe_start(data: Any) -> tuple[str, Attributes] | None:
 
 
 def _fill_operation(operation: operations.Operation, data: Any) -> None:
-    """Put what a span knows at its end on its operation."""
     kind = data.type
     if kind in _MODEL_KINDS:
         model.add_facts(operation, model.read_span(data))

@@ -1,8 +1,7 @@
 """Assignment of resource versions to requests: pure, so that all processes and threads agree.
 
-Two resources are substituted into an unchanged agent's requests, by these names: the prompt
-``system_prompt``, with its examples, and the endpoint ``endpoint``, with its model, sampling and
-address. Others are for agents that take ``(task, resources)``.
+Substituted into an unchanged agent's requests are ``system_prompt``, with its examples, and
+``endpoint``, with its model, sampling and address. Agents with ``(task, resources)`` take others.
 """
 
 import hashlib
@@ -28,8 +27,8 @@ class Standing(NamedTuple):
     """The assignable versions of one resource.
 
     Attributes:
-        live: What is given; None leaves it to the agent.
-        canary: What a share is given instead.
+        live: The version by default; None leaves it to the agent.
+        canary: The version of a share.
         weight: That share, 0 to 1.
     """
 
@@ -38,18 +37,13 @@ class Standing(NamedTuple):
     weight: float = 0.0
 
     def choose(self, key: str) -> Resource | None:
-        """Return the version that a key is given, the same wherever and whenever it is asked.
-
-        Each canary draws anew, so that it is not always the same keys that try what is new; with a
-        larger weight all that had it keep it.
-        """
+        """Return the version of a key; canaries draw anew, larger weights keep their keys."""
         if self.canary is not None and _share_of(f"{self.canary}\0{key}") < self.weight:
             return self.canary
         return self.live
 
 
 def _share_of(text: str) -> float:
-    """Return a number from 0 to 1 that a text always has, spread evenly over texts."""
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64
 
@@ -80,11 +74,7 @@ def assign_versions(
 ) -> dict[str, Resource]:
     """Return the version of each resource that a key is given, by name.
 
-    Args:
-        standings: What may be assigned, by name.
-        key: What the choice sticks to, such as a rollout's id.
-        agent: Who acts; what is named ``agent/name`` is its ``name``.
-        pinned: What is given whatever stands, by name.
+    ``agent/name`` is the acting agent's ``name``; ``pinned`` versions precede all others.
     """
     found = {name: given for name in standings if (given := standings[name].choose(key))}
     found.update(pinned)
@@ -99,14 +89,7 @@ def assign_versions(
 
 
 def stamps(resources: Mapping[str, Resource]) -> dict[str, dict[str, str]]:
-    """Return versions as ``context(resources=…)`` takes them: each resource's, by agent.
-
-    What was assigned to whoever acts is stamped on every span; what is another agent's, on those of
-    that agent.
-
-    Args:
-        resources: What was assigned, by name.
-    """
+    """Return versions as ``context(resources=…)`` takes them: each resource's, by agent."""
     found: dict[str, dict[str, str]] = {}
     own = {resource.name for name, resource in resources.items() if name != resource.name}
     for resource in resources.values():

@@ -1,8 +1,4 @@
-"""A request made with the resources that are live, instead of what the agent wrote.
-
-Only where ``apply`` was asked for. The agent's own objects stay as they are; what is recorded is
-what is sent; and a fault of ours, or a resource that does not fit, leaves the request as it was.
-"""
+"""Requests with the live resources, where ``apply`` asks for them; faults leave them unchanged."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -26,7 +22,7 @@ _PLAIN_HEADERS: Final = (
 
 
 class Substitution(NamedTuple):
-    """What of a request is to be sent otherwise.
+    """The substituted parts of a request.
 
     Attributes:
         changes: Fields of its body.
@@ -42,15 +38,10 @@ class Substitution(NamedTuple):
 def find_substitution(
     assigner: capture.ResourceAssigner, body: Mapping[str, Any], dialect: Dialect
 ) -> Substitution | None:
-    """Return what a request is given; None where nothing is, and it is sent as it is.
-
-    Args:
-        assigner: Gives it.
-        body: What the agent sends.
-        dialect: The reader of the request.
+    """Return the substitution for a request; None for none.
 
     Raises:
-        ConfigError: The request cannot take what it is given.
+        ConfigError: The request cannot take a resource.
     """
     if dialect.operation == c.EMBEDDINGS:
         return None
@@ -104,7 +95,6 @@ def _agent_on(span: Any) -> str | None:
 
 
 def _canary_key(stamps: Mapping[str, Any]) -> str:
-    """Return the key of a canary's choice: the rollout, else the trace."""
     rollout_id = stamps.get(c.ROLLOUT_ID)
     if rollout_id is not None:
         return str(rollout_id)

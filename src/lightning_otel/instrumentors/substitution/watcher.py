@@ -1,8 +1,7 @@
 """Background reads of the assignable versions: a traced request never waits for them.
 
-The state is read in a thread of its own, at most once a second and only while requests are made;
-each request is given what was read last, and all requests of one rollout what its first was given.
-Faults are told once and leave the program as it is.
+A thread reads the state at most once a second and only while requests are made; all requests of one
+rollout get the versions of its first. Faults are logged once and leave the program as it is.
 """
 
 import contextlib
@@ -32,10 +31,7 @@ from lightning_otel.types import Resource
 FRESH_S: Final = 1.0
 """How old what was read may be before it is read anew, while requests go on with it."""
 STALE_S: Final = 1.5
-"""How old it may be before a request waits for what is being read: nobody asked for a while.
-
-What was taken back reaches every new rollout within two seconds, however seldom there is one.
-"""
+"""Age from which a request waits for a read: withdrawals apply within two seconds."""
 FIRST_S: Final = 2.0
 """How long the first request may wait: the libraries that read are loaded then, too."""
 CATCH_UP_S: Final = 0.2
@@ -58,12 +54,7 @@ class Watch:
     """The assignable versions in this process, kept fresh while asked for."""
 
     def __init__(self, open_reader: Callable[[], Any]) -> None:
-        """Name what reads; it is opened, and what it needs is imported, in the background.
-
-        Args:
-            open_reader: Opens it; a reader has ``standings()`` and ``get(name, version)``, as
-                :class:`Resources` has.
-        """
+        """Take what opens a reader in the background; readers are as :class:`Resources`."""
         self._open = open_reader
         self._reader: Any = None
         self._standings: Mapping[str, Standing] = {}
@@ -78,11 +69,7 @@ class Watch:
         self._lock = threading.Lock()
 
     def for_rollout(self, standings: Mapping[str, Standing] | None = None) -> "RolloutVersions":
-        """Return the versions of one rollout.
-
-        Args:
-            standings: What it was given in another process; None if it has asked nothing yet.
-        """
+        """Return the versions of one rollout; ``standings`` are those of another process."""
         return RolloutVersions(self, standings)
 
     def assign(
@@ -92,14 +79,7 @@ class Watch:
         pinned: Mapping[str, int],
         fixed: dict[str, Mapping[str, Standing]] | None = None,
     ) -> dict[str, Resource]:
-        """Return a request's resources, as ``Resources.assigned`` does, from the last read.
-
-        Args:
-            key: What the choice sticks to.
-            agent: Who acts.
-            pinned: Versions by name that are given whatever is live.
-            fixed: Keeps what a rollout may be assigned, once that was read.
-        """
+        """Return a request's resources from the last read, and fill ``fixed`` with them."""
         pins = list(pinned.items())
         is_new = not self._pinned.keys() >= set(pins)
         if is_new:
@@ -180,7 +160,6 @@ class RolloutVersions:
     """The assignable versions of one rollout, fixed at its first request."""
 
     def __init__(self, watch: Watch, standings: Mapping[str, Standing] | None) -> None:
-        """Take what it holds already; None if nothing yet."""
         self._watch = watch
         # In a dictionary, which is set once however many threads of the rollout ask first.
         self._fixed = {} if standings is None else {"standings": standings}
@@ -200,7 +179,6 @@ class StateFile:
     """Reads versions from a state file, for which SQLite is enough: two milliseconds at first."""
 
     def __init__(self, path: Path) -> None:
-        """Name the file, which need not be there."""
         self._path = path
 
     def standings(self) -> Mapping[str, Standing]:
@@ -247,12 +225,7 @@ _watches: dict[str, Watch] = {}
 
 
 def watch_of(place: str, open_reader: Callable[[], Any]) -> Watch:
-    """Return the process's watch of a place, begun if there is none.
-
-    Args:
-        place: Where what it reads stands.
-        open_reader: Opens what reads there.
-    """
+    """Return the process's watch of a place; begin it if there is none."""
     watch = _watches.get(place) or _watches.setdefault(place, Watch(open_reader))
     if watch._read_s == -math.inf:
         watch.begin_reading()  # so that the first request finds it read
