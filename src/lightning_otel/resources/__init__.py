@@ -1,7 +1,6 @@
 """Resources: immutable versions of prompts, endpoints and weights, and aliases that name them.
 
-``live`` is the version that everybody gets, ``canary`` the one that a share gets instead.
-Publishing makes a version; promotion and rollback move an alias. Nothing is overwritten.
+``live`` is the default version, ``canary`` that of a share. Nothing is overwritten.
 """
 
 import contextlib
@@ -48,11 +47,7 @@ class Resources:
     """The resources of a state; any number of threads and processes publish and read at once."""
 
     def __init__(self, state: State | None = None) -> None:
-        """Name the state; nothing is read yet.
-
-        Args:
-            state: Where they stand; by default beside the default store.
-        """
+        """Use a state, by default beside the default store; nothing is read yet."""
         self.state = state if state is not None else State()
         self._known: dict[tuple[str, int], Resource] = {}
         # The time of the last read, the last change then, and its result.
@@ -74,14 +69,14 @@ class Resources:
 
         Args:
             name: The resource; ``agent/name`` is for that agent alone.
-            body: Text or a :class:`Prompt`; chat messages, of which the first is the system's and
-                the rest are examples; or an object of the kind's keys, as :class:`Resource` lists.
+            body: Text or a :class:`Prompt`; chat messages, the system's and then
+                examples; or an object of the kind's keys, as :class:`Resource` lists.
             kind: The kind; guessed by default.
             parent: The version it was made from.
             run_id: The training run that made it.
             metrics: Measured numbers by name.
-            alias: An alias that names it from now on, such as ``live`` or ``canary``; by default
-                none, but the first version of a name goes live.
+            alias: Its alias, such as ``live`` or ``canary``; by default none, but a
+                name's first version goes live.
             weight: The share of a canary, as :meth:`set_alias` takes it.
 
         Raises:
@@ -186,8 +181,7 @@ class Resources:
             name: The resource.
             alias: ``live``, ``canary``, or another word, which agents get only by name.
             version: The version; None removes the alias, of a canary as :meth:`withdraw` does.
-            weight: The share that gets the canary, 0 to 1; by default what it was, else 0.1. No
-                other alias has one.
+            weight: The share of the canary, 0 to 1; by default what it was, else 0.1.
             last_move: Move it only if no alias of the name moved since :meth:`last_move` said so.
 
         Raises:
@@ -247,10 +241,7 @@ class Resources:
             return [Withdrawal(*row) for row in rows]
 
     def withdrawn(self, name: str) -> dict[int, str]:
-        """Return the versions that must not be chosen, with the reason.
-
-        They were withdrawn or rolled back, and made neither canary nor live since.
-        """
+        """Return versions that were withdrawn or rolled back and not assigned since."""
         with self._begin_read() as connection:
             return tables.Entry(connection, name).withdrawn()
 
@@ -283,12 +274,12 @@ class Resources:
     ) -> dict[str, Resource]:
         """Return the version of each resource for a key: live, or canary for a share of keys.
 
-        It reads the state at most once a second.
+        The state is read at most once a second.
 
         Args:
             key: A rollout's or user's id; the choice for it is the same in every process.
             agent: The agent; it gets resources named ``agent/name`` as ``name``, too.
-            pinned: Versions by name that go before what is live.
+            pinned: Versions by name that precede what is live.
 
         Raises:
             NotFoundError: A pinned version does not exist.
@@ -309,21 +300,19 @@ class Resources:
     ) -> "Comparison":
         """Compare two versions by the rewards of the rollouts made with them.
 
-        Rollouts are compared with those of the other version next to them in time, of the same task
-        where tasks come again. What was given its version together, by user, session or group,
-        counts once; a rollout that failed or broke off as one of the lowest reward. The 95 %
+        Neighbours in time are compared, of one task where tasks repeat. Versions drawn by user,
+        session or group count once for each; failed rollouts count as the lowest reward. The 95 %
         interval holds however often one looks: see :mod:`lightning_otel.resources.evidence`.
 
         Args:
             name: The resource.
             a: One version, by number or alias.
             b: The other.
-            store: Where the rollouts are; by default the store that is used where none is named.
-            is_paired: Whether only tasks done with both count; else all rollouts of either do. By
-                default the former, but for traffic in which few tasks come twice, or in which
+            store: The store of the rollouts; by default the default store.
+            is_paired: Count only tasks done with both; by default unless few tasks repeat, or
                 versions stick to users, sessions or groups.
-            reward_range: The lowest and the highest reward that there can be; by default the range
-                seen so far, which the verdict then says.
+            reward_range: The lowest and the highest possible reward; by default the range seen so
+                far, which the verdict then says.
 
         Raises:
             ConfigError: No rollouts tell of both, or the range is none.

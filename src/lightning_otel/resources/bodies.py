@@ -166,7 +166,6 @@ _OTHERS: Final = ("stop", "reasoning_effort", "logit_bias")
 
 
 def _check_sampling(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling as a request has it; what else a request has is the agent's and stays so."""
     for key, value in given.items():
         if key in _OTHERS:
             continue

@@ -80,20 +80,14 @@ class Comparison:
     """The comparison of two versions by rewards.
 
     Attributes:
-        name: The resource.
-        a: One version.
-        b: The other.
-        tasks: How many tasks were done with both, within which rollouts were compared; 0 where they
-            were compared with those next to them in time, whatever their task.
-        rollouts_a: How many rollouts of ``a`` were counted.
-        rollouts_b: How many of ``b``.
+        tasks: Number of tasks done with both; 0 where neighbours in time were compared.
+        rollouts_a: Number of counted rollouts of ``a``.
         mean_a: Their mean reward; of paired ones the mean over tasks.
-        mean_b: Likewise.
         difference: The mean of ``b``'s rewards less ``a``'s next to them.
         low: The lower end of its 95 % confidence interval, however often one looks.
         high: The upper end.
-        missing: About how many more tasks, or rollouts of each, it takes until one is told from the
-            other, if they come out alike; 0 if they are told apart, None if no end is in sight.
+        missing: Estimated tasks, or rollouts of each, until one is told from the other; 0 if they
+            are told apart, None if no end is in sight.
         left_out: Rollouts that were not counted, by reason.
         pairs: The tasks that were done with both; none where tasks were not looked at.
         reward_range: The range of rewards that the verdict relies on.
@@ -260,7 +254,6 @@ def _choose_attempts(
     rows: Mapping[str, Mapping[str, Any]],
     left_out: Counter[str],
 ) -> list["LastAttempt"]:
-    """Return the attempts made with one of the versions that were rewarded or lost, by start."""
     versions_known = {attempt.rollout_id for attempt in attempts if attempt.versions}
     for rollout_id, row in rows.items():
         if row["is_lost"] and rollout_id not in versions_known:  # before its first step
@@ -299,10 +292,7 @@ def _make_units(
     rewards: Mapping[str, float],
     b: int,
 ) -> list[Unit]:
-    """Return rollouts since both versions were in use, by what their version was drawn by.
-
-    That is the user, else the session, else the task, if versions stick to it; else the rollout.
-    """
+    """Return rollouts since both versions were used, by their sticky user, session or task."""
     first_ns = {attempt.version: attempt.start_ns for attempt in reversed(scored)}
     beside = [row for row in scored if row.start_ns >= max(first_ns.values(), default=0)]
     if len({attempt.version for attempt in beside}) < 2:
@@ -358,15 +348,7 @@ def read_last_attempts(name: str, con: Reader, model: str | None = None) -> list
 
 @lru_cache(maxsize=4096)
 def read_version(name: str, agent: str, resources: str) -> int | None:
-    """Return the version of a resource that an agent's steps were made with; None if none is.
-
-    A resource of one agent is found by its plain name too, as people stamp it by hand.
-
-    Args:
-        name: The resource.
-        agent: Who acted.
-        resources: Versions by name, as JSON.
-    """
+    """Return the version in an agent's JSON ``resources``, by full or plain name; None if none."""
     return _version_of(name, agent, json.loads(resources or "{}"))
 
 

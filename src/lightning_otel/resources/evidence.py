@@ -29,8 +29,7 @@ CONFIDENCE: Final = 0.95
 _RANGE: Final = 1.0
 MOST_STAKE: Final = 0.995
 BETS: Final = tuple(MOST_STAKE / 2**power for power in range(7))
-"""Shares of the capital that are staked on a difference of weight 1, and as many times as much on
-another, up to the most; the smallest finds differences of a hundredth."""
+"""Shares of the capital staked on a difference of weight 1; the smallest finds a hundredth."""
 ENOUGH: Final = math.log(2 / (1 - CONFIDENCE))
 """Logarithm of the capital that rules a mean out, on each side."""
 _STEPS: Final = 40
@@ -42,7 +41,7 @@ class Evidence:
     """Differences of rewards, and what they say of their mean.
 
     Attributes:
-        counts: How often each difference was seen, its value as a share of the width of the range.
+        counts: Frequency of each difference, as a share of the width of the range.
         width: That width.
     """
 
@@ -76,10 +75,7 @@ class Evidence:
 
     @property
     def missing(self) -> int | None:
-        """About how many more differences tell the mean from 0, if they are like these.
-
-        0 if it is told already, None if no end is in sight.
-        """
+        """Estimate the differences until the mean is told from 0; 0 if it is, None if never."""
         if self.is_above or self.is_below:
             return 0
         total = sum(self.counts.values())
@@ -146,7 +142,6 @@ def _weighted_mean(counts: Mapping[Difference, int]) -> float:
 
 
 def _lower_end(counts: Mapping[Difference, int]) -> float:
-    """The least mean, from -1 to 1, that is not ruled out."""
     low = -1.0
     high = max(low, _weighted_mean(counts))
     for _ in range(_STEPS):

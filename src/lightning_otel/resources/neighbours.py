@@ -14,8 +14,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 STICKY: Final = 0.25
-"""Changes back of a key's version, as a share of those by independent draws, up to which it sticks.
-Where a version sticks to a key, a share that is ramped up changes it once, and never back."""
+"""Share of changes back of a key's version, of independent draws', up to which it sticks."""
 
 
 class Unit(NamedTuple):
@@ -23,7 +22,6 @@ class Unit(NamedTuple):
 
     Attributes:
         key: Its id, or that of the user, session or group.
-        is_b: Whether its version is ``b``.
         reward: Its reward, or their mean.
     """
 
@@ -40,10 +38,7 @@ class Difference(NamedTuple):
 
 
 class Neighbours:
-    """Pairs units that come in order of time; a unit counts once, and each pair stays for ever.
-
-    Two neighbours of one version are a unit of the next level.
-    """
+    """Pairs units in order of time, for good; two of one version form a next-level unit."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Unit] = {}
@@ -87,8 +82,8 @@ def compare_task(units: Sequence[Unit]) -> list[Difference]:
 def join_units(units: Iterable[Unit]) -> list[Unit]:
     """Return one unit for each key, with the mean reward.
 
-    A key with both versions says that the share moved, after which rollouts of a key that changed
-    have no match among those of one that did not: then the first rollout of each key counts.
+    Where a key has both versions the share moved, and the rest of its rollouts have no match: then
+    the first rollout of each key counts.
     """
     members: dict[str, list[Unit]] = {}
     for unit in units:

@@ -69,8 +69,7 @@ CANARY_WEIGHT: Final = 0.1
 """The share of a canary whose weight was never said."""
 ALL: Final = (VERSIONS, ALIASES, CHANGES, WITHDRAWALS)
 LOCK: Final = 0x6C6F7472
-"""Of changes: two publishers would find the same newest version, and a reader could see a later
-change before an earlier one, and ask no more."""
+"""Lock of changes: else publishers find the same newest version, and readers miss changes."""
 _OF_NAME: Final = sa.select(VERSIONS).where(VERSIONS.c.name == sa.bindparam("name"))
 
 
@@ -210,10 +209,7 @@ class Entry:
         return self.get(held.version)
 
     def withdrawn(self) -> dict[int, str]:
-        """Return the versions that were withdrawn or rolled back and not assigned since, and why.
-
-        What is live or canary is not among them.
-        """
+        """Return versions that were withdrawn or rolled back and not assigned since, and why."""
         why = sa.case((CHANGES.c.alias == ROLLED_BACK, ROLLED_BACK), else_=None)
         moves = CHANGES.c.alias.in_((LIVE, CANARY, ROLLED_BACK))
         events = sa.union_all(

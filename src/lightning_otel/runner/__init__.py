@@ -1,8 +1,4 @@
-"""The runner: an agent and the queue's rollouts become recorded, rewarded attempts.
-
-One worker is a :class:`Runner`; several at once, in threads, processes or on Ray, are
-:func:`run_workers`. Agents stand in :mod:`lightning_otel.runner.agents`, and need no queue.
-"""
+"""The runner: an agent and the queue's rollouts become recorded, rewarded attempts."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,7 +14,6 @@ __all__ = ["Hook", "Runner", "run_workers"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from its home."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

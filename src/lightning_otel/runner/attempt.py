@@ -131,7 +131,6 @@ def run_attempt(runner: "Runner", agent: Agent, lease: "Lease") -> Outcome:
 
 
 def _assign_resources(runner: "Runner", agent: Agent, rollout: Rollout) -> Mapping[str, Resource]:
-    """Return the resources of an attempt, without those that do not reach the agent."""
     pinned = rollout.resources
     if runner.resources is None:
         if pinned:
@@ -162,7 +161,6 @@ def _run_agent(
     resources: Mapping[str, Resource],
     recording: Recording,
 ) -> float | None:
-    """Return the reward that the agent, or its evaluator, gave back; emit it."""
     if rollout.group_id:
         trace.get_current_span().set_attribute(c.TASK_ID, rollout.group_id)
     known: dict[str, Any] = {"agent": agent, "rollout": rollout, "recording": recording}

@@ -51,23 +51,20 @@ def run_workers(
 ) -> int:
     """Run rollouts with several workers until none is left; return the number of attempts.
 
-    A worker process that dies, by whatever, loses nothing: what it held is tried again if it may
-    be, and another worker takes its place.
+    A dead worker process is replaced, and its rollout is tried again if it may be.
 
     Args:
         n: Workers at the same time.
-        agent: Whatever :func:`agent_of` takes; for processes something that pickles, such as a
-            function at the top of a module.
+        agent: Whatever :func:`agent_of` takes; for processes it must pickle.
         kind: ``threads`` of this process; ``processes`` of this machine, each of which is killed
             with an attempt that hangs; or ``ray`` actors on however many machines.
-        store: As for :class:`Runner`, like all that is not said here; on each machine, its own
-            under this name.
-        queue: Where rollouts are taken from.
-        resources: Says what the agent works with.
-        hooks: Called around each attempt; for processes they are to pickle.
+        store: As for :class:`Runner`; on each machine, its own under this name.
+        queue: The source of rollouts.
+        resources: The source of the agent's resources.
+        hooks: Called around each attempt; for processes they must pickle.
         reward_evaluator: Judges each attempt in the agent's place.
         apply: Make the requests of an agent that does not take resources with them.
-        modes: What rollouts are taken for.
+        modes: The modes of rollouts that are taken.
         lease_s: Seconds without a heartbeat after which a worker counts as dead.
         until_empty: As for :meth:`Runner.run`.
         stop: As for :meth:`Runner.run`.
@@ -131,7 +128,7 @@ def _run_others(
     n: int, make: Callable[[int], Runner], start: Callable[[Runner], Any], queue: Queue, stop: Stop,
     is_done: Callable[[], bool],
 ) -> int:  # fmt: skip
-    """Look after workers in other processes until none has anything left; count attempts."""
+    """Supervise worker processes until the queue is empty; return the number of attempts."""
     worker_ids: list[str] = []
     members: dict[str, Any] = {}
 
@@ -141,7 +138,6 @@ def _run_others(
         worker_ids.append(runner.worker_id)
 
     def reap_workers() -> list[tuple[str, str]]:
-        """Forget who works no more; give back what the dead held, and return why they died."""
         ended = [each for each, member in members.items() if not member.is_alive()]
         dead = [(each, reason) for each in ended if (reason := members.pop(each).describe_end())]
         for worker_id, reason in dead:
@@ -183,7 +179,6 @@ class _Process:
     """A worker in a process of its own, which ends after its attempt when this one dies."""
 
     def __init__(self, runner: Runner, *, until_empty: bool) -> None:
-        """Start it, or raise ConfigError if it cannot be sent there."""
         # A fresh interpreter: a fork would take along the threads' locks of this one. The end of a
         # pipe says stop; a shared event's lock would stay locked by a worker killed in it.
         context = multiprocessing.get_context("spawn")

@@ -1,7 +1,4 @@
-"""Workers as Ray actors, on however many machines a Ray cluster has.
-
-Each records into the store of its own machine; the queue is one that all of them reach.
-"""
+"""Workers as Ray actors on a cluster; each records into its own machine's store."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -60,9 +60,8 @@ class Runner:
     """One worker: an agent that acts on rollouts of a queue, recorded in a store.
 
     The agent acts in a thread of the runner, while the caller's thread extends the lease. An
-    attempt that is cancelled or takes too long is given up: an async agent is cancelled; a sync one
-    continues in its thread, which cannot be ended from outside, and its result is ignored. A worker
-    process ends with it (``run_workers(kind="processes")``).
+    overdue async agent is cancelled; a sync one continues in its thread, which cannot be ended from
+    outside, and its result is ignored. ``run_workers(kind="processes")`` kills it.
     """
 
     def __init__(
@@ -80,9 +79,7 @@ class Runner:
         worker_id: str | None = None,
         is_process_own: bool = False,
     ) -> None:
-        """Configure a runner; it takes nothing yet.
-
-        Args:
+        """Args:
             agent: Anything that :func:`agent_of` takes.
             store: The store of the attempts.
             queue: The queue of the rollouts; by default the one beside the store.
@@ -94,9 +91,8 @@ class Runner:
                 as ``LIGHTNING_OTEL_APPLY`` says, which is off.
             modes: Modes of the rollouts that are taken; None takes all.
             lease_s: Seconds without a heartbeat after which the worker counts as dead.
-            worker_id: Its name in the queue; no two workers may have the same.
-            is_process_own: Kill the process to end an attempt that hangs; the caller starts
-                another one.
+            worker_id: Its unique name in the queue.
+            is_process_own: Kill the process to end an attempt that hangs.
 
         Raises:
             ConfigError: The agent is none.
@@ -217,8 +213,8 @@ class Runner:
         """Make attempts one after the other; return their number.
 
         Args:
-            until_empty: Return when nothing waits, nor runs elsewhere and may be tried again;
-                otherwise run until ``stop``. A pause is waited for.
+            until_empty: Return when nothing waits or may be tried again, and the queue is not
+                paused; otherwise run until ``stop``.
             stop: Once it is set, the running attempt is finished, and none begins.
 
         Raises:
@@ -250,7 +246,6 @@ class Runner:
             thread.thread.join(_GRACE_S)
 
     def _make_attempt(self, lease: Lease, queue: Queue | None) -> tuple[Agent, Outcome | None]:
-        """Make one attempt; there is no outcome if its lease was lost, or its time is up."""
         try:
             agent = self.agent.choose(lease.rollout)
         except Exception as exc:  # noqa: BLE001  # a rule is the user's own
@@ -274,10 +269,7 @@ class Runner:
         return agent, None
 
     def _attend_lease(self, lease: Lease, job: Job, queue: Queue | None) -> bool:
-        """Prolong the lease until the attempt is over; return False as soon as it is lost.
-
-        Without a queue an attempt is lost by its deadline alone.
-        """
+        """Prolong the lease until the attempt is over, or lost or overdue: then return False."""
         now_ns = time.time_ns if queue is None else queue.state.now_ns
         while True:
             wait_s = min(self._lease_s / 3, _HEARTBEAT_S)
@@ -297,7 +289,6 @@ class Runner:
                 log.warning("no heartbeat for %s", lease.rollout.rollout_id, exc_info=True)
 
     def _give_up(self, thread: "AttemptThread", job: Job, lease: Lease) -> None:
-        """Leave an attempt whose lease is lost, as far as it can be ended."""
         if cancel_agent(thread.thread):
             wait([job], _GRACE_S)
         if job.done():
@@ -328,10 +319,7 @@ def store_path(store: Store) -> str:
 def run_rollouts(
     rollouts: Sequence[Rollout], runners: Sequence[Runner], stop: Stop
 ) -> list[Rollout]:
-    """Run rollouts here, without a queue, one at a time with each runner; return them in order.
-
-    Those that are not begun when it is time to stop are returned as they are.
-    """
+    """Run rollouts without a queue, one per runner; return them in order, begun or not."""
     store_path(runners[0].store)
     waiting = iter(list(rollouts))  # whose next is one step to other threads
     ended: dict[str, Rollout] = {}
@@ -377,8 +365,6 @@ def run_threads(
 
 
 class _AnyStop(NamedTuple):
-    """Set as soon as one of two is."""
-
     first: Stop
     second: threading.Event
 

@@ -1,7 +1,6 @@
 """The transactional state beside a store: queue, resources, training runs, waiting feedback.
 
-It is a SQLite file on one machine, or a PostgreSQL database that several share; SQLAlchemy Core
-speaks to both. Every change is one transaction, so that a kill leaves nothing half done.
+A SQLite file on one machine, or a shared PostgreSQL database. Every change is one transaction.
 """
 
 import contextlib
@@ -51,12 +50,10 @@ class State:
         *,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Name a database; it is made when it is first used.
-
-        Args:
+        """Args:
             place: ``postgresql+psycopg://user@host/database``, another URL of SQLAlchemy's, or a
                 store on this machine, beside whose files it lies as ``state.sqlite``. By default
-                ``LIGHTNING_OTEL_STATE``, else the store that is used where none is named.
+                ``LIGHTNING_OTEL_STATE``, else the default store.
             now_ns: The clock, Unix nanoseconds; all machines that share a state need the same time.
 
         Raises:
@@ -162,10 +159,7 @@ class State:
 
 
 def take_lock(connection: "Connection", lock: int) -> None:
-    """Hold an advisory lock of PostgreSQL until the transaction ends.
-
-    SQLite needs none: it allows one writer at a time.
-    """
+    """Hold an advisory lock of PostgreSQL until the transaction ends; SQLite has one writer."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(lock)))
 

@@ -1,8 +1,7 @@
 """The lease: one holder has a row until a time, even if its process dies.
 
-The queue of rollouts, training requests and the claims of training runs use it. The clock alone
-ends a lease. A claim is the lease of a rollout that a consumer works on; one that was trained on or
-excluded has no end.
+The clock alone ends a lease. A claim is the lease of a rollout that a consumer works on; one that
+was trained on or excluded has no end.
 """
 
 import contextlib
@@ -36,10 +35,7 @@ def id_batches(ids: Iterable[str]) -> Iterator[list[str]]:
 
 
 class Leases:
-    """The leases of a table, which has the columns ``until_ns``, a status and a holder.
-
-    A table whose rows may take only so long has ``timeout_s`` and ``deadline_ns`` too.
-    """
+    """The leases of a table with ``until_ns``, a status, a holder; maybe timeout and deadline."""
 
     def __init__(
         self,
@@ -51,10 +47,9 @@ class Leases:
         holder: str = "worker_id",
         on_expired: "Callable[[Connection, sa.Row[Any], int], object]" = lambda *_: None,
     ) -> None:
-        """Name the table, the status of a row that is held, and the columns.
+        """Name the table, the status of a leased row, and the columns.
 
-        ``on_expired`` is called within a transaction for each locked row whose lease is over, with
-        the time; it gives the row another status.
+        ``on_expired`` gives each locked row whose lease is over another status, in a transaction.
         """
         self._state = state
         self._table = table
@@ -166,7 +161,6 @@ class Claims:
     def __init__(
         self, state: State, consumer: str, *, run_id: str, holder: str, lease_s: float = 120.0
     ) -> None:
-        """Name a consumer."""
         check_seconds("lease_s", lease_s)
         self._state = state
         self.consumer = consumer
@@ -229,10 +223,7 @@ class Claims:
             return self._release_claims(connection, self._held, rollout_ids)
 
     def rewind(self, step: int) -> int:
-        """Release what this run took after a checkpoint, and return the number of rollouts.
-
-        The caller must be alone at work on the run: claims of a killed process end at once.
-        """
+        """Release a run's rollouts after a checkpoint, alone at work; return their number."""
         is_later = sa.or_(CLAIMS.c.state == "claimed", CLAIMS.c.step > step)
         own = sa.and_(self._mine, CLAIMS.c.run_id == self.run_id, is_later)
         with self._state.change() as connection:

@@ -1,7 +1,6 @@
 """The queue of rollouts: waiting, running and finished ones, with their attempts.
 
-Any number of threads, processes and machines put rollouts in and take them out. One worker at a
-time holds a rollout, under a lease that ends if the worker dies.
+One worker at a time holds a rollout, under a lease that ends if the worker dies.
 """
 
 import time
@@ -83,7 +82,7 @@ class Queue:
             samples: Rollouts of each task; several are one group.
             priority: Higher ones are taken first.
             max_attempts: Attempts at each, at most.
-            timeout_s: Seconds that an attempt may take; None is any time.
+            timeout_s: Limit of an attempt, seconds; None is none.
             resources: Pinned versions by resource name.
             group_ids: A group for each task, such as one that has rollouts already.
 
@@ -170,10 +169,7 @@ class Queue:
         return self._finish_lease(lease, "succeeded", reward=value)
 
     def fail(self, lease: Lease, reason: str) -> bool:
-        """End an attempt without success; return False, and change nothing, if the lease was lost.
-
-        The rollout waits again if it may be tried again; else it failed, with this reason.
-        """
+        """End an attempt without success; it may be tried again. False: the lease was lost."""
         return self._finish_lease(lease, "failed", reason)
 
     def fail_worker(self, worker_id: str, reason: str) -> int:

@@ -1,8 +1,7 @@
 """Training requests: a durable queue of runs, which workers take one at a time.
 
-A worker claims a request under a lease, extends it by heartbeats, and finishes it. A request whose
-worker died waits again when the lease ends, with the run that was begun for it, which the next
-worker continues.
+A request whose worker died waits again when its lease ends, with its run, which the next worker
+continues.
 """
 
 import json
@@ -53,7 +52,6 @@ class Requests:
     """The training requests of a state; any number of processes put and claim at once."""
 
     def __init__(self, state: State, *, lease_s: float = LEASE_S) -> None:
-        """Name the state; a table is made there if it is not there."""
         check_seconds("lease_s", lease_s)
         state.ensure(REQUESTS, WORKERS)
         self._state = state
@@ -115,10 +113,7 @@ class Requests:
     def claim(
         self, worker_id: str, algorithms: Collection[str] | None = None
     ) -> TrainingRequest | None:
-        """Claim the request that waits longest; return None if none does.
-
-        A request whose lease ended waits, too; after three such workers it failed.
-        """
+        """Claim the oldest waiting request, or None; three lost leases fail a request."""
         query = sa.select(REQUESTS).where(REQUESTS.c.status == "waiting")
         if algorithms is not None:
             query = query.where(REQUESTS.c.algorithm.in_(["", *algorithms]))
@@ -168,7 +163,6 @@ class Requests:
         return self._leases.count(STATUSES)
 
     def _find_algorithms(self, connection: "Connection") -> set[str]:
-        """Return the algorithms of the workers that are there; empty is any."""
         since_ns = 2 * self._state.now_ns() - self._leases.end_ns(self._lease_s)
         query = sa.select(WORKERS.c.algorithm).where(WORKERS.c.seen_ns >= since_ns)
         return set(connection.scalars(query))
@@ -176,7 +170,6 @@ class Requests:
     def _describe(
         self, connection: "Connection", rows: "Sequence[sa.Row[Any]]"
     ) -> list[TrainingRequest]:
-        """Return requests, with the reason where one waits that no worker takes."""
         algorithms = self._find_algorithms(connection)
         requests = []
         for request in map(_request_of, rows):
@@ -197,7 +190,6 @@ class Requests:
 
 
 def _expire_request(connection: "Connection", row: "sa.Row[Any]", now_ns: int) -> None:
-    """Let what a silent worker holds wait again, or end it where that came too often."""
     values: dict[str, Any] = {"status": "waiting"}
     if row.tries >= _MOST_TRIES:
         reason = f"its worker died {_MOST_TRIES} times"

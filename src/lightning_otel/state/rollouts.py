@@ -29,8 +29,7 @@ _JSON: Final = ("task", "resources")
 AttemptStatus: TypeAlias = Literal[
     "running", "succeeded", "failed", "timeout", "unresponsive", "cancelled"
 ]
-"""Status of an attempt. *Timeout*: it took longer than it may; *unresponsive*: its worker was not
-heard of in time, or is known to be dead.
+"""Status of an attempt. *Unresponsive*: no heartbeat in time, or the worker is known to be dead.
 
 Source: Agent Lightning 0.3, ``AttemptStatus``.
 """

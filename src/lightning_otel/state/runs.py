@@ -1,7 +1,4 @@
-"""Training runs: settings, metrics and checkpoints.
-
-A run's small facts lie in the state; its files, such as weights, in a folder of its own.
-"""
+"""Training runs: settings, metrics and checkpoints; files lie in a folder, facts in the state."""
 
 import contextlib
 import math

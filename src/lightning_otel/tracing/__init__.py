@@ -78,7 +78,6 @@ class Traced(Block[Recording]):
 
 
 def _spells_out_options(function: F) -> F:
-    """The function, whose signature names each option: for help, notebooks and editors."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
     options = [
@@ -101,11 +100,11 @@ def auto_trace(function: None = None, /, **options: Unpack[Options]) -> Traced: 
 def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
     """Record a rollout, as a context manager or a decorator, bare or with arguments.
 
-    Model calls, agents, tools and what is emitted inside become spans under one root span, kept in
-    the store as they end. Several at once, in threads or tasks, are rollouts of their own; one
-    inside another is a part of the outer rollout, unless it names a rollout of its own. Under
-    ``lightning-otel run`` one that names a task is a rollout of its own, and another is a part of
-    the program's; where the run itself names its rollout, task or evaluator, all are.
+    Model calls, agents, tools and what is emitted inside become spans under one root span, stored
+    as they end. Concurrent ones are rollouts of their own; a nested one is a part of the outer
+    rollout, unless it names a rollout of its own. Under ``lightning-otel run`` one that names a
+    task is a rollout of its own, and another is a part of the program's; where the run itself names
+    its rollout, task or evaluator, all are.
 
     Args:
         function: The function to record, where this stands as a bare decorator.
@@ -113,26 +112,24 @@ def auto_trace(function: Any = None, /, **options: Unpack[Options]) -> Any:
             ``rollout_id`` and ``attempt_id``; ``task``, any JSON value; ``agent``, who acts where
             the code does not say; ``track_only``, the agents whose calls become training
             data, each by name, glob or regular expression (``re:^exec``); ``resource_version`` of
-            the prompt, model or weights at work; ``mode``, what the rollout is for, such as
-            ``train``, ``val`` or ``test``; or ``resources``, by name, glob or ``re:…`` of
-            agents the version of each resource, such as ``{"planner": {"prompt": "v3"}}``;
-            ``conversation_id``; ``reward_evaluator``, applied to the finished recording, which may
-            be async where what it judges is; ``transforms``, functions that each span passes
-            through before it is written: each gets a span, as it starts and as it ends, and gives
-            the one to keep, or None to keep none; ``enable_retokenization_fix``, which has requests
-            ask vLLM-like servers for token ids and logprobs, off by default; ``apply``, which has
-            requests made with the resources that are live for the agent (``docs/resources.md``),
-            also off by default (``"published"`` does so where the store has published some, unless
-            the block around or ``LIGHTNING_OTEL_APPLY`` decides); ``debug``, which tells on stderr
-            what is kept and what is not, and why, as long as the recording lasts.
+            the prompt, model or weights at work; ``mode``, such as ``train``, ``val`` or ``test``;
+            or ``resources``, by name, glob or ``re:…`` of agents the version of each resource,
+            such as ``{"planner": {"prompt": "v3"}}``; ``conversation_id``; ``reward_evaluator``,
+            applied to the finished recording, maybe async; ``transforms``, functions that each
+            span passes through before it is written: each gets a span, as it starts and as it
+            ends, and returns the one to keep, or None; ``enable_retokenization_fix`` asks
+            vLLM-like servers for token ids and logprobs, off by default; ``apply`` makes requests
+            with the agent's live resources (``docs/resources.md``), off by default
+            (``"published"`` does so where the store has published some, unless the block around
+            or ``LIGHTNING_OTEL_APPLY`` decides); ``debug`` tells on stderr what is kept and what
+            is not, and why, as long as the recording lasts.
 
     Returns:
         A context manager and decorator; or the decorated function.
 
     Raises:
         ConfigError: A pattern of agents is no valid regular expression, the resources are not of
-            that form, or a transform is no function; this is said here, and never in the midst of
-            the program.
+            that form, or a transform is no function.
     """
     if function is not None and not is_function(function):
         raise TypeError(f"auto_trace() takes a function, or keywords such as name={function!r}")
@@ -146,9 +143,6 @@ def context(**options: Unpack[Options]) -> Traced:
 
     Args:
         **options: As for :func:`auto_trace`. What is not named stays as it is outside.
-
-    Returns:
-        A context manager, sync and async, and decorator.
 
     Raises:
         ConfigError: As for :func:`auto_trace`.

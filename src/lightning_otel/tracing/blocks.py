@@ -1,8 +1,7 @@
 """Blocks and decorated functions that begin something and end it once; ``operation`` is one.
 
-A decorated function stays what it was: coroutine function, generator function, its name, signature,
-results and exceptions. The context is current only while the function's own code runs, never across
-a ``yield``; so whoever goes on with a generator is in nobody else's context.
+A decorated function keeps its kind, name, signature, results and exceptions. The context is current
+only while the function's own code runs, never across a ``yield``.
 """
 
 import contextlib
@@ -28,11 +27,7 @@ T = TypeVar("T")
 
 
 class Lifetime(Run, Generic[G]):
-    """Something that has begun and is ended once; later attempts do nothing.
-
-    Attributes:
-        opened: What a ``with`` block is given.
-    """
+    """Something that has begun and is ended once; a ``with`` block gets ``opened``."""
 
     opened: G
 
@@ -79,12 +74,11 @@ class Block(Generic[G]):
     """A context manager, sync and async, and a decorator; entered any number of times at once."""
 
     def __init__(self, begin_for: Callable[[Callable[..., Any] | None], Begin]) -> None:
-        """Take what begins a lifetime for each call of a function, or for a ``with`` block."""
         self._begin_for = begin_for
         self._entered: list[tuple[object, Lifetime[G], AbstractContextManager[None]]] = []
 
     def __call__(self, function: F) -> F:
-        """The function, each call of it a block; generators are while they run."""
+        """Make each call of a function a block; generators while they run."""
         wrapper: Any
         if isinstance(function, (staticmethod, classmethod)):
             wrapper = type(function)(self(function.__func__))
@@ -93,7 +87,6 @@ class Block(Generic[G]):
         return wrapper  # type: ignore[no-any-return]  # the same kind of function
 
     def __enter__(self) -> G:
-        """Begin; gives what the block is about."""
         entered: Any = self._begin_for(None)((), {})
         manager = entered.active()
         manager.__enter__()
@@ -101,11 +94,9 @@ class Block(Generic[G]):
         return entered.opened  # type: ignore[no-any-return]  # of a lifetime of G
 
     async def __aenter__(self) -> G:
-        """Begin; gives what the block is about."""
         return self.__enter__()
 
     def _leave(self) -> Lifetime[G]:
-        """Take the entry made here, of several threads' or tasks', by its context."""
         here = otel_context.get_current()
         entries = reversed(self._entered.copy())
         found = next((entry for entry in entries if entry[0] is here), self._entered[-1])
@@ -115,11 +106,9 @@ class Block(Generic[G]):
         return entered
 
     def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        """End; the exception goes on its way."""
         self._leave().end(exc)
 
     async def __aexit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        """End; the exception goes on its way."""
         # A coroutine that is being closed cannot await any more.
         await self._leave().finish(exc, is_async=not isinstance(exc, GeneratorExit))
 
@@ -134,8 +123,7 @@ class Operation(Lifetime["Operation"]):
     """An operation under way.
 
     Attributes:
-        output: What came of it: set it inside a ``with`` block; of a decorated function it is the
-            result.
+        output: Its result: set it inside a ``with`` block; that of a decorated function.
     """
 
     def __init__(self, name: str, inputs: Mapping[str, object]) -> None:
@@ -178,7 +166,6 @@ class Operation(Lifetime["Operation"]):
 def _argument_reader(
     function: Callable[..., Any],
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, object]]:
-    """Return what names the arguments of a call; ``self`` and ``cls`` are no inputs."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-in functions have none
@@ -210,11 +197,8 @@ def operation(name: Any = None, /, **inputs: object) -> Any:
     on functions of every kind. A decorated function's arguments and result are kept as content.
 
     Args:
-        name: What the work is called; or the function to record, where this is a bare decorator.
-        **inputs: What it works on.
-
-    Returns:
-        A context manager, sync and async, and decorator; or the decorated function.
+        name: The work's name; or the function to record, where this is a bare decorator.
+        **inputs: Its inputs.
     """
     if is_function(name):
         return operation(None, **inputs)(name)

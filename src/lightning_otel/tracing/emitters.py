@@ -1,7 +1,7 @@
 """Spans made by hand: rewards, marks, messages, objects, states, exceptions.
 
-All of them are ordinary spans with Agent Lightning's attribute keys. Outside a recording they do
-nothing but say so once; a reward with an explicit target is kept even then, in the default store.
+They have Agent Lightning's attribute keys. Outside a recording they warn once and do nothing; a
+reward with an explicit target goes to the default store.
 """
 
 import base64
@@ -58,11 +58,10 @@ def emit_reward(
             (or None) for each step so far of the agent, or of what it is linked to.
         value: The number or the list, where ``reward`` is a name.
         score: Another way to write ``value``.
-        primary: The name that counts where one number is wanted, before rewards without a primary.
+        primary: The primary name; by default as rewards without one decide.
         span_id: The span it judges, 16 hex digits; by default credit decides.
         response_id: The model response it judges, such as ``chatcmpl-…``.
-        match: Attributes of the span it judges, all of which must be equal; it is looked for in
-            the rollout that the reward is given to.
+        match: Attributes that the judged span of the rollout must have.
         rollout_id: The rollout it judges, where that is not the current one.
         attributes: Further attributes of the reward's span.
 
@@ -70,8 +69,8 @@ def emit_reward(
         The reward's span id; None if nothing records here and no target was named.
 
     Raises:
-        ConfigError: The reward is not a finite number, or the primary one is not named; or it is to
-            match a span, outside a recording, and no rollout is named to look in.
+        ConfigError: The reward is not a finite number, the primary one is not named, or ``match``
+            has no rollout to look in.
     """
     given = _reward_attributes(reward, score if value is None else value, primary)
     targets = _target_attributes(span_id, response_id, rollout_id, match)
@@ -91,7 +90,7 @@ def emit_reward(
 
 
 def retract_reward(span_id: str, /, *, rollout_id: str | None = None) -> str | None:
-    """Retract a reward, now or later, from this process or another; gives the span id.
+    """Retract a reward, now or later, from this process or another; return the span id.
 
     Args:
         span_id: The reward's span, as :func:`emit_reward` returns it and ``rewards`` lists it.
@@ -128,14 +127,7 @@ def reward_span(
     span_id: str | None = None,
     response_id: str | None = None,
 ) -> Span:
-    """A reward as a finished span in a trace of its own, for what happened elsewhere or before.
-
-    Args:
-        values: Named numbers, the primary one first.
-        rollout_id: The rollout it judges.
-        span_id: The span it judges.
-        response_id: The model response it judges.
-    """
+    """Return a reward as a finished span in a trace of its own; the first value is primary."""
     primary = next(iter(values)) if len(values) > 1 else None
     given = _reward_attributes(values, None, primary)
     return _make_instant({**given, **_target_attributes(span_id, response_id, rollout_id)})
@@ -147,7 +139,6 @@ def _target_attributes(
     rollout_id: str | None,
     match: Mapping[str, AttributeValue] | None = None,
 ) -> dict[str, AttributeValue]:
-    """Return a reward's links, each a key and the text that the span it judges has there."""
     named = ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id))
     links = [(key, target) for key, target in named if target]
     links += [(str(key), matched_text(value)) for key, value in (match or {}).items()]
@@ -171,7 +162,6 @@ def _make_instant(attributes: Mapping[str, AttributeValue]) -> Span:
 def _reward_attributes(
     reward: object, value: object, primary: str | None
 ) -> dict[str, AttributeValue]:
-    """Return a reward as named numbers, the primary one first, or as a sequence with its sum."""
     is_named = isinstance(reward, str)
     if value is not None and not is_named:
         raise ConfigError("emit_reward takes a second number only after a name")
@@ -210,7 +200,6 @@ def _reward_attributes(
 
 
 def _in_rollout(rollout_id: str | None) -> AbstractContextManager[None]:
-    """A context in which spans belong to another rollout than the current one, in a trace apart."""
     frame = capture.current_frame()
     if rollout_id is None or frame is None or frame.stamps.get(c.ROLLOUT_ID) == rollout_id:
         return contextlib.nullcontext()
@@ -234,23 +223,13 @@ def emit_object(
 
 
 def emit_action(name: object, value: object = None, /) -> str | None:
-    """Mark what the agent does, in code without any known client; gives the span id.
-
-    Args:
-        name: What kind of action it is; or, if it stands alone, the action itself.
-        value: The action.
-    """
+    """Mark an action, by an optional kind, without a known client; return the span id."""
     named = {} if value is None else {c.MARK_NAME: str(name)}
     return _emit_value("emit_action", c.SPAN_ACTION, value if named else name, named)
 
 
 def emit_observation(name: object, value: object = None, /) -> str | None:
-    """Mark what the agent sees, in code without any known client; gives the span id.
-
-    Args:
-        name: What kind of observation it is; or, if it stands alone, the observation itself.
-        value: The observation.
-    """
+    """Mark an observation, by an optional kind, without a known client; return the span id."""
     named = {} if value is None else {c.MARK_NAME: str(name)}
     return _emit_value("emit_observation", c.SPAN_OBSERVATION, value if named else name, named)
 
@@ -296,7 +275,7 @@ def emit_span(
     metadata: Mapping[str, object] | None = None,
     task_id: str | None = None,
 ) -> SpanId:
-    """Keep an instant of one's own; a reward that is linked to it counts for its rollout.
+    """Record an instant of one's own; a reward that is linked to it counts for its rollout.
 
     It is no step of an agent: ``emit_observation`` and ``emit_action`` make one.
 
@@ -332,7 +311,6 @@ def json_of(value: object) -> str:
 def _emit_value(
     verb: str, span_name: str, value: object, attributes: Mapping[str, AttributeValue]
 ) -> str | None:
-    """Emit a value's type and its text, under the key that says how to read it."""
     # The base class says it: what a subclass shows as its text may be anything.
     key = c.OBJECT_LITERAL
     if isinstance(value, str):

@@ -28,9 +28,8 @@ def wrap_langchain(agent: T, *, store: "Store | str | os.PathLike[str] | None" =
     """Return a copy of a runnable whose runs are captured, whatever else is.
 
     With a store each run is a rollout in it. Without one, runs are recorded where the program
-    records at that time: in the recording around them, by the process, or by the program's own
-    tracer provider; where it does not record, the first run warns. Where all of LangChain is
-    captured too, nothing is doubled. The given object stays as it is.
+    records at that time; where it does not record, the first run warns. Where all of LangChain is
+    captured too, nothing is doubled.
 
     Args:
         agent: A graph or agent, a model, a tool, a retriever, a chain: any runnable.
@@ -76,7 +75,6 @@ def _record_runs(agent: Any, store: Store) -> Any:
 
 
 def _record_calls(run: Callable[..., Any], store: Store) -> Callable[..., Any]:
-    """Return the method, each call of which is a rollout unless it is a part of one there."""
     from lightning_otel.tracing import auto_trace
 
     traced = auto_trace(run, store=store)

@@ -1,8 +1,4 @@
-"""``carried``: a function that goes on in the rollout it was handed over in, wherever it is run.
-
-Threads and thread pools are carried without it; process pools, executors of a framework's own and
-callbacks that run later are not.
-"""
+"""``carried``: a function that continues its rollout in process pools, executors and callbacks."""
 
 import asyncio
 import contextvars
@@ -33,10 +29,7 @@ _prepared_pids: set[int] = set()
 
 
 class _Carried:
-    """A function with the context it is to run in; pickled it takes along what that says.
-
-    That is what ``_unpack_context`` makes a context of.
-    """
+    """A function with the context it is to run in, which pickles as for ``_unpack_context``."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -71,20 +64,16 @@ class _Carried:
 
 
 def carried(function: F) -> F:
-    """The function, to run in the rollout and under the span that are current here and now.
+    """Return the function, to run in the rollout and under the span that are current here and now.
 
-    Hand it to what runs it in another process or at another time: a process pool, an executor of a
-    framework, ``run_in_executor`` with either, a callback. Model calls in there belong to the same
-    rollout and stand in the same tree, written by their own process into the same store::
+    Hand it to a process pool, a framework's executor or a callback. Model calls in there belong to
+    the same rollout and tree, written by their own process into the same store::
 
         with ProcessPoolExecutor() as pool:
             pool.map(lightning_otel.carried(solve), tasks)
 
     Args:
         function: Any callable, also async or a generator; for another process one that pickles.
-
-    Returns:
-        A callable that takes and gives what the function does.
     """
     return _Carried(function)  # type: ignore[return-value]  # called as the function is
 
@@ -117,17 +106,10 @@ def _unpack_context(
     applies: bool = False,
     standings: Mapping[str, Any] | None = None,
 ) -> Context:
-    """Return a context of this process that goes on with what was taken along.
+    """Return a context of this process that continues the pickled one.
 
-    Args:
-        parent: The span it goes on in, as W3C trace context.
-        place: The store's path; None if nothing is recorded there.
-        stamps: Attributes of every span.
-        transforms: Names of the functions that spans pass through; one that cannot be found here
-            fails, so that nothing is let out.
-        asks_for_ids: Whether requests ask their server for token ids.
-        applies: Whether requests are made with live resources.
-        standings: Of those, what the rollout was given already; None if nothing yet.
+    ``parent`` is W3C trace context; ``place`` is the store's path, None if nothing is recorded
+    there. A transform whose name cannot be found here fails, so that nothing is let out.
     """
     # From an empty one: what a forked worker's context holds is that of who happened to start it.
     context = TraceContextTextMapPropagator().extract(parent, Context())

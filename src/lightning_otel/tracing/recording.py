@@ -30,12 +30,10 @@ class Recording:
     Where nothing could or should be recorded its ids are empty and it holds no spans.
 
     Attributes:
-        rollout_id: The rollout.
-        attempt_id: The attempt.
         trace_id: The trace of its root span; empty if it has none.
         span_id: Its root span; empty if it has none.
-        task: The rollout's task, if one was given.
-        result: What the traced function gave back; None for a ``with`` block.
+        task: The rollout's task, if it has one.
+        result: The traced function's result; None for a ``with`` block.
         error: The exception it failed with, if it did.
     """
 
@@ -68,7 +66,6 @@ class Recording:
         return f"<Recording of {self.rollout_id} in {self._store.name}>"
 
     def _repr_html_(self) -> str:
-        """Its picture, for notebooks."""
         from lightning_otel.types.html import escape
         from lightning_otel.views.picture import draw_trace
         from lightning_otel.views.trace import make_trace
@@ -90,12 +87,7 @@ class Recording:
         return self._store
 
     def root_is(self, root: SpanContext, *, is_part: bool) -> None:
-        """Name the root span.
-
-        Args:
-            root: The span's ids.
-            is_part: Whether only what lies below it is this recording's, not the whole rollout.
-        """
+        """Name the root span; ``is_part`` limits the recording to what lies below it."""
         if root.is_valid:  # a provider that records nothing hands out no ids
             self.trace_id = format(root.trace_id, "032x")
             self.span_id = format(root.span_id, "016x")
@@ -108,8 +100,8 @@ class Recording:
     def spans(self) -> list[Span]:
         """The rollout's spans so far, in order of their start; of a nested recording its own part.
 
-        They are those that any process recorded since it began, with the rewards given to them
-        elsewhere or later. DuckDB is asked only where live segments cannot tell them all.
+        They are those of any process since it began, with rewards from elsewhere or later. DuckDB
+        is asked only where live segments cannot tell them all.
         """
         if not self.rollout_id:
             return []
@@ -123,7 +115,6 @@ class Recording:
         return _part_below(found, self.span_id) if self._is_part else found
 
     def _live_spans(self) -> list[Span] | None:
-        """The rollout's spans, and rewards linked to whatever; None if the store must be asked."""
         writer = self.store.writer()
         # A forked child's lines are not those of the process that began the recording.
         if self._since is None or self._since[0] != writer.process:
@@ -148,7 +139,6 @@ class Recording:
         return None if self._is_link_open(spans) else spans
 
     def _is_link_open(self, spans: list[Span]) -> bool:
-        """Return whether a reward of the rollout may have left it for a span that is not here."""
         own = [span for span in spans if span.rollout_id == self.rollout_id]
         known = _linkable_ids(own)
         return any(
@@ -176,7 +166,6 @@ class Recording:
 
 
 def _part_below(spans: list[Span], root_id: str) -> list[Span]:
-    """The root, everything below it, and rewards linked to that, in the order given."""
     children: dict[str | None, list[str]] = {}
     for span in spans:
         children.setdefault(span.parent_span_id, []).append(span.span_id)
@@ -191,7 +180,6 @@ def _part_below(spans: list[Span], root_id: str) -> list[Span]:
 
 
 def _linkable_ids(spans: Iterable[Span]) -> set[tuple[str, str]]:
-    """Return the ids of the spans that links may name."""
     found = set()
     for span in spans:
         found.add((c.LINK_SPAN_ID, span.span_id))
@@ -200,6 +188,5 @@ def _linkable_ids(spans: Iterable[Span]) -> set[tuple[str, str]]:
 
 
 def _link_targets(span: Span) -> set[tuple[str, str]]:
-    """Return the ids that a span's link names."""
     links = read_links(span.attributes)
     return {(key, links[key]) for key in (c.LINK_SPAN_ID, c.RESPONSE_ID) if links.get(key)}

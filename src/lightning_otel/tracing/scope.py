@@ -1,7 +1,4 @@
-"""One rollout from its beginning to its end: ids, stamps, root span, reward evaluator.
-
-Whatever goes wrong in here, the traced program runs on as it would without.
-"""
+"""One rollout from its beginning to its end: ids, stamps, root span, reward evaluator."""
 
 import functools
 import inspect
@@ -32,8 +29,7 @@ from lightning_otel.types.text import count_noun
 log = logging.getLogger(__name__)
 
 RewardEvaluator = Callable[[Recording], Any]
-"""Judges a finished rollout: gives a number, named numbers (the first is the primary), or None; may
-be async where what it judges is."""
+"""Judges a finished rollout: a number, named numbers (primary first) or None; maybe async."""
 
 STAMPS = {
     "rollout_id": c.ROLLOUT_ID,
@@ -70,13 +66,6 @@ class Scope(Lifetime[Recording]):
     """One entering: begins a rollout, or a part of the enclosing one, and ends it once."""
 
     def __init__(self, options: Options, name: str, *, has_root: bool = True) -> None:
-        """Begin.
-
-        Args:
-            options: What the user named.
-            name: The root span's operation.
-            has_root: Whether there is a root span, or only a context.
-        """
         self._options = options
         self._root: operations.Operation | None = None
         self._frame: capture.Frame | None = None
@@ -148,10 +137,7 @@ class Scope(Lifetime[Recording]):
     async def finish(
         self, exc: BaseException | None = None, result: object = None, *, is_async: bool = True
     ) -> None:
-        """Let the rollout be judged, and end it, whatever becomes of that; later calls do nothing.
-
-        No resource is applied meanwhile: a model that judges is not the agent that is tuned.
-        """
+        """Judge and end the rollout; a judge's model gets no resources. Later calls do nothing."""
         recording = self.opened
         recording.error = None if is_clean(exc) else exc
         recording.result = result
@@ -211,7 +197,6 @@ def _keep_output(root: operations.Operation, result: object) -> None:
 
 
 async def _judge(recording: Recording, evaluator: RewardEvaluator, *, is_async: bool) -> None:
-    """Emit what an evaluator makes of a rollout."""
     reward = evaluator(recording)
     if inspect.isawaitable(reward) and not is_async:
         if inspect.iscoroutine(reward):
@@ -235,11 +220,7 @@ def _find_assigner(
     named: bool | Literal["published"] | None,
     is_part: bool,
 ) -> capture.ResourceAssigner | None:
-    """Return what gives requests their resources, if this block, an outer one or all ask.
-
-    A rollout is made with one version of each to its end; a part of one with the same. What was
-    published is applied where no block around has decided, and no setting.
-    """
+    """Return the source of resources if this block or an outer one asks, one version a rollout."""
     around = outer.assigner if outer is not None else None
     if named == "published":
         is_decided = around is not None or (outer is not None and outer.recording is not None)
@@ -258,7 +239,6 @@ def _find_assigner(
 
 
 def _find_store(named: Store | str | os.PathLike[str] | None, outer: capture.Frame) -> Store:
-    """Return the store named here, else the enclosing recording's, else the default one."""
     if isinstance(named, Store):
         return named
     if named is None and isinstance(outer.recording, Recording):
@@ -271,17 +251,13 @@ def _find_store(named: Store | str | os.PathLike[str] | None, outer: capture.Fra
 
 @functools.lru_cache(maxsize=16)
 def _store_at(path: str, folder: str) -> Store:
-    """Return the store at a path seen from a folder; to name it takes as long as three spans."""
     return Store(os.path.join(folder, path))
 
 
 def _make_stamps(
     options: Options, outer: Mapping[str, AttributeValue], *, is_task: bool
 ) -> tuple[dict[str, AttributeValue], bool]:
-    """Return the attributes of every span within, and whether this is a part of a rollout.
-
-    A task of the process is none, unless it is named as the rollout around.
-    """
+    """Return the attributes of every span within, and whether this is a part of a rollout."""
     named: dict[str, AttributeValue] = {
         key: operations.clean_text(str(value))
         for option, key in STAMPS.items()

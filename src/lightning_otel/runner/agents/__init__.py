@@ -1,7 +1,4 @@
-"""Agents as they are run: functions, classes with ``training_rollout``, and a router over several.
-
-Whatever a user has becomes an :class:`Agent` by :func:`agent_of`. Nothing here records or queues.
-"""
+"""Agents: functions, classes with ``training_rollout``, and a router."""
 
 from lightning_otel.runner.agents.agent import Agent, Answer, Resources
 from lightning_otel.runner.agents.functions import (

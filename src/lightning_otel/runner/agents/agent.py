@@ -13,8 +13,7 @@ from lightning_otel.tracing.propagation import call_outside_loop
 from lightning_otel.types import Resource, Rollout
 
 Answer: TypeAlias = Any
-"""What an agent gives back: its reward as a number or named numbers (the first is the primary),
-None if it has none; or whatever a reward evaluator is to judge."""
+"""An agent's result: a number, named numbers (the first is primary), None, or anything to judge."""
 
 Resources: TypeAlias = Mapping[str, Resource]
 """By name what an agent works with."""
@@ -54,8 +53,8 @@ class Agent(ABC):
 def await_result(answer: Any) -> Any:
     """Return an agent's answer; await it in this thread's loop if it is awaitable.
 
-    One loop a thread goes on from call to call, so that an async client keeps its connections.
-    Tasks that are left over when the agent has come back are cancelled.
+    One loop a thread persists, so that an async client keeps its connections; leftover tasks are
+    cancelled.
     """
     if not inspect.isawaitable(answer):
         return answer
@@ -76,15 +75,12 @@ async def _await_answer(answer: Awaitable[Any]) -> Any:
 
 
 class _Loop:
-    """An event loop of one thread, closed with it."""
-
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
 
     def run(self, answer: Awaitable[Any]) -> Any:
-        """Await an answer in the caller's context and return it."""
         ident = threading.get_ident()
         # A runner keeps the context it was first used in: another rollout's.
         here = contextvars.copy_context()

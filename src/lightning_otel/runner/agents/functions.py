@@ -1,4 +1,4 @@
-"""Whatever a user has as an agent: functions, ``@rollout``, classes with a method for each mode.
+"""User code as agents: functions, ``@rollout``, classes with a method for each mode.
 
 Source: Agent Lightning 0.3, ``agentlightning/litagent/litagent.py``, whose names the methods have.
 """
@@ -40,7 +40,6 @@ class FunctionAgent(Agent):
         name: str | None = None,
         track_only: str | None = None,
     ) -> None:
-        """Make an agent of a function."""
         self.function = function
         self._name = name or str(getattr(function, "__name__", type(function).__name__))
         self.track_only = track_only
@@ -81,7 +80,6 @@ class FunctionAgent(Agent):
         )
 
     def _pick_only(self, wanted: str, resources: Resources) -> Prompt | Endpoint:
-        """The prompt or endpoint that is assigned, where the function asks for just that."""
         kind = _BY_KIND[wanted]
         # What is named agent/name is another's, or there by its plain name as well.
         own = {name: each for name, each in resources.items() if "/" not in name}
@@ -107,7 +105,6 @@ def by_value() -> Iterator[None]:
 
 
 def _find_parameters(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
-    """Return the parameters after the task: by position, and by name."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # such as of a builtin: nobody says what it takes
@@ -173,10 +170,9 @@ def rollout(
 
     Args:
         function: ``(task)``, ``(task, resources)`` or ``(task, resources, rollout)``, sync or
-            async, that gives back a reward, named rewards, or None if it emits them or has none.
-            In place of resources ``llm`` is the endpoint among them, ``prompt_template`` the
-            prompt.
-        name: What the agent is called; by default as the function.
+            async, that returns a reward, named rewards, or None. In place of resources ``llm`` is
+            the endpoint among them, ``prompt_template`` the prompt.
+        name: The agent's name; by default the function's.
         track_only: The agents within whose calls become training data, by name, glob or ``re:…``.
     """
     if function is not None:
@@ -185,8 +181,6 @@ def rollout(
 
 
 def _make_decorator(wanted: str) -> Callable[..., Any]:
-    """Return :func:`rollout` for functions with a parameter, by Agent Lightning's name for it."""
-
     def decorate(
         function: Callable[..., Any] | None = None,
         /,
@@ -194,7 +188,6 @@ def _make_decorator(wanted: str) -> Callable[..., Any]:
         name: str | None = None,
         track_only: str | None = None,
     ) -> Any:
-        """Make an agent of a function that takes the one prompt or endpoint among the resources."""
         if function is None:
             return functools.partial(decorate, name=name, track_only=track_only)
         if wanted not in inspect.signature(function).parameters:
@@ -217,15 +210,13 @@ prompt_rollout: Final = _make_decorator("prompt_template")
 class LitAgent(Agent, Generic[T]):
     """An agent as a class; write ``rollout``, or ``training_rollout`` and ``validation_rollout``.
 
-    Each may be a coroutine function, or be called with ``_async`` at the end of its name. Where the
-    one for a mode is not written, ``rollout`` is taken, then the other one.
+    Each may be a coroutine function, also with ``_async`` at the end of its name. A missing mode
+    falls back to ``rollout``, then to the other mode.
     """
 
     def __init__(self, *, trained_agents: str | None = None) -> None:
-        """Make the agent.
-
-        Args:
-            trained_agents: A regular expression of the agents within whose calls are trained on.
+        """Args:
+        trained_agents: A regular expression of the agents within whose calls are trained on.
         """
         self.track_only = None if trained_agents is None else f"re:{trained_agents}"
 
@@ -299,11 +290,10 @@ def _find_method(agent: object, name: str) -> "Callable[..., Any] | None":
 
 
 def agent_of(given: object) -> Agent:
-    """An agent of whatever can act on a task.
+    """Return an agent of whatever can act on a task.
 
     Args:
-        given: An :class:`Agent`, such as what ``@rollout`` makes, a :class:`LitAgent` or a
-            :class:`Router`; a function ``(task)``, ``(task, resources)`` or
+        given: An :class:`Agent`; a function ``(task)``, ``(task, resources)`` or
             ``(task, resources, rollout)``, sync or async; an object with such a ``__call__``; or
             one with the methods of Agent Lightning's ``LitAgent``.
 

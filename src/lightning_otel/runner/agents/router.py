@@ -17,8 +17,8 @@ from lightning_otel.types import Rollout
 class Router(Agent):
     """Hands each rollout to one of several agents, and each request when it is called itself.
 
-    Who is named in the rollout takes it; else who the rule names; else chance, by weight. The same
-    rollout is always handed to the same agent.
+    The rollout's named agent has precedence, then the rule, then weighted chance, which is fixed
+    for each rollout.
     """
 
     def __init__(
@@ -29,14 +29,11 @@ class Router(Agent):
         weights: Mapping[str, float] | None = None,
         name: str = "router",
     ) -> None:
-        """Make a router.
-
-        Args:
+        """Args:
             agents: By name, or under their own names, whatever :func:`agent_of` takes.
-            rule: Given the task, it says the name or a glob of names; None leaves it to weights.
-            weights: By name how often an agent is taken of those that may; by default equally
-                often. Who is not named is not taken by chance.
-            name: What the router itself is called.
+            rule: Returns a name or a glob of names for a task; None leaves it to weights.
+            weights: Relative frequency by name; by default equal. Others are not taken by chance.
+            name: The router's own name.
 
         Raises:
             ConfigError: There is no agent, two have one name, or weights make no sense.
@@ -69,8 +66,7 @@ class Router(Agent):
         """Return the agent for a rollout.
 
         Raises:
-            ConfigError: Nobody may: the rollout or the rule names somebody who is not there, or all
-                who may have no weight.
+            ConfigError: The named agent does not exist, or no candidate has a weight.
         """
         wanted = rollout.agent
         if wanted in (None, self._name) and self._rule is not None:
@@ -95,7 +91,6 @@ class Router(Agent):
         return self.run(task, resources or {}, asked)
 
     def _draw_name(self, among: Sequence[str], wanted: str, rollout_id: str) -> str:
-        """One of some names, by weight; which one hangs on the rollout alone."""
         possible = [name for name in among if self._weights[name] > 0]
         if not possible:
             raise ConfigError(
