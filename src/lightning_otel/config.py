@@ -1,4 +1,4 @@
-"""Every setting in one table, and what else is read from the environment; nobody else reads it.
+"""Every setting in one table, and the one reader of the environment.
 
 Nonsense in a variable never stops a program: the default is taken and one warning is logged.
 """
@@ -31,7 +31,7 @@ class Setting(Generic[T]):
 
     Attributes:
         parse: Returns the value of a text; None for one that is not understood.
-        help: What it decides; empty for what ``lightning-otel run`` sets in its child.
+        help: Its meaning; empty for what ``lightning-otel run`` sets in its child.
         wanted: Texts that are understood, in words.
         others: Variables that decide, too.
         show: Returns the value that counts, where others decide, too.
@@ -334,10 +334,7 @@ def wants_otlp() -> bool:
 
 
 def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
-    """Return the endpoint for spans; None if no URL is given and the environment names none.
-
-    Args:
-        url: Where to send instead of where the environment says; the rest is taken from there.
+    """Return the endpoint for spans, at ``url`` or the environment's; None without either.
 
     Source: OpenTelemetry Protocol Exporter specification; timeout in seconds, as in Python's SDK.
     """
@@ -383,10 +380,7 @@ def inherited_trace_parent() -> str:
 
 
 def enter_process(*, is_worker: bool) -> str:
-    """Return the id of the executed program that this process is of; empty for the first one's.
-
-    Executed is what has another process above it, and is no worker. What this one starts is told.
-    """
+    """Return the id of the executed program that this process is of; empty for the first one's."""
     parent, _, program_id = PROCESS.read().partition(":")
     if parent not in ("", str(os.getpid())) and not is_worker:
         program_id = os.urandom(6).hex()

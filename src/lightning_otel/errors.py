@@ -1,7 +1,6 @@
 """Every exception lightning-otel raises, named by the boundary that failed.
 
-Capture never raises into the traced program; these come from the store and from above it. What is
-kept from the program is logged, once.
+Capture never raises into the traced program; these come from the store and from above it.
 """
 
 import logging
@@ -27,10 +26,7 @@ _REFUSALS = {
         "No usable temporary directory", "No files found that match",
     ),
 }  # fmt: skip
-"""What the system, DuckDB and SQLite say where a disk takes nothing, by what to do about it.
-
-Of a store, DuckDB finds no file where not even the one without rows could be made.
-"""
+"""Messages of the system, DuckDB and SQLite where a disk takes nothing, by what to do."""
 
 
 def disk_remedy(exc: Exception, otherwise: str) -> str:

@@ -1,9 +1,7 @@
 """Agent Lightning's names, as programs write them: ``import lightning_otel.agl as agl``.
 
-A program that says ``agentlightning`` says ``lightning_otel.agl`` instead. Each name stands for one
-of ours, which does the work; ``docs/comparison.md`` has them side by side. What is
-called the same here is the same, but that ``auto_trace`` and ``context`` apply by default what the
-store has published, as Agent Lightning's documents promise.
+Each name stands for one of ours; ``docs/comparison.md`` has them side by side. ``auto_trace`` and
+``context`` apply published resources by default, as Agent Lightning's documents promise.
 """
 
 from importlib import import_module
@@ -68,7 +66,6 @@ __all__ = [*_HOMES, *(name for name in lightning_otel.__all__ if name not in _HO
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from its home."""
     if name in _HOMES:
         home, _, real = _HOMES[name].partition(":")
         return getattr(import_module(f"lightning_otel.{home}"), real or name)
@@ -79,5 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The names, imported or not."""
     return list(__all__)

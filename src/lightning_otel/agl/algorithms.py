@@ -24,7 +24,6 @@ class SupervisedFineTuning(SFT):
     """``sft``, with ``base_model`` and ``epochs``."""
 
     def __init__(self, base_model: Any = None, **options: Any) -> None:
-        """Say what is trained; see :class:`lightning_otel.algorithms.SFT`."""
         super().__init__(
             base_model, **{NAMES.get(name, name): value for name, value in options.items()}
         )
@@ -34,5 +33,4 @@ class VERL(Microsoft):
     """Agent Lightning's own ``verl``, which needs that package to run."""
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        """Name verl's configuration."""
         super().__init__("verl", **({} if config is None else {"config": config}))

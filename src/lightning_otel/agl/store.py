@@ -33,7 +33,6 @@ class MemoryLightningStore(LightningStore):
     """A store in this process, gone with it."""
 
     def __init__(self) -> None:
-        """Make one."""
         super().__init__(MEMORY)
 
 
@@ -43,7 +42,6 @@ class MicrosoftLightningStore(LightningStore):
     def __init__(
         self, url: str = "http://127.0.0.1:4747", path: str | os.PathLike[str] | None = None
     ) -> None:
-        """Name both: theirs by its address, ours by its path."""
         super().__init__(path)
         self.hand_over = partial(hand_over, self, url)
         self.read_back = partial(read_back, self, url)

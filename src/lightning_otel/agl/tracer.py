@@ -29,7 +29,6 @@ class Tracer:
     """Records into a store, and looks at what is in it."""
 
     def __init__(self, store: Store | None = None) -> None:
-        """Name the store; by default the default store."""
         self.store = store
 
     def trace_context(self, name: str = "rollout", **options: Any) -> Traced:

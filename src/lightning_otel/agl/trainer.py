@@ -21,7 +21,6 @@ class ParallelConfig:
     Attributes:
         num_workers: Rollouts that run at once.
         distributed_backend: The algorithm's ``ddp_backend``, such as ``nccl``.
-        gradient_accumulation_steps: The algorithm's.
     """
 
     num_workers: int = 1
@@ -50,11 +49,11 @@ class Trainer(OurTrainer):
         adapter: Any = None,
         **options: Any,
     ) -> None:
-        """Set up; see :class:`lightning_otel.Trainer` for what is not said here.
+        """Set up; see :class:`lightning_otel.Trainer` for other options.
 
         Args:
             *args: The agent and the algorithm.
-            parallelization: How much goes on at once.
+            parallelization: Limits of parallel work.
             fixes: Of :mod:`lightning_otel.agl.fixes`; each is in force once it is called.
             n_runners: ``workers``.
             initial_resources: ``resources``.
@@ -73,8 +72,7 @@ class LightningRuntimeConfig:
     """Switches of the runtime; all off by default.
 
     Attributes:
-        enabled: Whether runs are recorded, unless ``enable_collection`` says otherwise.
-        enable_collection: Likewise; by default as ``enabled``.
+        enable_collection: Whether runs are recorded; by default as ``enabled``.
         enable_training: Whether :func:`train_with_lightning_backend` trains.
         apply_optimized_profile: Whether requests are made with the resources that are live.
     """

@@ -1,8 +1,8 @@
 """Frames of recording, content beside spans, and the fence around all that is hooked in.
 
-Whatever goes wrong in here is counted and logged once, and never reaches the traced program. The
-content of messages does not ride on the span: it is handed to our own processor beside it, so that
-no other exporter sees it unless the user allows that, and the SDK's limits cannot cut it.
+Faults in here are counted and logged once, and never reach the traced program. Content does not
+ride on the span: it goes to our own processor beside it, so that no other exporter sees it unless
+allowed, and the SDK's limits cannot cut it.
 """
 
 import contextlib
@@ -34,8 +34,7 @@ T = TypeVar("T")
 
 _FRAME_KEY = otel_context.create_key("lightning-otel-frame")
 _SUPPRESS_KEY = "suppress_instrumentation"
-"""Set by OpenTelemetry's own ``suppress_instrumentation()``. Others have keys by which one of their
-instrumentors silences another, and these are not for us: what is recorded twice is joined later."""
+"""OpenTelemetry's own key; instrumentors' keys are ignored: duplicates are joined later."""
 NO_BODY: Final[Mapping[str, str]] = {}
 
 _attached_here: ContextVar[Context | None] = ContextVar("lightning-otel-attached", default=None)
@@ -56,9 +55,9 @@ class SpanSink(Protocol):
 
         Args:
             span: The span.
-            stamps: Attributes for its record, where it has none of that name; not for the span.
-            transforms: Functions that it passes through before it is kept, now and as it ends.
-            is_written: Whether it is kept already, and not only once it has ended.
+            stamps: Default attributes of its record alone.
+            transforms: Functions that it passes through, now and as it ends.
+            is_written: Whether it is stored already, and not only once it has ended.
         """
 
     def ended(self, span: Any, body: Mapping[str, str]) -> None:
@@ -78,11 +77,7 @@ class ResourceAssigner(Protocol):
         """By name the version of each resource that a key, an agent and what is pinned give."""
 
     def for_rollout(self, standings: Mapping[str, Any] | None = None) -> "ResourceAssigner":
-        """The same for one rollout, which ends with what its first request was given.
-
-        Args:
-            standings: What that was, if it was made in another process.
-        """
+        """Return the assigner of one rollout, pinned to what another process gave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +90,7 @@ class Frame:
         parent: Context that spans take as parent where the current one holds no span.
         recording: Whose frame it is; None for the frame of a whole process.
         asks_for_ids: Whether requests ask their server for the token ids it works with.
-        assigner: Gives what requests are made with instead of what the agent wrote, if anything.
+        assigner: Gives the resources of requests, if any.
         process_stamps: As ``stamps``, for what belongs to no request that the process serves.
         transforms: Functions that spans pass through before they are kept.
         has_tasks: Whether a block in it that names a task is a rollout of its own.
@@ -118,16 +113,13 @@ class _Process:
     Attributes:
         frame: The recording in force wherever the context names none.
         is_global: Whether calls outside any recording become spans, as OpenTelemetry users expect.
-        is_wanted_outside: Decides otherwise about calls outside any recording.
+        is_wanted_outside: Overrides ``is_global``.
         tracer: The tracer of all our spans, of whatever provider is or will be set.
-        exporters: How many exporters of ours wait for ended spans.
-        faults: Faults of ours that were kept from the program.
-        content: Where content may go; kept because a look-up costs 2 us a call.
-        frameworks: Each gives its innermost open operation by what the framework itself carries,
-            such as its own context variable; asked for every operation, in order, so they must be
-            quick.
+        exporters: The number of our exporters that wait for ended spans.
+        content: Where content may go; cached because a look-up costs 2 us a call.
+        frameworks: Each returns its innermost open operation; called for every operation.
         meter: Records model calls as metrics; None where the program has no meter provider.
-        make_quiet_tracer: Gives the tracer of spans that are for our sinks and nobody else.
+        make_quiet_tracer: Makes the tracer of spans that are for our sinks alone.
         watch_starts: Joins the program's provider for an exporter of ours, until that is done.
     """
 
@@ -193,11 +185,7 @@ def set_frame(frame: Frame, context: Context | None = None) -> Context:
 
 
 def framed_context(context: Context | None = None) -> Context:
-    """The context (default: the current one), with the frame of the recording it is within.
-
-    A library may attach a context of its own within a recording, such as one that it reads from a
-    message. What begins there stands in that context's span, if it has one.
-    """
+    """Return a context with its recording's frame, which a library's own context may lack."""
     if context is None:
         context = otel_context.get_current()
     if context.get(_FRAME_KEY) is not None:
@@ -211,8 +199,6 @@ def framed_context(context: Context | None = None) -> Context:
 
 
 class _OpenFrame(NamedTuple):
-    """The frame of a block that has not ended, its span, and whether the trace began with it."""
-
     frame: Frame
     root: SpanContext
     owns_trace: bool
@@ -247,11 +233,7 @@ def join_session(session_id: str) -> Context:
 
 
 def _find_frame(context: Context) -> Frame | None:
-    """Return the frame of a context that holds none.
-
-    It is that of its span, by the open spans or by the trace; else of the innermost block that
-    this task or thread is in; else the process's.
-    """
+    """Return a context's frame by its span or trace, else the nearest block's or process's."""
     ours = _attached_here.get()
     if ours is None and not _open_frames:
         return process.frame
@@ -262,7 +244,6 @@ def _find_frame(context: Context) -> Frame | None:
 
 
 def _frame_of_span(span: SpanContext, nearest: Frame | None) -> Frame | None:
-    """Return the frame of an open block that a span belongs to, else the nearest one."""
     blocks = list(_open_frames.values()) if span.is_valid else []
     for block in reversed(blocks):
         sink, stamps = block.frame.sink, block.frame.stamps
@@ -281,7 +262,7 @@ class attach_context:  # noqa: N801  # used as a function; a generator would cos
     """Make a context current for a block, and leave quietly if the block ends in another one.
 
     A block left in another context (a generator closed by another task) must not detach: that would
-    log "Failed to detach context" and put a stranger's context back.
+    log "Failed to detach context" and restore a stranger's context.
     """
 
     __slots__ = ("_context", "_mark", "_token")
@@ -339,10 +320,7 @@ def is_suppressed(context: Context) -> bool:
 
 
 def is_wanted(context: Context | None = None) -> bool:
-    """Return whether a call made now, in a context (default: this one), should become a span.
-
-    A recording is no telemetry: it goes on where instrumentation is suppressed.
-    """
+    """Return whether a call in a context should become a span; recordings ignore suppression."""
     if context is None:
         context = otel_context.get_current()
     if current_frame(context) is not None and process.make_quiet_tracer is not None:
@@ -361,13 +339,11 @@ def is_wanted(context: Context | None = None) -> bool:
 
 
 class SpanState:
-    """What is kept with the ids of an ended span, and goes into no copy of them.
-
-    The SDK's queues hold the ids as long as the span and no longer.
+    """State beside the ids of an ended span, which the SDK's queues hold as long as the span.
 
     Attributes:
         body: The span's content, while it ends, and until it is exported.
-        sink: Where a processor keeps the span; of two processors in a process the first one does.
+        sink: Where a processor keeps the span; of two processors the first one does.
         is_kept: Whether its end was kept.
         rollout: Stamps of its rollout, in a process that records all it does.
         stamps: Stamps of its record, where exporters of ours wait for it.

@@ -1,6 +1,5 @@
 """The conventions' histograms of model calls, where the program has OpenTelemetry's metrics.
 
-Without a meter provider there is no meter, and a call costs what it did.
 Source: the GenAI semantic conventions, schema 1.42, ``gen_ai.client.operation.duration`` and
 ``gen_ai.client.token.usage``, with the bucket boundaries that they ask for.
 """
@@ -64,12 +63,7 @@ def find_meter(held: CallMeter | None) -> CallMeter | None:
 
 
 def start_metrics(exporters: Sequence[str], protocol: str) -> None:
-    """Set a meter provider for exporters by their entry points, where nobody has set one.
-
-    Args:
-        exporters: Names, as ``OTEL_METRICS_EXPORTER`` has them.
-        protocol: The one that ``otlp`` speaks: ``grpc``, else HTTP.
-    """
+    """Set a meter provider for ``OTEL_METRICS_EXPORTER``'s names, if none is set."""
     wanted = [name for name in exporters if name != "none"]
     if not wanted or type(metrics.get_meter_provider()).__name__ != _UNSET:
         return

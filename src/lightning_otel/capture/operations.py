@@ -39,10 +39,9 @@ class Operation:
     """One captured operation: stopped or failed once, later attempts do nothing.
 
     Attributes:
-        span: Its span.
         outer: The operation it stands in, of whichever library.
         parent: The context it stands in.
-        request: What the instrumentor that sends its request keeps with it.
+        request: State of the instrumentor that sends its request.
         is_claimed: Whether that instrumentor took it over from a framework.
         is_over: Whether it was stopped or failed.
         is_hidden: Whether its span is the store's alone: the program suppresses instrumentation.
@@ -111,18 +110,15 @@ class Operation:
 
     @property
     def context(self) -> Context:
-        """The context of what happens within it.
+        """Return the context of what happens within it.
 
-        Made anew each time: kept here, it would hold what holds it, and the span and all its
-        content would wait for the garbage collector.
+        Made anew each time: a cached one would be a cycle, and the span with its content would wait
+        for the garbage collector.
         """
         return self.within(self.parent)
 
     def within(self, context: Context) -> Context:
-        """A context with this operation as what is under way, and all else as it was.
-
-        Where it is hidden, the program's own spans stand in what its exporters see.
-        """
+        """Return a context with this operation current, for a hidden one without its span."""
         if self.is_hidden:
             outside = context.get(_SPAN_KEY)
             return Context({**context, _OUTSIDE_KEY: outside, _OPERATION_KEY: self})
@@ -181,7 +177,6 @@ class Operation:
 
 
 def _find_tracer(*, is_hidden: bool) -> trace.Tracer:
-    """Return the tracer of our spans, or of those that nobody else sees."""
     if is_hidden and process.make_quiet_tracer is not None:
         return process.make_quiet_tracer()
     if process.tracer is None:
@@ -211,7 +206,7 @@ def _is_nearest(operation: Operation, context: Context) -> bool:
 
 
 def clean_text(text: str) -> str:
-    """Text that every exporter can carry: valid UTF-8 and of bounded length.
+    """Return text that every exporter can carry: valid UTF-8 and of bounded length.
 
     One lone surrogate in a status message makes OTLP drop the whole batch.
     """
@@ -219,7 +214,6 @@ def clean_text(text: str) -> str:
 
 
 def _repair_texts(attributes: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
-    """Return the attributes, now without the lone surrogates that text may hold."""
     for key, value in attributes.items():
         if type(value) is str:
             if not value.isascii():
@@ -257,11 +251,7 @@ def type_name(exc: BaseException) -> str:
 
 
 def parent_context(context: Context | None = None) -> Context:
-    """The context new spans start in: the given or current one, put under what encloses it.
-
-    That is a framework's innermost operation, where the framework calls us in a context that knows
-    nothing of it; and the frame's parent span, where the context holds no span of its own.
-    """
+    """Return the context new spans start in: a framework's operation or the frame's parent."""
     context = _outside_ended_call(framed_context(context))
     for innermost in process.frameworks:
         operation: Operation | None = guard_call(innermost)
@@ -300,20 +290,14 @@ def _rollout_of(context: Context) -> object:
 
 
 def offer_call(operation: Operation | None, context: Context | None = None) -> Context:
-    """Return a context in which a framework's call can be claimed, or none with None.
-
-    Whoever claimed a call may offer it again to a client of its own.
-    """
+    """Return a context in which a framework's call can be claimed, again too; None offers none."""
     if operation is not None:
         operation.is_claimed = False
     return otel_context.set_value(_CALL_KEY, operation, context)
 
 
 def context_within(operation: Operation) -> Context:
-    """Return the context within a step of a framework.
-
-    A call that waits outside to be claimed cannot be from in there.
-    """
+    """Return the context within a framework's step, in which no outer call can be claimed."""
     context = operation.context
     return context if context.get(_CALL_KEY) is None else offer_call(None, context)
 
@@ -336,11 +320,7 @@ def start_call(
     body: dict[str, str] | None = None,
     context: Context | None = None,
 ) -> Operation:
-    """The call of the request about to be sent: the framework's that waits for it, or a new one.
-
-    The arguments are those of an ``Operation``, in a context (default: the current one); a claimed
-    call keeps its own place.
-    """
+    """Return the framework's call that waits for this request, in its place, or a new one."""
     operation = unclaimed_call(context)
     if operation is None:
         parent = parent_context(context)

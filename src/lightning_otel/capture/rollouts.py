@@ -1,8 +1,7 @@
 """The rollouts of a process that records all it does: its own, and one for each request it serves.
 
-Spans of models, agents and tasks never divide it, whoever makes them and whenever they get their
-attributes. A span of kind SERVER that has no local parent does, and one of kind CONSUMER whose
-message comes from another process.
+A span of kind SERVER without a local parent begins one, and one of kind CONSUMER whose message
+comes from another process.
 """
 
 from collections.abc import Mapping
@@ -22,12 +21,7 @@ _rollouts: dict[int, Mapping[str, AttributeValue]] = {}
 def find_rollout(
     span: Any, of_process: Mapping[str, AttributeValue]
 ) -> Mapping[str, AttributeValue]:
-    """Return the stamps of the rollout that a span belongs to.
-
-    Args:
-        span: An SDK span, as it starts, or later if its start was not seen.
-        of_process: The stamps of the process's own rollout.
-    """
+    """Return the stamps of the rollout of an SDK span; ``of_process`` are the process's own."""
     kept = state_of(span.context)
     if kept.rollout is None:
         parent = span.parent

@@ -1,7 +1,6 @@
-"""Debug mode: what is kept and what is not, and why, told on stderr while it happens.
+"""Debug mode: what is kept and what is not, and why, reported on stderr while it happens.
 
-Off, it costs a look at ``is_on`` wherever something could be told; no text is made. What is told
-has names, ids and reasons in it, and nothing that was said to a model or by it.
+Off, it costs a look at ``is_on``. Reports have names, ids and reasons, and no content.
 """
 
 import contextlib
@@ -37,13 +36,10 @@ _wanting = 0
 
 
 def set_debug_mode(enabled: bool = True) -> None:  # noqa: FBT001  # as others spell it
-    """Tell on stderr what this process keeps and what it does not, and why; or stop that.
+    """Report on stderr what this process keeps and what it does not, and why; or stop that.
 
     ``LIGHTNING_OTEL_DEBUG=1``, ``auto_trace(debug=True)`` and ``lightning-otel run --debug`` do the
     same for a process, a recording, and a program.
-
-    Args:
-        enabled: Whether to tell.
     """
     _switch(is_asked=enabled)
 
@@ -106,11 +102,7 @@ def _begin_second() -> None:
 
 
 def log_kept(span: Any) -> None:
-    """Tell of a span that was handed to the store.
-
-    Args:
-        span: An ended span of OpenTelemetry's SDK.
-    """
+    """Report an ended SDK span that was handed to the store."""
     attributes = span.attributes or {}
     lasted = (span.end_time - span.start_time) / 1e6 if span.end_time else 0.0
     agent = attributes.get(c.AGENT_NAME)
@@ -124,11 +116,7 @@ def log_kept(span: Any) -> None:
 
 
 def log_missed(why: str) -> None:
-    """Tell of a call that became no span.
-
-    Args:
-        why: Why; which library's it was is seen from where this is called.
-    """
+    """Report a call that became no span; the calling module tells its library."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -140,12 +128,7 @@ def log_missed(why: str) -> None:
 
 
 def log_report(rollout_id: str, report: "Report") -> None:
-    """Tell what a rollout came to: each call and reward that is in no transition, and why.
-
-    Args:
-        rollout_id: The rollout.
-        report: Its funnel.
-    """
+    """Report a rollout's calls and rewards that are in no transition, and why."""
     log(
         f"done    {rollout_id}: {report.spans:,} spans, {report.calls:,} calls, "
         f"{report.transitions:,} transitions, {report.rewards_placed:,} of {report.rewards:,} "

@@ -16,11 +16,7 @@ class Turns:
     """Lets the threads of a process work one after the other."""
 
     def __init__(self, patience_s: float = 1.0) -> None:
-        """Make a free lock.
-
-        Args:
-            patience_s: How long one may hold it; if it sleeps then, it is known to hang.
-        """
+        """Make a free lock; a holder asleep after ``patience_s`` is known to hang."""
         self._patience_s = patience_s
         self._is_stuck = False
         self._holder = self._turn = 0
@@ -32,7 +28,7 @@ class Turns:
         self.release = self._lock.release
 
     def take(self) -> bool:
-        """Take the lock; False where its holder hangs.
+        """Take the lock; return False where its holder hangs.
 
         Once the interpreter finalizes no other thread runs any more: one may have died holding it.
         """
@@ -66,7 +62,7 @@ def _is_asleep(holder: int) -> bool:
     """Return whether a thread of this process stays asleep, as one does that a disk keeps.
 
     One that waits for a processor is ready to run, and one that waits for the interpreter's lock
-    wakes up all the time. Elsewhere than on Linux nothing tells, and the answer is yes.
+    wakes up all the time. Elsewhere than on Linux the answer is always yes.
     """
     before = _read_sleeps(holder)
     time.sleep(_LOOK_S)

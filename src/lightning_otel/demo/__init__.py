@@ -1,7 +1,4 @@
-"""The offline demo: a toy policy behind an OpenAI-compatible server, and a real agent before it.
-
-The server is also what the tests and examples talk to.
-"""
+"""The offline demo: a toy policy behind an OpenAI-compatible server, and a real agent before it."""
 
 import contextlib
 import math
@@ -62,10 +59,9 @@ def train(
     is_shuffled: bool = False,
     progress: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Lesson:
-    """Let the agent work, a round of tasks at a time, and the policy learn after each round.
+    """Run rounds of tasks; after each the policy learns from the round's stored transitions.
 
-    What it learns from are the transitions of the round, read back from the store. Shuffled, as a
-    control, rewards are dealt to any answers of their round first; those in the store stay.
+    Shuffled, as a control, rewards are dealt to any answers of their round before.
 
     Raises:
         ConfigError: The ``openai`` package is not installed, or recording is switched off.
@@ -122,7 +118,6 @@ def _work_tasks(
     progress: Callable[[Outcome], None],
     version: str,
 ) -> Iterator[Outcome]:
-    """Work on tasks one after the other, each a rollout of its own."""
     stamp: Any = {"resource_version": version, "mode": "train"}
     for question, want in asked:
         task = {"question": question}
@@ -137,7 +132,6 @@ def _work_tasks(
 
 @contextlib.contextmanager
 def _open_client(store: Store, policy: ToyPolicy, seed: int) -> Iterator[Any]:
-    """An ``openai`` client of a server that answers from a policy."""
     client_class = _import_openai()
     if not config.is_enabled():
         raise ConfigError(

@@ -1,8 +1,4 @@
-"""The toy model of the demo: its tokenizer, its chat template and a policy that can be trained.
-
-Belongs here: what decides the words of an answer and their log-probabilities. Nothing here knows of
-HTTP or of the shapes an answer is sent in, and nothing reads a clock or a global random state.
-"""
+"""The demo's toy model: its tokenizer, chat template and trainable policy; deterministic."""
 
 from __future__ import annotations
 
@@ -118,10 +114,9 @@ class Policy(Protocol):
 
 
 def prompt_tokens(body: Mapping[str, Any]) -> list[str]:
-    """Pieces of the prompt a chat body stands for, up to where the model goes on writing.
+    """Return pieces of the prompt a chat body stands for, up to where the model goes on writing.
 
-    Each message is cut by itself, so a later turn's prompt starts with the earlier turn's prompt
-    and the very tokens that were answered to it.
+    Each message is cut by itself, so a later turn's prompt starts with the earlier turn's tokens.
     """
     tokens: list[str] = []
     if body.get("tools"):
@@ -245,7 +240,6 @@ def _word_number(number: str, style: str) -> str:
 
 
 def _cut_to_length(reply: Reply, limit: int | None) -> Reply:
-    """The reply stopped after that many tokens of text, if it is longer; calls stay whole."""
     spare = len(pieces(reply.reasoning))
     kept = max(limit or 0, spare)
     if limit is None or reply.tool_calls or len(reply.tokens) <= kept:

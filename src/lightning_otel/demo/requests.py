@@ -1,8 +1,4 @@
-"""Requests of a chat body to the toy model: tools, the next speaker, a JSON object.
-
-Belongs here: reading a request the plain way a person skims it, by the words in it. No program is
-known here, and nothing is drawn at random.
-"""
+"""Requests of a chat body to the toy model, by their words: tools, the next speaker, JSON."""
 
 import json
 import re
@@ -32,11 +28,10 @@ def message_text(message: Json) -> str:
 
 
 def requested_calls(body: Json) -> list[ToolRequest]:
-    """The tool calls that should come next, in the order their words stand in the request.
+    """Return the tool calls that should come next, in the order their words stand in the request.
 
-    The last user message names tools, and may name one again that an earlier message named. The
-    instructions name tools too; what they ask for was done once it was done. A tool that takes an
-    expression is named by an arithmetic expression, and called for each one at once.
+    The last user message may repeat a tool; the instructions' are done once. A tool that takes an
+    expression is named by arithmetic expressions, and called for each one at once.
     """
     offered = [tool.get("function") for tool in body.get("tools") or ()]
     tools = [function for function in offered if isinstance(function, Mapping)]
@@ -64,10 +59,7 @@ def requested_calls(body: Json) -> list[ToolRequest]:
 
 
 def requested_speaker(body: Json) -> str | None:
-    """Whom a prompt that lists roles and a conversation wants named; None if it is no such prompt.
-
-    It is the one who has spoken least so far, the first of the list if there are several.
-    """
+    """Return the speaker that a prompt asks for, who has spoken least so far; None if none."""
     for message in reversed(body.get("messages") or ()):
         text = message_text(message)
         found = _CHOICE_OF_SPEAKER.search(text)
@@ -128,7 +120,6 @@ def _find_named(
     *,
     values: Sequence[str] = (),
 ) -> list[ToolRequest]:
-    """The first tool named that was not called so; one that takes expressions, for all of them."""
     text = "\n".join(texts)
     given = "\n".join(reversed(values or texts))
     places = sorted((_find_tool(tool, text), i) for i, tool in enumerate(tools))
@@ -145,7 +136,6 @@ def _find_named(
 
 
 def _find_tool(tool: Json, text: str) -> int:
-    """Return the position at which the text names the tool; -1 if it does not."""
     if _takes_expression(tool):
         found = EXPRESSION.search(text)
         return found.start() if found else -1
@@ -160,7 +150,6 @@ def _find_tool(tool: Json, text: str) -> int:
 
 
 def _handoff_target(tool: Json) -> str:
-    """Whom a hand-over's tool hands over to; empty for other tools."""
     name = str(tool["name"]).replace("_", " ").lower()
     return next((name.removeprefix(start) for start in _HANDS_OVER if name.startswith(start)), "")
 
@@ -170,7 +159,6 @@ def _takes_expression(tool: Json) -> bool:
 
 
 def _read_calls(messages: Sequence[Json]) -> list[ToolRequest]:
-    """The calls in messages, as requests."""
     calls = [call.get("function") or {} for m in messages for call in m.get("tool_calls") or ()]
     return [(str(call.get("name")), _read_json(call.get("arguments"))) for call in calls]
 

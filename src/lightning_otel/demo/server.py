@@ -1,7 +1,4 @@
-"""The one fake model: an OpenAI-compatible server on loopback for demo, examples and tests.
-
-`wire` has the shapes of its answers, `policy` their words.
-"""
+"""The one fake model: an OpenAI-compatible server on loopback for demo, examples and tests."""
 
 from __future__ import annotations
 

@@ -236,8 +236,6 @@ def _make_head(body: Mapping[str, Any], prefix: str, kind: str) -> Json:
 
 
 class _Written:
-    """A reply's tokens on the wire, computed once for all chunks."""
-
     def __init__(self, body: Mapping[str, Any], reply: Reply, tokenizer: Tokenizer) -> None:
         self.tokens = reply.tokens
         # The legacy API's 0 asks for the chosen tokens' logprobs; the chat API's false for none.
@@ -252,16 +250,13 @@ class _Written:
         self._offsets = [0, *ends]
 
     def ids(self, part: slice) -> Json:
-        """The entry vLLM adds for these tokens, if the body asked for it."""
         return {} if self._ids is None else {"token_ids": self._ids[part]}
 
     def chat_extras(self, part: slice) -> Json:
-        """Return the fields that these tokens add to a chat choice."""
         entries = self._logprobs and {"content": self._logprobs[part], "refusal": None}
         return {"logprobs": entries or None, **self.ids(part)}
 
     def legacy_choice(self, index: int, part: slice) -> Json:
-        """A legacy choice made of these tokens."""
         choice: Json = {"index": index, "text": "".join(self.tokens[part]), "finish_reason": None}
         choice |= {"logprobs": None, **self.ids(part)}
         if self._logprobs is not None:

@@ -96,7 +96,7 @@ class FrameSpanProcessor(SpanProcessor):
         capture.guard_call(seal_all)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Write what waits in memory, if a disk was full; else, or if it hangs, do nothing."""
+        """Hands each span to the sink of the frame it started in, with its ``stamps``."""
         return bool(capture.guard_call(flush_all))
 
 
@@ -111,7 +111,6 @@ _AGENT_SCOPES: Final = ("autogen", "litellm", "openinference.", "mcp")
 
 
 def _is_of_agents(span: ReadableSpan) -> bool:
-    """Return whether a span tells of models, agents, tools or MCP, or was made with our own API."""
     scope = span.instrumentation_scope.name if span.instrumentation_scope is not None else ""
     return (
         scope == c.SCOPE
@@ -121,18 +120,14 @@ def _is_of_agents(span: ReadableSpan) -> bool:
 
 
 class LightningSpanProcessor(FrameSpanProcessor):
-    """Keeps every span of a provider of one's own, with message content, as it ends.
+    """Keeps every span of a user's provider, with message content, as it ends.
 
     ``provider.add_span_processor(LightningSpanProcessor())`` loses no span at ``kill -9``, where a
     :class:`DuckDBSpanExporter` behind a ``BatchSpanProcessor`` loses those in its queue.
     """
 
     def __init__(self, store: str | os.PathLike[str] | None = None) -> None:
-        """Record what this process does from here on.
-
-        Args:
-            store: ``X.duckdb`` or a folder; by default the store the settings name.
-        """
+        """Record into ``X.duckdb`` or a folder; by default the store the settings name."""
         super().__init__()
         self._frame: capture.Frame | None = None
         if config.is_enabled():
@@ -159,18 +154,13 @@ class LightningSpanProcessor(FrameSpanProcessor):
 class DuckDBSpanExporter(SpanExporter):
     """Appends batches to a store, for pipelines that are built around an exporter.
 
-    Content that the instrumentors keep off the span comes with it, into this store alone. Behind a
-    ``BatchSpanProcessor`` the spans in its queue die with the process. A
-    :class:`LightningSpanProcessor` loses none, and what it keeps in the same store this exporter
-    passes over.
+    Content that instrumentors keep off the span comes into this store alone. Behind a
+    ``BatchSpanProcessor`` queued spans die with the process. A :class:`LightningSpanProcessor`
+    loses none, and what it keeps in the same store this exporter passes over.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Name the store; it is made with the first batch.
-
-        Args:
-            path: ``X.duckdb`` or a folder; by default the store the settings name.
-        """
+        """Export into ``X.duckdb`` or a folder; by default the store the settings name."""
         self._layout = Layout(path or config.STORE.read())
         self._is_failing = False
         self._is_over = False
@@ -226,5 +216,4 @@ def _watch_starts() -> None:
 
 
 def _own_transforms() -> Sequence[Transform]:
-    """Return what every span passes through first, by the settings."""
     return () if capture.process.content.is_kept else (strip_content,)

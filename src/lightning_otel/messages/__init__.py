@@ -1,7 +1,6 @@
 """Messages, settings and token counts of any library as those of the GenAI conventions.
 
-Chat completions, the Responses API and all libraries that speak either are read here, once; what
-has no word in the conventions is handed on as it is.
+Chat completions and the Responses API are read here; unknown content is handed on as it is.
 
 Source: the input, output and tool JSON schemas of the GenAI semantic conventions; OpenAI's API
 references for chat completions and responses.
@@ -35,10 +34,7 @@ _MODEL_ITEMS: Final = frozenset({"mcp_list_tools", "compaction", "item_reference
 
 
 def raw_call_part(call_id: Any, name: Any, arguments: object) -> Part:
-    """Return a part that asks for a tool, for writing alone: JSON text stays as it was written.
-
-    It is only checked and not made anew: a long history's arguments are read with every call.
-    """
+    """Return a tool call, for writing alone: a long history's JSON arguments stay text, checked."""
     if type(arguments) is str:
         try:
             orjson.loads(arguments)
@@ -58,11 +54,7 @@ def message(role: str, parts: list[dict[str, Any]], **extra: Any) -> dict[str, A
 
 
 def parse_messages(text: object) -> tuple[Message, ...] | None:
-    """Messages from their JSON text; None where it is absent, cut, bottomless or no such list.
-
-    Each has a text for its role, and for its parts a list of objects, each of which a text names.
-    Those without parts are as the chat API writes them.
-    """
+    """Return messages from JSON text; None where it is absent, cut, bottomless or no such list."""
     items = _load_list(text)
     if items is None or set(map(type, items)) - _DICT:
         return None
@@ -83,7 +75,6 @@ _FIELDS: Final = {
 
 
 def _is_whole(item: Message) -> bool:
-    """Return whether a message is as any reader takes it, as nearly every one is."""
     try:
         parts = item["parts"]
         for part in parts:
@@ -128,11 +119,11 @@ def _is_bottomless(text: str, items: list[Any]) -> bool:
 
 
 def _load_messages(text: str) -> object:
-    """JSON of messages; of the two parsers the quick one wherever both say the same.
+    """Load JSON of messages with the quick parser wherever it agrees with the standard one.
 
     Half of an adaptation is spent here. The quick one takes a whole number of more than 64 bits for
-    a float, but numbers stand only where tools are called and answer; and it refuses what the other
-    one reads, such as half of a surrogate pair.
+    a float, but numbers stand only in tool calls and results; and it refuses half of a surrogate
+    pair.
     """
     if '"tool' not in text:
         try:
@@ -247,10 +238,7 @@ def read_call(item: Mapping[str, Any], call: ToolCall = tool_call_part) -> Part:
 def read_items(
     items: Iterable[object], role: str = "user", call: ToolCall = tool_call_part
 ) -> list[Part]:
-    """Return items of the Responses API as messages; one turn of the model is one message.
-
-    Messages of the chat API pass as well. ``role`` counts where an item names none.
-    """
+    """Return items of the Responses or chat API as messages, one for each turn of the model."""
     found: list[Part] = []
     for item in items:
         made = _read_item(item, role, call) if isinstance(item, Mapping) else None
@@ -291,7 +279,6 @@ def _read_item(item: Mapping[str, Any], role: str, call: ToolCall) -> Part:
 
 
 def _given_fields(item: Mapping[str, Any], *names: str) -> Part:
-    """Return fields of an item that are not null."""
     return {name: item[name] for name in names if item.get(name) is not None}
 
 
@@ -316,7 +303,6 @@ _SCHEMAS: Final = ("input_schema", "inputSchema", "parametersJsonSchema", "param
 
 
 def _spell_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool whose schema of arguments is named as in the conventions."""
     name = next((name for name in _SCHEMAS if is_object(tool.get(name))), None)
     if name is None or "parameters" in tool:
         return tool

@@ -1,7 +1,4 @@
-"""Messages as the chat API writes them, of those the GenAI conventions write, and the way back.
-
-Nothing is thrown away: text beside tool calls stays, several choices stay several messages, media
-stay media, and a part that the chat API has no word for is handed on as it is.
+"""Messages of the GenAI conventions as the chat API's, and the way back, without losses.
 
 Source: OpenAI's API reference for chat completions; ``reasoning_content`` and ``audio_url`` and
 ``video_url`` parts as vLLM reads them; the message schemas of the GenAI semantic conventions.
@@ -18,13 +15,10 @@ from lightning_otel.types.values import parse_json
 
 
 def messages_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The messages as chat completions take them.
+    """Return messages as chat completions take them.
 
-    A tool's every result is a message of its own. A tool call or result without an id gets one:
-    results answer the open calls in their order. Arguments are JSON text.
-
-    Args:
-        messages: As the GenAI conventions write them; those of the chat API pass as well.
+    Every tool result is a message of its own. Calls and results without an id get one: results
+    answer the open calls in their order.
     """
     return [spoken for turn in turns_of(messages) for spoken in turn]
 
@@ -37,11 +31,7 @@ def turns_of(messages: Iterable[Message]) -> list[list[dict[str, Any]]]:
 
 
 def tools_of(definitions: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tool definitions as chat completions take them; of two with one name the last counts.
-
-    Args:
-        definitions: In the conventions' flat form; those of the chat API pass as well.
-    """
+    """Return tool definitions as chat completions take them; of equal names the last counts."""
     found: dict[str, dict[str, Any]] = {}
     for tool in definitions:
         held = tool.get("function")
@@ -56,7 +46,6 @@ def tools_of(definitions: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _to_chat(item: Message) -> list[dict[str, Any]]:
-    """A message as one of the chat API, or as several where tools answered in it."""
     held = item.get("parts")
     if not isinstance(held, (list, tuple)):
         item = read_message(item)
@@ -81,7 +70,6 @@ def _to_chat(item: Message) -> list[dict[str, Any]]:
 
 
 def _role_of(item: Message, kinds: set[str]) -> str:
-    """The role, or what a message that says none can only have."""
     role = item.get("role")
     if isinstance(role, str) and role:
         return "tool" if role == "function" else role
@@ -91,7 +79,6 @@ def _role_of(item: Message, kinds: set[str]) -> str:
 
 
 def _make_turn(role: str, item: Message, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make one turn: content, reasoning, refusal and tool calls."""
     content: list[dict[str, Any]] = []
     thought: list[str] = []
     refused: list[str] = []
@@ -142,7 +129,6 @@ def _make_call(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool_text(item: Message, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A tool's answer that a tracer wrote as plain parts."""
     call_id = item.get("tool_call_id", item.get("id"))
     return _make_result(call_id, _join_content([content_of(part) for part in parts]))
 
@@ -156,7 +142,6 @@ def _call_id(found: object) -> str:
 
 
 def _tool_content(response: object) -> str | list[dict[str, Any]]:
-    """Return a tool's answer: text, parts of the chat API, or anything else as JSON text."""
     if parts := result_parts(response):
         return _join_content(list(map(content_of, parts)))
     return "" if response is None else to_text(response)

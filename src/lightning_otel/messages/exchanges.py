@@ -1,8 +1,8 @@
 """Requests and answers as the traces of libraries hold them: messages, tools, the system prompt.
 
-What stands around messages is taken off, and the fields of a message are named as in the chat API;
-its parts have readers of their own, by their kind. A text that was JSON and is cut is no message.
-An answer is opened only where its form is known and nothing is left over: it may be JSON itself.
+Envelopes are removed, and the fields of a message are named as in the chat API. JSON text that is
+cut is no message. An answer is opened only where its form is known and nothing is left over: it may
+be JSON itself.
 
 Source: Langfuse's OTLP ingestion and its callbacks; the bodies of OpenAI's, Anthropic's, Google's
 and Amazon Bedrock's APIs; events of the GenAI semantic conventions up to 1.36; OpenInference's
@@ -97,14 +97,7 @@ def is_cut(text: object) -> bool:
 
 
 def read_exchange(given: Any, made: Any, beside: Any = None, system: Any = None) -> Exchange:
-    """Return what a request and its answer say.
-
-    Args:
-        given: The request, or its messages.
-        made: The answer.
-        beside: Tools that are kept beside both, which count if the request has none.
-        system: The system prompt that is kept beside both, likewise.
-    """
+    """Read a request and its answer; ``beside`` and ``system`` are default tools and prompt."""
     asked, said = given, made
     given, made = _load(given), _load(made)
     messages, tools = _split_tools(given)
@@ -128,7 +121,6 @@ def read_exchange(given: Any, made: Any, beside: Any = None, system: Any = None)
 
 
 def _load(text: Any) -> Any:
-    """Return the object or list that JSON text says, even if it is quoted again, or alone."""
     value = text
     for _ in range(_MOST_QUOTES):
         value = parse_json(value)
@@ -168,7 +160,6 @@ def _is_generation(value: Mapping[str, Any]) -> bool:
 
 
 def _is_envelope(value: Mapping[str, Any]) -> bool:
-    """Return whether an answer holds such answers, under a name that one is known by."""
     for name in ("choices", "candidates", "generations", "messages", "replies", *_WRAPPERS):
         held = parse_json(value.get(name))
         is_alone = value.keys() - {name} <= _AROUND | _REPLY | _META
@@ -181,13 +172,7 @@ def _is_envelope(value: Mapping[str, Any]) -> bool:
 
 
 def read_messages(content: Any, role: str, text: Any = None) -> list[Part]:
-    """Return the messages of an input or output, however a library wrote them.
-
-    Args:
-        content: What it says.
-        role: Whose the messages are that name no role.
-        text: The whole as it came, for where it is no messages.
-    """
+    """Return the messages of an input or output, of default ``role``; else ``text``."""
     text = content if text is None else text
     content = parse_json(content)
     if is_object(content):
@@ -259,7 +244,6 @@ def _is_of_vercel(item: Mapping[str, Any]) -> bool:
 
 
 def _open_part(part: Any) -> Any:
-    """Return a part out of the object that OpenInference puts it in."""
     return object_of(part).get("message_content") or part
 
 
@@ -288,7 +272,6 @@ def _read_item(item: Mapping[str, Any], role: str) -> list[Part]:
 
 
 def _is_spoken(item: Any) -> bool:
-    """Return whether an item is a message, an answer's choice, or a part of a message."""
     if not is_object(item):
         return False
     content = item.get("content")
@@ -306,14 +289,12 @@ def _is_spoken(item: Any) -> bool:
 
 
 def _does_speak(held: Any) -> bool:
-    """Return whether a value is messages, or holds some."""
     if isinstance(held, list):
         return all(_is_spoken(each) or isinstance(each, (str, list)) for each in held)
     return _is_spoken(held)
 
 
 def _unwrap(content: Mapping[str, Any]) -> Any:
-    """Return what a request or answer holds its messages in; None where it is none."""
     if "args" in content and is_object(content.get("kwargs")):  # the arguments of a function
         held = next(filter(_does_speak, (content["kwargs"], content["args"])), None)
         return held or None
@@ -332,7 +313,6 @@ def _unwrap(content: Mapping[str, Any]) -> Any:
 
 
 def _read_system(content: Mapping[str, Any]) -> list[Part]:
-    """Return the system prompt that stands beside a request's messages, as Anthropic's does."""
     places = (content, *(object_of(content.get(name)) for name in _CONFIGS))
     given = next((held[key] for held in places for key in _SYSTEMS if held.get(key)), None)
     if is_object(given):  # Google's
@@ -341,7 +321,6 @@ def _read_system(content: Mapping[str, Any]) -> list[Part]:
 
 
 def _find_tools(content: Any) -> list[Any]:
-    """Return the tool definitions that stand in a request, each of which may be JSON text."""
     content = parse_json(content)
     if is_object(content):
         held = next((content[k] for k in ("tools", "functions") if content.get(k)), None)
@@ -351,7 +330,6 @@ def _find_tools(content: Any) -> list[Any]:
 
 
 def _split_tools(messages: Any) -> tuple[Any, list[Any]]:
-    """Return messages, and the tool definitions that Langfuse's callback puts among them."""
     if is_object(messages) and isinstance(messages.get("messages"), list):
         rest, tools = _split_tools(messages["messages"])
         return {**messages, "messages": rest}, tools

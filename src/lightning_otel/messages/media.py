@@ -75,10 +75,7 @@ def to_text(value: object) -> str:
 
 
 def to_json(value: object) -> str:
-    """JSON text of a value; what is bottomless is said to be.
-
-    NaN and infinities are null; of what else JSON has no word for, no code runs.
-    """
+    """Return JSON text of a value without running its code; NaN and infinities are null."""
     write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_make_plain).encode
     if type(value) not in (dict, list, tuple, str, int, float, bool, NoneType):
         value = _make_plain(value)

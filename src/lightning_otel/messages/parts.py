@@ -1,6 +1,6 @@
 """Parts of a message, under any spelling that is known, as the GenAI conventions write them.
 
-Each kind has one reader. What none of them can read is kept as it came, named after its kind.
+Unreadable parts are kept as they came, named after their kind.
 
 Source: the message schemas of the GenAI semantic conventions; OpenAI's API references for chat
 completions and responses; content blocks of Anthropic's Messages API, of Amazon Bedrock's Converse
@@ -137,7 +137,6 @@ def is_part(item: object) -> bool:
 
 
 def _first(held: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """Return the first value under one of some names that is not null."""
     for name in names:
         value = held.get(name)
         if value is not None:
@@ -157,7 +156,6 @@ def _object(held: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _rest_of(part: Mapping[str, Any], names: tuple[str, ...]) -> Part:
-    """Return what a part says besides: signatures, identities."""
     return {key: each for key, each in part.items() if key not in names and each is not None}
 
 
@@ -223,7 +221,6 @@ def unwrap_response(content: object) -> object:
 
 
 def _read_medium(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
-    """Read an image, sound, video or file, by its bytes, its address or its identity."""
     if "modality" in part:
         return None
     around = inner or part
@@ -280,7 +277,6 @@ def media_beside(item: Mapping[str, Any]) -> list[Part]:
 
 
 def _readers() -> Mapping[str, _Read]:
-    """Return the reader of each kind; of kinds that name an object, that is looked into."""
     kinds = {
         _read_text: "text input_text output_text summary_text reasoning_text plaintext",
         _read_refusal: "refusal",

@@ -62,12 +62,7 @@ def read_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def token_counts(counts: object, *, is_zero_known: bool = True) -> dict[str, Any]:
-    """Token counts, under any of the names that OpenAI's APIs and LangChain have for each.
-
-    Args:
-        counts: What says them; nothing where it is no object of fields.
-        is_zero_known: Whether counts that are all zero were counted.
-    """
+    """Return token counts under OpenAI's or LangChain's names; zeros only if ``is_zero_known``."""
     held = counts if isinstance(counts, dict) else fields_of(counts)
     found: dict[str, Any] = {}
     for key, names, holders in _COUNTS:

@@ -1,7 +1,7 @@
 """The tracer provider and the instrumentors: what must be in place before anything is recorded.
 
-Builds or joins the tracer provider, never replaces one; whatever goes wrong here, the program runs
-on untraced, with one warning.
+Builds or joins the tracer provider, never replaces one; faults leave the program untraced, with
+one warning.
 """
 
 import functools
@@ -31,8 +31,6 @@ _RANDOM_IDS: Final = ("opentelemetry.sdk.trace.id_generator", "RandomIdGenerator
 
 
 class _Setup:
-    """The setup of this process: the provider, joined or made by us, and the libraries."""
-
     def __init__(self) -> None:
         self.provider: Any = None
         self.own: Any = None
@@ -49,29 +47,23 @@ _setup = _Setup()
 
 
 class _Ids:
-    """Ids of spans and traces from the system's chance, which no program can seed.
+    """Ids of spans and traces from ``os.urandom``; ``random.seed()`` cannot repeat them.
 
-    OpenTelemetry's own come from Python's ``random``: a program that seeds it, as every training
-    script does, would use the ids of its last run again, and its spans count as repeated.
+    A training script that seeds would reuse the ids of its last run: spans count as repeated.
 
     Source: the methods of ``opentelemetry.sdk.trace.id_generator.IdGenerator``, which is not
-    imported for them: they are all that is asked of it.
+    imported for them.
     """
 
     generate_span_id = staticmethod(functools.partial(randbits, 64))
     generate_trace_id = staticmethod(functools.partial(randbits, 128))
 
     def is_trace_id_random(self) -> bool:
-        """Return whether samplers may draw by trace ids."""
         return True
 
 
 def ensure_provider() -> None:
-    """Put our processor into the global provider, or set one that has it.
-
-    In a provider of ours the user's OTLP endpoint is served too; in a joined one that is the
-    business of whoever built it. What the program sets later is joined as it sets it.
-    """
+    """Put our processor into the global provider, or set one that serves OTLP, too."""
     try:
         if _is_set_up():
             return
@@ -93,10 +85,7 @@ def _is_set_up() -> bool:
 
 
 def is_broken() -> bool:
-    """Return whether OpenTelemetry could not be set up before: it will refuse again.
-
-    Its SDK cannot even be imported where a number in its environment is none.
-    """
+    """Return whether OpenTelemetry could not be set up: a bad number in its environment."""
     return _setup.is_broken
 
 
@@ -186,7 +175,6 @@ def instrument(libraries: str | Iterable[str] | None = None) -> None:
 
 
 def _is_wanted_outside() -> bool:
-    """Return whether the program has a provider of its own; warn once if nothing records at all."""
     found = trace.get_tracer_provider()
     if not isinstance(found, trace.ProxyTracerProvider):
         return found is not _setup.own
@@ -228,7 +216,6 @@ def switch_on(libraries: str | Iterable[str] | None = None) -> None:
 
 
 def _switch_on(library: str) -> None:
-    """Switch an instrumentor on, now that its library is there; unless that was taken back."""
     if library in _setup.wanted:
         instrumentor = _instrumentor_of(library)
         if not instrumentor.is_instrumented_by_opentelemetry:
@@ -278,11 +265,9 @@ def _instrumentor_of(library: str) -> Any:
 def pre_instrument() -> None:
     """The hook of ``opentelemetry-instrument``, for ``OTEL_TRACES_EXPORTER`` with ``duckdb`` in it.
 
-    Under ``lightning-otel run`` it records in any case: what ``run`` put into the process's start
-    has made way for ``opentelemetry-instrument``'s own.
-
-    The stock configurator puts any exporter behind a ``BatchSpanProcessor``, which loses spans; a
-    processor of our own loses none, and our exporter then stands back.
+    Under ``lightning-otel run`` it records in any case, in place of ``run``'s own start. The stock
+    configurator puts any exporter behind a ``BatchSpanProcessor``, which loses spans; our own
+    processor loses none, and our exporter stands back.
     """
     if not config.is_enabled():
         return
@@ -298,8 +283,7 @@ def pre_instrument() -> None:
 def start_process() -> None:
     """Record everything this process does from here on, into the default store.
 
-    It is a part of the rollout that the environment names, or one rollout in which the program may
-    open others: with ``auto_trace``, ``context``, or a request that it serves.
+    It is a part of the environment's rollout, or a rollout in which the program may open others.
     """
     from lightning_otel.store import SpanStore
 
@@ -340,13 +324,7 @@ def enable_retokenization_fix() -> None:
 
 
 def assigner_of(store: Any, *, is_asked: bool = True) -> capture.ResourceAssigner | None:
-    """Return the source of requests' resources, read beside a store in the background.
-
-    Args:
-        store: The store; ``LIGHTNING_OTEL_STATE`` goes before it.
-        is_asked: Somebody asked for it; else only what a file beside the store has published is
-            applied, since a database elsewhere may keep a request waiting.
-    """
+    """Return the source of requests' resources; unasked, only from a file beside the store."""
     from lightning_otel.instrumentors.substitution.watcher import state_file, watch_of
 
     layout = store.local.layout

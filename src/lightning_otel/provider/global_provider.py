@@ -1,7 +1,7 @@
 """A global tracer provider that gives way to the one the program sets.
 
-OpenTelemetry lets a process set its provider once. Ours is set only where there is none; when the
-program sets one, that takes over, also for every tracer made before, as it would without us.
+OpenTelemetry lets a process set its provider once. When the program sets one, that takes over, also
+for every tracer made before.
 """
 
 import functools
@@ -23,11 +23,7 @@ Join = Callable[[trace.TracerProvider], None]
 
 
 class GlobalProvider(TracerProvider):
-    """Ours, until the program sets one.
-
-    Attributes:
-        successor: The program's own.
-    """
+    """Ours, until the program sets its ``successor``."""
 
     successor: trace.TracerProvider | None = None
 
@@ -49,15 +45,7 @@ class GlobalProvider(TracerProvider):
         self._update_resource(ServiceInstanceIdResourceDetector().detect())
 
     def install(self, join: Join, *, is_hidden: Callable[[], bool]) -> trace.TracerProvider:
-        """Become the global provider.
-
-        Args:
-            join: Called with the program's provider before that takes over.
-            is_hidden: Whether the program is to find what it would find without us.
-
-        Returns:
-            The global provider: this one, unless another was set meanwhile.
-        """
+        """Become the global provider unless one is set; return it. ``join`` the program's."""
         proxy, find, set_once = trace.get_tracer_provider(), *_api_functions()
         set_once(self)
         if find() is not self:
@@ -87,8 +75,6 @@ def _api_functions() -> tuple[Callable[[], trace.TracerProvider], Callable[[Any]
 
 
 class _Tracer(trace.Tracer):
-    """Starts spans with a tracer of whichever provider is at work."""
-
     def __init__(self, provider: GlobalProvider, args: Any, options: Any) -> None:
         self._provider = provider
         self._args = args
@@ -99,11 +85,9 @@ class _Tracer(trace.Tracer):
         return getattr(self._current_tracer(), name)
 
     def start_span(self, *args: Any, **options: Any) -> trace.Span:
-        """Start a span."""
         return self._current_tracer().start_span(*args, **options)
 
     def start_as_current_span(self, *args: Any, **options: Any) -> Any:
-        """Start a span for a block or, as a decorator, for each call."""
         return _Block(lambda: self._current_tracer().start_as_current_span(*args, **options))
 
     def _current_tracer(self) -> trace.Tracer:
@@ -115,8 +99,6 @@ class _Tracer(trace.Tracer):
 
 
 class _Block(AbstractContextManager[trace.Span]):
-    """A span that is started when the block is entered, or the function called."""
-
     def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
 
@@ -147,13 +129,11 @@ class _Propagator(TextMapPropagator):
         self._provider = provider
 
     def extract(self, *args: Any, **options: Any) -> Context:
-        """Read what came."""
         return self._inner.extract(*args, **options)
 
     def inject(
         self, carrier: Any, context: Context | None = None, setter: Setter[Any] = default_setter
     ) -> None:
-        """Write all that the program would send without us."""
         span = trace.get_current_span(context).get_span_context()
         if self._provider.successor is None and not span.is_remote:
             context = trace.set_span_in_context(trace.INVALID_SPAN, context)
@@ -161,7 +141,6 @@ class _Propagator(TextMapPropagator):
 
     @property
     def fields(self) -> set[str]:
-        """Name the fields."""
         return self._inner.fields
 
 

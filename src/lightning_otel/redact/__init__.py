@@ -1,7 +1,7 @@
 """Secrets and named content out of texts and spans: what capture, transforms and redactions mask.
 
-Pure: no clock, and no I/O but for the shapes of secrets. What tells which spans belong together
-(ids, links, the operation) is never masked; a match in there is counted, so that it can be told.
+Pure. Ids, links and operations, which tell which spans belong together, are never masked; matches
+in there are counted.
 """
 
 import re
@@ -51,9 +51,9 @@ class Rules:
     """Content that is to be masked; with none of the first three, all that was said.
 
     Attributes:
-        patterns: Regular expressions; what they match in any text or number becomes a mask.
-        keys: Names of attributes, and of fields within them and within messages; a glob may stand
-            for some. What stands under them becomes a mask.
+        patterns: Regular expressions; their matches in any text or number become a mask.
+        keys: Names or globs of attributes, and of fields within them and within messages, whose
+            values become a mask.
         secrets: Whether keys and tokens of the known shapes go too.
     """
 
@@ -63,7 +63,6 @@ class Rules:
     compiled: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Compile the patterns."""
         try:
             compiled = tuple(map(re.compile, self.patterns))
         except re.error as exc:
@@ -93,17 +92,13 @@ class Redactor:
     """Takes what rules name out of spans: texts, and the token ids that would spell them."""
 
     def __init__(self, rules: Rules, redaction_id: str) -> None:
-        """Take the rules."""
         self._rules = rules
         self._id = redaction_id
         self._remembered = lru_cache(_REMEMBERED)(self._replace_matches)
         self._counts: Counter[str] = Counter()
 
     def mask(self, span: Span) -> tuple[Span, Mapping[str, int]]:
-        """Return a span without what the rules name, and how many values went, by reason.
-
-        Where nothing was masked it is the very same span.
-        """
+        """Return a span masked by the rules, the same if unchanged, and counts by reason."""
         counts = self._counts = Counter()
         attributes = self._mask_attributes(span.attributes, is_own=True)
         changed = replace(
@@ -138,7 +133,6 @@ class Redactor:
         return replace(changed, attributes=kept), counts
 
     def _replace_matches(self, text: str) -> tuple[str, int, int]:
-        """Return a text without what matches, and how many patterns' and secrets went."""
         patterns = 0
         for pattern in self._rules.compiled:
             # A mask that stands there is no text: a pattern that matches within would grow it.

@@ -1,7 +1,7 @@
 """Content by its origin: text of a model, a tool, a message or an exception, wherever it stands.
 
-Nothing of it is sent without permission, or stored where the settings forbid it. What stays: ids,
-times, numbers, rewards, models, names that the program's source gives, and types of exceptions.
+Without permission it is not sent or stored. What stays: ids, times, numbers, rewards, models, names
+that the program's source gives, and types of exceptions.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Secrets out of texts: tokens of vendors' shapes, random values of telling names, a few phrases.
 
 A token is a long run of letters, digits, ``-``, ``_`` and ``.``. Runs are searched for, not each
-vendor's pattern: ordinary text has few of them, so more shapes cost nothing. The shapes are data,
-with their sources, in ``secrets.json``.
+vendor's pattern: ordinary text has few of them, so more shapes cost nothing. ``secrets.json`` has
+the shapes and their sources.
 """
 
 import functools
@@ -71,7 +71,6 @@ _compiled: Final = functools.cache(functools.partial(re.compile, flags=re.ASCII)
 
 
 def _tokens_by_head() -> dict[str, list[tuple[str, str, str]]]:
-    """By their first two or three characters: how tokens begin, their pattern and their mask."""
     shapes = defaultdict(list)
     for shape in _SHAPES["tokens"]:
         for start in shape["starts"]:
@@ -81,7 +80,6 @@ def _tokens_by_head() -> dict[str, list[tuple[str, str, str]]]:
 
 
 def _inner_pattern() -> str:
-    """A pattern of the first two characters of tokens within a run, by the first one."""
     seconds = defaultdict(set)
     for head in _TOKENS:
         seconds[head[0]].add(re.escape(head[1]))
@@ -130,12 +128,7 @@ def is_kept(key: str) -> bool:
 def scrub_attributes(
     attributes: dict[str, Any], known: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return a span's attributes without secrets: the same ones, where there are none.
-
-    Args:
-        attributes: Of whatever kinds; none is asked for its text.
-        known: Attributes that were looked at before.
-    """
+    """Return attributes without secrets, the same if there are none; skip ``known`` ones."""
     if attributes == known:
         return attributes
     texts: list[str] = []
@@ -175,7 +168,6 @@ def _prefix_of(key: str) -> str | None:
 
 
 def _mask_tokens(text: str, marks: bytes) -> str:
-    """Return the text without the tokens that its long runs are or hold."""
     pieces: list[str] = []
     copied = place = end = 0
     while (start := marks.find(_RUN, place)) >= 0:
@@ -239,7 +231,6 @@ def _stands_bare(text: str, match: re.Match[str], words: list[str]) -> bool:
 
 
 def _list_heads(text: str, start: int, end: int) -> Iterator[int]:
-    """Yield the places of a run at which a token may begin."""
     yield start
     if end - start > _LONGEST_WORD or text[start] in "-_.":
         inner = _INNER.finditer(text, start, min(end, start + _FARTHEST_INNER))
@@ -248,7 +239,6 @@ def _list_heads(text: str, start: int, end: int) -> Iterator[int]:
 
 
 def _find_value(text: str, start: int) -> tuple[int, int, str] | None:
-    """Return the value that a run stands in, if a name or a scheme before it tells a secret."""
     before = text[max(0, start - _NEAR) : start]
     if before[-1] in "+/":  # within base64
         length = len(before)
@@ -265,7 +255,6 @@ def _find_value(text: str, start: int) -> tuple[int, int, str] | None:
 
 
 def _is_random(text: str) -> bool:
-    """Say whether small letters, capitals and digits take turns as often as by chance."""
     turns = len(_TURNS.findall(text))
     if _ONE_CASE.fullmatch(text):
         return turns >= 4

@@ -1,7 +1,4 @@
-"""For the tests of whoever builds agents: what was captured in a block, and a scripted model.
-
-Nothing here is imported by what records; pytest is imported by ``fixtures`` alone.
-"""
+"""For the tests of agents: what was captured in a block, and a scripted model."""
 
 from lightning_otel.testing.capture import Captured, CapturedCall, CapturedTool, captured
 from lightning_otel.testing.server import ScriptedServer, failure, scripted_server, tool_call

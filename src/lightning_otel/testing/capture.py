@@ -33,18 +33,17 @@ class CapturedCall:
     """A request to a model, as a test asks about it.
 
     Attributes:
-        model: What was asked for; what answered where nothing was named.
-        agent: Who asked; empty where nobody is named.
-        messages: What the model was given, as the chat API writes it.
-        text: What it answered first, without tool calls.
-        tool_calls: What it called: name and arguments of each.
+        model: The requested model, else the answering one.
+        agent: The agent; empty where nobody is named.
+        messages: The messages to the model, as the chat API writes them.
+        text: Its first answer, without tool calls.
+        tool_calls: Name and arguments of each tool call.
         tools: Names of the tools it was offered.
         input_tokens: As the server counted them; None if it did not.
         output_tokens: Likewise.
-        reward: What the step earned; None if nothing.
+        reward: The step's reward; None if none.
         error: Why the call failed; empty if it did not.
         left_out: Why it is in no transition; empty if it is in one.
-        span: Its span.
     """
 
     model: str
@@ -73,12 +72,10 @@ class CapturedTool:
     """A tool that ran.
 
     Attributes:
-        name: Its name.
-        agent: Who ran it; empty where nobody is named.
-        arguments: What it was given, if that was recorded.
-        result: What it gave back, if that was recorded.
+        agent: The agent that ran it; empty where nobody is named.
+        arguments: Its arguments, if that was recorded.
+        result: Its result, if that was recorded.
         error: Why it failed; empty if it did not.
-        span: Its span.
     """
 
     name: str
@@ -147,7 +144,7 @@ class Captured:
         """Check that calls were made, each became a transition, and each reward found one.
 
         Raises:
-            AssertionError: One did not; it says which, and why.
+            AssertionError: One did not; the message says which, and why.
         """
         report = self.report
         if not report.calls:
@@ -171,7 +168,6 @@ class Captured:
         return "\n".join(lines) + ">"
 
     def _repr_html_(self) -> str:
-        """The picture, for notebooks."""
         from lightning_otel.views.picture import draw_trace
 
         return draw_trace(self._trace)
@@ -188,16 +184,12 @@ class Captured:
 class captured:  # noqa: N801  # used as a function
     """Capture what goes on in a block, for a test: ``with captured() as got: agent()``.
 
-    Whatever this process does while the block is open is captured, in whichever thread, task or
-    server of it; several blocks at once, in tasks or threads, each keep what is theirs. Nothing is
-    written to the store that the program uses otherwise, unless the program names it.
+    That is all that this process does meanwhile, in any thread or task; concurrent blocks each keep
+    their own. Nothing is written to the program's usual store, unless the program names it.
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
-        """Prepare.
-
-        Args:
-            **options: As :func:`auto_trace` takes them; ``store`` is one in memory by default.
+        """Prepare; options are those of :func:`auto_trace`, with a store in memory by default.
 
         Raises:
             ConfigError: Recording is switched off, so a test could only pass by accident.
@@ -214,7 +206,6 @@ class captured:  # noqa: N801  # used as a function
         self._frame: capture.Frame | None = None
 
     def __enter__(self) -> Captured:
-        """Begin; gives what will be captured."""
         recording = self._traced.__enter__()
         frame = capture.current_frame()
         if frame is None or not recording.rollout_id:
@@ -225,25 +216,20 @@ class captured:  # noqa: N801  # used as a function
         return Captured(recording, self._store)
 
     def __exit__(self, *exc: Any) -> None:
-        """End; the exception goes on its way."""
         if self._frame is not None:
             _open.remove(self._frame)
         self._traced.__exit__(*exc)
 
     async def __aenter__(self) -> Captured:
-        """Begin; gives what will be captured."""
         return self.__enter__()
 
     async def __aexit__(self, *exc: Any) -> None:
-        """End; the exception goes on its way."""
         if self._frame is not None:
             _open.remove(self._frame)
         await self._traced.__aexit__(*exc)
 
 
 class _Open:
-    """The blocks that are open; what knows of none, such as a server's thread, is the last's."""
-
     def __init__(self) -> None:
         # Guards: the process's frame is that of the last open block, else what it was before.
         self._lock = threading.Lock()
@@ -251,7 +237,6 @@ class _Open:
         self._before: capture.Frame | None = None
 
     def add(self, frame: capture.Frame) -> None:
-        """Make a block the last."""
         with self._lock:
             if not self._frames:
                 self._before = capture.process.frame
@@ -259,7 +244,6 @@ class _Open:
             capture.process.frame = frame
 
     def remove(self, frame: capture.Frame) -> None:
-        """Forget a block."""
         with self._lock:
             self._frames = [each for each in self._frames if each is not frame]
             capture.process.frame = self._frames[-1] if self._frames else self._before
@@ -313,7 +297,6 @@ def _word_error(span: Span) -> str:
 
 
 def _parse_json(text: object, otherwise: Any = None) -> Any:
-    """Parse JSON; return other text as it is."""
     if not isinstance(text, str):
         return otherwise if text is None else text
     try:

@@ -1,7 +1,6 @@
 """Fixtures for pytest: ``pytest_plugins = ["lightning_otel.testing.fixtures"]`` in ``conftest.py``.
 
-It is no plugin that pytest finds by itself: that would be imported by every test run of whoever has
-lightning-otel installed.
+As a plugin that pytest finds by itself, every test run would import it.
 """
 
 import contextlib

@@ -15,12 +15,7 @@ from lightning_otel.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that is refused.
-
-    Attributes:
-        status: The HTTP status.
-        message: What the error says.
-    """
+    """A request that is refused, with an HTTP status and an error's message."""
 
     status: int
     message: str
@@ -42,17 +37,11 @@ class _RefusedError(Exception):
 class ScriptedServer(DemoServer):
     """Answers one request after the other as a script says, streamed or not.
 
-    Chat completions, responses and text completions are answered so; embeddings are made up. What
-    was asked is in ``requests``; ``log`` has every exchange whole.
+    Embeddings are made up. ``requests`` has the bodies; ``log`` has every exchange whole.
     """
 
     def __init__(self, script: Iterable[Line] | Callable[[Mapping[str, Any]], Said]) -> None:
-        """Prepare.
-
-        Args:
-            script: What is answered to the first request, the second, and so on; or a function of
-                a request's body that answers all of them.
-        """
+        """Take the answers in order, or a function of a request's body that answers all."""
         super().__init__()
         self.fault = "none"  # a model of any name is answered
         # Guards: each entry is given to one request.
@@ -97,34 +86,29 @@ class ScriptedServer(DemoServer):
 def scripted_server(
     script: Iterable[Line] | Callable[[Mapping[str, Any]], Said],
 ) -> ScriptedServer:
-    """A server for a ``with`` block that answers what a script says, at its ``base_url``.
+    """Make a server for a ``with`` block that answers what a script says, at its ``base_url``.
 
     Args:
         script: Texts, tool calls (``tool_call("search", query="x")``; a list for several at once),
-            failures (``failure(429)``), or functions of the request's body that give one of these,
-            in the order of the requests; or one function that answers all of them. A request beyond
-            its end fails with status 400.
+            failures (``failure(429)``), or functions of the request's body that return one of
+            these, in the order of the requests; or one function that answers all of them. A
+            request beyond its end fails with status 400.
     """
     return ScriptedServer(script)
 
 
 def tool_call(name: str, /, **arguments: Any) -> ToolCall:
-    """Make a tool call of a model.
-
-    Args:
-        name: The tool's name.
-        **arguments: What it is called with; anything JSON knows.
-    """
+    """Make a tool call of a model, with arguments of any JSON."""
     return ToolCall(f"call_{secrets.token_hex(12)}", name, json.dumps(arguments))
 
 
 def failure(status: int = 500, message: str = "the script says so") -> Failure:
-    """A request that is refused.
+    """Make a request's refusal.
 
     Args:
-        status: The HTTP status, 400 to 599; clients try 408, 409, 429 and 500 up again, and each
-            try takes an entry of the script.
-        message: What the error says.
+        status: The HTTP status, 400 to 599; clients retry 408, 409, 429 and 500 up, and each
+            retry takes an entry of the script.
+        message: The error's message.
 
     Raises:
         ConfigError: The status is no failure.

@@ -1,7 +1,7 @@
 """The trainer: runs an algorithm over an agent or a store, and publishes better resources.
 
-Training starts only when a method is called. A run publishes its result as ``canary``; held-out
-reward, live traffic or a person makes it ``live``.
+A run publishes its result as ``canary``; held-out reward, live traffic or a person makes it
+``live``.
 """
 
 import asyncio
@@ -68,7 +68,6 @@ class Fitting:
     """A training run in a thread: stop it, wait for it, or await it."""
 
     def __init__(self, fit: Callable[[], Fit], stop: threading.Event) -> None:
-        """Start ``fit`` in a thread; ``stop`` tells it to end."""
         self._stop = stop
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="lightning-otel-trainer")
         self._fit = self._pool.submit(fit)
@@ -181,11 +180,10 @@ class Trainer:
     def fit_async(
         self, train: Sequence[Any] = (), val: Sequence[Any] = (), *, follow: bool = True
     ) -> Fitting:
-        """Train in a thread, and wait for new rollouts until stopped.
+        """Train in a thread, and wait for new rollouts of any process until stopped.
 
-        Agents in any number of other processes may write the store meanwhile. The run ends after
-        ``max_iterations``, or when :meth:`Fitting.stop` is called; without ``follow``, where
-        :meth:`fit` would.
+        The run ends after ``max_iterations``, or when :meth:`Fitting.stop` is called; without
+        ``follow``, where :meth:`fit` would.
         """
         config = replace(self._configure(train, val), follows=follow)
         return Fitting(lambda: self._run_fit(config), config.stop)
@@ -208,7 +206,7 @@ class Trainer:
 
         Args:
             tasks: Any JSON values.
-            resources: Versions by name that it is given; by default what is live.
+            resources: Versions by name; by default what is live.
             mode: The purpose of the rollouts; they are never trained on.
             samples: Rollouts of each task.
 
@@ -225,10 +223,7 @@ class Trainer:
         return [] if self.latest is None else self.runs.metrics(self.latest.run_id, names=names)
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> Path:
-        """Copy the latest checkpoint to a folder; whole, or not at all.
-
-        Args:
-            path: The folder; a checkpoint that stands there already is replaced.
+        """Copy the latest checkpoint to a folder, or replace one there; whole, or not at all.
 
         Raises:
             TrainingError: There is none yet, or something else stands there.
@@ -253,7 +248,6 @@ class Trainer:
         return self
 
     def _make_config(self, settings: dict[str, Any], **more: Any) -> RunConfig:
-        """Check the options that are left, and fill in what follows from the algorithm."""
         select, adapter = dict(settings.pop("select", None) or {}), self.algorithm.get_adapter()
         if adapter is not None and not isinstance(adapter, TraceAdapter):
             select.setdefault("adapter", adapter)

@@ -1,7 +1,6 @@
 """A worker: takes training requests, one at a time, and runs them.
 
-If it is killed, the request waits again when its lease ends, and the next worker continues the run
-from its last checkpoint.
+After a kill the next worker continues the run from its last checkpoint.
 """
 
 import glob
@@ -47,9 +46,8 @@ class TrainingWorker:
     ) -> None:
         """Configure the worker; it takes nothing yet.
 
-        ``algorithm`` is that of requests that name none, and the only one that is trained; empty
-        takes every request. Without tasks it learns from what is recorded; a request for one
-        category takes the tasks whose ``category`` it is.
+        ``algorithm`` is the default and the only one that is trained; empty takes every request.
+        Without tasks it learns from what is recorded; a request for a category takes its tasks.
         """
         self._requests = requests
         self._make = make
@@ -77,7 +75,6 @@ class TrainingWorker:
         return done
 
     def _do_request(self, request: TrainingRequest, stop: Stop, ended: Ended) -> bool:
-        """Run a request; return False if it was given back, or another worker has it by now."""
         fit: Fit | None = None
         run_id = reason = ""
         try:
@@ -95,10 +92,7 @@ class TrainingWorker:
         return True
 
     def _fit_request(self, request: TrainingRequest, stop: Stop) -> Fit | None:
-        """Run a request; return None if its run was over when its worker died.
-
-        One that is stopped is given back.
-        """
+        """Run a request, or give it back if stopped; return None if its run was over already."""
         algorithm = request.algorithm or self._algorithm
         if not algorithm:
             raise ConfigError(
@@ -140,7 +134,6 @@ class TrainingWorker:
         return fit
 
     def _note_run(self, request: TrainingRequest, run_id: str) -> None:
-        """Note the run with the request before its first step, so that a kill loses nothing."""
         self._requests.heartbeat(request, run_id=run_id)
 
 

@@ -1,7 +1,7 @@
 """The nouns of lightning-otel as frozen dataclasses, and nothing else.
 
-Ids are lower-case hex, times are Unix nanoseconds. See ``docs/concepts.md`` for the words. Each
-module is imported when one of its names is: a traced program needs spans alone.
+Ids are lower-case hex, times are Unix nanoseconds. Modules are imported with the first of their
+names: a traced program needs spans alone.
 """
 
 from importlib import import_module
@@ -70,7 +70,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return a noun from the first module that has it."""
     if name in __all__:
         for module in _MODULES:
             found = vars(import_module(f"{__name__}.{module}"))

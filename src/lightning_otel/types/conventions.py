@@ -1,13 +1,11 @@
 """Every attribute key, span name and well-known value that lightning-otel writes or reads.
 
-A key stands here once and nowhere else; those of foreign conventions stand in their readers. Three
-families:
+Keys of foreign conventions stand in their readers. Three families:
 
 - ``gen_ai.*``: the OpenTelemetry GenAI semantic conventions, copied as literals because the
   constants of ``opentelemetry-semantic-conventions`` are all marked deprecated.
   Source: the ``semantic-conventions-genai`` repository of open-telemetry, schema 1.42.
-- ``agentlightning.*``: Agent Lightning 0.3's keys, spelled as in its ``semconv.py``, so that spans
-  travel both ways.
+- ``agentlightning.*``: Agent Lightning 0.3's keys, spelled as in its ``semconv.py``.
 - ``lightning.*``: what neither names, above all token ids and logprobs.
 """
 

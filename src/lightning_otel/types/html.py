@@ -7,12 +7,7 @@ from lightning_otel.types.text import one_line
 
 
 def escape(text: object, cells: int | None = None) -> str:
-    """Text for XML and HTML: escaped, on one line, and cut to so many cells if it is longer.
-
-    Args:
-        text: Anything; what is no text is taken as Python writes it.
-        cells: Widths of a narrow character; wide ones take two.
-    """
+    """Return text for XML and HTML: escaped, on one line, cut to ``cells``, widths of a letter."""
     return escape_html(one_line(text, cells))
 
 
@@ -41,15 +36,7 @@ def render_table(
     title: str = "",
     cells: int = 80,
 ) -> str:
-    """Rows as an HTML table of texts, each cut to a line.
-
-    Args:
-        columns: Their names.
-        rows: A value for each.
-        note: What is said below.
-        title: What is said above.
-        cells: The longest that a text may be, widths of a narrow character.
-    """
+    """Return rows as an HTML table of texts, each cut to a line of ``cells``, with a note below."""
     head = "".join(f'<th style="text-align:left">{escape(name)}</th>' for name in columns)
     body = "".join(
         "<tr>"
@@ -66,12 +53,7 @@ def render_table(
 
 
 def render_facts(title: str, pairs: Iterable[tuple[str, object]]) -> str:
-    """Render facts about one thing as an HTML table: a name and a value in each row.
-
-    Args:
-        title: What the thing is.
-        pairs: Names, and what they are; what is None or an empty text is left out.
-    """
+    """Render facts about one thing as an HTML table; leave out None and empty texts."""
     known = [pair for pair in pairs if pair[1] is not None and pair[1] != ""]
     return render_table(("", ""), known, title=title, cells=200)
 

@@ -1,8 +1,4 @@
-"""Points in time as people write them, and as they are written for people.
-
-The one reader of ``--since``, of the fields of a page, of the queries of the service and of a
-store's URL, and its inverse.
-"""
+"""Points in time as people write them, and as they are written for people."""
 
 import re
 from datetime import UTC, date, datetime, timedelta, tzinfo
@@ -38,7 +34,7 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 def instant_ns(
     given: Instant, name: str = "", *, zone: tzinfo | None = None, now_ns: int | None = None
 ) -> int:
-    """A point in time, in Unix nanoseconds.
+    """Return a point in time, in Unix nanoseconds.
 
     A text is ``now``; how long ago it was (``45s``, ``10m`` or ``10min``, ``2h``, ``7d``, ``2w``,
     ``1.5h``, ``2h ago``); ``today`` or ``yesterday``, the midnight that it began with; a date or
@@ -47,9 +43,9 @@ def instant_ns(
     Args:
         given: The text, or the time as a value.
         name: What errors call it, such as ``since``.
-        zone: Of what names none; by default this machine's, as is right for what is written on it.
-            Who reads what was written elsewhere gives UTC.
-        now_ns: What is now, Unix nanoseconds; by default the clock is asked.
+        zone: The zone of a text without one; by default this machine's, right for what is written
+            on it. For what was written elsewhere pass UTC.
+        now_ns: The present, Unix nanoseconds; by default from the clock.
 
     Raises:
         ConfigError: It is no time, or none of the years 1678 to 2261; the message ends with what
@@ -74,10 +70,7 @@ def age_s(text: str) -> float | None:
 
 
 def utc_text(time_ns: int) -> str:
-    """A point in time in ISO 8601, UTC, to the nanosecond: all are as long, and sort as they are.
-
-    :func:`instant_ns` reads it back.
-    """
+    """Return the inverse of :func:`instant_ns`: ISO 8601, UTC, of fixed length, for sorting."""
     seconds, nanoseconds = divmod(time_ns, _SECOND_NS)
     whole = _EPOCH + timedelta(seconds=seconds)
     return f"{whole:%Y-%m-%dT%H:%M:%S}.{nanoseconds:09}Z"
@@ -108,7 +101,6 @@ def _read_instant(given: Instant, zone: tzinfo | None, now_ns: int | None) -> in
 
 
 def _is_number(text: str) -> bool:
-    """Return whether it is a number, rather than a date such as ``20261101``."""
     return len(text) != _DAY and _NUMBER.fullmatch(text) is not None
 
 

@@ -14,8 +14,8 @@ class Dropped:
     """Something that did not make it into a trajectory, and why.
 
     Attributes:
-        noun: What it is; a ``record`` is one more of a call, a ``composition`` is missing on the
-            call named, an ``advantage`` on the rollout that begins with it.
+        noun: Its kind; a ``record`` is one more of a call, a ``composition`` is missing on the call
+            named, an ``advantage`` on the rollout that begins with it.
     """
 
     span_id: str
@@ -30,8 +30,8 @@ class Credited:
 
     Attributes:
         span_id: The reward's span.
-        calls: Span ids of the calls it went to, in order.
-        by: ``link``, ``parent``, ``sequence``, the rule's name, or ``custom`` for one of one's own.
+        calls: Span ids of its targets, in order.
+        by: ``link``, ``parent``, ``sequence``, the rule's name, or ``custom``.
     """
 
     span_id: str
@@ -42,11 +42,7 @@ class Credited:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A span that was put elsewhere in its tree than it was recorded, or left out for its ids.
-
-    Attributes:
-        rule: The rule and what it did, as ``docs/transitions.md`` lists them.
-    """
+    """A span that was moved in its tree, or left out for its ids; see docs/transitions.md."""
 
     span_id: str
     trace_id: str
@@ -67,11 +63,11 @@ class Report:
         rewards: Reward spans, damaged ones too.
         rewards_placed: Rewards credited to a transition.
         rewarded: Transitions that carry a reward.
-        dropped: One entry for each call, reward and mark that was not used, and for each composed
-            reward and advantage that is missing.
-        repairs: One entry for each span put elsewhere in its tree, or left out for its ids.
-        inexact: How many transitions were not captured exactly, by reason.
-        notes: What a trainer should know of how many transitions, by what it is.
+        dropped: One entry for each unused call, reward and mark, and for each missing composed
+            reward and advantage.
+        repairs: One entry for each span moved in its tree, or left out for its ids.
+        inexact: Number of transitions that were not captured exactly, by reason.
+        notes: Number of transitions by what a trainer should know of them.
     """
 
     spans: int = 0
@@ -94,7 +90,6 @@ class Report:
         return f"Report({known})"
 
     def _repr_html_(self) -> str:
-        """The funnel and its reasons, for notebooks."""
         from lightning_otel.types import html
 
         lost = self.calls - self.transitions

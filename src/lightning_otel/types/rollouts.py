@@ -17,8 +17,7 @@ FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
 """The statuses in which a rollout stays."""
 
 ResourceKind: TypeAlias = Literal["prompt", "endpoint", "weights"]
-"""What a resource is: text with placeholders and few-shot examples; a model behind an address with
-its sampling; or files of a model."""
+"""Kind of a resource: a prompt with examples; a model's address and sampling; a model's files."""
 
 _PLACEHOLDER: Final = re.compile(r"\{\{([^\W\d]\w*)\}\}|\{([^\W\d]\w*)\}")
 
@@ -28,18 +27,16 @@ class Rollout:
     """One execution of an agent on one task.
 
     Attributes:
-        rollout_id: Its id, which its spans carry.
-        task: What the agent is given; any JSON value.
-        status: Where it stands.
-        mode: What it is for.
-        agent: Which agent is to take it; None is any.
+        task: The agent's task; any JSON value.
+        mode: Its purpose.
+        agent: The agent that takes it; None is any.
         group_id: The rollouts it is compared with, such as several of one task; empty if none.
-        priority: Of those that wait, a higher one is taken first; then the older.
-        max_attempts: How often it may be tried.
-        timeout_s: How long an attempt may take; None is any time.
+        priority: A higher one is taken first; then the older.
+        max_attempts: The most attempts.
+        timeout_s: Limit of an attempt, seconds; None is none.
         resources: Versions by resource name that it is pinned to.
-        attempts: How often it was begun.
-        reward: What the agent returned, or what was given to it; None if none is known.
+        attempts: The number of attempts so far.
+        reward: The agent's or another reward; None if none is known.
         reason: Why it failed or was cancelled; empty otherwise.
         created_ns: When it was put into the queue.
         ended_ns: When it became final; None before.
@@ -70,9 +67,8 @@ class Prompt:
     name, such as those of JSON, are text.
 
     Attributes:
-        template: The text.
-        examples: Chat messages that come after it and before what the agent is asked.
-        name: What errors call it.
+        examples: Chat messages between the template and the request.
+        name: Its name in errors.
     """
 
     template: str
@@ -117,7 +113,7 @@ class Endpoint:
     """A model behind an address, as an agent asks it.
 
     Attributes:
-        base_url: Where it is; empty leaves the client's own.
+        base_url: Its address; empty leaves the client's own.
         model: Its name there; empty leaves the agent's own.
         sampling: Parameters of a request, by their names in the API.
     """
@@ -137,12 +133,7 @@ class Endpoint:
         return self.sampling
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
-        """Its address, as Agent Lightning asks for it; calls are recorded where they are made.
-
-        Args:
-            rollout_id: Not needed: no proxy stands between.
-            attempt_id: Likewise.
-        """
+        """Return its address under Agent Lightning's name; without a proxy ids are ignored."""
         return self.base_url
 
 
@@ -153,15 +144,13 @@ class Resource:
     Attributes:
         name: Its name; that of one agent alone is ``agent/name``.
         version: From 1, without gaps.
-        kind: What it is.
         body: Its content as JSON: of a prompt ``{"template": str, "examples": [message, …]}``; of
             an endpoint ``{"base_url": str, "model": str, "sampling": {…}}``; of weights
             ``{"uri": str, "base_model": str}``.
         sha256: Of the body as canonical JSON, in hex.
         parent: The version it was made from; None if it is the first of its line.
         run_id: The training run that made it; empty if a person did.
-        metrics: What it was measured by when it was made, such as ``{"reward": 0.7}``.
-        created_ns: When it was made.
+        metrics: Measurements when it was made, such as ``{"reward": 0.7}``.
     """
 
     name: str
@@ -178,7 +167,6 @@ class Resource:
         return f"{self.name}@{self.version}"
 
     def _repr_html_(self) -> str:
-        """Show name, origin and text in notebooks."""
         from lightning_otel.types import html
 
         measured = ", ".join(f"{name} {value:g}" for name, value in self.metrics.items())

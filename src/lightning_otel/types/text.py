@@ -42,12 +42,7 @@ def visible(text: object) -> str:
 
 
 def csv_cell(value: object, text: str) -> str:
-    """The text of a value in CSV, with a quote before what a spreadsheet would run as a formula.
-
-    Args:
-        value: The value; a number is none, whatever it begins with.
-        text: How it is written.
-    """
+    """Return a value's text in CSV, with a quote before what spreadsheets run as a formula."""
     is_number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
     return f"'{text}" if not is_number and _FORMULA.match(text) else text
 
@@ -89,11 +84,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def step_row(step: "Transition") -> dict[str, object]:
-    """A step as a row for people: whose it is, what was said last, what was done, what it earned.
-
-    Args:
-        step: The step.
-    """
+    """Return a step as a row for people: agent, last message, action and reward."""
     return {
         "rollout": step.rollout_id,
         "agent": step.agent,

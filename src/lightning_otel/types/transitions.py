@@ -11,13 +11,12 @@ _SHOWN: Final = 20
 """Rows that a notebook shows."""
 
 CaptureLevel: TypeAlias = Literal["exact", "text"]
-"""``exact``: the server's own token ids for prompt and response, which passed every check;
-``text``: messages only."""
+"""``exact``: the server's own token ids, which passed every check; ``text``: messages only."""
 
 RowCause: TypeAlias = Literal["start", "drift", "shared", "model", "logprobs", "capture", "gap"]
-"""Why a training row of its own begins where it does: the trajectory starts; the prompt does not
-begin with what was held; the steps before are in another row; another model, step with logprobs or
-capture level; or a step without token ids stands between."""
+"""Why a training row begins: the trajectory starts; the prompt does not continue the row; the
+steps before are in another row; another model, logprobs or capture level; or a step without ids.
+"""
 
 BranchCause: TypeAlias = Literal[
     "start", "parallel", "sub_agent", "retry", "hand_off", "compaction", "rewind"
@@ -28,10 +27,10 @@ Credit: TypeAlias = Literal["previous", "last", "discounted", "step", "agents"]
 """The rule by which a reward without a link reaches a call."""
 
 CreditRule: TypeAlias = Callable[["Reward", Sequence["Call"]], "Call | Iterable[Call] | str | None"]
-"""A rule of one's own: a reward, and the calls it may judge, to the one or those it does judge.
+"""A user's rule: a reward, and the calls it may judge, to the one or those it does judge.
 
-The calls are those that had ended before the reward, in order of their end: of the agent it was
-given in; of every agent where it was given outside any. Text says why none is judged.
+The calls had ended before the reward, in order of their end: of the agent it was given in, or of
+every agent where it was given outside any. Text says why none is judged.
 """
 
 Estimator: TypeAlias = Literal["grpo", "rloo", "dr_grpo"]
@@ -46,14 +45,11 @@ _T = TypeVar("_T")
 
 @cache
 def fast_constructor(kind: Callable[..., _T]) -> Callable[..., _T]:
-    """Return a constructor of a frozen class that takes 1.8 µs and not 4.5.
+    """Return a constructor of a frozen class with slots that takes 1.8 µs and not 4.5.
 
     A frozen class sets each field through ``object.__setattr__``. Here a class with the same slots
     that is not frozen is filled, and its instance then given the frozen class, which the language
-    allows.
-
-    Args:
-        kind: A data class with slots; it may have no ``__post_init__``.
+    allows; no ``__post_init__`` runs.
     """
     given: Any = kind
     anew: Any = field
@@ -82,7 +78,7 @@ class Call:
         prompt_ids: Token ids the model was given, [P]; empty if the server did not say.
         response_ids: Token ids the model sampled in its first choice, [R]; empty likewise.
         logprobs: Log-probability of each sampled token, [R]; empty if the server did not say.
-        ending: What was observed after it, where that is known and no call follows.
+        ending: The observation after it, if known and no call follows.
         inexact: Why its tokens are not exact; empty where they are.
     """
 
@@ -110,9 +106,8 @@ class Reward:
     Attributes:
         values: Every named number; the primary's name comes first.
         value: The primary number; of a sequence their sum.
-        links: What it is linked to: each key, and the value that the span it judges has there.
-        steps: The primary number of each step in turn, if it is a sequence; None for a step that
-            has none.
+        links: Key and value that the judged span has, by link.
+        steps: The primary number of each step of a sequence; None for a step without one.
     """
 
     span: Span
@@ -233,7 +228,6 @@ class Transition:
     inexact: str = ""
 
     def _repr_html_(self) -> str:
-        """Show observation and action in notebooks."""
         from lightning_otel.types import html
         from lightning_otel.types.text import plain_text
 
@@ -277,7 +271,6 @@ class Trajectory:
         return f"<Trajectory of {self._told()}>"
 
     def _repr_html_(self) -> str:
-        """Its steps, a row each, for notebooks."""
         from lightning_otel.types import html
         from lightning_otel.types.text import step_row
 

@@ -1,11 +1,10 @@
 """Values of any kind as what JSON knows, without ever calling into the value itself.
 
 A value that raises, sleeps or lies about its class must not hurt the traced program's thread; so
-nothing here asks a value for its ``str``, its attributes or, as ``isinstance`` would, for its
-``__class__``; generators are not drained. Bytes become base64, NaN and infinities their names,
-integers beyond 64 bits their digits, dates and decimals their usual text, sets lists, numpy values
-what they stand for, enumerations their values, dataclasses and pydantic models objects, and
-anything else ``<Class>``.
+nothing here asks a value for its ``str``, its attributes or its ``__class__``; generators are not
+drained. Bytes become base64, NaN and infinities their names, integers beyond 64 bits their digits,
+dates and decimals their usual text, sets lists, numpy values what they stand for, enumerations
+their values, dataclasses and pydantic models objects, and anything else ``<Class>``.
 """
 
 import base64
@@ -81,10 +80,7 @@ def make_attributes_plain(attributes: dict[str, Any]) -> int:
 
 
 def repair_text(value: Any) -> Any:
-    """Return a plain value without what only shows when it is written.
-
-    Lone surrogates become ``?``, integers beyond 64 bits their digits, keys text.
-    """
+    """Return a plain value with ``?`` for lone surrogates, long integers and keys as text."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
@@ -146,12 +142,7 @@ def text_of(value: Any) -> str:
 
 
 def dump(value: object, default: Callable[[Any], Any] | None = None) -> str:
-    """Return the JSON text of a value made of JSON; whatever else it holds, as :func:`text_of`.
-
-    Args:
-        value: The value.
-        default: Makes plain what is not JSON, in a value that is to be written whole.
-    """
+    """Return the JSON text of a value; ``default``, else :func:`text_of`, converts the rest."""
     try:
         # Most messages are plain text in lists of ours: copying these would cost thrice as much.
         return orjson.dumps(value, default).decode()
@@ -218,15 +209,12 @@ def _show_value(value: object) -> str:
 
 
 class _Copier:
-    """Copies a value as plain types, of no more items and characters than are left."""
-
     def __init__(self, items: int, characters: int | None) -> None:
         self._items = items
         self._characters = sys.maxsize if characters is None else characters
         self._has_bytes = characters is None
 
     def copy(self, value: Any, within: tuple[int, ...] = ()) -> Any:
-        """Return a copy of a value that stands within containers of these ids."""
         kind = type(value)
         if kind in _TEXTS:
             return _TEXTS[kind](value)
@@ -275,7 +263,6 @@ class _Copier:
 
 
 def _fields_of(value: Any, kind: Any) -> Collection[tuple[Any, Any]] | None:
-    """Return the items of a dict, or the fields of a dataclass or model; None if it is neither."""
     if issubclass(kind, dict):
         return dict.items(value)
     if _has_name(kind, "__dataclass_fields__"):
@@ -298,7 +285,6 @@ def _read_field(value: Any, name: str) -> Any:
 
 
 def _is_plain(items: list[Any] | tuple[Any, ...]) -> bool:
-    """Return whether all items are of one JSON type; quick, since token ids may be many."""
     kinds = set(map(type, items))
     if kinds == {int}:
         return min(items) in _INTEGERS and max(items) in _INTEGERS

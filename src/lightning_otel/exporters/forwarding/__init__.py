@@ -1,8 +1,4 @@
-"""Forward a store's spans to an OTLP endpoint.
-
-A forwarder follows the store as any consumer does: spans that the endpoint does not accept wait on
-disk and are sent again.
-"""
+"""Forward a store's spans to an OTLP endpoint, as a follower that retries from disk."""
 
 import random
 import threading
@@ -40,9 +36,9 @@ _LAST_CHANCE_S: Final = 5.0
 class Forwarder:
     """Sends a follower's spans until each is delivered or rejected.
 
-    A span is delivered when a valid OTLP response accepts it. A batch that is too large is halved.
-    A bad batch is halved down to the span at fault, which is counted as rejected and not sent
-    again. After any other answer the batch is sent again, with growing waits.
+    A span is delivered when a valid OTLP response accepts it. A batch that is too large is halved;
+    a bad one down to the span at fault, which is rejected. After any other answer the batch is sent
+    again, with growing waits.
 
     Attributes:
         delivered: Spans that the endpoint took.
@@ -61,14 +57,12 @@ class Forwarder:
         wait: Callable[[float], bool] | None = None,
         on_error: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Name what is sent where; nothing is sent yet.
-
-        Args:
-            follower: Gives the spans and keeps the position.
-            sender: Speaks to the endpoint.
-            with_content: Whether messages and other content may leave.
-            wait: Waits so many seconds, or less if it is told to hurry; whether it was.
-            on_error: Told when the endpoint begins to refuse, and with "" when it takes again.
+        """Args:
+        follower: The source of spans, which keeps the position.
+        sender: The connection to the endpoint.
+        with_content: Whether messages and other content may leave.
+        wait: Waits for seconds; returns whether it was told to hurry.
+        on_error: Called when the endpoint begins to refuse, and with "" when it takes again.
         """
         self._follower = follower
         self._sender = sender
@@ -95,12 +89,7 @@ class Forwarder:
         self._thread.start()
 
     def finish(self, *, is_whole: bool = False) -> bool:
-        """Send the rest, without waiting for an endpoint that refuses; return whether all went.
-
-        Args:
-            is_whole: Whether nothing more can come once all is delivered: then the position is
-                taken away.
-        """
+        """Send the rest; return whether all went. ``is_whole`` removes the position."""
         end_s = time.monotonic() + _LAST_CHANCE_S
         self._hurried.set()
         while self._thread.is_alive() and (now_s := time.monotonic()) < end_s:
@@ -204,7 +193,6 @@ class Forwarder:
             self._on_error(last_error)
 
     def _wait_s(self, answer: Answer) -> float:
-        """Return an exponential wait with jitter, not less than the server asked for."""
         longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(self._tries - 1, 10))
         wait_s = random.uniform(longest / 2, longest)
         return max(wait_s, min(answer.wait_s, _LONGEST_ASKED_S))

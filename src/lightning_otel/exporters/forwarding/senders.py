@@ -45,8 +45,8 @@ class Answer:
 
     Attributes:
         reason: Why it took less than all.
-        rejected: How many spans of a request it took were left out for good.
-        wait_s: How long it wants to be left alone.
+        rejected: The number of spans of an accepted request that were left out for good.
+        wait_s: The pause it asks for, seconds.
         is_silent: Whether there was no answer at all.
     """
 
@@ -76,7 +76,6 @@ class HttpSender:
     """OTLP/HTTP with protobuf bodies."""
 
     def __init__(self, endpoint: OtlpEndpoint) -> None:
-        """Name the endpoint; it is asked with the first request."""
         import requests
         import urllib3
 
@@ -133,7 +132,6 @@ def _read_answer(answer: Any) -> Answer:
 
 
 def _read_success(text: bytes, kind: str) -> Answer:
-    """Return what an answer of success says, if it is OTLP's at all."""
     response = ExportTraceServiceResponse()
     try:
         if kind == "application/json":
@@ -152,7 +150,6 @@ def _read_success(text: bytes, kind: str) -> Answer:
 
 
 def _read_failure(text: bytes, kind: str) -> str:
-    """Return what an answer of failure says, on one line."""
     if kind == "application/x-protobuf":
         from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # has no stubs
 
@@ -168,7 +165,6 @@ def _read_failure(text: bytes, kind: str) -> str:
 
 
 def _wait_s(text: str | None) -> float:
-    """Return the seconds of a Retry-After, which may be a date."""
     from urllib3 import Retry
     from urllib3.exceptions import InvalidHeader
 
@@ -179,7 +175,6 @@ def _wait_s(text: str | None) -> float:
 
 
 def _innermost_cause(exc: BaseException) -> str:
-    """Return the innermost cause, as the system says it."""
     text = str(exc)
     if "BadStatusLine('\\x00\\x00" in text:  # settings of HTTP/2, which gRPC speaks
         return "this is a gRPC port: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"
@@ -195,7 +190,6 @@ class GrpcSender:
     """OTLP/gRPC."""
 
     def __init__(self, endpoint: OtlpEndpoint) -> None:
-        """Name the endpoint; it is asked with the first request."""
         import grpc  # type: ignore[import-untyped]  # has no stubs
 
         parts = urlsplit(endpoint.url if "://" in endpoint.url else f"//{endpoint.url}")

@@ -20,11 +20,7 @@ _WORKER: Final = re.compile(
 
 
 def enter_process() -> str | None:
-    """Return the id of the executed program that this process is of; empty for the first one's.
-
-    Returns:
-        None if such a process is not to be recorded.
-    """
+    """Return the executed program's id, empty for the first's; None if it is not to be recorded."""
     is_worker = any(map(_WORKER.match, sys.orig_argv[1:]))
     program_id, children = config.enter_process(is_worker=is_worker), config.CHILDREN.read()
     is_left_out = (program_id and children != "all") or (is_worker and children == "none")

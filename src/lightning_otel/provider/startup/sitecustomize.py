@@ -44,8 +44,6 @@ _here = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Loader(object):
-    """Loads a module as its own loader does, with the recording started before or after."""
-
     def __init__(self, hook, loader):
         self.hook = hook
         self.loader = loader
@@ -54,7 +52,6 @@ class _Loader(object):
         return getattr(self.loader, name)
 
     def exec_module(self, module):
-        """Execute the module; it knows nothing of this loader."""
         module.__loader__ = module.__spec__.loader = self.loader
         self.hook.load(module, self.loader)
 
@@ -73,15 +70,12 @@ class _Hook(object):
         self.renew()
 
     def renew(self):
-        """Take a new lock: a fork may have come while another thread held it."""
         self.lock = self.make_lock()
 
     def forget(self):
-        """Record nothing, as in the forks of a program without its children."""
         self.names = frozenset()
 
     def find_spec(self, name, path=None, target=None):
-        """Find what is recorded, with a loader of ours around its own; leave the rest to others."""
         is_client = name in _CLIENTS and self.names
         if not (name in self.names or name in self.workers or is_client):
             if not self._is_telemetry(name):
@@ -109,7 +103,6 @@ class _Hook(object):
         return None
 
     def load(self, module, loader):
-        """Execute a module and start the recording."""
         name = module.__name__
         if name in LIBRARIES:
             # As if it was not imported yet: what is patched in it is asked for now.
@@ -162,7 +155,6 @@ class _Hook(object):
         self.watched = []
 
     def start(self, name):
-        """Start the recording, once; a thread that imports another library meanwhile waits."""
         if not self.names or not self.lock.acquire(timeout=_PATIENCE_S):
             return
         try:
@@ -182,7 +174,6 @@ class _Hook(object):
 
 
 def _may_ask_model(args, options):
-    """Return whether a request, or a method and an address, may ask a model."""
     request = options.get("request", args[0] if args else None)
     method = options.get("method", getattr(request, "method", request))
     url = options.get("url", getattr(request, "url", args[1] if len(args) > 1 else ""))
@@ -190,8 +181,6 @@ def _may_ask_model(args, options):
 
 
 def _hand_on(function, settings):
-    """Return a function that starts processes, with the settings in their environment."""
-
     def start(*args, **options):
         before = os.environ.get("PYTHONPATH")
         os.environ[_HANDED] = _SEPARATOR.join(map("=".join, settings.items()))
@@ -213,7 +202,6 @@ def _set_path(path):
 
 
 def _take_settings():
-    """Return what ``run`` set; take it out of the environment if it is for this process alone."""
     handed = os.environ.pop(_HANDED, None)
     if handed is None:
         return os.environ
@@ -224,7 +212,6 @@ def _take_settings():
 
 
 def _note(settings, library=""):
-    """Note for ``run`` that this process is not recorded, and the library that it imports."""
     place = "%s.d/unrecorded-%s" % tuple(
         settings.get(key, "") for key in ("LIGHTNING_OTEL_STORE", "TRACEPARENT")
     )
@@ -255,7 +242,6 @@ def _start():
 
 
 def _run_shadowed():
-    """Run the ``sitecustomize`` that would have been found without us."""
     # A relative path is none of ours, and cannot be resolved where the working directory is gone.
     mine = os.path.realpath(_here)
     paths = [
