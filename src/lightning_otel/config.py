@@ -104,8 +104,8 @@ def _parse_content(text: str) -> Content | None:
 
 
 def _flag(name: str, default: bool, help: str = "", **more: Any) -> Setting[bool]:  # noqa: FBT001
-    wanted = "one of 1, 0, true, false, yes, no, on, off"
-    return Setting(name, default, _parse_flag, help, wanted, **more)
+    text = "one of 1, 0, true, false, yes, no, on, off"
+    return Setting(name, default, _parse_flag, help, text, **more)
 
 
 def _text(name: str, default: str = "", help: str = "", **more: Any) -> Setting[str]:
@@ -166,7 +166,7 @@ SETTINGS: Final[tuple[Setting[Any], ...]] = (
     STORE, STATE, MAX_SIZE, TOKEN, APPLY, ENDPOINT_KEY, PRICES,
     _text("OTEL_EXPORTER_OTLP_ENDPOINT", "", "also send spans to this OTLP endpoint",
           others=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"),
-          show=lambda: found.url if (found := otlp_endpoint()) else "not set"),
+          show=lambda: endpoint.url if (endpoint := otlp_endpoint()) else "not set"),
     _text("OTEL_EXPORTER_OTLP_PROTOCOL", "", "OTLP protocol",
           others=("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",),
           show=lambda: otlp_setting("PROTOCOL") or "http/protobuf"),
@@ -175,9 +175,9 @@ SETTINGS: Final[tuple[Setting[Any], ...]] = (
 )
 # fmt: on
 OURS: Final = frozenset(
-    each.name
-    for each in (*SETTINGS, RUN, RUN_AGENT, RUN_IS_NAMED, ROLLOUT, ATTEMPT, PROCESS, HANDED)
-    if each.name.startswith(PREFIX)
+    setting.name
+    for setting in (*SETTINGS, RUN, RUN_AGENT, RUN_IS_NAMED, ROLLOUT, ATTEMPT, PROCESS, HANDED)
+    if setting.name.startswith(PREFIX)
 )
 """Every variable of our own that is read."""
 FORMER: Final = {
@@ -191,12 +191,12 @@ def list_settings() -> list[dict[str, str]]:
     """Return every setting: its name, its value in words, the value's source and its meaning."""
     return [
         {
-            "name": each.name,
-            "value": _value_of(each),
-            "source": next(filter(is_set, (each.name, *each.others)), "default"),
-            "meaning": each.help,
+            "name": setting.name,
+            "value": _value_of(setting),
+            "source": next(filter(is_set, (setting.name, *setting.others)), "default"),
+            "meaning": setting.help,
         }
-        for each in SETTINGS
+        for setting in SETTINGS
     ]
 
 
@@ -228,10 +228,10 @@ def unknown_variables() -> list[str]:
 
 def invalid_values() -> Iterator[tuple[str, str]]:
     """Yield each variable whose value is not understood, and what it should be."""
-    for each in (*SETTINGS, SDK_DISABLED):
-        text = _read(each.name).strip()
-        if text and each.parse(text) is None:
-            yield each.name, each.wanted
+    for setting in (*SETTINGS, SDK_DISABLED):
+        text = _read(setting.name).strip()
+        if text and setting.parse(text) is None:
+            yield setting.name, setting.wanted
     if not all(":" in name for name in TRANSFORMS.read()):
         yield TRANSFORMS.name, TRANSFORMS.wanted
 
@@ -329,8 +329,8 @@ class OtlpEndpoint:
 
 def wants_otlp() -> bool:
     """Return whether the environment asks for spans to be sent by OTLP."""
-    named = exporters()
-    return "none" not in named and ("otlp" in named or bool(otlp_setting("ENDPOINT")))
+    names = exporters()
+    return "none" not in names and ("otlp" in names or bool(otlp_setting("ENDPOINT")))
 
 
 def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
@@ -338,8 +338,8 @@ def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
 
     Source: OpenTelemetry Protocol Exporter specification; timeout in seconds, as in Python's SDK.
     """
-    found = url or otlp_setting("ENDPOINT")
-    if not found and "otlp" not in exporters():
+    endpoint = url or otlp_setting("ENDPOINT")
+    if not endpoint and "otlp" not in exporters():
         return None
     protocol = otlp_setting("PROTOCOL") or "http/protobuf"
     default = "http://localhost:4317" if protocol == "grpc" else "http://localhost:4318"
@@ -351,7 +351,7 @@ def otlp_endpoint(url: str | None = None) -> OtlpEndpoint | None:
     # "key=value" between commas, with percent signs, as OpenTelemetry writes it.
     pairs = (part.partition("=") for part in otlp_setting("HEADERS").split(",") if "=" in part)
     return OtlpEndpoint(
-        url=found or default,
+        url=endpoint or default,
         is_whole=not url and is_set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
         protocol=protocol,
         headers={unquote(key).strip(): unquote(value).strip() for key, _, value in pairs},

@@ -33,7 +33,7 @@ def disk_remedy(exc: Exception, otherwise: str) -> str:
     """Return what to do where a disk took nothing; something else where that was not the cause."""
     text = str(exc)
     remedies = (
-        remedy for remedy, words in _REFUSALS.items() if any(each in text for each in words)
+        remedy for remedy, words in _REFUSALS.items() if any(word in text for word in words)
     )
     return next(remedies, otherwise)
 

@@ -17,10 +17,10 @@ def calculate_reward_from_feedback(
     user_feedback: Mapping[str, Any] | None = None,
 ) -> float:
     """Return the reward of a quality score (0 to 100), stars (0 to 5) and what else was said."""
-    said = user_feedback or {}
+    feedback = user_feedback or {}
     return feedback_reward(
         quality_score,
         user_rating,
-        satisfied=bool(said.get("satisfied")),
-        used_result=bool(said.get("used_result")),
+        satisfied=bool(feedback.get("satisfied")),
+        used_result=bool(feedback.get("used_result")),
     )

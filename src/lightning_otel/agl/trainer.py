@@ -29,11 +29,11 @@ class ParallelConfig:
 
     def settings(self) -> dict[str, Any]:
         """Return the algorithm's options under its own names."""
-        found = {
+        settings = {
             NAMES["distributed_backend"]: self.distributed_backend,
             "gradient_accumulation_steps": self.gradient_accumulation_steps,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 class Trainer(OurTrainer):
@@ -61,10 +61,10 @@ class Trainer(OurTrainer):
             **options: All others.
         """
         config = parallelization or ParallelConfig(n_runners)
-        given: dict[str, Any] = {"workers": config.num_workers, "resources": initial_resources}
+        settings: dict[str, Any] = {"workers": config.num_workers, "resources": initial_resources}
         if adapter is not None:
-            given["select"] = {"adapter": adapter, **(options.pop("select", None) or {})}
-        super().__init__(*args, **{**given, **config.settings(), **options})
+            settings["select"] = {"adapter": adapter, **(options.pop("select", None) or {})}
+        super().__init__(*args, **{**settings, **config.settings(), **options})
 
 
 @dataclass(frozen=True, slots=True)

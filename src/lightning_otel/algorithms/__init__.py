@@ -46,10 +46,10 @@ def __getattr__(name: str) -> Any:
 
         return Run
     # What is written small is a module of this folder.
-    known = {*_ALSO, *_REGISTRY.points()}
-    if name.islower() or name.startswith("_") or name.lower() not in known:
-        said = f"; {_VERL}" if name == "VERL" else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{said}")
+    names = {*_ALSO, *_REGISTRY.points()}
+    if name.islower() or name.startswith("_") or name.lower() not in names:
+        hint = f"; {_VERL}" if name == "VERL" else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     return get(name)
 
 
@@ -82,7 +82,7 @@ def make_algorithm(
         algorithm = get(algorithm)
     if isinstance(algorithm, type):
         parameters = signature(algorithm).parameters
-        if all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
             for name in options.keys() - parameters.keys():
                 raise unknown_option(algorithm, name, (), "those of the training")
         try:

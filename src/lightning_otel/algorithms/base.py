@@ -26,13 +26,13 @@ TARGET: Final = "system_prompt"
 """The resource that a text is a version of, where a step returns no name for it."""
 
 
-def unknown_option(algorithm: type, name: str, others: Iterable[str], rest: str) -> ConfigError:
+def unknown_option(algorithm: type, name: str, others: Iterable[str], more: str) -> ConfigError:
     """Return the error for an unknown option; it names the nearest, or describes the ``rest``."""
     parameters = inspect.signature(algorithm).parameters.values()
-    own = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    known = [*own, *others, *TrainingOptions.__annotations__]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join([*own, rest])}"
+    args = [item.name for item in parameters if item.kind is not item.VAR_KEYWORD]
+    options = [*args, *others, *TrainingOptions.__annotations__]
+    best = difflib.get_close_matches(name, options, n=1)
+    hint = f"did you mean {best[0]!r}?" if best else f"there are {', '.join([*args, more])}"
     return ConfigError(f"{algorithm.__name__} has no option {name!r}; {hint}")
 
 
@@ -146,8 +146,8 @@ class StepResult:
                 f"train_step gave back a {type(given).__name__}; give StepResult(metrics, "
                 "{'name of the resource': body}), a mapping, or None"
             )
-        made = given.get(UPDATE)
-        resources = made if isinstance(made, Mapping) else {} if made is None else {TARGET: made}
+        body = given.get(UPDATE)
+        resources = body if isinstance(body, Mapping) else {} if body is None else {TARGET: body}
         metrics = {name: value for name, value in given.items() if name != UPDATE}
         for name, value in metrics.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
@@ -222,9 +222,9 @@ class BaseAlgorithm:
         Raises:
             ConfigError: The option cannot be set.
         """
-        rest = "those of the training; an algorithm that is made already takes its own itself"
+        hint = "those of the training; an algorithm that is made already takes its own itself"
         for name in settings:
-            raise unknown_option(type(self), name, (), rest)
+            raise unknown_option(type(self), name, (), hint)
 
     def run(self, context: "Run") -> None:
         """Learn until nothing is left to learn from, or the run is stopped."""

@@ -79,13 +79,13 @@ class Collector:
         until = time.monotonic() + config.reward_timeout_s
         while True:
             groups = self._group_step(rollouts)
-            everyone = [each for members in groups.values() for each in members]
+            everyone = [member for members in groups.values() for member in members]
             waits = self._algorithm.needs_reward and any(
-                each.is_over and not each.lost and each.reward is None for each in everyone
+                member.is_over and not member.lost and member.reward is None for member in everyone
             )
             if not waits or time.monotonic() >= until or config.stop.wait(POLL_S):
                 break
-        if config.stop.is_set() and not all(each.is_over for each in everyone):
+        if config.stop.is_set() and not all(member.is_over for member in everyone):
             return None
         chosen = find_ready(groups, self._algorithm, _FOREVER_NS)
         batch = Batch((), number=number, rewards={}, groups={}, store=config.store)
@@ -100,8 +100,8 @@ class Collector:
         prefix = f"{self._claims.run_id}-{number}"
         group_ids = [f"{prefix}-{index}" for index in range(len(tasks))]
         rollouts = [
-            replace(each, rollout_id=f"{each.group_id}-{index % config.samples}")
-            for index, each in enumerate(
+            replace(rollout, rollout_id=f"{rollout.group_id}-{index % config.samples}")
+            for index, rollout in enumerate(
                 make_task_rollouts(
                     config, tasks, self._versions, "train", config.samples, group_ids
                 )
@@ -110,8 +110,8 @@ class Collector:
         return find_outcomes(config.store, rollouts) if self._is_resumed else rollouts
 
     def _pick_tasks(self, number: int) -> list[object]:
-        train, wanted = self._config.train, self._config.min_batch_size
-        size = len(train) if wanted is None else -(-wanted // self._config.samples)
+        train, least = self._config.train, self._config.min_batch_size
+        size = len(train) if least is None else -(-least // self._config.samples)
         picked: list[object] = []
         start = (number - 1) * size
         while len(picked) < size:
@@ -122,21 +122,21 @@ class Collector:
         return picked
 
     def _group_step(self, rollouts: Sequence[Rollout]) -> Groups:
-        taken = self._claims.read_taken()  # what was left before a kill stays so
-        known = {each.rollout_id: each for each in rollouts if each.rollout_id not in taken}
+        claims = self._claims.read_taken()  # what was left before a kill stays so
+        free = {item.rollout_id: item for item in rollouts if item.rollout_id not in claims}
         silent = [
             key
-            for key, each in known.items()
-            if each.reward is None and each.status not in ("failed", "cancelled")
+            for key, item in free.items()
+            if item.reward is None and item.status not in ("failed", "cancelled")
         ]
-        wanted = TransitionQuery.of({"rollout_id": silent}).wanted
-        query = self._query._replace(wanted=wanted)
-        here = read_judged_members(self._config.store, query) if silent else {}
-        return group_rollouts(known, known, here, is_grouped=self._algorithm.group_size > 1)
+        selection = TransitionQuery.of({"rollout_id": silent}).wanted
+        query = self._query._replace(wanted=selection)
+        judged = read_judged_members(self._config.store, query) if silent else {}
+        return group_rollouts(free, free, judged, is_grouped=self._algorithm.group_size > 1)
 
     def _explain_nothing(self, rollouts: Sequence[Rollout], number: int) -> TrainingError:
-        reasons = Counter(f"{each.status}: {each.reason}" for each in rollouts if each.reason)
-        silent = sum(each.status == "succeeded" and each.reward is None for each in rollouts)
+        reasons = Counter(f"{item.status}: {item.reason}" for item in rollouts if item.reason)
+        silent = sum(item.status == "succeeded" and item.reward is None for item in rollouts)
         if silent:
             reasons[NO_REWARD] = silent
         why = count_reasons(reasons) or count_reasons(self.counts)
@@ -150,38 +150,38 @@ class Collector:
     def _wait_for_batch(self, number: int) -> Batch | None:
         config = self._config
         batch = Batch((), number=number, rewards={}, groups={}, store=config.store)
-        wanted = config.min_batch_size or 1
+        size = config.min_batch_size or 1
         if self._algorithm.takes_newest:
             self._known = {}  # newer ones may be there than were seen at the step before
         patient_until_s = time.monotonic() + config.reward_timeout_s
         while not config.stop.is_set():
             started = time.monotonic()
-            groups, chosen = self._find_offered(wanted - len(batch.rollout_ids))
+            groups, chosen = self._find_offered(size - len(batch.rollout_ids))
             claimed = self._claim_groups(chosen, batch)
             closed = {key: groups[key] for key in claimed if groups[key][0].is_queued}
             self._leave_rest(closed, chosen)
-            if len(batch.rollout_ids) >= wanted:
+            if len(batch.rollout_ids) >= size:
                 return batch
             if chosen:
                 continue
             if not config.follows:
                 if self._is_first:
                     self._claims.release(batch.rollout_ids)
-                    raise self._explain_too_few(groups, wanted)
+                    raise self._explain_too_few(groups, size)
                 break
             if started > patient_until_s:
                 patient_until_s = math.inf  # once a batch
-                log.warning("the run waits: %s", self._explain_too_few(groups, wanted))
+                log.warning("the run waits: %s", self._explain_too_few(groups, size))
             config.stop.wait(max(POLL_S, _PATIENCE * (time.monotonic() - started)))
         self._claims.release(batch.rollout_ids)
         return None
 
     def _find_offered(self, short: int) -> tuple[Groups, Groups]:
-        taken = self._claims.read_taken().keys()
+        claim_ids = self._claims.read_taken().keys()
         self._known = {
             key: members
             for key, members in self._known.items()
-            if taken.isdisjoint(each.rollout_id for each in members)
+            if claim_ids.isdisjoint(member.rollout_id for member in members)
         }
         chosen = self._pick_enough(self._known, short)
         if not chosen:
@@ -190,7 +190,7 @@ class Collector:
                 self._config.queue,
                 self._query,
                 is_grouped=self._algorithm.group_size > 1,
-                without=taken,
+                without=claim_ids,
             )
             chosen = self._pick_enough(self._known, short)
         return self._known, chosen
@@ -203,7 +203,7 @@ class Collector:
         ready = find_ready(groups, self._algorithm, before_ns)
         ordered = list(ready.items())
         if self._algorithm.takes_newest:
-            ordered.sort(key=lambda each: max(m.ended_ns or 0 for m in each[1]), reverse=True)
+            ordered.sort(key=lambda group: max(m.ended_ns or 0 for m in group[1]), reverse=True)
         most = _MOST if config.min_batch_size is None else short
         picked: Groups = {}
         size = 0
@@ -214,28 +214,29 @@ class Collector:
             size += len(members)
         return picked if size >= short else {}
 
-    def _explain_too_few(self, groups: Groups, wanted: int) -> TrainingError:
-        everyone = [each for members in groups.values() for each in members]
-        sizes = [sum(each.reward is not None for each in members) for members in groups.values()]
+    def _explain_too_few(self, groups: Groups, size: int) -> TrainingError:
+        everyone = [item for members in groups.values() for item in members]
+        sizes = [sum(item.reward is not None for item in members) for members in groups.values()]
         least, name = self._algorithm.group_size, name_of(self._algorithm)
-        if sum(sizes) >= wanted and least > 1:
+        if sum(sizes) >= size and least > 1:
             return TrainingError(
                 f"{sum(sizes)} rewarded rollouts are in groups of at most {max(sizes)}, and "
                 f"{name} compares {least} or more of one task; run each task several times "
                 "(samples=4), or take an algorithm that compares none"
             )
-        taken = count_reasons({**self._claims.counts(), **self.counts})
-        over = sum(each.is_over for each in everyone)
+        exclusions = count_reasons({**self._claims.counts(), **self.counts})
+        over = sum(item.is_over for item in everyone)
         return TrainingError(
-            f"{name} needs {wanted} rewarded rollouts for a step: {self._config.store.name} "
+            f"{name} needs {size} rewarded rollouts for a step: {self._config.store.name} "
             f"has {len(everyone)} new ones, {over} of them over and {sum(sizes)} with a reward"
-            f"{f' ({taken})' if taken else ''}; record or reward more, or lower min_batch_size"
+            f"{f' ({exclusions})' if exclusions else ''}; record or reward more, or lower "
+            "min_batch_size"
         )
 
     def _claim_groups(self, chosen: Groups, batch: Batch) -> Groups:
         algorithm = self._algorithm
         offered = {
-            key: [Claimable(each.rollout_id, each.reward) for each in members]
+            key: [Claimable(member.rollout_id, member.reward) for member in members]
             for key, members in chosen.items()
         }
         claimed = set(self._claims.claim(offered) if chosen else ())
@@ -244,42 +245,42 @@ class Collector:
             return {}
         loaded = load_groups(self._config.store, self._query, groups, algorithm)
         faults = {**self._find_faults(loaded), **loaded.faults}
-        kept: Groups = {}
+        pool: Groups = {}
         for key, members in groups.items():
-            good = tuple(each for each in members if each.rollout_id not in faults)
-            is_flat = len({loaded.rewards.get(each.rollout_id) for each in good}) == 1
+            good = tuple(member for member in members if member.rollout_id not in faults)
+            is_flat = len({loaded.rewards.get(member.rollout_id) for member in good}) == 1
             if len(good) < max(algorithm.group_size, 1):
                 self._leave_members(key, good, LEFT_ALONE)
             elif is_flat and algorithm.needs_difference and not self._config.train:
                 self._leave_members(key, good, NO_DIFFERENCE)
             else:
-                kept[key] = good
-            for each in members:
-                if each.rollout_id in faults:
-                    self._leave_members(key, [each], faults[each.rollout_id])
-        if kept and kept != groups:  # advantages compare those that are trained on, and no others
-            loaded = load_groups(self._config.store, self._query, kept, algorithm)
-        for key, members in kept.items():
-            ids = [each.rollout_id for each in members]
+                pool[key] = good
+            for member in members:
+                if member.rollout_id in faults:
+                    self._leave_members(key, [member], faults[member.rollout_id])
+        if pool and pool != groups:  # advantages compare those that are trained on, and no others
+            loaded = load_groups(self._config.store, self._query, pool, algorithm)
+        for key, members in pool.items():
+            ids = [member.rollout_id for member in members]
             batch.groups[key] = (*batch.groups.get(key, ()), *ids)
-            batch.extend(path for each in ids for path in loaded.trajectories.get(each, ()))
-        if kept:
+            batch.extend(path for id_ in ids for path in loaded.trajectories.get(id_, ()))
+        if pool:
             batch.rewards.update(loaded.rewards)
-        return kept
+        return pool
 
     def _find_faults(self, loaded: LoadedGroups) -> dict[str, str]:
         algorithm, paths = self._algorithm, loaded.trajectories
-        unfit = {key: fault for key, held in paths.items() if (fault := algorithm.unfit(held))}
+        unfit = {key: fault for key, part in paths.items() if (fault := algorithm.unfit(part))}
         for fault, count in Counter(unfit.values()).items():
             if fault not in self.counts:  # once a run, as it may wait for better ones for long
                 log.warning("%d rollouts are left out: %s", count, fault)
         if algorithm.needs != "exact":
             return unfit
         of_tokens = {}
-        for key, held in paths.items():
-            steps = (step for path in held for step in path.transitions)
-            found = (find_token_fault(s, needs_logprobs=algorithm.needs_logprobs) for s in steps)
-            if fault := next(filter(None, found), ""):
+        for key, part in paths.items():
+            steps = (step for path in part for step in path.transitions)
+            faults = (find_token_fault(s, needs_logprobs=algorithm.needs_logprobs) for s in steps)
+            if fault := next(filter(None, faults), ""):
                 of_tokens[key] = fault.partition(";")[0]
         if of_tokens and self._is_first:
             self._claims.release(list({**paths, **loaded.faults}))
@@ -295,15 +296,15 @@ class Collector:
 
     def _leave_members(self, key: str, members: Sequence[Member], reason: str) -> None:
         if members:
-            left = [Claimable(each.rollout_id, each.reward) for each in members]
-            self._claims.exclude(key, left, reason)
-            self.counts[reason] += len(left)
+            claimables = [Claimable(member.rollout_id, member.reward) for member in members]
+            self._claims.exclude(key, claimables, reason)
+            self.counts[reason] += len(claimables)
 
     def _leave_rest(self, groups: Groups, chosen: Groups) -> None:
         for key, members in groups.items():
-            for each in members:
-                if each not in chosen.get(key, ()):
-                    reason = each.lost.partition(":")[0] or LEFT_ALONE
-                    if not each.lost and each.reward is None and self._algorithm.needs_reward:
+            for member in members:
+                if member not in chosen.get(key, ()):
+                    reason = member.lost.partition(":")[0] or LEFT_ALONE
+                    if not member.lost and member.reward is None and self._algorithm.needs_reward:
                         reason = f"{NO_REWARD} in time"
-                    self._leave_members(key, [each], reason)
+                    self._leave_members(key, [member], reason)

@@ -132,11 +132,11 @@ def find_origin(runs: "Runs", place: str | os.PathLike[str], algorithm: str) -> 
     """Find the start that a run's id, its beginning, ``@last`` or a checkpoint's folder names."""
     path = Path(place)
     if path.is_dir():
-        kept = read(path, algorithm)
+        point = read(path, algorithm)
         try:
-            return Origin(replace(runs.get(kept.run_id), step=kept.step), path, kept)
+            return Origin(replace(runs.get(point.run_id), step=point.step), path, point)
         except NotFoundError:
-            return Origin(None, path, kept)  # it was made elsewhere: a run of its own begins here
+            return Origin(None, path, point)  # it was made elsewhere: a run of its own begins here
     if len(path.parts) > 1:
         raise TrainingError(f"no checkpoint at {path}; name a folder that save_checkpoint() made")
     try:

@@ -72,7 +72,7 @@ class VLLM:
         self._post_action(
             "load_lora_adapter", {"lora_name": weights.name, "lora_path": str(weights.folder)}
         )
-        self._loaded = [*(each for each in self._loaded if each != weights.name), weights.name]
+        self._loaded = [*(name for name in self._loaded if name != weights.name), weights.name]
         while len(self._loaded) > self._keep:
             self._post_action("unload_lora_adapter", {"lora_name": self._loaded.pop(0)})
         body = {"base_url": self._base_url, "model": weights.name, "sampling": self._sampling}
@@ -80,11 +80,11 @@ class VLLM:
 
     def _post_action(self, action: str, body: Mapping[str, Any]) -> None:
         url = f"{self._base_url}/{action}"
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             url, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(asked, timeout=self._timeout_s) as answer:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
                 answer.read()
         except urllib.error.HTTPError as exc:
             body_text = exc.read().decode("utf-8", "replace")

@@ -153,11 +153,11 @@ class GradientAlgorithm(BaseAlgorithm):
     def train_step(self, batch: Batch) -> StepResult:
         """Train on the rows of a batch once, or as often as ``num_train_epochs`` says."""
         self._open()
-        made = self.rows(batch)
-        counted = {f"left_out/{reason.partition(';')[0]}": n for reason, n in made.left.items()}
-        metrics = {**counted, **made.metrics, "rows": float(len(made.rows))}
-        if not made.rows:
-            reasons = count_reasons(made.left)
+        rows = self.rows(batch)
+        counted = {f"left_out/{reason.partition(';')[0]}": n for reason, n in rows.left.items()}
+        metrics = {**counted, **rows.metrics, "rows": float(len(rows.rows))}
+        if not rows.rows:
+            reasons = count_reasons(rows.left)
             if not self._steps:
                 raise TrainingError(
                     f"nothing of {len(batch)} trajectories can be trained"
@@ -166,11 +166,11 @@ class GradientAlgorithm(BaseAlgorithm):
             log.info("nothing of a batch can be trained: %s", reasons)
             return StepResult(metrics)
         with models.keep_random_state():
-            logged = self._train(made)
+            logged = self._train(rows)
         self._steps += 1
         return StepResult({**logged, **metrics}, self._publish_weights())
 
-    def _train(self, made: Rows) -> dict[str, float]:
+    def _train(self, rows: Rows) -> dict[str, float]:
         args = self._read_arguments()
         # So that a resumed run goes on as one that was never stopped.
         args.seed += self._steps
@@ -179,7 +179,7 @@ class GradientAlgorithm(BaseAlgorithm):
             with models.hide_bars():
                 trainer = self.trainer(
                     args,
-                    made,
+                    rows,
                     model=models.unwrap(self._model),
                     processing_class=self._tokenizer,
                     optimizers=(self._optimizer, None),
@@ -198,8 +198,8 @@ class GradientAlgorithm(BaseAlgorithm):
         trainer.train()
         self._optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         logged: dict[str, list[float]] = {}
-        for each in trainer.state.log_history:
-            for name, value in each.items() if "train_runtime" not in each else ():  # a summary
+        for entry in trainer.state.log_history:
+            for name, value in entry.items() if "train_runtime" not in entry else ():  # a summary
                 if name not in ("epoch", "step") and isinstance(value, int | float):
                     logged.setdefault(name, []).append(float(value))
         return {name: sum(values) / len(values) for name, values in logged.items()}
@@ -250,19 +250,19 @@ class GradientAlgorithm(BaseAlgorithm):
 
     def _read_arguments(self) -> Any:
         kind = getattr(models.library("trl"), self.config)
-        known = inspect.signature(kind).parameters
+        parameters = inspect.signature(kind).parameters
         for name in self._settings:
-            if name not in known:
-                raise unknown_option(type(self), name, known, f"those of trl.{self.config}")
+            if name not in parameters:
+                raise unknown_option(type(self), name, parameters, f"those of trl.{self.config}")
         place = Path(self._context.run_dir) / "trainer" if self._context is not None else "trainer"
-        given = {**_DEFAULTS, **models.precision_settings(), **self.defaults()}
-        given |= copy.deepcopy(self._settings)
-        if not isinstance(given["report_to"], str):
-            given["report_to"] = list(given["report_to"] or ())
+        settings = {**_DEFAULTS, **models.precision_settings(), **self.defaults()}
+        settings |= copy.deepcopy(self._settings)
+        if not isinstance(settings["report_to"], str):
+            settings["report_to"] = list(settings["report_to"] or ())
         # The model is loaded here.
-        given.pop("model_init_kwargs", None)
+        settings.pop("model_init_kwargs", None)
         try:
-            return kind(output_dir=str(place), save_strategy="no", **given)
+            return kind(output_dir=str(place), save_strategy="no", **settings)
         except (TypeError, ValueError, ImportError) as exc:
             raise ConfigError(
                 f"trl.{self.config} does not take these settings: {exc}; see its options"
@@ -300,7 +300,7 @@ class Compared(NamedTuple):
 
 def compare_rollouts(batch: Batch, how: Advantage) -> Compared:
     """Return the trajectories of a batch, each rollout compared with the others of its group."""
-    groups = {each: group_id for group_id, ids in batch.groups.items() for each in ids}
+    groups = {rollout_id: group_id for group_id, ids in batch.groups.items() for rollout_id in ids}
     outcomes: dict[AttemptKey, Outcome] = {}
     for path in batch:
         key = AttemptKey(path.rollout_id, path.attempt_id)
@@ -321,13 +321,13 @@ def format_rows(
     name: str, trajectories: Iterable[Trajectory], **options: Any
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Return the rows of a format, and the number of steps that are in none, by reason."""
-    left: Counter[str] = Counter()
+    exclusions: Counter[str] = Counter()
 
-    def note(each: formats.LeftOut) -> None:
-        if not each.is_row_written:
-            left[each.reason] += 1
+    def note(omission: formats.LeftOut) -> None:
+        if not omission.is_row_written:
+            exclusions[omission.reason] += 1
 
-    return list(formats.rows(name, trajectories, left_out=note, **options)), left
+    return list(formats.rows(name, trajectories, left_out=note, **options)), exclusions
 
 
 def make_dataset(name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Any:
@@ -337,9 +337,9 @@ def make_dataset(name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence
     """
     datasets = models.library("datasets")
     kinds = formats.get(name).columns
-    held = [each for each in columns if any(row.get(each) is not None for row in rows)]
-    features = {each: _make_feature(datasets, kinds[each]) for each in held}
-    values = {each: [row.get(each) for row in rows] for each in held}
+    nonempty = [column for column in columns if any(row.get(column) is not None for row in rows)]
+    features = {column: _make_feature(datasets, kinds[column]) for column in nonempty}
+    values = {column: [row.get(column) for row in rows] for column in nonempty}
     return datasets.Dataset.from_dict(values, features=datasets.Features(features))
 
 

@@ -76,24 +76,24 @@ Groups = dict[str, tuple[Member, ...]]
 """Rollouts that are compared with each other, the oldest first, by group."""
 
 
-def read_members(store: "Store", wanted: "Selection") -> dict[str, Member]:
+def read_members(store: "Store", selection: "Selection") -> dict[str, Member]:
     """Return the selected rollouts of a store, the oldest first; none if it is not there yet."""
-    ids = None if wanted.rollout_ids is None else list(wanted.rollout_ids)
+    ids = None if selection.rollout_ids is None else list(selection.rollout_ids)
     try:
         con = store.source.connect(("spans", "rollouts"), (*INDEX_COLUMNS, "attributes"))
     except StoreMissingError:
         return {}
-    given = [ids, ids, wanted.since_ns or 0, wanted.until_ns or _LATEST_NS]
-    found: dict[str, Member] = {}
+    parameters = [ids, ids, selection.since_ns or 0, selection.until_ns or _LATEST_NS]
+    members: dict[str, Member] = {}
     for rollout_id, attempt_id, status, reward, end_ns, task, mode in con.execute(
-        _RECORDED, given
+        _RECORDED, parameters
     ).fetchall():
         lost = BROKE_OFF if status == "incomplete" and reward is None else ""
         ended_ns = None if status == "running" else end_ns
-        found[rollout_id] = Member(
+        members[rollout_id] = Member(
             rollout_id, attempt_id, reward, status, ended_ns, lost, task or "", mode
         )
-    return found
+    return members
 
 
 def read_judged_members(
@@ -102,13 +102,13 @@ def read_judged_members(
     """Return the same, those that the store has no reward of as the query's adapter judges them."""
     members = read_members(store, query.wanted)
     silent = {
-        key: each
-        for key, each in members.items()
-        if each.is_over and not each.lost and each.reward is None and key not in without
+        key: member
+        for key, member in members.items()
+        if member.is_over and not member.lost and member.reward is None and key not in without
     }
     if silent and judges_otherwise(query.adapter):
-        wanted = replace(query.wanted, rollout_ids=tuple(silent))
-        for spans in read_batches(store.source, wanted):
+        selection = replace(query.wanted, rollout_ids=tuple(silent))
+        for spans in read_batches(store.source, selection):
             outcomes = query.adapter.explain(query.wanted.spans(spans)).outcomes
             for key, reward in _match_rewards(outcomes, silent).items():
                 members[key] = silent[key]._replace(reward=reward)
@@ -117,38 +117,38 @@ def read_judged_members(
 
 def _match_rewards(outcomes: Iterable[Outcome], members: Mapping[str, Member]) -> dict[str, float]:
     return {
-        each.key.rollout_id: each.value
-        for each in outcomes
-        if each.value is not None
-        and (member := members.get(each.key.rollout_id)) is not None
-        and each.key.attempt_id == member.attempt_id
+        outcome.key.rollout_id: outcome.value
+        for outcome in outcomes
+        if outcome.value is not None
+        and (member := members.get(outcome.key.rollout_id)) is not None
+        and outcome.key.attempt_id == member.attempt_id
     }
 
 
 def find_outcomes(store: "Store", rollouts: Sequence["Rollout"]) -> list["Rollout"]:
     """Return rollouts as a store has them: over, or to be tried again after a kill."""
-    found = read_members(store, Selection(rollout_ids=tuple(each.rollout_id for each in rollouts)))
+    rows = read_members(store, Selection(rollout_ids=tuple(item.rollout_id for item in rollouts)))
     stand: list[Rollout] = []
-    for each in rollouts:
-        if (seen := found.get(each.rollout_id)) is not None:
-            each = replace(each, attempts=int(seen.attempt_id))
-            if seen.status == "succeeded":
-                each = replace(each, status="succeeded", ended_ns=seen.ended_ns)
-            elif each.attempts >= each.max_attempts:
-                each = replace(each, status="failed", reason=seen.status, ended_ns=seen.ended_ns)
-        stand.append(each)
+    for item in rollouts:
+        if (row := rows.get(item.rollout_id)) is not None:
+            item = replace(item, attempts=int(row.attempt_id))
+            if row.status == "succeeded":
+                item = replace(item, status="succeeded", ended_ns=row.ended_ns)
+            elif item.attempts >= item.max_attempts:
+                item = replace(item, status="failed", reason=row.status, ended_ns=row.ended_ns)
+        stand.append(item)
     return stand
 
 
-def make_member(rollout: "Rollout", seen: Member | None = None) -> Member:
+def make_member(rollout: "Rollout", row: Member | None = None) -> Member:
     """Return a rollout as the queue knows it, with the reward that the store has by now."""
     lost = ""
     if rollout.status in ("failed", "cancelled"):
         lost = f"{rollout.status}: {rollout.reason}" if rollout.reason else rollout.status
     attempt_id, reward = str(max(rollout.attempts, 1)), rollout.reward
-    if seen is not None and seen.reward is not None and seen.attempt_id == attempt_id:
-        reward = seen.reward
-    task = "" if seen is None else seen.task
+    if row is not None and row.reward is not None and row.attempt_id == attempt_id:
+        reward = row.reward
+    task = "" if row is None else row.task
     return Member(
         rollout.rollout_id, attempt_id, reward, rollout.status, rollout.ended_ns, lost, task,
         rollout.mode, is_queued=True,
@@ -168,37 +168,37 @@ def find_groups(
     Rollouts of the queue keep their group; others are grouped by task. Without a mode, those of
     validation and testing are left out.
     """
-    wanted = query.wanted
-    here = read_judged_members(store, query, without)
-    known = {rollout.rollout_id: rollout for rollout in queue.rollouts()}
-    modes = (None, "train") if wanted.mode is None else (wanted.mode,)
+    choice = query.wanted
+    rows = read_judged_members(store, query, without)
+    table = {rollout.rollout_id: rollout for rollout in queue.rollouts()}
+    modes = (None, "train") if choice.mode is None else (choice.mode,)
     # Those that wait or were cancelled have no spans, and still belong to their groups.
     ids = [
         rollout_id
-        for rollout_id in dict.fromkeys([*here, *known] if wanted.rollout_ids is None else here)
-        if rollout_id not in without and (known.get(rollout_id) or here[rollout_id]).mode in modes
+        for rollout_id in dict.fromkeys([*rows, *table] if choice.rollout_ids is None else rows)
+        if rollout_id not in without and (table.get(rollout_id) or rows[rollout_id]).mode in modes
     ]
-    return group_rollouts(ids, known, here, is_grouped=is_grouped)
+    return group_rollouts(ids, table, rows, is_grouped=is_grouped)
 
 
 def group_rollouts(
     rollout_ids: Iterable[str],
-    known: Mapping[str, "Rollout"],
-    here: Mapping[str, Member],
+    table: Mapping[str, "Rollout"],
+    rows: Mapping[str, Member],
     *,
     is_grouped: bool,
 ) -> Groups:
     """Return rollouts in their groups, of those the queue knows and those that are recorded."""
     groups: dict[str, list[Member]] = {}
     for rollout_id in rollout_ids:
-        rollout = known.get(rollout_id)
-        seen = here.get(rollout_id)
+        rollout = table.get(rollout_id)
+        row = rows.get(rollout_id)
         key = ""
         if is_grouped and rollout is not None:
             key = rollout.group_id
-        elif is_grouped and seen is not None and seen.task:
-            key = f"task-{hashlib.sha256(seen.task.encode()).hexdigest()[:16]}"
-        member = here[rollout_id] if rollout is None else make_member(rollout, seen)
+        elif is_grouped and row is not None and row.task:
+            key = f"task-{hashlib.sha256(row.task.encode()).hexdigest()[:16]}"
+        member = rows[rollout_id] if rollout is None else make_member(rollout, row)
         groups.setdefault(key or rollout_id, []).append(member)
     return {key: tuple(members) for key, members in groups.items()}
 
@@ -213,17 +213,17 @@ def find_ready(groups: Groups, algorithm: "BaseAlgorithm", before_ns: int) -> Gr
     needs_reward = algorithm.needs_reward
     for key, members in groups.items():
         usable = tuple(
-            each
-            for each in members
-            if each.is_over and not each.lost and (each.reward is not None or not needs_reward)
+            item
+            for item in members
+            if item.is_over and not item.lost and (item.reward is not None or not needs_reward)
         )
         waits = any(
-            needs_reward and each.reward is None and (each.ended_ns or 0) >= before_ns
-            if each.is_over
+            needs_reward and item.reward is None and (item.ended_ns or 0) >= before_ns
+            if item.is_over
             # Of a task that comes again and again, one rollout or another always runs.
             else members[0].is_queued
-            for each in members
-            if not each.lost
+            for item in members
+            if not item.lost
         )
         if usable and len(usable) >= algorithm.group_size and not waits:
             ready[key] = usable
@@ -247,20 +247,20 @@ def load_groups(
     """Return the trajectories of usable rollouts, with advantages within each group."""
     needs_reward = algorithm is not None and algorithm.needs_reward
     needs_steps = algorithm is None or algorithm.needs_steps
-    group_of = {each.rollout_id: key for key, held in groups.items() for each in held}
-    members = {each.rollout_id: each for held in groups.values() for each in held}
-    wanted = replace(query.wanted, rollout_ids=tuple(group_of))
+    group_of = {member.rollout_id: key for key, group in groups.items() for member in group}
+    members = {member.rollout_id: member for group in groups.values() for member in group}
+    selection = replace(query.wanted, rollout_ids=tuple(group_of))
     adapter = query.adapter
 
     def group_by(spans: Sequence[Span]) -> str | None:
         ids = (span.rollout_id for span in spans)
-        return next((group_of[each] for each in ids if each in group_of), None)
+        return next((group_of[rollout_id] for rollout_id in ids if rollout_id in group_of), None)
 
     if isinstance(adapter, TripletAdapter):  # one of the user's own compares as it likes
         how = adapter.comparison() or Advantage()
         adapter = replace(adapter, advantage=replace(how, group_by=group_by))
     # Advantages compare a whole group: all of them are adapted at once.
-    spans = chain.from_iterable(read_batches(store.source, wanted))
+    spans = chain.from_iterable(read_batches(store.source, selection))
     explained = adapter.explain(query.wanted.spans(spans))
     paths: dict[str, list[Trajectory]] = {}
     for path in explained.trajectories:
@@ -271,7 +271,7 @@ def load_groups(
             paths.setdefault(path.rollout_id, []).append(path)
     rewards: dict[str, float] = {}
     if not needs_steps:
-        rewards = {key: each.reward for key, each in members.items() if each.reward is not None}
+        rewards = {key: item.reward for key, item in members.items() if item.reward is not None}
     rewards |= _match_rewards(explained.outcomes, members)
     faults = {key: NO_STEPS for key in members if needs_steps and key not in paths}
     if needs_reward:

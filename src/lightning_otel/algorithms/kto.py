@@ -26,6 +26,6 @@ class KTO(GradientAlgorithm):
 
     def rows(self, batch: Batch) -> Rows:
         """Return each rewarded step, and how many of them are good."""
-        rows, left = format_rows("kto", batch, threshold=self._threshold)
+        rows, exclusions = format_rows("kto", batch, threshold=self._threshold)
         good = sum(row["label"] for row in rows)
-        return Rows(rows, left, {"good": float(good), "bad": float(len(rows) - good)})
+        return Rows(rows, exclusions, {"good": float(good), "bad": float(len(rows) - good)})

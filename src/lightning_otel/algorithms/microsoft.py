@@ -68,19 +68,19 @@ class Microsoft(BaseAlgorithm):
                 "backend='builtin'"
             )
         agl: Any = importlib.import_module("agentlightning")
-        live = [each.live for _, each in sorted(context.resources.standings().items())]
+        live = [standing.live for _, standing in sorted(context.resources.standings().items())]
         # It has no kind for weights.
-        given = {each.name: each.body for each in live if each and each.kind != "weights"}
+        bodies = {item.name: item.body for item in live if item and item.kind != "weights"}
         work = _Work(agl, context.config)
         store = agl.InMemoryLightningStore(thread_safe=True)
         algorithm = self._make_algorithm(agl)
         # APO asks for messages, others for what its trainer takes by itself.
-        is_apo = any(".algorithm.apo" in each.__module__ for each in type(algorithm).__mro__)
+        is_apo = any(".algorithm.apo" in base.__module__ for base in type(algorithm).__mro__)
         trainer = agl.Trainer(
             algorithm=algorithm,
             adapter=agl.TraceToMessages() if is_apo else None,
             n_runners=max(context.config.workers, 1),
-            initial_resources={name: _to_resource(agl, body) for name, body in given.items()},
+            initial_resources={name: _to_resource(agl, body) for name, body in bodies.items()},
             store=store,
             strategy=agl.SharedMemoryExecutionStrategy(
                 n_runners=max(context.config.workers, 1), main_thread="algorithm"
@@ -90,7 +90,7 @@ class Microsoft(BaseAlgorithm):
         val = list(context.val) or None
         call_outside_loop(lambda: trainer.fit(work.agent(), list(context.train), val_dataset=val))
         latest = await_result(store.get_latest_resources())
-        self._publish_results(context, work, given, {} if latest is None else latest.resources)
+        self._publish_results(context, work, bodies, {} if latest is None else latest.resources)
 
     def find_fault(self) -> str:
         """Return the reason why its algorithm cannot be made; empty if it can."""
@@ -126,7 +126,7 @@ class Microsoft(BaseAlgorithm):
     def _publish_results(
         context: "Run",
         work: "_Work",
-        given: Mapping[str, Mapping[str, Any]],
+        bodies: Mapping[str, Mapping[str, Any]],
         learnt: Mapping[str, Any],
     ) -> None:
         rewards = work.rewards
@@ -142,9 +142,9 @@ class Microsoft(BaseAlgorithm):
         context.log(context.step + 1, measured)
         context.commit(step=context.step + 1)
         for name, resource in learnt.items():
-            held = given.get(name, {})
-            body = {**held, **(_to_body(resource) or {})}
-            if body != held:
+            original = bodies.get(name, {})
+            body = {**original, **(_to_body(resource) or {})}
+            if body != original:
                 context.publish(name, body, metrics=measured)
 
 
@@ -175,7 +175,7 @@ class _Work:
             theirs.rollout_id, task, "running", theirs.mode or "train", attempts=attempt.sequence_id
         )
         # Its versions have no number, but a name for all of them together.
-        taken = {
+        bodies = {
             name: Resource(name, 0, _KINDS[resource.resource_type], body)
             for name, resource in resources.items()
             if (body := _to_body(resource)) is not None
@@ -193,7 +193,7 @@ class _Work:
                 track_only=agent.track_only,
                 resource_version=theirs.resources_id,
             ) as recording:
-                answer = agent.run(task, taken, rollout)
+                answer = agent.run(task, bodies, rollout)
                 reward = emit_answer(answer, recording, self._config.reward_evaluator)
             is_done = True
         finally:
@@ -255,12 +255,12 @@ def _to_body(resource: Any) -> dict[str, Any] | None:
     if resource.resource_type == "prompt_template":
         return {"template": resource.template}
     if resource.resource_type in _KINDS:
-        found = {
+        bodies = {
             "base_url": resource.get_base_url(None, None),
             "model": resource.model,
             "sampling": dict(resource.sampling_parameters),
         }
-        return {key: value for key, value in found.items() if value}
+        return {key: value for key, value in bodies.items() if value}
     return None
 
 

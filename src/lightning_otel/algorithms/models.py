@@ -33,11 +33,11 @@ def keep_random_state() -> Iterator[None]:
 
     Else tracer providers that draw ids from it repeat those of the step before.
     """
-    held = random.getstate()
+    state = random.getstate()
     try:
         yield
     finally:
-        random.setstate(held)
+        random.setstate(state)
 
 
 @contextlib.contextmanager
@@ -107,19 +107,19 @@ def add_adapter(model: Any, peft_config: Any) -> Any:
 def unwrap(model: Any) -> Any:
     """Return the model without what an earlier trainer put around its forward pass."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    for each in (model, base):
+    for candidate in (model, base):
         for name in ("forward", "_original_forward"):
-            vars(each).pop(name, None)
+            vars(candidate).pop(name, None)
     return model
 
 
 def save(model: Any, optimizer: Any, folder: Path) -> None:
     """Write all that training changes: trained parameters, and the state of the optimizer."""
-    kept = {
-        "parameters": {name: each.detach().cpu() for name, each in _trained_parameters(model)},
+    state = {
+        "parameters": {name: item.detach().cpu() for name, item in _trained_parameters(model)},
         "optimizer": None if optimizer is None else optimizer.state_dict(),
     }
-    library("torch").save(kept, folder / _WEIGHTS)
+    library("torch").save(state, folder / _WEIGHTS)
 
 
 def load(model: Any, folder: Path) -> Any:
@@ -127,24 +127,24 @@ def load(model: Any, folder: Path) -> Any:
     torch = library("torch")
     path = folder / _WEIGHTS
     try:
-        kept = torch.load(path, map_location="cpu", weights_only=True)
-        held = dict(_trained_parameters(model))
-        missing = held.keys() ^ kept["parameters"].keys()
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        parameters = dict(_trained_parameters(model))
+        missing = parameters.keys() ^ state["parameters"].keys()
         if missing:
             raise ValueError(f"other parameters, such as {min(missing)}")
         with torch.no_grad():
-            for name, values in kept["parameters"].items():
-                held[name].copy_(values)
+            for name, values in state["parameters"].items():
+                parameters[name].copy_(values)
     except (OSError, ValueError, KeyError, RuntimeError, EOFError) as exc:
         raise ConfigError(
             f"the checkpoint {path} is not of this model: {_first_line(exc)}; resume with the "
             "model, peft_config and dtype that it was made with"
         ) from exc
-    return kept["optimizer"]
+    return state["optimizer"]
 
 
 def _trained_parameters(model: Any) -> list[tuple[str, Any]]:
-    return [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    return [(name, item) for name, item in model.named_parameters() if item.requires_grad]
 
 
 def publish(model: Any, tokenizer: Any, folder: Path) -> str:

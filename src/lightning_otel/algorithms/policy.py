@@ -96,15 +96,15 @@ class PolicyGradient(GradientAlgorithm):
         """Return the reason if a rollout was sampled by weights that are too old."""
         newest = self._newest_version()
         steps = [step for path in trajectories for step in path.transitions]
-        is_unfit = self.unfit_if(self._is_stale((each,), newest) for each in steps)
+        is_unfit = self.unfit_if(self._is_stale((step,), newest) for step in steps)
         return STALE if steps and is_unfit else ""
 
     def rows(self, batch: Batch) -> Rows:
         """Return sequences of exact tokens that can be judged."""
-        paths, left = self.compare(batch)
+        paths, exclusions = self.compare(batch)
         steps = distinct_steps(paths)
         exact = [step for step in steps if is_trainable(step)]
-        left[NO_TOKENS] += len(steps) - len(exact)
+        exclusions[NO_TOKENS] += len(steps) - len(exact)
         faults = Counter(filter(None, map(self._fault, exact)))
         if not self._steps and 0 < len(exact) < len(steps):
             raise TrainingError(
@@ -115,11 +115,11 @@ class PolicyGradient(GradientAlgorithm):
         if not self._steps and faults:
             fault, count = faults.most_common(1)[0]
             raise TrainingError(f"{count} of {len(exact)} steps have {fault}")
-        left.update(faults)
+        exclusions.update(faults)
         newest = self._newest_version()
         tokens: Counter[str] = Counter()
         judged: set[str] = set()
-        held: list[TrainingRow] = []
+        rows: list[TrainingRow] = []
         for row in rows_of(paths):
             rollout_id = row.transitions[0].rollout_id
             tokens[rollout_id] += sum(row.loss_mask)
@@ -127,12 +127,12 @@ class PolicyGradient(GradientAlgorithm):
             if reason in ("", NO_DIFFERENCE):
                 judged.add(rollout_id)
             if reason:
-                left[reason] += len(row.transitions)
+                exclusions[reason] += len(row.transitions)
             elif reason == "":
-                held.append(row)
+                rows.append(row)
         # A row is a share of its rollout; those that taught nothing count in the mean as well.
-        parts = [sum(row.loss_mask) / tokens[row.transitions[0].rollout_id] for row in held]
-        made = [
+        parts = [sum(row.loss_mask) / tokens[row.transitions[0].rollout_id] for row in rows]
+        records = [
             {
                 "prompt_ids": row.prompt_ids,
                 "completion_ids": row.completion_ids,
@@ -142,10 +142,10 @@ class PolicyGradient(GradientAlgorithm):
                 "rollouts": len(judged) * part / sum(parts),
                 **self.row(row),
             }
-            for row, part in zip(held, parts, strict=True)
+            for row, part in zip(rows, parts, strict=True)
         ]
-        ages = [_version_lag(row.transitions, self._follow, newest) for row in held]
-        return Rows(made, +left, {"staleness": sum(ages) / len(ages)} if ages else {})
+        ages = [_version_lag(row.transitions, self._follow, newest) for row in rows]
+        return Rows(records, +exclusions, {"staleness": sum(ages) / len(ages)} if ages else {})
 
     def _find_reason(self, row: TrainingRow, newest: int) -> str | None:
         """Return why a row is left out; empty if it is not, None if that was counted."""
@@ -165,8 +165,8 @@ class PolicyGradient(GradientAlgorithm):
     def _open(self) -> None:
         super()._open()
         config = getattr(self._model, "generation_config", None)
-        given = config.to_diff_dict() if config is not None else {}
-        self._filled = {name: given[name] for name in FILLED if given.get(name) is not None}
+        settings = config.to_diff_dict() if config is not None else {}
+        self._filled = {name: settings[name] for name in FILLED if settings.get(name) is not None}
 
     def _is_stale(self, steps: tuple[Transition, ...], newest: int) -> bool:
         most = self._max_staleness
@@ -176,8 +176,8 @@ class PolicyGradient(GradientAlgorithm):
         if self._context is None:
             return 0
         standing = self._context.resources.standings().get(self._follow, Standing())
-        given = (standing.live, standing.canary)
-        return max((each.version for each in given if each is not None), default=0)
+        versions = (standing.live, standing.canary)
+        return max((version.version for version in versions if version is not None), default=0)
 
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
         """Return TRL's, on recorded rows; by default a batch is one step of the optimizer."""
@@ -192,5 +192,5 @@ class PolicyGradient(GradientAlgorithm):
 
 def _version_lag(steps: tuple[Transition, ...], resource: str, newest: int) -> int:
     stamped = [step.resources.get(resource, step.resource_version) for step in steps]
-    known = [int(each) for each in stamped if each is not None and str(each).isdigit()]
-    return max(0, newest - min(known)) if known and newest else 0
+    versions = [int(item) for item in stamped if item is not None and str(item).isdigit()]
+    return max(0, newest - min(versions)) if versions and newest else 0

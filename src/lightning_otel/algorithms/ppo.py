@@ -93,22 +93,22 @@ class PPO(PolicyGradient):
         steps: dict[str, list[Transition]] = {}
         for step in distinct_steps(batch):
             steps.setdefault(step.rollout_id, []).append(step)
-        left: Counter[str] = Counter()
+        exclusions: Counter[str] = Counter()
         self._episodes, self._faulty = {}, set()
-        for rollout_id, held in steps.items():
+        for rollout_id, rollout_steps in steps.items():
             if rollout_id not in batch.rewards:
-                left[NO_REWARD] += len(held)
+                exclusions[NO_REWARD] += len(rollout_steps)
                 continue
-            if not all(is_trainable(step) and not self._fault(step) for step in held):
+            if not all(is_trainable(step) and not self._fault(step) for step in rollout_steps):
                 self._faulty.add(rollout_id)
-            held.sort(key=lambda step: (step.start_ns, step.end_ns, step.step))
-            rewards = [step.reward or 0.0 if self._is_shaped else 0.0 for step in held]
+            rollout_steps.sort(key=lambda step: (step.start_ns, step.end_ns, step.step))
+            rewards = [step.reward or 0.0 if self._is_shaped else 0.0 for step in rollout_steps]
             # What no step was given, such as a reward for a rollout as a whole, comes at the end.
             rewards[-1] += batch.rewards[rollout_id] - sum(rewards)
-            for place, (step, reward) in enumerate(zip(held, rewards, strict=True)):
+            for place, (step, reward) in enumerate(zip(rollout_steps, rewards, strict=True)):
                 self._episodes[id(step)] = (rollout_id, place, reward)
-        known = [path for path in batch if path.rollout_id in batch.rewards and path.transitions]
-        return Compared(known, left)
+        usable = [path for path in batch if path.rollout_id in batch.rewards and path.transitions]
+        return Compared(usable, exclusions)
 
     def explain_useless(self, row: TrainingRow) -> str | None:
         """Return the reason if the value of another step of its rollout is unknown."""

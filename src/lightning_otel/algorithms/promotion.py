@@ -71,7 +71,7 @@ class Fit:
 
     def _repr_html_(self) -> str:
         rows: list[tuple[str, str, object]] = [
-            ("made", str(made), self.place_of(name)) for name, made in self.resources.items()
+            ("made", str(version), self.place_of(name)) for name, version in self.resources.items()
         ]
         rows += [("measured", name, f"{value:g}") for name, value in self.metrics.items()]
         rows += [("left out", reason, f"{count:,}") for reason, count in self.left_out.items()]
@@ -184,8 +184,8 @@ def _judge_candidates(
     ]
     both = [(old, new) for old, new in pairs if old is not None and new is not None]
     lost = sum(old is not None and new is None for old, new in pairs)
-    kept = [Difference(float(new is not None) - float(old is not None)) for old, new in pairs]
-    is_broken = weigh_differences(kept, (0.0, 1.0)).is_below
+    presence = [Difference(float(new is not None) - float(old is not None)) for old, new in pairs]
+    is_broken = weigh_differences(presence, (0.0, 1.0)).is_below
     why = f"{lost} of {len(pairs)} held-out tasks have a reward no more"
     if not both:
         # Where the agent fails on all of them, there is no reward to compare.
@@ -195,23 +195,23 @@ def _judge_candidates(
         )
     live = statistics.fmean(old for old, _ in both)
     candidate = statistics.fmean(new for _, new in both)
-    found = weigh_differences(
+    proof = weigh_differences(
         [Difference(new - old) for old, new in both],
         find_range((reward for pair in both for reward in pair), config.reward_range),
     )
-    told = (
+    text = (
         f"held-out reward {live:.3f} → {candidate:.3f} over {len(both)} tasks, a difference of "
-        f"{candidate - live:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+        f"{candidate - live:+.3f} [{proof.low:+.3f}, {proof.high:+.3f}]"
     )
-    if found.is_below:
-        return Verdict((), told, live, candidate, names)
+    if proof.is_below:
+        return Verdict((), text, live, candidate, names)
     if lost:
         return Verdict((), why, live, candidate, names if is_broken else ())
-    if not found.is_above:
-        return Verdict((), f"{told}: {format_verdict(0, found.missing, 'tasks')}", live, candidate)
+    if not proof.is_above:
+        return Verdict((), f"{text}: {format_verdict(0, proof.missing, 'tasks')}", live, candidate)
     if candidate - live < config.min_gain:
-        return Verdict((), f"{told}, and {config.min_gain:g} is needed", live, candidate)
-    return Verdict(names, told, live, candidate)
+        return Verdict((), f"{text}, and {config.min_gain:g} is needed", live, candidate)
+    return Verdict(names, text, live, candidate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,8 @@ class Evaluation:
     @classmethod
     def of(cls, rans: Sequence[RolloutResult]) -> "Evaluation":
         """Sum up the outcomes of tasks."""
-        rewards = [each.rollout.reward for each in rans if each.rollout.reward is not None]
+        rewards = [result.rollout.reward for result in rans if result.rollout.reward is not None]
         reasons = Counter(
-            each.rollout.reason or "no reward" for each in rans if each.rollout.reward is None
+            result.rollout.reason or "no reward" for result in rans if result.rollout.reward is None
         )
         return cls(statistics.fmean(rewards) if rewards else None, rans, dict(reasons))

@@ -87,22 +87,22 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         mean over each one's tokens); Dr. GRPO, arXiv 2503.20783; DAPO, arXiv 2503.14476, equation 8
         (a mean over all tokens); LUSPO, arXiv 2602.05261.
         """
-        found, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        held = [row for rows in found for row in rows]
-        rollouts = sum(row["rollouts"] for row in held)
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        all_rows = [row for rows in batches for row in rows]
+        rollouts = sum(row["rollouts"] for row in all_rows)
         by_rollout = {
             "grpo": rollouts * self._longest,
             "dr_grpo": rollouts * (self.max_completion_length or 1),
             "luspo": rollouts,
         }
-        tokens = sum(sum(row["loss_mask"]) for row in held)
+        tokens = sum(sum(row["loss_mask"]) for row in all_rows)
         self._normalizer = by_rollout.get(self._weighing, tokens)
-        return found, items
+        return batches, items
 
     def _token_weights(self, row: RecordedRow) -> list[float]:
         """Return token weights [C], 0 where given, none below 1: TRL takes a sum below 1 for 1."""
         weight = self._longest / row["rollout_tokens"] if self._weighing == "grpo" else 1
-        return [weight * each for each in row["loss_mask"]]
+        return [weight * bit for bit in row["loss_mask"]]
 
     def _prepare_inputs(self, inputs: list[RecordedRow]) -> dict[str, Any]:
         batch = self._make_tokens(inputs)
@@ -126,21 +126,21 @@ class RecordedGRPOTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # not install
         completions = [row["completion_ids"] for row in rows]
         return {
             "prompt_ids": self._pad_rows(prompts, pad, is_left=True),
-            "prompt_mask": self._pad_rows([[1] * len(each) for each in prompts], 0, is_left=True),
+            "prompt_mask": self._pad_rows([[1] * len(ids) for ids in prompts], 0, is_left=True),
             "completion_ids": self._pad_rows(completions, pad),
-            "completion_mask": self._pad_rows([[1] * len(each) for each in completions], 0),
+            "completion_mask": self._pad_rows([[1] * len(ids) for ids in completions], 0),
         }
 
     def _reference_logprobs(self, batch: dict[str, Any]) -> Any:
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-        seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         size = batch["completion_ids"].shape[1]
         with torch.no_grad():
             if self.ref_model is not None:
-                return self._get_per_token_logps_and_entropies(self.ref_model, ids, seen, size)[0]
+                return self._get_per_token_logps_and_entropies(self.ref_model, ids, mask, size)[0]
             # Without its adapter the model is what it was.
             with self.accelerator.unwrap_model(self.model).disable_adapter():
-                return self._get_per_token_logps_and_entropies(self.model, ids, seen, size)[0]
+                return self._get_per_token_logps_and_entropies(self.model, ids, mask, size)[0]
 
     def _pad_rows(
         self, rows: Sequence[Sequence[float]], padding: float, *, is_left: bool = False
@@ -209,18 +209,18 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
         self.model.train(mode=False)
         with torch.no_grad():
             for start in range(0, len(rows), size):
-                held = rows[start : start + size]
-                batch = self._make_tokens(held)
+                part = rows[start : start + size]
+                batch = self._make_tokens(part)
                 ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-                seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-                hidden = backbone(input_ids=ids, attention_mask=seen).last_hidden_state
-                found = iter(self._read_values(hidden, self._find_places(batch, held)).tolist())
-                for row in held:
-                    row["values"] = [next(found) for _ in row["order"]]
+                mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+                hidden = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+                items = iter(self._read_values(hidden, self._find_places(batch, part)).tolist())
+                for row in part:
+                    row["values"] = [next(items) for _ in row["order"]]
         self.model.train(was_training)
         credit_steps(rows, self._gamma, self._gae_lambda, is_whitened=self._is_whitened)
         values, returns = (
-            torch.tensor([each for row in rows for each in row[name]])
+            torch.tensor([item for row in rows for item in row[name]])
             for name in ("values", "returns")
         )
         explained = 1 - (returns - values).var(False) / returns.var(False).clamp(min=_TINY)
@@ -229,8 +229,8 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
     def _find_places(self, batch: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Any:
         """Row and place of the last token before each step's own, [2, steps]."""
         width = batch["prompt_ids"].shape[1]
-        found = [(at, width + s - 1) for at, row in enumerate(rows) for s in row["starts"]]
-        return torch.tensor(found, device=self.accelerator.device).T
+        places = [(at, width + s - 1) for at, row in enumerate(rows) for s in row["starts"]]
+        return torch.tensor(places, device=self.accelerator.device).T
 
     def _read_values(self, hidden: Any, places: Any) -> Any:
         """The value of each step, [steps]."""
@@ -238,16 +238,16 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         """The micro-batches of one optimizer step, of which all agents' steps are counted."""
-        found, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._step_count = sum(len(row["order"]) for rows in found for row in rows)
-        return found, items
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._step_count = sum(len(row["order"]) for rows in batches for row in rows)
+        return batches, items
 
     def _prepare_inputs(self, inputs: list[Any]) -> dict[str, Any]:
         batch = super()._prepare_inputs(inputs)
         batch["value_places"] = self._find_places(batch, inputs)
         for name in ("values", "returns"):
-            held = [each for row in inputs for each in row[name]]
-            batch[name] = torch.tensor(held, device=self.accelerator.device)
+            numbers = [number for row in inputs for number in row[name]]
+            batch[name] = torch.tensor(numbers, device=self.accelerator.device)
         return batch
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
@@ -257,7 +257,7 @@ class RecordedPPOTrainer(RecordedGRPOTrainer):
             self._cliprange_value,
         )
         moved = torch.clamp(values - inputs["values"], -clip, clip) + inputs["values"]
-        errors = [(each - inputs["returns"]) ** 2 for each in (values, moved)]
+        errors = [(estimate - inputs["returns"]) ** 2 for estimate in (values, moved)]
         value_loss = torch.maximum(*errors).sum() / (2 * self._step_count)
         self._metrics["train"]["value_loss"].append(value_loss.item())
         return policy_loss + self._vf_coef * value_loss
@@ -273,7 +273,7 @@ def credit_steps(
         row["advantages"] = [0.0] * len(row["completion_ids"])
         for index, place in enumerate(row["order"]):
             episodes.setdefault(row["episode"], {})[place] = (row, index)
-    found: list[tuple[dict[str, Any], int, float]] = []
+    entries: list[tuple[dict[str, Any], int, float]] = []
     for episode in episodes.values():
         following = advantage = 0.0
         for _, (row, index) in sorted(episode.items(), reverse=True):
@@ -282,12 +282,12 @@ def credit_steps(
             advantage = difference + gamma * gae_lambda * advantage
             following = value
             row["returns"][index] = advantage + value
-            found.append((row, index, advantage))
+            entries.append((row, index, advantage))
     mean, deviation = 0.0, 1.0
-    if is_whitened and len(found) > 1:
-        mean = sum(each for *_, each in found) / len(found)
-        squares = sum((each - mean) ** 2 for *_, each in found)
-        deviation = (squares / (len(found) - 1)) ** 0.5 + _TINY
-    for row, index, advantage in found:
+    if is_whitened and len(entries) > 1:
+        mean = sum(advantage for *_, advantage in entries) / len(entries)
+        squares = sum((advantage - mean) ** 2 for *_, advantage in entries)
+        deviation = (squares / (len(entries) - 1)) ** 0.5 + _TINY
+    for row, index, advantage in entries:
         start, end = row["starts"][index], row["ends"][index]
         row["advantages"][start:end] = [(advantage - mean) / deviation] * (end - start)

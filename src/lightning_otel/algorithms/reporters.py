@@ -27,9 +27,9 @@ class _Reporter(NamedTuple):
     close: Callable[[bool], None]
 
 
-def reporter_names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+def reporter_names(choice: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the names that ``report_to`` holds; ``none`` and nothing are none."""
-    names = (given,) if isinstance(given, str) else tuple(given or ())
+    names = (choice,) if isinstance(choice, str) else tuple(choice or ())
     names = tuple(name for name in names if name != "none")
     for name in names:
         if name not in _OPENERS:
@@ -46,9 +46,9 @@ def open_reports(reported: "Run") -> Iterator[Callable[[int, Mapping[str, float]
 
         def report(step: int, metrics: Mapping[str, float]) -> None:
             finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-            for name, each in reporters:
+            for name, reporter in reporters:
                 with _log_failure(name):
-                    each.log(step, finite)
+                    reporter.log(step, finite)
 
         yield report
 
@@ -91,10 +91,10 @@ def _open_tensorboard(reported: "Run") -> _Reporter:
     except ImportError:
         module = import_module("tensorboardX")
     folder = str(reported.run_dir / "tensorboard")
-    kept = reported.step
+    last = reported.step
     # Files are named by the second, and a resumed run must not replace what it wrote before.
     writer = module.SummaryWriter(
-        folder, purge_step=kept + 1 if kept else None, filename_suffix=f".{time.time_ns()}"
+        folder, purge_step=last + 1 if last else None, filename_suffix=f".{time.time_ns()}"
     )
 
     def log(step: int, metrics: dict[str, float]) -> None:
@@ -131,9 +131,9 @@ def _open_mlflow(reported: "Run") -> _Reporter:
     experiment = client.get_experiment_by_name(_PROJECT)
     place = client.create_experiment(_PROJECT) if experiment is None else experiment.experiment_id
     is_same = f"tags.`{_RUN_TAG}` = '{reported.run.run_id}'"
-    found = client.search_runs([place], is_same, max_results=1)
-    if found:
-        run_id = found[0].info.run_id
+    runs = client.search_runs([place], is_same, max_results=1)
+    if runs:
+        run_id = runs[0].info.run_id
         client.update_run(run_id, "RUNNING")
     else:
         tags = {_RUN_TAG: reported.run.run_id}

@@ -69,16 +69,16 @@ class Run:
         self._algorithm = algorithm
         self._origin = origin = origin or Origin()
         self._remembers = remembers
-        kept = origin.kept
+        checkpoint = origin.kept
         self.run = origin.run or config.runs.start(
             name_of(algorithm),
             config.describe(),
-            consumer=config.consumer or (kept.consumer if kept is not None else ""),
+            consumer=config.consumer or (checkpoint.consumer if checkpoint is not None else ""),
         )
         self.run_dir = config.run_dir / self.run.run_id
         self.resume = origin.run is not None
         self.step = self.run.step
-        self.versions: dict[str, int] = dict(kept.resources) if kept is not None else {}
+        self.versions: dict[str, int] = dict(checkpoint.resources) if checkpoint is not None else {}
         self._claims = config.runs.claims(self.run)
         self._unpublished: dict[str, Any] = {}
         self._measured: dict[str, float] = {}
@@ -97,9 +97,9 @@ class Run:
             # Whoever was at work on it before is not any more: what it held is there again.
             self._claims.rewind(self.step)
             runs.rewind(run_id, self.step)
-            kept = {self._origin.folder, *(Path(each.place) for each in runs.checkpoints(run_id))}
+            dirs = {self._origin.folder, *(Path(item.place) for item in runs.checkpoints(run_id))}
             for folder in (self.run_dir / "checkpoints").glob("*"):
-                if folder not in kept:  # a killed process left it, whole or not
+                if folder not in dirs:  # a killed process left it, whole or not
                     shutil.rmtree(folder, ignore_errors=True)
             try:
                 with open_reports(self) as self._report_elsewhere:
@@ -129,11 +129,11 @@ class Run:
             self.log(self.step, {"late_rewards": float(late)})
         reason = "" if is_stopped else self._explain_few_steps()
         config.runs.set_status(run_id, "stopped" if is_stopped else "succeeded", reason)
-        metrics = {each.name: each.value for each in config.runs.metrics(run_id)}
-        latest = {name: self.resources.get(name, each) for name, each in self.versions.items()}
-        made = {name: each for name, each in latest.items() if each.run_id == run_id}
+        metrics = {metric.name: metric.value for metric in config.runs.metrics(run_id)}
+        latest = {name: self.resources.get(name, item) for name, item in self.versions.items()}
+        output = {name: item for name, item in latest.items() if item.run_id == run_id}
         return Fit(
-            config.runs.get(run_id), metrics, made, verdict, dict(self.left_out.most_common())
+            config.runs.get(run_id), metrics, output, verdict, dict(self.left_out.most_common())
         )
 
     def _explain_few_steps(self) -> str:
@@ -170,20 +170,20 @@ class Run:
             self.versions.clear()  # versions of elsewhere mean something else here
             self.commit(step=0)
             return
-        for each in self.config.runs.checkpoints(self.run.run_id):
-            if each.step == self.step:
-                self.versions.update(each.versions)
-                self._publish_kept(each.step, each.unpublished)
+        for checkpoint in self.config.runs.checkpoints(self.run.run_id):
+            if checkpoint.step == self.step:
+                self.versions.update(checkpoint.versions)
+                self._publish_kept(checkpoint.step, checkpoint.unpublished)
 
     def _count_late(self) -> int:
         trained = {} if self.train else self._claims.read_trained()
         if not trained:
             return 0
-        here = read_members(self.store, TransitionQuery.of({"rollout_id": list(trained)}).wanted)
+        members = read_members(self.store, TransitionQuery.of({"rollout_id": list(trained)}).wanted)
         return sum(
-            here[key].reward not in (None, reward)
+            members[key].reward not in (None, reward)
             for key, reward in trained.items()
-            if key in here and reward is not None
+            if key in members and reward is not None
         )
 
     @contextlib.contextmanager
@@ -261,11 +261,11 @@ class Run:
             ConfigError: There is no agent, and no runner elsewhere is announced.
         """
         pinned = dict(self.versions)
-        for name, given in (resources or {}).items():
-            if not isinstance(given, Resource):
+        for name, value in (resources or {}).items():
+            if not isinstance(value, Resource):
                 parent = self._parent_version(name)
-                given = self.resources.publish(name, given, parent=parent, run_id=self.run.run_id)
-            pinned[name] = given.version
+                value = self.resources.publish(name, value, parent=parent, run_id=self.run.run_id)
+            pinned[name] = value.version
         return run_tasks(self.config, tasks, pinned, mode=mode, samples=samples)
 
     def report(self, result: StepResult | Mapping[str, Any] | None) -> None:
@@ -278,32 +278,32 @@ class Run:
         for name, body in step.resources.items():
             kind, _ = bodies.check_body(bodies.check_name(name), body, None)
             with contextlib.suppress(NotFoundError):
-                held = self.resources.get(name, 1)
-                if held.kind != kind:
+                resource = self.resources.get(name, 1)
+                if resource.kind != kind:
                     raise ConfigError(
-                        f"{name} is {held.kind}, and what the step made is {kind}; publish it "
+                        f"{name} is {resource.kind}, and what the step made is {kind}; publish it "
                         "under another name"
                     )
         self._unpublished.update(step.resources)
         latest = self._yielded[-1] if self._yielded else None
         measured = {**(latest.metrics() if latest is not None else {}), **step.metrics}
         # A loss that diverged is no reason for what is kept not to be published, again and again.
-        self._measured = {name: each for name, each in measured.items() if math.isfinite(each)}
-        left = {f"left_out/{reason}": float(count) for reason, count in self.left_out.items()}
+        self._measured = {name: item for name, item in measured.items() if math.isfinite(item)}
+        exclusions = {f"left_out/{reason}": float(count) for reason, count in self.left_out.items()}
         number = latest.number if latest is not None else self.step + 1
-        self.log(number, {**self._measured, **left})
+        self.log(number, {**self._measured, **exclusions})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write down numbers that were measured at a step, from 1."""
         self.config.runs.log(self.run.run_id, step, metrics)
-        versions = {f"version/{name}": float(each) for name, each in self.versions.items()}
+        versions = {f"version/{name}": float(version) for name, version in self.versions.items()}
         self._report_elsewhere(step, {**metrics, **versions})
 
     def publish(
         self, name: str, body: Any, *, metrics: Mapping[str, float] | None = None
     ) -> Resource:
         """Publish a body as ``canary``; one that the newest version has stays that version."""
-        made = self.resources.publish(
+        resource = self.resources.publish(
             name,
             body,
             parent=self._parent_version(name),
@@ -311,8 +311,8 @@ class Run:
             metrics=dict(metrics or {}),
             alias="canary",
         )
-        self.versions[name] = made.version
-        return made
+        self.versions[name] = resource.version
+        return resource
 
     def commit(
         self,
@@ -339,14 +339,14 @@ class Run:
             TrainingError: It cannot be written.
         """
         runs, run = self.config.runs, self.run
-        done = [each for each in self._yielded if batch is None or each.number <= batch.number]
-        number = max([each.number for each in done], default=self.step) if step is None else step
+        steps = [item for item in self._yielded if batch is None or item.number <= batch.number]
+        number = max([item.number for item in steps], default=self.step) if step is None else step
         state = self._algorithm.state_dict() if state is None else state
         folder = self.run_dir / "checkpoints" / f"{number:08d}"
-        kept = Checkpoint(
+        checkpoint = Checkpoint(
             run.algorithm, run.run_id, run.consumer, number, dict(state), dict(self.versions)
         )
-        checkpoints.write(folder, kept, self._algorithm.save)
+        checkpoints.write(folder, checkpoint, self._algorithm.save)
         unpublished = [
             {"name": name, "body": body, "metrics": self._measured}
             for name, body in self._unpublished.items()
@@ -356,25 +356,25 @@ class Run:
             number,
             str(folder),
             claims=self._claims,
-            rollout_ids=[rollout_id for each in done for rollout_id in each.rollout_ids],
+            rollout_ids=[rollout_id for item in steps for rollout_id in item.rollout_ids],
             unpublished=unpublished,
             versions=self.versions,
         )
         self.step = number
-        self._yielded = self._yielded[len(done) :]
+        self._yielded = self._yielded[len(steps) :]
         self._unpublished = {}
         self._publish_kept(number, unpublished)
         for old in runs.checkpoints(run.run_id)[KEPT_CHECKPOINTS:]:
             runs.delete_checkpoint(run.run_id, old.step)
             if Path(old.place).parent == folder.parent:  # a state names folders, and none else goes
                 shutil.rmtree(old.place, ignore_errors=True)
-        if self.config.progress is not None and done:
+        if self.config.progress is not None and steps:
             self.config.progress(number, self.config.max_iterations, self._measured)
         return folder
 
     def _publish_kept(self, step: int, unpublished: Sequence[Mapping[str, Any]]) -> None:
-        for each in unpublished:
-            self.publish(each["name"], each["body"], metrics=each["metrics"])
+        for entry in unpublished:
+            self.publish(entry["name"], entry["body"], metrics=entry["metrics"])
         if unpublished:
             self.config.runs.mark_published(self.run.run_id, step, self.versions)
 

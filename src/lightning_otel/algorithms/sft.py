@@ -33,10 +33,10 @@ class SFT(GradientAlgorithm):
         steps = distinct_steps(paths)
         exact = sum(map(is_trainable, steps))
         self.format = "tokens" if exact == len(steps) else "sft"
-        rows, left = format_rows(self.format, paths, threshold=self._threshold)
+        rows, exclusions = format_rows(self.format, paths, threshold=self._threshold)
         if silent := len(distinct_steps(batch)) - len(steps):
-            left[NOTHING_SAID] += silent
-        return Rows(rows, left, {"exact": exact / max(len(steps), 1)})
+            exclusions[NOTHING_SAID] += silent
+        return Rows(rows, exclusions, {"exact": exact / max(len(steps), 1)})
 
     def trainer(self, args: Any, rows: Rows, **shared: Any) -> Any:
         """Return TRL's; of messages, what the assistant said is trained alone."""
@@ -55,7 +55,7 @@ def _cut_to_answer(path: Trajectory) -> Trajectory:
 
 
 def _is_silent(step: Transition) -> bool:
-    parts = [part for each in step.action[:1] for part in each.get("parts") or ()]
+    parts = [part for message in step.action[:1] for part in message.get("parts") or ()]
     return bool(parts) and all(
         part.get("type") == "text" and not str(part.get("content") or "").strip() for part in parts
     )

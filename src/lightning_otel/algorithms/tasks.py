@@ -52,25 +52,25 @@ def run_tasks(
     require_agent(config)
     rollouts = make_task_rollouts(config, tasks, versions, mode, samples)
     try:
-        done = run_rollouts(config, rollouts)
+        outcomes = run_rollouts(config, rollouts)
     except BaseException as exc:
         with contextlib.suppress(LightningOtelError):  # the first failure is the one to tell
             _cancel_rest(config, rollouts, f"whoever asked for it failed: {type(exc).__name__}")
         raise
-    if any(each.status not in FINAL for each in done):
-        done = _cancel_rest(config, done, STOPPED)
+    if any(rollout.status not in FINAL for rollout in outcomes):
+        outcomes = _cancel_rest(config, outcomes, STOPPED)
     query = TransitionQuery.of({**config.select, "mode": None})  # type: ignore[typeddict-item]  # as given
     loaded = load_groups(
-        config.store, query, {each.rollout_id: [make_member(each)] for each in done}
+        config.store, query, {rollout.rollout_id: [make_member(rollout)] for rollout in outcomes}
     )
     return [
         RolloutResult(
-            each
-            if each.status != "succeeded"
-            else replace(each, reward=loaded.rewards.get(each.rollout_id, each.reward)),
-            list(loaded.trajectories.get(each.rollout_id, ())),
+            rollout
+            if rollout.status != "succeeded"
+            else replace(rollout, reward=loaded.rewards.get(rollout.rollout_id, rollout.reward)),
+            list(loaded.trajectories.get(rollout.rollout_id, ())),
         )
-        for each in done
+        for rollout in outcomes
     ]
 
 
@@ -105,11 +105,11 @@ def run_rollouts(config: RunConfig, rollouts: Sequence[Rollout]) -> list[Rollout
         settings = _runner_settings(config)
         runners = [worker.Runner(config.agent, **settings) for _ in range(config.workers)]
         return worker.run_rollouts(rollouts, runners, config.stop)
-    queue, ids = config.queue, [each.rollout_id for each in rollouts]
-    known = {each.rollout_id for each in queue.rollouts(ids=ids)}
-    queue.add([each for each in rollouts if each.rollout_id not in known])
+    queue, ids = config.queue, [rollout.rollout_id for rollout in rollouts]
+    queue_ids = {rollout.rollout_id for rollout in queue.rollouts(ids=ids)}
+    queue.add([rollout for rollout in rollouts if rollout.rollout_id not in queue_ids])
     while not config.stop.is_set():
-        if all(each.status in FINAL for each in queue.rollouts(ids=ids)):
+        if all(rollout.status in FINAL for rollout in queue.rollouts(ids=ids)):
             break
         if config.agent is not None and config.workers:
             pool.run_workers(
@@ -132,12 +132,12 @@ def _runner_settings(config: RunConfig) -> dict[str, Any]:
 
 def _cancel_rest(config: RunConfig, rollouts: Sequence[Rollout], reason: str) -> list[Rollout]:
     if not _runs_here(config):
-        for each in rollouts:
-            config.queue.cancel(each.rollout_id, reason)
-        return config.queue.rollouts(ids=[each.rollout_id for each in rollouts])
+        for rollout in rollouts:
+            config.queue.cancel(rollout.rollout_id, reason)
+        return config.queue.rollouts(ids=[rollout.rollout_id for rollout in rollouts])
     return [
-        each
-        if each.status in FINAL
-        else replace(each, status="cancelled", reason=reason, ended_ns=time.time_ns())
-        for each in rollouts
+        rollout
+        if rollout.status in FINAL
+        else replace(rollout, status="cancelled", reason=reason, ended_ns=time.time_ns())
+        for rollout in rollouts
     ]

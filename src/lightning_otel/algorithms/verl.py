@@ -56,8 +56,8 @@ def register(
         ConfigError: verl is not installed, or cannot be imported.
     """
     library = _load_verl()
-    held = store if isinstance(store, Store) else Store(store)
-    place = state if state is not None else State.beside(held)
+    target = store if isinstance(store, Store) else Store(store)
+    place = state if state is not None else State.beside(target)
 
     class LightningLoop(library.AgentLoopBase):  # type: ignore[misc, name-defined]  # not installed everywhere
         """Queues a rollout, waits for it, and gives its rows."""
@@ -71,7 +71,7 @@ def register(
                 task["llm"]["sampling"] = sampling
                 outputs = await asyncio.to_thread(
                     run_rollout,
-                    held,
+                    target,
                     Queue(place),
                     task,
                     agent=agent,
@@ -89,17 +89,17 @@ def register(
     return LightningLoop
 
 
-def read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+def read_sampling(terms: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling that verl wants, whole: what is left out, an engine fills in."""
-    known = (*_SAMPLED, "repetition_penalty")
-    return {"min_p": 0.0, **{name: given[name] for name in known if given.get(name) is not None}}
+    names = (*_SAMPLED, "repetition_penalty")
+    return {"min_p": 0.0, **{name: terms[name] for name in names if terms.get(name) is not None}}
 
 
 def is_validation(sampling: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Return whether a prompt belongs to verl's validation, judged by its sampling."""
     held_out = config.get("val_kwargs") or {}
-    found = [sampling.get(name) for name in _SAMPLED]
-    return found == [held_out.get(name) for name in _SAMPLED] != [config.get(n) for n in _SAMPLED]
+    values = [sampling.get(name) for name in _SAMPLED]
+    return values == [held_out.get(name) for name in _SAMPLED] != [config.get(n) for n in _SAMPLED]
 
 
 @contextlib.asynccontextmanager
@@ -121,8 +121,8 @@ async def _take_engine(servers: Any) -> AsyncIterator[str]:
 
 def _model_name(config: Any) -> str:
     rollout = config.actor_rollout_ref
-    told = (rollout.rollout.get("prometheus") or {}).get("served_model_name") or ""
-    return told.split("/")[-1] or str((rollout.get("model") or {}).get("path") or "")
+    name = (rollout.rollout.get("prometheus") or {}).get("served_model_name") or ""
+    return name.split("/")[-1] or str((rollout.get("model") or {}).get("path") or "")
 
 
 def read_task(sample: Mapping[str, Any]) -> dict[str, Any]:

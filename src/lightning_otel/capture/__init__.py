@@ -174,9 +174,9 @@ def begin_rollout() -> dict[str, AttributeValue]:
 
 def current_frame(context: Context | None = None) -> Frame | None:
     """The frame of a context (default: the current one), else of the recording it is within."""
-    held = otel_context.get_current() if context is None else context
-    frame = held.get(_FRAME_KEY)
-    return frame if isinstance(frame, Frame) else _find_frame(held)
+    current = otel_context.get_current() if context is None else context
+    frame = current.get(_FRAME_KEY)
+    return frame if isinstance(frame, Frame) else _find_frame(current)
 
 
 def set_frame(frame: Frame, context: Context | None = None) -> Context:
@@ -208,9 +208,9 @@ _open_frames: Final[dict[int, _OpenFrame]] = {}
 """By the frame's identity; a trace goes on where a context is lost."""
 
 
-def open_frame(frame: Frame, around: SpanContext, root: SpanContext) -> None:
+def open_frame(frame: Frame, outer: SpanContext, root: SpanContext) -> None:
     """Note that a block begins, with the span around it and its own; either may be invalid."""
-    owns_trace = root.trace_id != around.trace_id
+    owns_trace = root.trace_id != outer.trace_id
     _open_frames[id(frame)] = _OpenFrame(frame, root, owns_trace)
 
 
@@ -221,11 +221,11 @@ def close_frame(frame: Frame) -> None:
 
 def join_session(session_id: str) -> Context:
     """Return the context of the open block whose rollout or conversation has an id, else this."""
-    context, around = otel_context.get_current(), current_frame()
+    context, frame = otel_context.get_current(), current_frame()
     for block in reversed([*_open_frames.values()]):
         stamps = block.frame.stamps
         if session_id in (stamps.get(c.ROLLOUT_ID), stamps.get(c.CONVERSATION_ID)):
-            if around is not None and around.stamps == stamps:
+            if frame is not None and frame.stamps == stamps:
                 break
             span = trace.NonRecordingSpan(block.root)
             return set_frame(block.frame, trace.set_span_in_context(span, context))
@@ -237,8 +237,8 @@ def _find_frame(context: Context) -> Frame | None:
     ours = _attached_here.get()
     if ours is None and not _open_frames:
         return process.frame
-    found = ours.get(_FRAME_KEY) if ours is not None else None
-    nearest = found if isinstance(found, Frame) else None
+    frame = ours.get(_FRAME_KEY) if ours is not None else None
+    nearest = frame if isinstance(frame, Frame) else None
     span = trace.get_current_span(context).get_span_context()
     return _frame_of_span(span, nearest) or process.frame
 
@@ -363,8 +363,8 @@ class SpanState:
 
 def state_of(span: SpanContext) -> SpanState:
     """Return what is kept with a span's ids."""
-    held = getattr(span, "__dict__", {})  # without one, as of another tracer's, nothing is kept
-    found: SpanState | None = held.get("lightning_otel")
-    if found is None:  # not yet, or of a copy
-        found = held["lightning_otel"] = SpanState()
-    return found
+    fields = getattr(span, "__dict__", {})  # without one, as of another tracer's, nothing is kept
+    state: SpanState | None = fields.get("lightning_otel")
+    if state is None:  # not yet, or of a copy
+        state = fields["lightning_otel"] = SpanState()
+    return state

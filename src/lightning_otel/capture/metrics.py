@@ -40,44 +40,44 @@ class CallMeter:
 
     def note_end(self, span: Any) -> None:
         """Record an ended span if it is a model call that the SDK kept."""
-        told = getattr(span, "attributes", None) or {}
-        if told.get(c.OPERATION) not in c.CALL_OPERATIONS:
+        attributes = getattr(span, "attributes", None) or {}
+        if attributes.get(c.OPERATION) not in c.CALL_OPERATIONS:
             return
-        shared = {key: told[key] for key in _SHARED if key in told}
-        failed = {c.ERROR_TYPE: told[c.ERROR_TYPE]} if c.ERROR_TYPE in told else {}
+        shared = {key: attributes[key] for key in _SHARED if key in attributes}
+        failed = {c.ERROR_TYPE: attributes[c.ERROR_TYPE]} if c.ERROR_TYPE in attributes else {}
         self._durations.record((span.end_time - span.start_time) / 1e9, {**shared, **failed})
         for kind, key in (("input", c.INPUT_TOKENS), ("output", c.OUTPUT_TOKENS)):
-            if key in told:
-                self._tokens.record(told[key], {**shared, c.TOKEN_TYPE: kind})
+            if key in attributes:
+                self._tokens.record(attributes[key], {**shared, c.TOKEN_TYPE: kind})
 
 
-def find_meter(held: CallMeter | None) -> CallMeter | None:
+def find_meter(current: CallMeter | None) -> CallMeter | None:
     """Return what records calls, the one held as long as its provider stands; None without one."""
-    found = metrics.get_meter_provider()
-    if held is not None and held.provider is found:
-        return held
-    if type(found).__name__ == _UNSET:
+    provider = metrics.get_meter_provider()
+    if current is not None and current.provider is provider:
+        return current
+    if type(provider).__name__ == _UNSET:
         return None
-    meter = found.get_meter(c.SCOPE)
-    return None if isinstance(meter, metrics.NoOpMeter) else CallMeter(found, meter)
+    meter = provider.get_meter(c.SCOPE)
+    return None if isinstance(meter, metrics.NoOpMeter) else CallMeter(provider, meter)
 
 
 def start_metrics(exporters: Sequence[str], protocol: str) -> None:
     """Set a meter provider for ``OTEL_METRICS_EXPORTER``'s names, if none is set."""
-    wanted = [name for name in exporters if name != "none"]
-    if not wanted or type(metrics.get_meter_provider()).__name__ != _UNSET:
+    names = [name for name in exporters if name != "none"]
+    if not names or type(metrics.get_meter_provider()).__name__ != _UNSET:
         return
     otlp = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
     readers = []
-    for name in wanted:
-        found = otlp if name == "otlp" else name
-        for entry in entry_points(group="opentelemetry_metrics_exporter", name=found):
-            made: Any = entry.load()()
-            is_reader = isinstance(made, MetricReader)
-            readers.append(made if is_reader else PeriodicExportingMetricReader(made))
+    for name in names:
+        entry_name = otlp if name == "otlp" else name
+        for entry in entry_points(group="opentelemetry_metrics_exporter", name=entry_name):
+            exporter: Any = entry.load()()
+            is_reader = isinstance(exporter, MetricReader)
+            readers.append(exporter if is_reader else PeriodicExportingMetricReader(exporter))
             break
         else:
             log.warning("OTEL_METRICS_EXPORTER: no exporter %r is installed", name)

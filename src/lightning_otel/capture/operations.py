@@ -87,13 +87,13 @@ class Operation:
             parent = parent_context()
         frame = current_frame(parent)
         # On spans of ours, so that other exporters' readers can tell rollouts apart, too.
-        given = {**frame.stamps, **attributes} if frame is not None else {**attributes}
+        start_attributes = {**frame.stamps, **attributes} if frame is not None else {**attributes}
         self.is_hidden = process.make_quiet_tracer is not None and is_suppressed(parent)
         self.span = _find_tracer(is_hidden=self.is_hidden).start_span(
             clean_text(name),
             inner_context(parent),
             kind=kind,
-            attributes=_repair_texts(given),
+            attributes=_repair_texts(start_attributes),
             start_time=start_ns,
         )
         self.outer = operation_of(parent)
@@ -130,10 +130,10 @@ class Operation:
 
     def encloses(self, context: Context) -> bool:
         """Return whether the context is this operation's own, or one inside it."""
-        found = operation_of(context)
-        while found is not None and found is not self:
-            found = found.outer
-        return found is self
+        operation = operation_of(context)
+        while operation is not None and operation is not self:
+            operation = operation.outer
+        return operation is self
 
     def stop(self) -> None:
         """End the span with what was gathered in ``attributes`` and ``body``."""
@@ -165,13 +165,13 @@ class Operation:
         self.span.set_attributes(_repair_texts(self.attributes))
         context = self.span.get_span_context()
         is_exported = process.exporters and context.trace_flags.sampled
-        kept = state_of(context)
-        kept.body = body
+        state = state_of(context)
+        state.body = body
         try:
             self.span.end()
         finally:
             if not is_exported:
-                kept.body = NO_BODY
+                state.body = NO_BODY
             if process.meter is not None and not self.is_hidden:
                 guard_call(process.meter.note_end, self.span)
 
@@ -186,9 +186,9 @@ def _find_tracer(*, is_hidden: bool) -> trace.Tracer:
 
 def operation_of(context: Context | None = None) -> Operation | None:
     """The operation under way in a context (default: the current one), of whichever library."""
-    held = otel_context.get_current() if context is None else context
-    found = held.get(_OPERATION_KEY)
-    return found if isinstance(found, Operation) else None
+    current = otel_context.get_current() if context is None else context
+    operation = current.get(_OPERATION_KEY)
+    return operation if isinstance(operation, Operation) else None
 
 
 def inner_context(context: Context) -> Context:
@@ -275,8 +275,8 @@ def _outside_ended_call(context: Context) -> Context:
         return context
     if not _is_nearest(call, context):
         return context
-    around = trace.get_current_span(call.parent)
-    return Context({**context, _SPAN_KEY: around, _OPERATION_KEY: call.outer})
+    parent_span = trace.get_current_span(call.parent)
+    return Context({**context, _SPAN_KEY: parent_span, _OPERATION_KEY: call.outer})
 
 
 def _rollout_of(context: Context) -> object:
@@ -304,8 +304,8 @@ def context_within(operation: Operation) -> Context:
 
 def current_call(context: Context | None = None) -> Operation | None:
     """Return the framework's innermost call, claimed or not; None if there is none."""
-    found = (otel_context.get_current() if context is None else context).get(_CALL_KEY)
-    return found if isinstance(found, Operation) else None
+    call = (otel_context.get_current() if context is None else context).get(_CALL_KEY)
+    return call if isinstance(call, Operation) else None
 
 
 def unclaimed_call(context: Context | None = None) -> Operation | None:

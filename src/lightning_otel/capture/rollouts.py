@@ -22,16 +22,16 @@ def find_rollout(
     span: Any, of_process: Mapping[str, AttributeValue]
 ) -> Mapping[str, AttributeValue]:
     """Return the stamps of the rollout of an SDK span; ``of_process`` are the process's own."""
-    kept = state_of(span.context)
-    if kept.rollout is None:
+    state = state_of(span.context)
+    if state.rollout is None:
         parent = span.parent
         if parent is None or parent.is_remote:
-            kept.rollout = _begin_trace(span, of_process)
+            state.rollout = _begin_trace(span, of_process)
         else:
-            kept.rollout = state_of(parent).rollout
-            if kept.rollout is None:  # the parent's start was not seen
-                kept.rollout = _rollouts.get(parent.trace_id, of_process)
-    return kept.rollout
+            state.rollout = state_of(parent).rollout
+            if state.rollout is None:  # the parent's start was not seen
+                state.rollout = _rollouts.get(parent.trace_id, of_process)
+    return state.rollout
 
 
 def _begin_trace(
@@ -56,5 +56,5 @@ def _begin_trace(
 
 
 def _rollout_of_producer(span: Any) -> Mapping[str, AttributeValue] | None:
-    known = (_rollouts.get(link.context.trace_id) for link in span.links)
-    return next((rollout for rollout in known if rollout is not None), None)
+    candidates = (_rollouts.get(link.context.trace_id) for link in span.links)
+    return next((rollout for rollout in candidates if rollout is not None), None)

@@ -67,7 +67,7 @@ def train(
         ConfigError: The ``openai`` package is not installed, or recording is switched off.
         StoreError: The store cannot be made, or does not hold what was recorded.
     """
-    policy, asked = ToyPolicy(), tasks(rollouts, seed)
+    policy, work = ToyPolicy(), tasks(rollouts, seed)
     name = f"toy-{secrets.token_hex(3)}"
     lesson = Lesson([], [], 0, {}, is_shuffled)
     dealt_by = random.Random(seed) if is_shuffled else None
@@ -75,7 +75,7 @@ def train(
         for start in range(0, rollouts, batch):
             version, since_ns = f"{name}@{start // batch + 1}", time.time_ns()
             lesson.versions.append(version)
-            part = asked[start : start + batch]
+            part = work[start : start + batch]
             lesson.outcomes.extend(_work_tasks(store, client, part, progress, version))
             back = store.transitions(since=since_ns, resource_version=version, rewarded=True)
             lesson = lesson._replace(steps=lesson.steps + _learn(policy, back, dealt_by=dealt_by))
@@ -90,36 +90,36 @@ def _learn(
 
     Source: Williams 1992, REINFORCE, with the mean reward as the baseline.
     """
-    told = [
+    data = [
         (style_of(plain_text(step.observation[-1:]), plain_text(step.action[:1])), step.reward)
         for step in steps
     ]
-    seen = [(style, reward) for style, reward in told if style is not None and reward is not None]
-    if not seen:
+    pairs = [(style, reward) for style, reward in data if style is not None and reward is not None]
+    if not pairs:
         return 0
-    rewards = [reward for _, reward in seen]
+    rewards = [reward for _, reward in pairs]
     if dealt_by is not None:
         dealt_by.shuffle(rewards)
     mean = sum(rewards) / len(rewards)
     likely = {style: math.exp(logprob) for style, logprob in policy.logprobs().items()}
     change = dict.fromkeys(STYLES, 0.0)
-    for (chosen, _), reward in zip(seen, rewards, strict=True):
+    for (chosen, _), reward in zip(pairs, rewards, strict=True):
         for style in STYLES:
-            change[style] += (reward - mean) * ((style == chosen) - likely[style]) / len(seen)
+            change[style] += (reward - mean) * ((style == chosen) - likely[style]) / len(pairs)
     weights = policy.weights
     policy.set_weights({style: weights[style] + _RATE * change[style] for style in STYLES})
-    return len(seen)
+    return len(pairs)
 
 
 def _work_tasks(
     store: Store,
     client: Any,
-    asked: Iterable[tuple[str, int]],
+    work: Iterable[tuple[str, int]],
     progress: Callable[[Outcome], None],
     version: str,
 ) -> Iterator[Outcome]:
     stamp: Any = {"resource_version": version, "mode": "train"}
-    for question, want in asked:
+    for question, want in work:
         task = {"question": question}
         with auto_trace(store=store, name="demo", task=task, agent="calc", **stamp) as recording:
             answer = solve(client, question)

@@ -52,16 +52,16 @@ class Tokenizer:
         with self._lock:
             return "".join(self._pieces[token_id] for token_id in token_ids)
 
-    def texts(self, given: str | Sequence[str | int | Sequence[int]]) -> list[str]:
+    def texts(self, content: str | Sequence[str | int | Sequence[int]]) -> list[str]:
         """The texts of an API's `input` or `prompt`: one or many, each text or token ids."""
-        if isinstance(given, str):
-            return [given]
-        token_ids = [part for part in given if isinstance(part, int)]
+        if isinstance(content, str):
+            return [content]
+        token_ids = [part for part in content if isinstance(part, int)]
         if token_ids:
             return [self.decode(token_ids)]
         return [
             part if isinstance(part, str) else self.decode(part)
-            for part in given
+            for part in content
             if not isinstance(part, int)
         ]
 
@@ -122,7 +122,7 @@ def prompt_tokens(body: Mapping[str, Any]) -> list[str]:
     if body.get("tools"):
         tokens += ["<|tools|>", *pieces(json.dumps(body["tools"], sort_keys=True)), "<|end|>"]
     for message in body.get("messages") or ():
-        said = Reply(
+        reply = Reply(
             text=message_text(message),
             tool_calls=tuple(
                 ToolCall(
@@ -135,17 +135,17 @@ def prompt_tokens(body: Mapping[str, Any]) -> list[str]:
             ),
             reasoning=message.get("reasoning_content") or "",
         )
-        tokens += [f"<|{message.get('role')}|>", *said.tokens, "<|end|>"]
+        tokens += [f"<|{message.get('role')}|>", *reply.tokens, "<|end|>"]
     return [*tokens, "<|assistant|>"]
 
 
 def shape(reply: Reply, body: Mapping[str, Any]) -> Reply:
     """The reply held to the body's JSON schema and token limit, where it names them."""
-    wanted = body.get("response_format") or {}
-    if wanted.get("type") == "json_schema" and not reply.tool_calls:
-        said = " ".join(map(message_text, body.get("messages") or ()))
-        found = example(wanted["json_schema"]["schema"], said)
-        reply = Reply(text=json.dumps(found), reasoning=reply.reasoning)
+    response_format = body.get("response_format") or {}
+    if response_format.get("type") == "json_schema" and not reply.tool_calls:
+        text = " ".join(map(message_text, body.get("messages") or ()))
+        value = example(response_format["json_schema"]["schema"], text)
+        reply = Reply(text=json.dumps(value), reasoning=reply.reasoning)
     return _cut_to_length(reply, body.get("max_completion_tokens") or body.get("max_tokens"))
 
 
@@ -190,16 +190,16 @@ class ToyPolicy:
         if speaker is not None:
             return _certain_reply(Reply(text=speaker))
         calls = tuple(
-            ToolCall(f"call_{rng.getrandbits(96):024x}", name, json.dumps(given))
-            for name, given in requested_calls(body)
+            ToolCall(f"call_{rng.getrandbits(96):024x}", name, json.dumps(arguments))
+            for name, arguments in requested_calls(body)
         )
         if calls:
             return _certain_reply(Reply(text="", tool_calls=calls, finish_reason="tool_calls"))
         last = (body.get("messages") or [{}])[-1]
-        said = message_text(last)
+        text = message_text(last)
         if last.get("role") == "tool":
-            return self._report_result(said, rng)
-        return _certain_reply(Reply(text=f"You said: {said}"))
+            return self._report_result(text, rng)
+        return _certain_reply(Reply(text=f"You said: {text}"))
 
     def _report_result(self, result: str, rng: random.Random) -> Reply:
         numbers = _NUMBER.findall(result)
@@ -208,8 +208,8 @@ class ToyPolicy:
         logprobs = self.logprobs()
         (style,) = rng.choices(STYLES, [math.exp(logprobs[style]) for style in STYLES])
         text = _ANSWER.format(_word_number(numbers[-1], style))
-        rest = len(pieces(text)) - 1
-        return Reply(text=text, logprobs=(logprobs[style], *[0.0] * rest))
+        limit = len(pieces(text)) - 1
+        return Reply(text=text, logprobs=(logprobs[style], *[0.0] * limit))
 
 
 def style_of(result: str, answer: str) -> str | None:
@@ -241,8 +241,8 @@ def _word_number(number: str, style: str) -> str:
 
 def _cut_to_length(reply: Reply, limit: int | None) -> Reply:
     spare = len(pieces(reply.reasoning))
-    kept = max(limit or 0, spare)
-    if limit is None or reply.tool_calls or len(reply.tokens) <= kept:
+    length = max(limit or 0, spare)
+    if limit is None or reply.tool_calls or len(reply.tokens) <= length:
         return reply
-    text = "".join(reply.tokens[spare:kept])
-    return replace(reply, text=text, finish_reason="length", logprobs=reply.logprobs[:kept])
+    text = "".join(reply.tokens[spare:length])
+    return replace(reply, text=text, finish_reason="length", logprobs=reply.logprobs[:length])

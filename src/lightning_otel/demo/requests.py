@@ -39,35 +39,35 @@ def requested_calls(body: Json) -> list[ToolRequest]:
     messages = body.get("messages") or ()
     places = [i for i, item in enumerate(messages) if item.get("role") == "user"]
     turn = messages[places[-1] :] if places else messages
-    done = _read_calls(turn)
+    calls = _read_calls(turn)
     # A tool's result that answers no known call ends all.
-    if choice == "none" or (turn and turn[-1].get("role") == "tool" and not done):
+    if choice == "none" or (turn and turn[-1].get("role") == "tool" and not calls):
         return []
-    said = [message_text(messages[i]) for i in places]
+    texts = [message_text(messages[i]) for i in places]
     rules = [message_text(m) for m in messages if m.get("role") in ("system", "developer")]
-    requests = _find_named(tools, said[-1:], done) or _find_named(
+    requests = _find_named(tools, texts[-1:], calls) or _find_named(
         [tool for tool in tools if not _takes_expression(tool)],
         rules,
         _read_calls(messages),
-        values=said,
+        values=texts,
     )
-    if requests or done or not tools or choice == "auto":
+    if requests or calls or not tools or choice == "auto":
         return requests
     forced = (choice.get("function") or choice).get("name") if isinstance(choice, Mapping) else None
     tool = next((tool for tool in tools if tool["name"] == forced), tools[0])
-    return [(tool["name"], arguments(tool.get("parameters") or {}, "\n".join(said[-1:])))]
+    return [(tool["name"], arguments(tool.get("parameters") or {}, "\n".join(texts[-1:])))]
 
 
 def requested_speaker(body: Json) -> str | None:
     """Return the speaker that a prompt asks for, who has spoken least so far; None if none."""
     for message in reversed(body.get("messages") or ()):
         text = message_text(message)
-        found = _CHOICE_OF_SPEAKER.search(text)
-        if found:
-            roles = [role.strip(" '\"") for role in found[1].split(",")]
-            said = [str(item.get("name") or "") for item in body.get("messages") or ()]
-            said += re.findall(r"^(\w+):", text, re.MULTILINE)
-            return min(roles, key=said.count)
+        match = _CHOICE_OF_SPEAKER.search(text)
+        if match:
+            roles = [role.strip(" '\"") for role in match[1].split(",")]
+            speakers = [str(item.get("name") or "") for item in body.get("messages") or ()]
+            speakers += re.findall(r"^(\w+):", text, re.MULTILINE)
+            return min(roles, key=speakers.count)
     return None
 
 
@@ -77,18 +77,18 @@ def arguments(schema: Json, text: str) -> dict[str, Any]:
     quoted = iter([first or second for first, second in _QUOTED.findall(text)])
     expressions = iter(EXPRESSION.findall(text))
 
-    def value_of(name: str, wanted: Json) -> object:
-        kind = wanted.get("type")
-        if kind == "string" and not wanted.get("enum"):
+    def value_of(name: str, entry: Json) -> object:
+        kind = entry.get("type")
+        if kind == "string" and not entry.get("enum"):
             return next(expressions if "expression" in name else quoted, text)
         if kind in ("integer", "number"):
             number = next(numbers, "1")
             return float(number) if kind == "number" else int(float(number))
-        return example(wanted, text, {**schema, **wanted})
+        return example(entry, text, {**schema, **entry})
 
     properties = schema.get("properties") or {}
     required = schema.get("required") or list(properties)
-    return {name: value_of(name, wanted) for name, wanted in properties.items() if name in required}
+    return {name: value_of(name, schema) for name, schema in properties.items() if name in required}
 
 
 def example(schema: Json, text: str, root: Json | None = None) -> object:
@@ -99,8 +99,8 @@ def example(schema: Json, text: str, root: Json | None = None) -> object:
     if "const" in schema:
         return schema["const"]
     if schema.get("enum"):
-        named = [value for value in schema["enum"] if str(value).lower() in text.lower()]
-        return (named or schema["enum"])[0]
+        values = [value for value in schema["enum"] if str(value).lower() in text.lower()]
+        return (values or schema["enum"])[0]
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
             return example(schema[key][0], text, root)
@@ -116,37 +116,37 @@ def example(schema: Json, text: str, root: Json | None = None) -> object:
 def _find_named(
     tools: Sequence[Json],
     texts: Sequence[str],
-    done: list[ToolRequest],
+    past: list[ToolRequest],
     *,
     values: Sequence[str] = (),
 ) -> list[ToolRequest]:
     text = "\n".join(texts)
-    given = "\n".join(reversed(values or texts))
+    words_text = "\n".join(reversed(values or texts))
     places = sorted((_find_tool(tool, text), i) for i, tool in enumerate(tools))
     for tool in (tools[i] for place, i in places if place >= 0):
-        parts = EXPRESSION.findall(given) if _takes_expression(tool) else [given]
+        parts = EXPRESSION.findall(words_text) if _takes_expression(tool) else [words_text]
         calls: list[ToolRequest] = [
             (tool["name"], arguments(tool.get("parameters") or {}, part)) for part in parts
         ]
-        new = [call for call in calls if call not in done]
+        new = [call for call in calls if call not in past]
         # A hand-over is made once, whatever it is told.
-        if new and not (_handoff_target(tool) and any(name == tool["name"] for name, _ in done)):
+        if new and not (_handoff_target(tool) and any(name == tool["name"] for name, _ in past)):
             return new
     return []
 
 
 def _find_tool(tool: Json, text: str) -> int:
     if _takes_expression(tool):
-        found = EXPRESSION.search(text)
-        return found.start() if found else -1
+        match = EXPRESSION.search(text)
+        return match.start() if match else -1
     words = _WORD.findall((_handoff_target(tool) or tool["name"]).lower())
-    wanted = [word for word in words if len(word) > 2 and word not in _LITTLE_WORDS]
+    keywords = [word for word in words if len(word) > 2 and word not in _LITTLE_WORDS]
     places = [
-        found.start()
-        for word in wanted
-        if (found := re.search(rf"(?<![a-z]){re.escape(word)}", text.lower()))
+        match.start()
+        for word in keywords
+        if (match := re.search(rf"(?<![a-z]){re.escape(word)}", text.lower()))
     ]
-    return min(places) if len(places) == len(wanted) and places else -1
+    return min(places) if len(places) == len(keywords) and places else -1
 
 
 def _handoff_target(tool: Json) -> str:
@@ -165,7 +165,7 @@ def _read_calls(messages: Sequence[Json]) -> list[ToolRequest]:
 
 def _read_json(text: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(text or "{}")
+        document = json.loads(text or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

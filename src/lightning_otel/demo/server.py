@@ -65,8 +65,8 @@ class Exchange:
     def response_id(self) -> str | None:
         """The answer's id, also of a broken stream, if it has one."""
         first = self.chunks[0] if self.chunks else {}
-        found = (self.response or first.get("response") or first).get("id")
-        return None if found is None else str(found)
+        value = (self.response or first.get("response") or first).get("id")
+        return None if value is None else str(value)
 
 
 class DemoServer:
@@ -160,7 +160,7 @@ class DemoServer:
     def record(self, exchange: Exchange, *, instead_of: Exchange | None = None) -> None:
         """Append an exchange to the log, or put it in another's place."""
         with self._changed:
-            places = [i for i, known in enumerate(self._log) if known is instead_of]
+            places = [i for i, entry in enumerate(self._log) if entry is instead_of]
             if places:
                 self._log[places[0]] = exchange
             else:
@@ -188,8 +188,8 @@ class DemoServer:
         texts = self.tokenizer.texts(body["prompt"])
         for text in texts:
             messages = [{"role": "user", "content": text}]
-            asked = {**body, "messages": messages}
-            replies += self._sample_replies(asked, count, fault)
+            query = {**body, "messages": messages}
+            replies += self._sample_replies(query, count, fault)
         return wire.completion(body, [pieces(text) for text in texts], replies, self.tokenizer)
 
     def _sample_replies(self, body: Json, count: int, fault: str) -> list[Reply]:
@@ -279,8 +279,8 @@ class _Handler(BaseHTTPRequestHandler):
         if body is None or not isinstance(body.get(needed), list | str):
             self._send_failure(400, "invalid_request_error", body)
             return
-        asked = body if body.get("model") else {**body, "model": unquote(route["model"] or "toy")}
-        fault = self.owner.fault or str(asked["model"])
+        query = body if body.get("model") else {**body, "model": unquote(route["model"] or "toy")}
+        fault = self.owner.fault or str(query["model"])
         if fault == "slow":
             time.sleep(0.5)
         if fault == "html":
@@ -296,7 +296,7 @@ class _Handler(BaseHTTPRequestHandler):
         ):
             self._send_failure(*_FAILURES["fail-500"], body)
         else:
-            answer = self.owner.answer(route["name"], asked, fault)
+            answer = self.owner.answer(route["name"], query, fault)
             if body.get("stream") and answer.chunks:
                 self._send_stream(body, answer, fault)
             elif fault == "cut":
@@ -372,8 +372,8 @@ class _Handler(BaseHTTPRequestHandler):
                 sent += 1
                 time.sleep(self.owner.chunk_delay_s)
         except ConnectionError:
-            left = replace(exchange, response=None, chunks=chunks[:sent], client_gone=True)
-            self.owner.record(left, instead_of=exchange if is_recorded else None)
+            partial = replace(exchange, response=None, chunks=chunks[:sent], client_gone=True)
+            self.owner.record(partial, instead_of=exchange if is_recorded else None)
             self.close_connection = True
         if fault == "cut":
             self.close_connection = True

@@ -115,8 +115,8 @@ def embeddings(body: Mapping[str, Any], texts: Sequence[str]) -> Answer:
 
 def responses_to_chat(body: Mapping[str, Any]) -> Json:
     """The chat body that asks the same as a Responses API body."""
-    given = body.get("input") or ""
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    content = body.get("input") or ""
+    items = [{"role": "user", "content": content}] if isinstance(content, str) else content
     messages: list[Json] = []
     if body.get("instructions"):
         messages.append({"role": "system", "content": body["instructions"]})
@@ -137,9 +137,9 @@ def responses_to_chat(body: Mapping[str, Any]) -> Json:
     chat_body: Json = {"model": body.get("model"), "messages": messages}
     if functions:
         chat_body["tools"] = [{"type": "function", "function": tool} for tool in functions]
-    wanted = (body.get("text") or {}).get("format") or {}
-    if wanted.get("type") == "json_schema":
-        chat_body["response_format"] = {"type": "json_schema", "json_schema": wanted}
+    text_format = (body.get("text") or {}).get("format") or {}
+    if text_format.get("type") == "json_schema":
+        chat_body["response_format"] = {"type": "json_schema", "json_schema": text_format}
     options = {
         "max_tokens": body.get("max_output_tokens"),
         "tool_choice": body.get("tool_choice"),
@@ -201,8 +201,8 @@ def spoil(chunks: tuple[Json, ...], fault: str) -> tuple[Json, ...]:
     if fault in ("cut", "sse-error"):
         message = {"message": "the demo server broke off", "type": "server_error", "code": None}
         error: Json = {"error": message}
-        kept = chunks[:_CHUNKS_BEFORE_FAULT]
-        return kept if fault == "cut" else (*kept, error)
+        start = chunks[:_CHUNKS_BEFORE_FAULT]
+        return start if fault == "cut" else (*start, error)
     if fault == "null-choices" and "choices" in chunks[0]:
         return (chunks[0], {**chunks[0], "choices": None}, *chunks[1:])
     if fault == "null-index":
@@ -351,7 +351,7 @@ def _response_head(body: Mapping[str, Any]) -> Json:
         "truncation": "disabled",
         "user": None,
     }
-    asked = {key: body[key] for key in defaults if body.get(key) is not None}
+    options = {key: body[key] for key in defaults if body.get(key) is not None}
     return {
         "id": _new_id("resp"),
         "object": "response",
@@ -364,7 +364,7 @@ def _response_head(body: Mapping[str, Any]) -> Json:
         "incomplete_details": None,
         "service_tier": "default",
         **defaults,
-        **asked,
+        **options,
     }
 
 
@@ -382,12 +382,12 @@ def _item_events(index: int, item: Json) -> Iterator[Json]:
         for i, token in enumerate(pieces(part["text"])):
             extras = {"delta": token, "logprobs": part["logprobs"][i : i + 1]}
             yield {"type": "response.output_text.delta", **place, **extras}
-        done = {"text": part["text"], "logprobs": part["logprobs"]}
-        yield {"type": "response.output_text.done", **place, **done}
+        final_fields = {"text": part["text"], "logprobs": part["logprobs"]}
+        yield {"type": "response.output_text.done", **place, **final_fields}
         yield {"type": "response.content_part.done", **place, "part": part}
     elif item["type"] == "function_call":
         for token in pieces(str(item["arguments"])):
             yield {"type": "response.function_call_arguments.delta", **place, "delta": token}
-        done = {"arguments": item["arguments"], "name": item["name"]}
-        yield {"type": "response.function_call_arguments.done", **place, **done}
+        final_fields = {"arguments": item["arguments"], "name": item["name"]}
+        yield {"type": "response.function_call_arguments.done", **place, **final_fields}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}

@@ -53,9 +53,9 @@ class FrameSpanProcessor(SpanProcessor):
                 if capture.process.exporters:
                     find_rollout(span, _exported_rollout)
                 return
-            kept = capture.state_of(context)
-            if kept.sink is None:
-                kept.sink, stamps = frame.sink, frame.stamps
+            state = capture.state_of(context)
+            if state.sink is None:
+                state.sink, stamps = frame.sink, frame.stamps
                 if self.stamps:
                     stamps = {**self.stamps, **stamps}
                 if frame.process_stamps:
@@ -64,11 +64,11 @@ class FrameSpanProcessor(SpanProcessor):
                 if is_call and (framework := find_framework()):
                     stamps = {c.FRAMEWORK: framework, **stamps}
                 if capture.process.exporters:
-                    kept.stamps = stamps
+                    state.stamps = stamps
                 # What another program does besides is its own; attributes may still come.
-                kept.is_doubtful = c.EXECUTED in stamps and not _is_of_agents(span)
+                state.is_doubtful = c.EXECUTED in stamps and not _is_of_agents(span)
                 transforms = (*_own_transforms(), *frame.transforms)
-                frame.sink.started(span, stamps, transforms, is_written=not kept.is_doubtful)
+                frame.sink.started(span, stamps, transforms, is_written=not state.is_doubtful)
         except Exception:  # noqa: BLE001  # capture never raises into the traced program
             capture.note_fault()
 
@@ -76,16 +76,16 @@ class FrameSpanProcessor(SpanProcessor):
         """Keep the span, durably, before ``end()`` returns."""
         try:
             context = span.context
-            kept = capture.state_of(context)
+            state = capture.state_of(context)
             # A processor of the program's may hand on a copy, which knows nothing of the original.
-            sink = kept.sink or writer_of_open(context.trace_id, context.span_id)
-            if sink is None or kept.is_kept:
+            sink = state.sink or writer_of_open(context.trace_id, context.span_id)
+            if sink is None or state.is_kept:
                 return
-            kept.is_kept = True
-            if kept.is_doubtful and not _is_of_agents(span):
+            state.is_kept = True
+            if state.is_doubtful and not _is_of_agents(span):
                 sink.dismissed(span)
                 return
-            sink.ended(span, kept.body)
+            sink.ended(span, state.body)
             if debugging.is_on:
                 debugging.log_kept(span)
         except Exception:  # noqa: BLE001  # as above
@@ -201,10 +201,10 @@ class DuckDBSpanExporter(SpanExporter):
 
 
 def _export_span(span: ReadableSpan, writer: SpanWriter) -> None:
-    found = capture.state_of(span.context)
-    if found.sink is not writer:
-        stamps = found.stamps or find_rollout(span, _exported_rollout)
-        writer.exported(span, found.body, stamps, _own_transforms())
+    state = capture.state_of(span.context)
+    if state.sink is not writer:
+        stamps = state.stamps or find_rollout(span, _exported_rollout)
+        writer.exported(span, state.body, stamps, _own_transforms())
 
 
 def _watch_starts() -> None:

@@ -63,15 +63,15 @@ class AG2Instrumentor(LibraryInstrumentor):
 def _begin_chat(owner: Any, arguments: Arguments) -> Step | None:
     """Begin a chat: that of a group where its manager is talked to, else of two agents."""
     recipient, first = arguments.get("recipient"), arguments.get("message")
-    asked = None if first is None else _message_text(first)
+    prompt = None if first is None else _message_text(first)
     if _is_group(recipient):
         # The manager's own reply is the group's talk: the same step, so it is its owner.
-        return _begin_talk(recipient, _agent_name(recipient), asked)
-    return _begin_talk(None, f"{_agent_name(owner)} and {_agent_name(recipient)}", asked)
+        return _begin_talk(recipient, _agent_name(recipient), prompt)
+    return _begin_talk(None, f"{_agent_name(owner)} and {_agent_name(recipient)}", prompt)
 
 
-def _begin_talk(owner: object, name: str, asked: str | None) -> Step | None:
-    return begin_owned_step(owner, c.INVOKE_WORKFLOW, name, body=input_content(asked))
+def _begin_talk(owner: object, name: str, prompt: str | None) -> Step | None:
+    return begin_owned_step(owner, c.INVOKE_WORKFLOW, name, body=input_content(prompt))
 
 
 def _keep_summary(operation: operations.Operation, result: Any) -> None:
@@ -83,9 +83,9 @@ def _begin_reply(owner: Any, arguments: Arguments) -> Step | None:
     if messages is None:
         # Not by its index: the agent's own dict would make an entry of it.
         messages = dict.get(owner._oai_messages, arguments.get("sender"))
-    asked = _message_text(messages[-1]) if type(messages) is list and messages else None
+    prompt = _message_text(messages[-1]) if type(messages) is list and messages else None
     operation = c.INVOKE_WORKFLOW if _is_group(owner) else c.INVOKE_AGENT
-    return begin_owned_step(owner, operation, _agent_name(owner), body=input_content(asked))
+    return begin_owned_step(owner, operation, _agent_name(owner), body=input_content(prompt))
 
 
 def _keep_reply(operation: operations.Operation, result: Any) -> None:
@@ -95,16 +95,16 @@ def _keep_reply(operation: operations.Operation, result: Any) -> None:
 
 def _begin_tool(owner: Any, arguments: Arguments) -> Step | None:
     call = arguments.get("func_call")
-    asked = call if isinstance(call, Mapping) else {}
-    call_id, name = read_word(arguments.get("call_id")), read_word(asked.get("name")) or "tool"
+    fields = call if isinstance(call, Mapping) else {}
+    call_id, name = read_word(arguments.get("call_id")), read_word(fields.get("name")) or "tool"
     agent = _agent_name(owner)
-    return begin_tool_step(None, name, asked.get("arguments"), call_id=call_id, agent=agent)
+    return begin_tool_step(None, name, fields.get("arguments"), call_id=call_id, agent=agent)
 
 
 def _keep_result(operation: operations.Operation, result: Any) -> None:
     """Keep the function's result; an exception of its own has become a text by then."""
-    is_success, told = result
-    content = told.get("content")
+    is_success, text = result
+    content = text.get("content")
     operation.body[c.TOOL_RESULT] = text_of(content)
     if not is_success:
         operation.fail_with("tool_error", content if isinstance(content, str) else "")
@@ -160,9 +160,9 @@ async def _open_scope(scope: Any, agent: Any, event: Any) -> AsyncIterator[Any]:
 
 
 def _begin_turn(agent: Any, event: Any) -> Step | None:
-    asked = _join_values(getattr(event, "parts", None))
+    prompt = _join_values(getattr(event, "parts", None))
     # Not the agent itself: a turn within its own turn is one of its own.
-    return begin_owned_step(None, c.INVOKE_AGENT, _agent_name(agent), body=input_content(asked))
+    return begin_owned_step(None, c.INVOKE_AGENT, _agent_name(agent), body=input_content(prompt))
 
 
 def _keep_turn_reply(operation: operations.Operation, reply: Any) -> None:
@@ -211,8 +211,8 @@ class _Call(ModelCall):
             _fill_call(self._events, self.operation, answer)
 
 
-async def _call_next(given: Any, call_next: Any, context: Any) -> Any:
-    return await call_next(given, context)
+async def _call_next(value: Any, call_next: Any, context: Any) -> Any:
+    return await call_next(value, context)
 
 
 _execute = wrap_call(bind_step((), _begin_turn_tool, _keep_turn_result))(_call_next)
@@ -222,7 +222,7 @@ _ask = wrap_call(lambda args, _: _Call(args[0]))(_call_next)
 def _fill_call(events: Any, operation: operations.Operation, response: Any) -> None:
     """Say what AG2 knows of a call that no instrumented client sent."""
     usage = response.usage
-    known = {
+    attributes = {
         c.PROVIDER: response.provider,
         c.REQUEST_MODEL: response.model,
         c.RESPONSE_MODEL: response.model,
@@ -231,7 +231,7 @@ def _fill_call(events: Any, operation: operations.Operation, response: Any) -> N
         c.OUTPUT_TOKENS: getattr(usage, "completion_tokens", None),
         c.CACHED_TOKENS: getattr(usage, "cache_read_input_tokens", None),
     }
-    for key, value in known.items():
+    for key, value in attributes.items():
         if (isinstance(value, str | float) and value) or type(value) is int:
             operation.attributes[key] = int(value) if isinstance(value, float) else value
     finish = read_word(response.finish_reason)
@@ -245,20 +245,20 @@ def _fill_call(events: Any, operation: operations.Operation, response: Any) -> N
 
 
 def _read_history(events: Sequence[Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for event in events:
         if type(getattr(event, "parts", None)) is list:
-            found.append(message("user", [text_part(_join_values(event.parts) or "")]))
+            messages.append(message("user", [text_part(_join_values(event.parts) or "")]))
         elif hasattr(event, "message") and hasattr(event, "tool_calls"):
-            found.append(message("assistant", _read_answer(event)))
+            messages.append(message("assistant", _read_answer(event)))
         elif type(getattr(event, "results", None)) is list:
-            found += [
+            messages += [
                 message(
                     "tool", [tool_response_part(item.parent_id, _join_values(item.result.parts))]
                 )
                 for item in event.results
             ]
-    return found
+    return messages
 
 
 def _read_answer(response: Any) -> list[dict[str, Any]]:
@@ -273,10 +273,10 @@ def _read_answer(response: Any) -> list[dict[str, Any]]:
 def _join_values(parts: Any) -> str | None:
     if type(parts) is not list:
         return None
-    held = [
+    values = [
         next((vars(part)[name] for name in _PARTS if name in vars(part)), None) for part in parts
     ]
-    return "\n".join(text_of(value) for value in held if value is not None)
+    return "\n".join(text_of(value) for value in values if value is not None)
 
 
 _PARTS = ("content", "data", "url")

@@ -104,11 +104,11 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
 
     def wrap_past(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
         """Wrap a method too where another tool wrapped the inherited one in a subclass."""
-        bare = {id(each) for each in walk_wrapped(owner.__dict__[name]) if not hasattr(each, MARK)}
+        bare = {id(item) for item in walk_wrapped(owner.__dict__[name]) if not hasattr(item, MARK)}
         for subclass in subclasses_of(owner):
-            found = subclass.__dict__.get(name)
-            is_past = found is not None and not hasattr(found, MARK)
-            if is_past and any(id(each) in bare for each in walk_wrapped(found)):
+            method = subclass.__dict__.get(name)
+            is_past = method is not None and not hasattr(method, MARK)
+            if is_past and any(id(item) in bare for item in walk_wrapped(method)):
                 self.wrap(subclass, name, make)
 
     def wrap_family(
@@ -139,7 +139,7 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
 
         for cls in (base, *subclasses_of(base)):
             adopt(cls)
-        if all(known is not base for known, *_ in self._families):
+        if all(family is not base for family, *_ in self._families):
             ours = classmethod(__init_subclass__)
             base.__init_subclass__ = ours
             self._families.append((base, hook, ours))
@@ -155,10 +155,10 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
         else:
             self._is_hooked = True
             for module_name in self.patches():
-                found = sys.modules.get(module_name)
-                is_half = getattr(getattr(found, "__spec__", None), "_initializing", False)
-                if found is not None and is_half and module_name in kwargs.get("parts", ()):
-                    self._imported[module_name] = found
+                imported = sys.modules.get(module_name)
+                is_half = getattr(getattr(imported, "__spec__", None), "_initializing", False)
+                if imported is not None and is_half and module_name in kwargs.get("parts", ()):
+                    self._imported[module_name] = imported
                     continue
                 # Bound here: a module's own ``__name__`` may be another's, as CrewAI's are.
                 patch = functools.partial(self._patch_if_active, module_name)
@@ -167,11 +167,11 @@ class LibraryInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # the base c
     def _uninstrument(self, **kwargs: Any) -> None:
         self.is_active = False
         _everywhere.discard(type(self))
-        held = capture.process.frameworks
-        capture.process.frameworks = {each: None for each in held if each != self.innermost}
+        hooks = capture.process.frameworks
+        capture.process.frameworks = {item: None for item in hooks if item != self.innermost}
         capture.process.is_global = bool(_everywhere)
         self._wrapped = [(owner, name) for owner, name in self._wrapped if not restore(owner, name)]
-        self._families = [each for each in self._families if not _restore_hook(*each)]
+        self._families = [family for family in self._families if not _restore_hook(*family)]
 
     def patch_imported(self, module_name: str) -> None:
         """Patch a module that was half imported as this was switched on."""

@@ -52,20 +52,20 @@ class MCPInstrumentor(LibraryInstrumentor):
 
 def _handed_environment() -> dict[str, str]:
     """Return the variables that record children, without keys; empty outside of such a run."""
-    held = config.read_environment("LIGHTNING_OTEL", "TRACEPARENT", "PYTHONPATH")
-    if config.RUN.name not in held or config.TOKEN.name in held:
+    environment = config.read_environment("LIGHTNING_OTEL", "TRACEPARENT", "PYTHONPATH")
+    if config.RUN.name not in environment or config.TOKEN.name in environment:
         return {}
-    held.pop(config.ENDPOINT_KEY.name, None)
-    paths = held.get("PYTHONPATH", "").split(os.pathsep)
+    environment.pop(config.ENDPOINT_KEY.name, None)
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     startup = next((path for path in paths if Path(path).parts[-3:] == _STARTUP), "")
-    return held | {"PYTHONPATH": startup}
+    return environment | {"PYTHONPATH": startup}
 
 
 def _hand_on(server: Any, handed: Mapping[str, str]) -> Any:
-    own = dict(server.env or {})
-    paths = (handed["PYTHONPATH"], own.get("PYTHONPATH"))
+    environment = dict(server.env or {})
+    paths = (handed["PYTHONPATH"], environment.get("PYTHONPATH"))
     path = os.pathsep.join(filter(None, paths))
-    return server.model_copy(update={"env": {**handed, **own, "PYTHONPATH": path}})
+    return server.model_copy(update={"env": {**handed, **environment, "PYTHONPATH": path}})
 
 
 def _carry_ids(stream: Any) -> None:
@@ -80,10 +80,10 @@ def _carry_ids(stream: Any) -> None:
 
 def _add_ids(message: Any) -> None:
     request = getattr(message.message, "root", message.message)
-    held = fields_of(request)
-    if "id" not in held or "method" not in held or not trace.get_current_span().is_recording():
+    fields = fields_of(request)
+    if "id" not in fields or "method" not in fields or not trace.get_current_span().is_recording():
         return
-    params = held.get("params") or {}
+    params = fields.get("params") or {}
     meta = dict(params.get("_meta") or {})
     if "traceparent" not in meta:
         _write_ids(meta)

@@ -161,10 +161,10 @@ class ModelRequest(Run):
     def _tell_attempts(self) -> None:
         self.operation.attributes[c.RESENDS] = len(self._attempts) - 1
         failed: list[dict[str, Any]] = []
-        for attempt, later in pairwise(self._attempts):
+        for attempt, successor in pairwise(self._attempts):
             failed.append({"outcome": attempt.outcome})
-            if later.started_s is not None and attempt.started_s is not None:
-                failed[-1]["wait_s"] = round(later.started_s - attempt.answered_s, 3)
+            if successor.started_s is not None and attempt.started_s is not None:
+                failed[-1]["wait_s"] = round(successor.started_s - attempt.answered_s, 3)
         self.operation.attributes[c.FAILED_ATTEMPTS] = dump(failed)
 
     def _read_answer(self, body: bytes | None, first_chunk_s: float | None) -> tuple[Json, bool]:

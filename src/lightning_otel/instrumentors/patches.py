@@ -88,8 +88,8 @@ def walk_wrapped(function: Any) -> Iterator[Any]:
 
 def subclasses_of(owner: type) -> Iterator[type]:
     """A class's subclasses, those of any depth."""
-    found: list[type] = type.__subclasses__(owner)
-    for subclass in found:
+    classes: list[type] = type.__subclasses__(owner)
+    for subclass in classes:
         yield subclass
         yield from subclasses_of(subclass)
 
@@ -107,10 +107,10 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
 
 def restore(owner: Any, name: str) -> bool:
     """Put the original method back; False where a wrapper stands before ours, which must stay."""
-    found = owner.__dict__.get(name)
-    original = getattr(found, MARK, None) if not hasattr(found, "__self__") else None
+    method = owner.__dict__.get(name)
+    original = getattr(method, MARK, None) if not hasattr(method, "__self__") else None
     # A wrapper around ours shows our mark too, but what it wraps is ours.
-    if original is None or found.__wrapped__ is not original:
+    if original is None or method.__wrapped__ is not original:
         return False
     setattr(owner, name, original)
     return True

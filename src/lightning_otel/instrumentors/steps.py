@@ -86,12 +86,12 @@ class Step(Run):
 def start_operation(
     operation: str,
     name: str,
-    known: Known = _NOTHING,
+    facts: Known = _NOTHING,
     body: Mapping[str, str | None] = _NOTHING,
     parent: Context | None = None,
 ) -> operations.Operation:
     """Start the span of ``OPERATION NAME`` with attributes and content; None is left out."""
-    attributes = {c.OPERATION: operation, **known}
+    attributes = {c.OPERATION: operation, **facts}
     if operation in _NAMES:
         attributes = {_NAMES[operation]: name, **attributes}
     return operations.Operation(
@@ -107,16 +107,16 @@ def begin_owned_step(
     owner: object,
     operation: str,
     name: str,
-    known: Known = _NOTHING,
+    facts: Known = _NOTHING,
     body: Mapping[str, str | None] = _NOTHING,
 ) -> Step | None:
     """Begin a step of an owner; None if it continues the owner's own step."""
     parent = operations.parent_context()
-    around = operations.operation_of(parent)
-    is_own = owner is not None and otel_context.get_value(_KEY, parent) == (id(owner), around)
-    if is_own and around is not None and not around.is_over:
+    outer = operations.operation_of(parent)
+    is_own = owner is not None and otel_context.get_value(_KEY, parent) == (id(owner), outer)
+    if is_own and outer is not None and not outer.is_over:
         return None
-    started = start_operation(operation, name, known, body, parent)
+    started = start_operation(operation, name, facts, body, parent)
     # By its identity: a context may outlive the owner, and must not keep it.
     mark = (id(owner), started)
     return Step(started, otel_context.set_value(_KEY, mark, operations.context_within(started)))
@@ -135,8 +135,8 @@ class ModelCall(Run):
         parent: Context | None = None,
     ) -> None:
         title = operation if model is None else f"{operation} {model}"
-        known = {c.OPERATION: operation, **attributes}
-        self.operation = operations.Operation(title, SpanKind.CLIENT, known, parent=parent)
+        facts = {c.OPERATION: operation, **attributes}
+        self.operation = operations.Operation(title, SpanKind.CLIENT, facts, parent=parent)
         self.context = operations.offer_call(self.operation, self.operation.context)
 
     def fill(self, answer: Any) -> None:
@@ -182,9 +182,9 @@ def begin_tool_step(
     owner: object, tool: str, arguments: object, *, call_id: str | None, agent: str | None
 ) -> Step | None:
     """Begin the step of a tool."""
-    known = {c.TOOL_CALL_ID: call_id, c.AGENT_NAME: agent}
+    attributes = {c.TOOL_CALL_ID: call_id, c.AGENT_NAME: agent}
     return begin_owned_step(
-        owner, c.EXECUTE_TOOL, tool, known, {c.TOOL_ARGUMENTS: text_of(arguments)}
+        owner, c.EXECUTE_TOOL, tool, attributes, {c.TOOL_ARGUMENTS: text_of(arguments)}
     )
 
 

@@ -67,9 +67,9 @@ class Run:
         """End it at the end of a generator that gave back a value."""
         self.stop()
 
-    async def end_async(self, name: str, *given: Any) -> None:
+    async def end_async(self, name: str, *arguments: Any) -> None:
         """Call a member that ends it, where there may be something to await."""
-        getattr(self, name)(*given)
+        getattr(self, name)(*arguments)
 
 
 class ContextRun(Run):
@@ -104,10 +104,10 @@ def wrap_call(begin: Begin) -> Make:
             if run is None:
                 return original(*args, **kwargs)
             while True:
-                given, named = run.arguments or (args, kwargs)
+                positional, keywords = run.arguments or (args, kwargs)
                 try:
                     with run.active():
-                        result = original(*given, **named)
+                        result = original(*positional, **keywords)
                     if (drop := capture.guard_call(run.repeats, result)) is None:
                         break
                     capture.guard_call(drop)
@@ -117,8 +117,8 @@ def wrap_call(begin: Begin) -> Make:
                         del run  # it may know the exception, whose traceback knows this frame
                         raise
             if inspect.iscoroutine(result):  # of a coroutine function in disguise
-                begun = [run]
-                return _wrap_async(lambda *_: begun.pop(), original, result)(*args, **kwargs)
+                first_runs = [run]
+                return _wrap_async(lambda *_: first_runs.pop(), original, result)(*args, **kwargs)
             capture.guard_call(run.succeed, result)
             return result
 
@@ -127,23 +127,23 @@ def wrap_call(begin: Begin) -> Make:
     return make
 
 
-def _wrap_async(begin: Begin, original: Any, begun: Any = None) -> Any:
+def _wrap_async(begin: Begin, original: Any, first_runs: Any = None) -> Any:
     async def function(*args: Any, **kwargs: Any) -> Any:
         run = capture.guard_call(begin, args, kwargs)
         if run is None:
             return await original(*args, **kwargs)
-        waiting = begun
+        pending = first_runs
         while True:
-            given, named = run.arguments or (args, kwargs)
+            positional, keywords = run.arguments or (args, kwargs)
             try:
                 with run.active():
-                    result = await (waiting or original(*given, **named))
+                    result = await (pending or original(*positional, **keywords))
                 if (drop := capture.guard_call(run.repeats, result)) is None:
                     break
-                waiting = None
+                pending = None
                 await _drop_async(drop)
             except BaseException as exc:
-                waiting = None
+                pending = None
                 if not capture.guard_call(run.retries, exc):
                     if isinstance(exc, GeneratorExit):  # a coroutine that is closed cannot await
                         capture.guard_call(run.fail, exc)
@@ -185,9 +185,9 @@ def wrap_generator(begin: Begin) -> Make:
     return make
 
 
-async def _end_async(run: Run, name: str, *given: Any) -> None:
+async def _end_async(run: Run, name: str, *arguments: Any) -> None:
     try:
-        await run.end_async(name, *given)
+        await run.end_async(name, *arguments)
     except Exception:  # noqa: BLE001  # capture never raises into the traced program
         capture.note_fault()
 
@@ -199,17 +199,17 @@ def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any,
         inner = original(*args, **kwargs)
         run = capture.guard_call(begin, args, kwargs) or Run()
         step: Callable[[], Any] = functools.partial(next, inner)
-        left: GeneratorExit | None = None
+        exit_error: GeneratorExit | None = None
         try:
             while True:
                 try:
                     with run.active():
                         item = step()
                 except StopIteration as end:
-                    if left is None:
+                    if exit_error is None:
                         capture.guard_call(run.stop_with, end.value)
                     else:
-                        capture.guard_call(run.fail, left)
+                        capture.guard_call(run.fail, exit_error)
                     return end.value
                 except BaseException as exc:
                     capture.guard_call(run.fail, exc)
@@ -219,12 +219,12 @@ def _walk_generator(begin: Begin, original: Any) -> Callable[..., Generator[Any,
                     sent = yield item
                 except BaseException as exc:  # noqa: BLE001  # handed on, not swallowed
                     capture.guard_call(run.note_throw, exc)
-                    left = exc if isinstance(exc, GeneratorExit) else None
+                    exit_error = exc if isinstance(exc, GeneratorExit) else None
                     step = functools.partial(inner.throw, exc)
                 else:
                     step = functools.partial(inner.send, sent)
         finally:
-            del step, left, run  # as above
+            del step, exit_error, run  # as above
 
     return function
 
@@ -234,21 +234,21 @@ def _walk_async_generator(begin: Begin, original: Any) -> Callable[..., AsyncGen
         inner = original(*args, **kwargs)
         run = capture.guard_call(begin, args, kwargs) or Run()
         step: Callable[[], Awaitable[Any]] = functools.partial(_first_step, inner)
-        left: GeneratorExit | None = None
+        exit_error: GeneratorExit | None = None
         try:
             while True:
                 try:
                     with run.active():
                         item = await step()
                 except StopAsyncIteration:
-                    if left is None:
+                    if exit_error is None:
                         await _end_async(run, "stop_with", None)
                     else:
-                        await _end_async(run, "fail", left)
+                        await _end_async(run, "fail", exit_error)
                     return
                 except BaseException as exc:
                     # Closed at a yield it may still await; closed while it awaits it may not.
-                    if isinstance(exc, GeneratorExit) and exc is not left:
+                    if isinstance(exc, GeneratorExit) and exc is not exit_error:
                         capture.guard_call(run.fail, exc)
                     else:
                         await _end_async(run, "fail", exc)
@@ -258,12 +258,12 @@ def _walk_async_generator(begin: Begin, original: Any) -> Callable[..., AsyncGen
                     sent = yield item
                 except BaseException as exc:  # noqa: BLE001  # handed on, not swallowed
                     capture.guard_call(run.note_throw, exc)
-                    left = exc if isinstance(exc, GeneratorExit) else None
+                    exit_error = exc if isinstance(exc, GeneratorExit) else None
                     step = functools.partial(inner.athrow, exc)
                 else:
                     step = functools.partial(inner.asend, sent)
         finally:
-            del step, left, run
+            del step, exit_error, run
 
     return function
 

@@ -189,11 +189,11 @@ def read_message(
     spoken += [*content_parts(content), *media_beside(item)]
     if isinstance(item.get("refusal"), str) and item["refusal"]:
         spoken.append({"type": "refusal", "content": item["refusal"]})
-    known = [part for part in spoken if part.get("type") == "tool_call"]
+    tool_calls = [part for part in spoken if part.get("type") == "tool_call"]
     calls = objects(item.get("tool_calls") or [item.get("function_call")])
-    for part in [read_call(each, call) for each in calls]:
+    for part in [read_call(raw, call) for raw in calls]:
         # Those that the content says, too, come once; a stream leaves their arguments empty there.
-        same = next((each for each in known if each.get("id") == part["id"] is not None), None)
+        same = next((twin for twin in tool_calls if twin.get("id") == part["id"] is not None), None)
         if same is None:
             spoken.append(part)
         elif not same.get("arguments"):
@@ -215,43 +215,43 @@ _SERIALISED: Final = frozenset(
 
 def unwrap_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message that LangChain serialised with its role; any other as it is."""
-    held, names = object_of(item.get("kwargs") or item.get("data")) or item, item.get("id")
-    kind = held.get("type") or (names[-1] if isinstance(names, list) and names else "")
+    fields, names = object_of(item.get("kwargs") or item.get("data")) or item, item.get("id")
+    kind = fields.get("type") or (names[-1] if isinstance(names, list) and names else "")
     spelt = str(kind).removesuffix("Chunk").removesuffix("Message").lower()
-    role = held.get("role") or (spelt if spelt in _SERIALISED else None)
+    role = fields.get("role") or (spelt if spelt in _SERIALISED else None)
     if role is None:
         return item
-    more, calls = object_of(held.get("additional_kwargs")), objects(held.get("tool_calls"))
-    calls += objects(held.get("invalid_tool_calls"))
-    made = [{**call, "arguments": call["args"]} if "args" in call else call for call in calls]
-    rest = {"tool_calls": made or more.get("tool_calls"), "invalid_tool_calls": None}
-    return {**more, **held, "role": role, **rest}
+    more, calls = object_of(fields.get("additional_kwargs")), objects(fields.get("tool_calls"))
+    calls += objects(fields.get("invalid_tool_calls"))
+    tool_calls = [{**call, "arguments": call["args"]} if "args" in call else call for call in calls]
+    extra = {"tool_calls": tool_calls or more.get("tool_calls"), "invalid_tool_calls": None}
+    return {**more, **fields, "role": role, **extra}
 
 
 def read_call(item: Mapping[str, Any], call: ToolCall = tool_call_part) -> Part:
     """Return a tool call of the chat API, nested in its function or flat, as a part."""
-    held = object_of(item.get("function") or item.get("custom")) or item
-    arguments = held.get("arguments", held.get("input"))
-    return call(item.get("id") or None, held.get("name"), arguments)
+    fields = object_of(item.get("function") or item.get("custom")) or item
+    arguments = fields.get("arguments", fields.get("input"))
+    return call(item.get("id") or None, fields.get("name"), arguments)
 
 
 def read_items(
     items: Iterable[object], role: str = "user", call: ToolCall = tool_call_part
 ) -> list[Part]:
     """Return items of the Responses or chat API as messages, one for each turn of the model."""
-    found: list[Part] = []
+    messages: list[Part] = []
     for item in items:
-        made = _read_item(item, role, call) if isinstance(item, Mapping) else None
-        if made is None:
-            made = message(role, content_parts([item]))
-        last = found[-1] if found else {}
-        names = {last.get("name"), made.get("name")} - {None}
-        if made["role"] == last.get("role") == "assistant" and len(names) < 2:
-            last["parts"] += made["parts"]
-            last.update(_given_fields(made, "name"))
+        turn = _read_item(item, role, call) if isinstance(item, Mapping) else None
+        if turn is None:
+            turn = message(role, content_parts([item]))
+        last = messages[-1] if messages else {}
+        names = {last.get("name"), turn.get("name")} - {None}
+        if turn["role"] == last.get("role") == "assistant" and len(names) < 2:
+            last["parts"] += turn["parts"]
+            last.update(_given_fields(turn, "name"))
         else:
-            found.append(made)
-    return found
+            messages.append(turn)
+    return messages
 
 
 def _read_item(item: Mapping[str, Any], role: str, call: ToolCall) -> Part:
@@ -262,8 +262,8 @@ def _read_item(item: Mapping[str, Any], role: str, call: ToolCall) -> Part:
         return read_message(item, role, call)
     call_id = item.get("call_id") or item.get("id")
     if kind in _CALLS:
-        made = call(call_id, item.get("name"), item.get("arguments", item.get("input")))
-        return message("assistant", [made | _given_fields(item, "namespace")])
+        part = call(call_id, item.get("name"), item.get("arguments", item.get("input")))
+        return message("assistant", [part | _given_fields(item, "namespace")])
     if kind.endswith("_output") and ("output" in item or "call_id" in item):
         return message("tool", [tool_response_part(call_id, item.get("output"))])
     if kind == "reasoning":
@@ -306,9 +306,9 @@ def _spell_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     name = next((name for name in _SCHEMAS if is_object(tool.get(name))), None)
     if name is None or "parameters" in tool:
         return tool
-    rest = {key: each for key, each in tool.items() if key != name}
+    remainder = {key: value for key, value in tool.items() if key != name}
     schema = object_of(tool[name].get("json")) or tool[name]
-    return {**rest, "type": "function", "parameters": schema}
+    return {**remainder, "type": "function", "parameters": schema}
 
 
 def field_of(value: Any, name: str) -> Any:

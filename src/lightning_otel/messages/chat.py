@@ -25,48 +25,48 @@ def messages_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 def turns_of(messages: Iterable[Message]) -> list[list[dict[str, Any]]]:
     """The same, with what each message became in a list of its own."""
-    found = [_to_chat(item) for item in messages]
-    _name_calls([spoken for turn in found for spoken in turn])
-    return found
+    turns = [_to_chat(item) for item in messages]
+    _name_calls([spoken for turn in turns for spoken in turn])
+    return turns
 
 
 def tools_of(definitions: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return tool definitions as chat completions take them; of equal names the last counts."""
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for tool in definitions:
-        held = tool.get("function")
-        flat = held if isinstance(held, Mapping) else tool
-        named = flat.get("name")
-        if tool.get("type", "function") == "function" and isinstance(named, str):
+        inner = tool.get("function")
+        flat = inner if isinstance(inner, Mapping) else tool
+        name = flat.get("name")
+        if tool.get("type", "function") == "function" and isinstance(name, str):
             function = {key: value for key, value in flat.items() if key != "type"}
-            found[named] = {"type": "function", "function": function}
+            by_name[name] = {"type": "function", "function": function}
         else:  # a server's own tool, such as a search, has no name or no function
-            found[f"{to_text(tool.get('type'))} {to_text(named)}"] = dict(tool)
-    return list(found.values())
+            by_name[f"{to_text(tool.get('type'))} {to_text(name)}"] = dict(tool)
+    return list(by_name.values())
 
 
 def _to_chat(item: Message) -> list[dict[str, Any]]:
-    held = item.get("parts")
-    if not isinstance(held, (list, tuple)):
+    raw = item.get("parts")
+    if not isinstance(raw, (list, tuple)):
         item = read_message(item)
-        held = item["parts"]
-    parts = [part_of(part) for part in held]
+        raw = item["parts"]
+    parts = [part_of(part) for part in raw]
     kinds = {str(part.get("type")) for part in parts}
     role = _role_of(item, kinds)
     if "tool_call_response" not in kinds:
         return [_tool_text(item, parts) if role == "tool" else _make_turn(role, item, parts)]
-    found: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     run: list[Mapping[str, Any]] = []
     for part in [*parts, None]:
         if part is not None and part.get("type") != "tool_call_response":
             run.append(part)
             continue
         if run:
-            found.append(_make_turn("user" if role == "tool" else role, item, run))
+            turns.append(_make_turn("user" if role == "tool" else role, item, run))
             run = []
         if part is not None:
-            found.append(_make_result(part.get("id"), _tool_content(part.get("response"))))
-    return found
+            turns.append(_make_result(part.get("id"), _tool_content(part.get("response"))))
+    return turns
 
 
 def _role_of(item: Message, kinds: set[str]) -> str:
@@ -93,26 +93,26 @@ def _make_turn(role: str, item: Message, parts: Sequence[Mapping[str, Any]]) -> 
             calls.append(_make_call(part))
         else:
             content.append(content_of(part))
-    found: dict[str, Any] = {"role": role}
+    turn: dict[str, Any] = {"role": role}
     if isinstance(item.get("name"), str):
-        found["name"] = item["name"]
+        turn["name"] = item["name"]
     is_silent = not content and bool(calls or refused)
-    found["content"] = None if is_silent else _join_content(content)
+    turn["content"] = None if is_silent else _join_content(content)
     if any(thought):
-        found["reasoning_content"] = "\n".join(filter(None, thought))
+        turn["reasoning_content"] = "\n".join(filter(None, thought))
     if refused:
-        found["refusal"] = "\n".join(refused)
+        turn["refusal"] = "\n".join(refused)
     if calls:
-        found["tool_calls"] = calls
-    return found
+        turn["tool_calls"] = calls
+    return turn
 
 
 def _join_content(content: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """A text where there is nothing else, as most servers and templates take no other."""
-    said = [part for part in content if part.get("type") != "text" or part["text"]]
-    if not said:
+    parts = [part for part in content if part.get("type") != "text" or part["text"]]
+    if not parts:
         return ""
-    return said[0]["text"] if len(said) == 1 and said[0].get("type") == "text" else said
+    return parts[0]["text"] if len(parts) == 1 and parts[0].get("type") == "text" else parts
 
 
 def _make_call(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,8 +137,8 @@ def _make_result(call_id: object, content: object) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": _call_id(call_id), "content": content}
 
 
-def _call_id(found: object) -> str:
-    return "" if found is None else str(found)
+def _call_id(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def _tool_content(response: object) -> str | list[dict[str, Any]]:
@@ -156,20 +156,20 @@ def result_parts(response: object) -> list[Mapping[str, Any]]:
     return list(map(part_of, parts)) if are_parts else []
 
 
-def _name_calls(found: Sequence[dict[str, Any]]) -> None:
+def _name_calls(messages: Sequence[dict[str, Any]]) -> None:
     """Give an id to the calls that have none, and to each result that of the call it answers."""
-    known = {call["id"] for item in found for call in item.get("tool_calls", ())}
-    waiting: list[str] = []
-    made = 0
-    for item in found:
+    ids = {call["id"] for item in messages for call in item.get("tool_calls", ())}
+    open_ids: list[str] = []
+    count = 0
+    for item in messages:
         if item["role"] == "tool":
             if not item["tool_call_id"]:
-                item["tool_call_id"] = waiting[0] if waiting else f"call_{made}"
-            if item["tool_call_id"] in waiting:
-                waiting.remove(item["tool_call_id"])
+                item["tool_call_id"] = open_ids[0] if open_ids else f"call_{count}"
+            if item["tool_call_id"] in open_ids:
+                open_ids.remove(item["tool_call_id"])
             continue
         for call in item.get("tool_calls", ()):
             while not call["id"]:
-                call["id"] = "" if f"call_{made}" in known else f"call_{made}"
-                made += 1
-        waiting = [call["id"] for call in item.get("tool_calls", ())] or waiting
+                call["id"] = "" if f"call_{count}" in ids else f"call_{count}"
+                count += 1
+        open_ids = [call["id"] for call in item.get("tool_calls", ())] or open_ids

@@ -96,28 +96,28 @@ def is_cut(text: object) -> bool:
     return isinstance(text, str) and bool(_CUT.match(text)) and parse_json(text) is text
 
 
-def read_exchange(given: Any, made: Any, beside: Any = None, system: Any = None) -> Exchange:
+def read_exchange(request: Any, reply: Any, offers: Any = None, system: Any = None) -> Exchange:
     """Read a request and its answer; ``beside`` and ``system`` are default tools and prompt."""
-    asked, said = given, made
-    given, made = _load(given), _load(made)
-    messages, tools = _split_tools(given)
+    raw_request, raw = request, reply
+    request, reply = _load(request), _load(reply)
+    messages, tools = _split_tools(request)
     # An answer of the Responses API says again what was asked with it.
-    places = (object_of(given), beside, object_of(made))
+    places = (object_of(request), offers, object_of(reply))
     tools = tools or next(filter(None, map(_find_tools, places)), [])
-    found = read_messages(messages, "user", asked)
-    if not any(each["role"] in ("system", "developer") for each in found):
-        rules = _read_system({"system": parse_json(system)}) or _read_system(object_of(made))
-        found = [*rules, *found]
-    if isinstance(made, list) and {"prompt", "messages"} <= object_of(given).keys():  # DSPy's
-        answers = [object_of(each) or {"text": each} for each in made]
-        made = [{**each, "role": "assistant", "content": each.get("text")} for each in answers]
-    is_known = _is_answer(made)
-    answer = read_messages(made, "assistant") if is_known else []
-    if found and answer[: len(found)] == found:  # the state of a graph, with what was asked
-        answer = answer[len(found) :]
-    if not is_known or {each["role"] for each in answer} - {"assistant", "tool"}:
-        answer = [message("assistant", [text_part(to_text(said))])] if to_text(said) else []
-    return Exchange(_name_tools(found), answer, flatten_tools(tools))
+    turns = read_messages(messages, "user", raw_request)
+    if not any(turn["role"] in ("system", "developer") for turn in turns):
+        rules = _read_system({"system": parse_json(system)}) or _read_system(object_of(reply))
+        turns = [*rules, *turns]
+    if isinstance(reply, list) and {"prompt", "messages"} <= object_of(request).keys():  # DSPy's
+        answers = [object_of(item) or {"text": item} for item in reply]
+        reply = [{**item, "role": "assistant", "content": item.get("text")} for item in answers]
+    is_known = _is_answer(reply)
+    answer = read_messages(reply, "assistant") if is_known else []
+    if turns and answer[: len(turns)] == turns:  # the state of a graph, with what was asked
+        answer = answer[len(turns) :]
+    if not is_known or {turn["role"] for turn in answer} - {"assistant", "tool"}:
+        answer = [message("assistant", [text_part(to_text(raw))])] if to_text(raw) else []
+    return Exchange(_name_tools(turns), answer, flatten_tools(tools))
 
 
 def _load(text: Any) -> Any:
@@ -134,10 +134,10 @@ def _is_answer(value: Any) -> bool:
     """Return whether an answer is messages in a form that is known, with nothing left over."""
     value = parse_json(value)
     if isinstance(value, list):
-        is_turn = any(object_of(each).get("role") == "assistant" for each in value)
-        is_typed = is_turn and all(isinstance(object_of(each).get("type"), str) for each in value)
-        known = (_is_answer(each) or is_part(each) for each in value)
-        return bool(value) and (is_typed or all(known))
+        is_turn = any(object_of(item).get("role") == "assistant" for item in value)
+        is_typed = is_turn and all(isinstance(object_of(item).get("type"), str) for item in value)
+        checks = (_is_answer(item) or is_part(item) for item in value)
+        return bool(value) and (is_typed or all(checks))
     if not is_object(value):
         return False
     fields, content, names = spell_message(value), value.get("content"), value.keys()
@@ -161,10 +161,10 @@ def _is_generation(value: Mapping[str, Any]) -> bool:
 
 def _is_envelope(value: Mapping[str, Any]) -> bool:
     for name in ("choices", "candidates", "generations", "messages", "replies", *_WRAPPERS):
-        held = parse_json(value.get(name))
+        content = parse_json(value.get(name))
         is_alone = value.keys() - {name} <= _AROUND | _REPLY | _META
-        if _is_answer(held):
-            are_parts = isinstance(held, list) and all(map(is_part, held))
+        if _is_answer(content):
+            are_parts = isinstance(content, list) and all(map(is_part, content))
             return is_alone or not (are_parts or name == "messages")
         if isinstance(value.get(name), str) and is_alone:
             return name in _TEXTS or (name == "message" and "finish_reason" in value)
@@ -184,24 +184,24 @@ def read_messages(content: Any, role: str, text: Any = None) -> list[Part]:
     if not isinstance(content, list):
         return [message(role, [text_part(to_text(text))])] if text not in (None, "") else []
     if content and all(map(_is_pair, content)):  # LangChain's, a role and a text
-        content = [{"role": each[0], "content": each[1]} for each in content]
+        content = [{"role": entry[0], "content": entry[1]} for entry in content]
     if content and isinstance(content[0], list):  # a batch: one prompt, or the generations of one
         return read_messages(content[0], role)
     if not all(map(_is_spoken, content)):
-        is_mixed = all(isinstance(each, str) or is_part(each) for each in content)
+        is_mixed = all(isinstance(entry, str) or is_part(entry) for entry in content)
         parts = content_parts(content) if is_mixed else [text_part(to_text(text))]
         return [message(role, parts)]
-    found: list[Part] = []
+    result: list[Part] = []
     is_open = False
-    for item in (each if is_part(each) else spell_message(each) for each in content):
+    for item in (entry if is_part(entry) else spell_message(entry) for entry in content):
         is_item = "role" not in item or item.get("type") == "message"
-        made = _read_item(item, role)
+        turns = _read_item(item, role)
         # One turn of the model may be several items.
-        if is_open and is_item and made and made[0]["role"] == found[-1]["role"] == "assistant":
-            found[-1]["parts"] += made.pop(0)["parts"]
-        found += made
-        is_open = is_item and "message" not in item and bool(found)
-    return found
+        if is_open and is_item and turns and turns[0]["role"] == result[-1]["role"] == "assistant":
+            result[-1]["parts"] += turns.pop(0)["parts"]
+        result += turns
+        is_open = is_item and "message" not in item and bool(result)
+    return result
 
 
 def _is_pair(item: Any) -> bool:
@@ -211,12 +211,12 @@ def _is_pair(item: Any) -> bool:
 
 def spell_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message with its fields named as in the chat API; anything else as it is."""
-    held = parse_json(item.get(_EVENT))
-    if is_object(held):  # Semantic Kernel's
-        item = object_of(held.get("message")) or held
+    event = parse_json(item.get(_EVENT))
+    if is_object(event):  # Semantic Kernel's
+        item = object_of(event.get("message")) or event
     elif is_object(inner := item.get("message")) and "role" in inner and len(item) == 1:
         item = inner  # OpenInference's
-    fields = {_FIELDS.get(name, name): each for name, each in item.items()}
+    fields = {_FIELDS.get(name, name): value for name, value in item.items()}
     if _is_of_vercel(item):
         fields |= {"role": "assistant", "content": item.get("text") or item.get("completion")}
         fields["thinking_blocks"] = objects(item.get("reasoning"))
@@ -234,7 +234,7 @@ def spell_message(item: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(blocks, list) and all(map(is_part, blocks)):
             fields["content"] = blocks
     elif isinstance(content, list):
-        fields["content"] = [_open_part(each) for each in content]
+        fields["content"] = [_open_part(part) for part in content]
     return fields
 
 
@@ -288,55 +288,55 @@ def _is_spoken(item: Any) -> bool:
     return is_message or is_part(item) or _unwrap(item) is not None
 
 
-def _does_speak(held: Any) -> bool:
-    if isinstance(held, list):
-        return all(_is_spoken(each) or isinstance(each, (str, list)) for each in held)
-    return _is_spoken(held)
+def _does_speak(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_spoken(item) or isinstance(item, (str, list)) for item in value)
+    return _is_spoken(value)
 
 
 def _unwrap(content: Mapping[str, Any]) -> Any:
     if "args" in content and is_object(content.get("kwargs")):  # the arguments of a function
-        held = next(filter(_does_speak, (content["kwargs"], content["args"])), None)
-        return held or None
+        inner = next(filter(_does_speak, (content["kwargs"], content["args"])), None)
+        return inner or None
     for name in _LISTS:
-        held = parse_json(content.get(name))
-        if name == "items" and not _ITEMS.issuperset(each.get("type") for each in objects(held)):
+        inner = parse_json(content.get(name))
+        if name == "items" and not _ITEMS.issuperset(entry.get("type") for entry in objects(inner)):
             continue
-        if _does_speak(held) or (isinstance(held, str) and held and name == "contents"):
-            return held
+        if _does_speak(inner) or (isinstance(inner, str) and inner and name == "contents"):
+            return inner
     for name in _WRAPPERS:
-        held = parse_json(content.get(name))
+        inner = parse_json(content.get(name))
         is_alone = content.keys() - {name, *_SYSTEMS} <= _AROUND
-        if (_does_speak(held) and held) or (isinstance(held, str) and is_alone):
-            return held
+        if (_does_speak(inner) and inner) or (isinstance(inner, str) and is_alone):
+            return inner
     return None
 
 
 def _read_system(content: Mapping[str, Any]) -> list[Part]:
     places = (content, *(object_of(content.get(name)) for name in _CONFIGS))
-    given = next((held[key] for held in places for key in _SYSTEMS if held.get(key)), None)
-    if is_object(given):  # Google's
-        given = given.get("parts")
-    return [message("system", parts)] if (parts := content_parts(given)) else []
+    prompt = next((place[key] for place in places for key in _SYSTEMS if place.get(key)), None)
+    if is_object(prompt):  # Google's
+        prompt = prompt.get("parts")
+    return [message("system", parts)] if (parts := content_parts(prompt)) else []
 
 
 def _find_tools(content: Any) -> list[Any]:
     content = parse_json(content)
     if is_object(content):
-        held = next((content[k] for k in ("tools", "functions") if content.get(k)), None)
+        offers = next((content[k] for k in ("tools", "functions") if content.get(k)), None)
         inner = (_find_tools(content.get(name)) for name in _CONFIGS)
-        return _find_tools(held) if held else next(filter(None, inner), [])
-    return objects([parse_json(each) for each in content]) if isinstance(content, list) else []
+        return _find_tools(offers) if offers else next(filter(None, inner), [])
+    return objects([parse_json(tool) for tool in content]) if isinstance(content, list) else []
 
 
 def _split_tools(messages: Any) -> tuple[Any, list[Any]]:
     if is_object(messages) and isinstance(messages.get("messages"), list):
-        rest, tools = _split_tools(messages["messages"])
-        return {**messages, "messages": rest}, tools
+        turns, tools = _split_tools(messages["messages"])
+        return {**messages, "messages": turns}, tools
     if not isinstance(messages, list):
         return messages, []
-    offers = [each for each in messages if _is_offer(each)]
-    return [each for each in messages if each not in offers], [each["content"] for each in offers]
+    offers = [item for item in messages if _is_offer(item)]
+    return [item for item in messages if item not in offers], [item["content"] for item in offers]
 
 
 def _is_offer(item: Any) -> bool:
@@ -354,8 +354,8 @@ def _name_tools(messages: list[Part]) -> list[Part]:
     calls: dict[str, Any] = {}
     for item in messages:
         role = item["role"]
-        asked = [part for part in item["parts"] if part.get("type") == "tool_call"]
-        calls |= {to_text(part.get("name")): part.get("id") for part in asked}
+        tool_calls = [part for part in item["parts"] if part.get("type") == "tool_call"]
+        calls |= {to_text(part.get("name")): part.get("id") for part in tool_calls}
         if role in calls and role not in _ROLES:
             item["role"] = "tool"
             response = unwrap_response(item["parts"])

@@ -32,8 +32,8 @@ def content_of(part: Mapping[str, Any]) -> dict[str, Any]:
         mime_type = str(part.get("mime_type") or "")
         if modality == "audio":
             form = mime_type.partition("/")[2] or "wav"
-            held = {"data": part["content"], "format": "mp3" if form == "mpeg" else form}
-            return {"type": "input_audio", "input_audio": held}
+            fields = {"data": part["content"], "format": "mp3" if form == "mpeg" else form}
+            return {"type": "input_audio", "input_audio": fields}
         return _make_uri(str(modality), f"data:{mime_type}{_BASE64}{part['content']}", part)
     if kind == "file" and isinstance(part.get("file_id"), str):
         name = "image_file" if modality == "image" else "file"
@@ -43,8 +43,8 @@ def content_of(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def _make_uri(modality: str, url: str, part: Mapping[str, Any]) -> dict[str, Any]:
     if modality in _URLS.values():
-        held = {"url": url, **({"detail": part["detail"]} if "detail" in part else {})}
-        return {"type": f"{modality}_url", f"{modality}_url": held}
+        fields = {"url": url, **({"detail": part["detail"]} if "detail" in part else {})}
+        return {"type": f"{modality}_url", f"{modality}_url": fields}
     key = "file_data" if url.startswith("data:") else "file_url"
     return {"type": "file", "file": _make_named({key: url}, part)}
 
@@ -58,13 +58,13 @@ def name_media(message: Mapping[str, Any]) -> Mapping[str, Any]:
     parts = message.get("parts")
     if not isinstance(parts, (list, tuple)):
         return message
-    named = [
+    names = [
         {"type": "text", "content": f"[{to_text(part.get('modality')) or 'file'}]"}
         if isinstance(part, Mapping) and part.get("type") == "blob"
         else part
         for part in parts
     ]
-    return {**message, "parts": named}
+    return {**message, "parts": names}
 
 
 def to_text(value: object) -> str:

@@ -104,10 +104,10 @@ def named_part(part: object) -> Mapping[str, Any]:
         return {**part, "type": to_text(kind)}
     # Where there is no type, the key that a reader is for names the part, or the only one.
     shapes = (kind for shape, kind in _SHAPES if shape <= part.keys())
-    named = next((key for key in part if key in READERS), None) or next(shapes, None)
-    if named is None and len(part) == 1:
-        named = to_text(next(iter(part)))
-    return part if named is None else {**part, "type": named}
+    word = next((key for key in part if key in READERS), None) or next(shapes, None)
+    if word is None and len(part) == 1:
+        word = to_text(next(iter(part)))
+    return part if word is None else {**part, "type": word}
 
 
 def part_of(part: object) -> Part:
@@ -117,9 +117,9 @@ def part_of(part: object) -> Part:
     read = READERS.get(kind)
     if read is not None:
         inner = part.get(kind)
-        made = read(kind, part, inner if isinstance(inner, Mapping) else {})
-        if made is not None:
-            return made
+        result = read(kind, part, inner if isinstance(inner, Mapping) else {})
+        if result is not None:
+            return result
     return dict(part)
 
 
@@ -136,27 +136,27 @@ def is_part(item: object) -> bool:
     return item.keys() - {kind} <= _OF_PART
 
 
-def _first(held: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     for name in names:
-        value = held.get(name)
+        value = fields.get(name)
         if value is not None:
             return value
     return None
 
 
-def _read_id(held: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _read_id(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """Return the id of a call; Agent Framework's is a list that ends with it."""
-    value = _first(held, names)
+    value = _first(fields, names)
     return value[-1] if isinstance(value, list) and value else value
 
 
-def _object(held: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = held.get(name)
+def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name)
     return value if is_object(value) else {}
 
 
 def _rest_of(part: Mapping[str, Any], names: tuple[str, ...]) -> Part:
-    return {key: each for key, each in part.items() if key not in names and each is not None}
+    return {key: value for key, value in part.items() if key not in names and value is not None}
 
 
 def _read_text(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
@@ -174,12 +174,12 @@ def _read_refusal(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) 
 
 
 def _read_reasoning(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
-    held = inner.get("reasoningText") if inner else part
-    text = _first(held, _WORDS) if isinstance(held, Mapping) else None
+    content = inner.get("reasoningText") if inner else part
+    text = _first(content, _WORDS) if isinstance(content, Mapping) else None
     if not isinstance(text, str):
         return None
-    rest = _rest_of(held, ("type", *_WORDS)) if isinstance(held, Mapping) else {}
-    return {**reasoning_part(text), **rest}
+    extra = _rest_of(content, ("type", *_WORDS)) if isinstance(content, Mapping) else {}
+    return {**reasoning_part(text), **extra}
 
 
 def _read_call(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
@@ -187,27 +187,27 @@ def _read_call(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> 
     is_written = isinstance(arguments, str) and arguments.startswith("{")
     if kind == "tool_call" and arguments is not None and not is_written and "id" in part:
         return None
-    held = inner or part
-    name = _first(held, _CALL_NAMES)
+    fields = inner or part
+    name = _first(fields, _CALL_NAMES)
     if not isinstance(name, str):
         return None
-    arguments = _first(held, _ARGUMENTS) or held.get("partial_json")  # LangChain's, of a stream
-    made = tool_call_part(_read_id(held, _CALL_IDS), name, {} if arguments is None else arguments)
+    arguments = _first(fields, _ARGUMENTS) or fields.get("partial_json")  # LangChain's, of a stream
+    call = tool_call_part(_read_id(fields, _CALL_IDS), name, {} if arguments is None else arguments)
     signature = _first(part, ("thoughtSignature", "thought_signature"))
-    return made if signature is None else {**made, "thought_signature": signature}
+    return call if signature is None else {**call, "thought_signature": signature}
 
 
 def _read_result(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
     if kind == "tool_call_response" and "response" in part and type(part.get("id")) is not list:
         return None
-    held = inner or part
-    result = _first(held, _RESULTS)
+    fields = inner or part
+    result = _first(fields, _RESULTS)
     if is_object(result) and result.keys() == {"type", "value"}:  # the Vercel AI SDK's
         result = result["value"]
-    call_id = _read_id(held, _RESULT_IDS) or _first(_object(held, "origin"), _CALL_IDS)
-    made = tool_response_part(call_id, unwrap_response(result))
-    is_failed = any(held.get(name) for name in _FAILURES) or held.get("status") == "error"
-    return {**made, "is_error": True} if is_failed else made
+    call_id = _read_id(fields, _RESULT_IDS) or _first(_object(fields, "origin"), _CALL_IDS)
+    answer = tool_response_part(call_id, unwrap_response(result))
+    is_failed = any(fields.get(name) for name in _FAILURES) or fields.get("status") == "error"
+    return {**answer, "is_error": True} if is_failed else answer
 
 
 def unwrap_response(content: object) -> object:
@@ -223,19 +223,19 @@ def unwrap_response(content: object) -> object:
 def _read_medium(kind: str, part: Mapping[str, Any], inner: Mapping[str, Any]) -> Part | None:
     if "modality" in part:
         return None
-    around = inner or part
-    source = around.get("source")
-    held = source if isinstance(source, Mapping) else around
-    mime_type, form = _first({**around, **held}, _MIME_TYPES) or "", around.get("format")
+    outer = inner or part
+    source = outer.get("source")
+    fields = source if isinstance(source, Mapping) else outer
+    mime_type, form = _first({**outer, **fields}, _MIME_TYPES) or "", outer.get("format")
     modality = _modality_of(kind, str(mime_type))
     if not mime_type and (form or kind == "input_audio"):
         mime_type = f"{modality}/{form or 'wav'}"
-    extra = {key: held[key] for key in ("detail", "filename") if key in held}
-    if isinstance(held.get("file_id"), str):
-        return {"type": "file", "modality": modality, "file_id": held["file_id"], **extra}
-    data = _first(held, ("content",) if kind == "binary" else _BYTES)
-    place = _first(held, _PLACES) if data is None else data
-    if not isinstance(place, str) or held.get("type") == "text":  # a document's own words
+    extra = {key: fields[key] for key in ("detail", "filename") if key in fields}
+    if isinstance(fields.get("file_id"), str):
+        return {"type": "file", "modality": modality, "file_id": fields["file_id"], **extra}
+    data = _first(fields, ("content",) if kind == "binary" else _BYTES)
+    place = _first(fields, _PLACES) if data is None else data
+    if not isinstance(place, str) or fields.get("type") == "text":  # a document's own words
         return None
     if place.startswith(_SCHEMES) or (data is None and kind != "image"):
         return _read_address(modality, place) | extra
@@ -257,23 +257,23 @@ def _read_address(modality: str, url: str) -> Part:
 
 
 def _make_blob(modality: str, mime_type: str, data: str) -> Part:
-    known = {"mime_type": mime_type} if mime_type else {}
-    return {"type": "blob", "modality": modality, **known, "content": data}
+    details = {"mime_type": mime_type} if mime_type else {}
+    return {"type": "blob", "modality": modality, **details, "content": data}
 
 
 def media_beside(item: Mapping[str, Any]) -> list[Part]:
     """Return the sound and images that stand beside an answer's text, or what refers to them."""
-    found, sound, images = [], item.get("audio"), item.get("images")
+    media, sound, images = [], item.get("audio"), item.get("images")
     if is_object(sound):
         data, place = sound.get("data"), sound.get("id")
-        rest = _rest_of(sound, ("data", "expires_at"))
+        extra = _rest_of(sound, ("data", "expires_at"))
         if isinstance(data, str):
-            found.append({**_make_blob("audio", "", data), **rest})
+            media.append({**_make_blob("audio", "", data), **extra})
         elif isinstance(place, str):
-            found.append({"type": "file", "modality": "audio", "file_id": place})
+            media.append({"type": "file", "modality": "audio", "file_id": place})
     if isinstance(images, (list, tuple)):
-        found += [part_of(image) for image in images if is_object(image)]
-    return found
+        media += [part_of(image) for image in images if is_object(image)]
+    return media
 
 
 def _readers() -> Mapping[str, _Read]:

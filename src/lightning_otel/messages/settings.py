@@ -38,41 +38,41 @@ _COUNTS: Final = (
 def fields_of(value: object) -> Mapping[str, Any]:
     """Return an object's fields, past its properties; empty if it has none."""
     try:
-        held = object.__getattribute__(value, "__dict__")
+        fields = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return _NO_FIELDS
-    return held if isinstance(held, dict) else _NO_FIELDS
+    return fields if isinstance(fields, dict) else _NO_FIELDS
 
 
 def read_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return sampling parameters and the like, where they have the type the conventions name."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in fields.items():
         if name not in SETTINGS:
             continue
         key, kind = SETTINGS[name]
         if isinstance(value, kind) and not isinstance(value, bool):
-            found[key] = float(value) if kind == _NUMBER else value  # type: ignore[arg-type]  # checked by kind
+            settings[key] = float(value) if kind == _NUMBER else value  # type: ignore[arg-type]  # checked by kind
     stop = fields.get("stop")
     if isinstance(stop, str):
-        found[c.REQUEST_STOP] = [stop]
+        settings[c.REQUEST_STOP] = [stop]
     elif isinstance(stop, list) and all(isinstance(item, str) for item in stop):
-        found[c.REQUEST_STOP] = list(stop)
-    return found
+        settings[c.REQUEST_STOP] = list(stop)
+    return settings
 
 
 def token_counts(counts: object, *, is_zero_known: bool = True) -> dict[str, Any]:
     """Return token counts under OpenAI's or LangChain's names; zeros only if ``is_zero_known``."""
-    held = counts if isinstance(counts, dict) else fields_of(counts)
-    found: dict[str, Any] = {}
+    fields = counts if isinstance(counts, dict) else fields_of(counts)
+    totals: dict[str, Any] = {}
     for key, names, holders in _COUNTS:
-        holder = held if holders is None else _first(held, holders)
+        holder = fields if holders is None else _first(fields, holders)
         if isinstance(holder, dict) or holders is None:
             value = _first(holder, names)
             if type(value) is int:
-                found[key] = value
-    return found if is_zero_known or any(found.values()) else {}
+                totals[key] = value
+    return totals if is_zero_known or any(totals.values()) else {}
 
 
-def _first(held: Any, names: tuple[str, ...]) -> Any:
-    return next((held[name] for name in names if name in held), None)
+def _first(fields: Any, names: tuple[str, ...]) -> Any:
+    return next((fields[name] for name in names if name in fields), None)

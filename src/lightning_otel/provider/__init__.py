@@ -70,11 +70,11 @@ def ensure_provider() -> None:
         with _setup.lock:
             if _is_set_up():
                 return
-            found: Any = trace.get_tracer_provider()
-            if isinstance(found, trace.ProxyTracerProvider):
-                found = _set_provider()
-            if found is not _setup.own:
-                _join_provider(found)
+            provider: Any = trace.get_tracer_provider()
+            if isinstance(provider, trace.ProxyTracerProvider):
+                provider = _set_provider()
+            if provider is not _setup.own:
+                _join_provider(provider)
     except Exception:
         _setup.is_broken = True
         raise
@@ -94,26 +94,26 @@ def _set_provider() -> Any:
     from lightning_otel.provider.global_provider import GlobalProvider
 
     ids: Any = _Ids()
-    own = GlobalProvider(id_generator=ids)
-    own.add_span_processor(FrameSpanProcessor())
+    provider = GlobalProvider(id_generator=ids)
+    provider.add_span_processor(FrameSpanProcessor())
     if (fault := sampler_fault()) and not config.RUN.read():  # else run says it
         log.warning("%s; unset %s", fault, SAMPLER.name)
-    found = own.install(_join_provider, is_hidden=lambda: capture.process.frame is not None)
-    if found is own:
+    current = provider.install(_join_provider, is_hidden=lambda: capture.process.frame is not None)
+    if current is provider:
         if not _setup.is_otlp_elsewhere and config.wants_otlp():
-            capture.guard_call(_send_out, own)
+            capture.guard_call(_send_out, provider)
         protocol = config.otlp_setting("PROTOCOL", "METRICS")
         capture.guard_call(start_metrics, config.exporters("METRICS"), protocol)
-        _setup.provider = _setup.own = own
-        capture.process.tracer = own.make_tracer(c.SCOPE)
-    return found
+        _setup.provider = _setup.own = provider
+        capture.process.tracer = provider.make_tracer(c.SCOPE)
+    return current
 
 
-def _send_out(own: Any) -> None:
+def _send_out(provider: Any) -> None:
     from lightning_otel.exporters.forwarding.process import ForwardingProcessor
 
     _setup.sender = ForwardingProcessor()
-    own.add_span_processor(_setup.sender)
+    provider.add_span_processor(_setup.sender)
 
 
 def _join_provider(provider: Any) -> None:
@@ -175,9 +175,9 @@ def instrument(libraries: str | Iterable[str] | None = None) -> None:
 
 
 def _is_wanted_outside() -> bool:
-    found = trace.get_tracer_provider()
-    if not isinstance(found, trace.ProxyTracerProvider):
-        return found is not _setup.own
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, trace.ProxyTracerProvider):
+        return provider is not _setup.own
     if _setup.provider is None and config.is_enabled():
         warn_once(
             "a call was not recorded: instrument() only switches the capture on; record with "
@@ -192,20 +192,20 @@ def switch_on(libraries: str | Iterable[str] | None = None) -> None:
     from lightning_otel.instrumentors import threads
     from lightning_otel.instrumentors.patches import when_imported
 
-    named = [libraries] if isinstance(libraries, str) else libraries
-    entries = {each: ENTRIES.get(each, each) for each in INSTRUMENTORS}
+    names = [libraries] if isinstance(libraries, str) else libraries
+    entries = {name: ENTRIES.get(name, name) for name in INSTRUMENTORS}
     disabled = config.DISABLED.read()  # by the names of pyproject.toml's entry points
-    enabled = {each for each in entries if f"lightning-{entries[each]}" not in disabled}
-    asked = enabled if named is None else set(named)
-    for library in asked - INSTRUMENTORS.keys():
+    enabled = {name for name in entries if f"lightning-{entries[name]}" not in disabled}
+    selected = enabled if names is None else set(names)
+    for library in selected - INSTRUMENTORS.keys():
         raise ConfigError(
             f"no instrumentor for {library!r}; there is one for {', '.join(INSTRUMENTORS)}"
         )
     capture.guard_call(capture.refresh_settings)
     with _setup.lock:
         capture.guard_call(threads.carry_context)
-        _setup.wanted |= asked
-        for library in asked:
+        _setup.wanted |= selected
+        for library in selected:
             if library in sys.modules:
                 capture.guard_call(_switch_on, library)
             elif library not in _setup.awaited:
@@ -232,12 +232,12 @@ def _patch_part(library: str, part: str) -> None:
 
 def log_instrumentors() -> None:
     """Tell which libraries are instrumented, and which will be once they are imported."""
-    found = {library: library in sys.modules for library in _setup.wanted}
-    on = [library for library in sorted(found) if found[library]]
-    later = [library for library in sorted(found) if not found[library]]
+    is_imported = {library: library in sys.modules for library in _setup.wanted}
+    on = [library for library in sorted(is_imported) if is_imported[library]]
+    pending = [library for library in sorted(is_imported) if not is_imported[library]]
     debugging.log(
         f"on      instrumentors of {', '.join(on) or 'nothing yet'}; "
-        f"once imported: {', '.join(later) or 'none'}"
+        f"once imported: {', '.join(pending) or 'none'}"
     )
 
 
@@ -301,14 +301,14 @@ def start_process() -> None:
         debugging.log(f"on      process {os.getpid()} keeps its spans in {store.name}")
     ensure_provider()
     inherited = config.inherited_rollout()
-    named = dict(zip((c.ROLLOUT_ID, c.ATTEMPT_ID), inherited or (), strict=False))
+    stamps = dict(zip((c.ROLLOUT_ID, c.ATTEMPT_ID), inherited or (), strict=False))
     capture.process.frame = capture.Frame(
         writer,
-        {**named, c.EXECUTED: program_id} if program_id else named,
+        {**stamps, c.EXECUTED: program_id} if program_id else stamps,
         startup.inherited_parent(),
         asks_for_ids=config.RETOKENIZATION_FIX.read(),
         assigner=assigner,
-        process_stamps={} if named else capture.begin_rollout(),
+        process_stamps={} if stamps else capture.begin_rollout(),
         has_tasks=config.RUN.read() and not config.RUN_IS_NAMED.read(),
     )
 

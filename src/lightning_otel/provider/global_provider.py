@@ -91,11 +91,11 @@ class _Tracer(trace.Tracer):
         return _Block(lambda: self._current_tracer().start_as_current_span(*args, **options))
 
     def _current_tracer(self) -> trace.Tracer:
-        successor, found = self._provider.successor, self._found
-        if found is None or found[0] is not successor:
-            made = self._provider.make_tracer(*self._args, **self._options)
-            found = self._found = successor, made
-        return found[1]
+        successor, cache = self._provider.successor, self._found
+        if cache is None or cache[0] is not successor:
+            tracer = self._provider.make_tracer(*self._args, **self._options)
+            cache = self._found = successor, tracer
+        return cache[1]
 
 
 class _Block(AbstractContextManager[trace.Span]):

@@ -37,10 +37,10 @@ def warn_of_exporters(names: AbstractSet[str]) -> None:
         return
     from importlib import metadata
 
-    known = {"otlp", *metadata.entry_points(group="opentelemetry_traces_exporter").names}
-    for name in sorted(names - known):
-        log.warning("no exporter %r is installed; %s", name, suggest_name(name, sorted(known)))
-    if unserved := sorted(names & known):
+    valid = {"otlp", *metadata.entry_points(group="opentelemetry_traces_exporter").names}
+    for name in sorted(names - valid):
+        log.warning("no exporter %r is installed; %s", name, suggest_name(name, sorted(valid)))
+    if unserved := sorted(names & valid):
         way = ", or write --traces_exporter otlp,duckdb" if "otlp" in unserved else ""
         log.warning(
             "no span is sent to %s: %s; pip install opentelemetry-distro%s",

@@ -65,18 +65,18 @@ def inflated(body: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes:
     most = limits.body_bytes + 1
     try:
         if body.startswith(_MEMBER):
-            found = gzip.GzipFile(fileobj=io.BytesIO(body)).read(most)
+            content = gzip.GzipFile(fileobj=io.BytesIO(body)).read(most)
         else:
             inflating = zlib.decompressobj()
-            found = inflating.decompress(body, most)
-            if len(found) < most and (not inflating.eof or inflating.unused_data):
+            content = inflating.decompress(body, most)
+            if len(content) < most and (not inflating.eof or inflating.unused_data):
                 raise EOFError
     except EOFError as exc:
         raise ReceiveError("the compressed body is cut off; send it again") from exc
     except (zlib.error, gzip.BadGzipFile) as exc:
         raise ReceiveError("the body is not compressed as it says; send it again") from exc
-    if len(found) == most:
+    if len(content) == most:
         raise TooLargeError(
             f"the body is larger than {limits.body_bytes} bytes; send fewer spans at once"
         )
-    return found
+    return content

@@ -67,47 +67,47 @@ def read_trajectory(document: Object) -> Iterator[Span]:
     """
     if not _VERSION.fullmatch(str(document.get("schema_version"))):
         raise InvalidSpanError(f"schema_version is {document['schema_version']!r}, none of ATIF v1")
-    found = dict(_walk(document, (), "trajectory"))
-    main, silent = found[()], [place for place, each in found.items() if not _calls_of(each)]
-    if len(silent) == len(found):
+    parts = dict(_walk(document, (), "trajectory"))
+    main, silent = parts[()], [place for place, part in parts.items() if not _calls_of(part)]
+    if len(silent) == len(parts):
         raise InvalidSpanError("no step of the trajectory asked a model: there is no call to keep")
-    session, own = main.get("session_id"), main.get("trajectory_id") or ""
+    session, trajectory_id = main.get("session_id"), main.get("trajectory_id") or ""
     try:
         digest = sha256(orjson.dumps(document)).hexdigest()[:12]
     except TypeError as exc:
         raise InvalidSpanError(f"the trajectory has a value that no store holds: {exc}") from exc
-    rollout_id, attempt_id = own or f"{session or 'atif'}-{digest}", "1"
-    if session and own.startswith(f"{session}/"):
-        rollout_id, attempt_id = session, own[len(session) + 1 :]
+    rollout_id, attempt_id = trajectory_id or f"{session or 'atif'}-{digest}", "1"
+    if session and trajectory_id.startswith(f"{session}/"):
+        rollout_id, attempt_id = session, trajectory_id[len(session) + 1 :]
     common = {c.ROLLOUT_ID: rollout_id, c.ATTEMPT_ID: attempt_id, c.CONVERSATION_ID: session}
     builder = Builder(f"atif\n{rollout_id}\n{attempt_id}", None, common)
-    held: dict[str, Any] = {"others": [[list(place), found[place]] for place in silent]}
+    extra: dict[str, Any] = {"others": [[list(place), parts[place]] for place in silent]}
     if nulls := [list(at) for at in atif.find_nulls(document)]:
-        held["nulls"] = nulls
+        extra["nulls"] = nulls
     readings, names = [], {""}
-    for place, each in found.items():
-        name = each["agent"]["name"] or "agent"
+    for place, part in parts.items():
+        name = part["agent"]["name"] or "agent"
         name = next(name for name in (name, f"{name} {place}") if name not in names)
         names.add(name)
         if place not in silent:
-            readings.append(_Reading(builder, each, place, name, held))
-            held = {"others": []}
+            readings.append(_Reading(builder, part, place, name, extra))
+            extra = {"others": []}
     return (span for reading in readings for span in reading.spans())
 
 
-def _walk(found: object, place: Place, where: str) -> Iterator[tuple[Place, dict[str, Any]]]:
-    whole = _check("trajectory", found, where)
+def _walk(value: object, place: Place, where: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+    whole = _check("trajectory", value, where)
     whole["agent"] = _check("agent", whole["agent"], f"{where}.agent")
     steps = enumerate(whole["steps"])
     whole["steps"] = [_check_step(step, at, f"{where}.steps[{at}]") for at, step in steps]
     below = whole.pop("subagent_trajectories") if whole.get("subagent_trajectories") else ()
     yield place, whole
-    for index, each in enumerate(below):
-        yield from _walk(each, (*place, index), f"{where}.subagent_trajectories[{index}]")
+    for index, child in enumerate(below):
+        yield from _walk(child, (*place, index), f"{where}.subagent_trajectories[{index}]")
 
 
-def _check_step(found: object, index: int, where: str) -> dict[str, Any]:
-    step = _check("step", found, where)
+def _check_step(content: object, index: int, where: str) -> dict[str, Any]:
+    step = _check("step", content, where)
     if step["step_id"] != index + 1:
         raise InvalidSpanError(f"{where}.step_id is {step['step_id']}, not {index + 1}")
     if step["source"] not in ("system", "user", "agent"):
@@ -123,18 +123,18 @@ def _check_step(found: object, index: int, where: str) -> dict[str, Any]:
     return step
 
 
-def _check(kind: str, found: object, where: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
+def _check(kind: str, content: object, where: str) -> dict[str, Any]:
+    if not isinstance(content, dict):
         raise InvalidSpanError(f"{where} is no object")
-    for each in _FIELDS[kind].split():
-        name, _, kind_name = each.partition(":")
-        value, types = found.get(name), _TYPES[kind_name.rstrip("!")]
-        if value is None and each.endswith("!"):
+    for field in _FIELDS[kind].split():
+        name, _, kind_name = field.partition(":")
+        value, types = content.get(name), _TYPES[kind_name.rstrip("!")]
+        if value is None and field.endswith("!"):
             raise InvalidSpanError(f"{where}.{name} is missing")
         is_wrong = not isinstance(value, types) or (isinstance(value, bool) and types is not bool)
         if value is not None and is_wrong:
             raise InvalidSpanError(f"{where}.{name} is no {kind_name.rstrip('!')}")
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in content.items() if value is not None}
 
 
 def _calls_of(whole: Object) -> list[int]:
@@ -149,7 +149,7 @@ def _calls_of(whole: Object) -> list[int]:
 
 class _Reading:
     def __init__(
-        self, builder: Builder, whole: Object, place: Place, name: str, beside: Object
+        self, builder: Builder, whole: Object, place: Place, name: str, extra: Object
     ) -> None:
         """Read a document; the last call's message holds what the document says beside steps."""
         self._builder, self._whole, self._place, self._name = builder, whole, place, name
@@ -162,37 +162,37 @@ class _Reading:
         drafts: list[Transition] = []
         size = 0
         for index, step in enumerate(self._steps):
-            said, is_last = _message_of(step), index == self._calls[-1]
+            answer, is_last = _message_of(step), index == self._calls[-1]
             answers = _answers_of(step) if not is_last else []
             if index in self._rewards:
-                drafts.append(self._draft(index, said))
+                drafts.append(self._draft(index, answer))
                 natural = atif.call_step(drafts[-1], _ignore)
             else:
-                natural = atif.message_step(said, _ignore)
+                natural = atif.message_step(answer, _ignore)
             if answers:
                 results = step["observation"]["results"]
                 natural["observation"] = {"results": results}
-            rest = atif.find_rest(step, {**natural, "step_id": index + 1})
-            held: dict[str, Any] = {"step": rest} if rest else {}
+            remainder = atif.find_rest(step, {**natural, "step_id": index + 1})
+            record: dict[str, Any] = {"step": remainder} if remainder else {}
             if is_last:
-                held |= self._read_document(drafts, beside)
-            said = {**said, **({atif.KEY: held} if held else {})}
+                record |= self._read_document(drafts, extra)
+            answer = {**answer, **({atif.KEY: record} if record else {})}
             answered = [message("tool", answers)] if answers else []
-            self._messages.append([json_text(each) for each in (said, *answered)])
+            self._messages.append([json_text(item) for item in (answer, *answered)])
             size += sum(len(write_json(text)) for text in self._messages[-1])
-            own = sum(map(len, map(str, self._attributes.get(index, {}).values())))
-            if size + own > MOST_BYTES:
+            own_size = sum(map(len, map(str, self._attributes.get(index, {}).values())))
+            if size + own_size > MOST_BYTES:
                 raise InvalidSpanError(
                     f"the messages up to step {index + 1} take more than {MOST_BYTES} bytes, "
                     "which one span cannot hold"
                 )
 
-    def _draft(self, index: int, said: Object) -> Transition:
+    def _draft(self, index: int, answer: Object) -> Transition:
         step, agent = self._steps[index], self._whole["agent"]
         metrics, effort = step.get("metrics", {}), step.get("reasoning_effort")
         tools = flatten_tools(agent.get("tool_definitions"))
         model = step.get("model_name") or agent.get("model_name") or None
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             c.REQUEST_MODEL: model,
             c.REQUEST_REASONING_LEVEL: None if effort is None else str(effort),
             c.TOOL_DEFINITIONS: json_text(tools) if tools else None,
@@ -202,50 +202,51 @@ class _Reading:
         }
         try:
             for key, name, encode in _TOKENS:
-                found[key] = encode([metrics[name]]) if metrics.get(name) else None
+                values[key] = encode([metrics[name]]) if metrics.get(name) else None
         except (TypeError, OverflowError) as exc:
             raise InvalidSpanError(f"step {index + 1}: metrics.{name} are no such numbers") from exc
-        known = {key: value for key, value in found.items() if value is not None}
-        self._attributes[index] = known
-        prompt_ids, response_ids, logprobs, _ = read_tokens(known)
+        attributes = {key: value for key, value in values.items() if value is not None}
+        self._attributes[index] = attributes
+        prompt_ids, response_ids, logprobs, _ = read_tokens(attributes)
         return Transition(
-            "", "", self._name, 0, (), (said,), None, None, False, tools=tuple(tools), model=model,
+            "", "", self._name, 0, (), (answer,), None, None, False, tools=tuple(tools),
+            model=model,
             prompt_ids=prompt_ids, response_ids=response_ids, logprobs=logprobs,
             start_ns=self._times_ns[index], input_tokens=metrics.get("prompt_tokens"),
             output_tokens=metrics.get("completion_tokens"),
         )  # fmt: skip
 
-    def _read_document(self, drafts: Sequence[Transition], beside: Object) -> dict[str, Any]:
+    def _read_document(self, drafts: Sequence[Transition], extra: Object) -> dict[str, Any]:
         ids = self._builder.common[c.ROLLOUT_ID], self._builder.common[c.ATTEMPT_ID]
         trajectory = Trajectory(*ids, self._name, 0, tuple(drafts))
         natural = atif.describe(trajectory, self._whole["steps"], is_main=not self._place)
-        rest = atif.find_rest(self._whole, {**natural, "steps": self._whole["steps"]})
-        held = {"after": self._whole["steps"][len(self._steps) :], **beside}
-        given = _rewards_of(self._whole)
-        if given and not any(self._rewards.values()):
-            self._rewards[self._calls[-1]] = given
-            held["reward"] = next(iter(given.values()))
-        return {**held, "place": list(self._place), "document": rest}
+        remainder = atif.find_rest(self._whole, {**natural, "steps": self._whole["steps"]})
+        record = {"after": self._whole["steps"][len(self._steps) :], **extra}
+        rewards = _rewards_of(self._whole)
+        if rewards and not any(self._rewards.values()):
+            self._rewards[self._calls[-1]] = rewards
+            record["reward"] = next(iter(rewards.values()))
+        return {**record, "place": list(self._place), "document": remainder}
 
     def spans(self) -> Iterator[Span]:
         make, place = self._builder.make_span, ("agent", *self._place)
         above = place[:-1] if self._place else None
-        asked = next((step["message"] for step in self._steps if step["source"] == "user"), None)
-        named = {c.AGENT_NAME: self._name}
-        about = {**named, c.OPERATION: c.INVOKE_AGENT, c.TASK: json_text(asked) if asked else None}
+        task = next((step["message"] for step in self._steps if step["source"] == "user"), None)
+        agent = {c.AGENT_NAME: self._name}
+        about = {**agent, c.OPERATION: c.INVOKE_AGENT, c.TASK: json_text(task) if task else None}
         times_ns = self._times_ns[0] - _TICK_NS, self._times_ns[-1]
         yield make(place, above, f"invoke_agent {self._name}", *times_ns, attributes=about)
         history: list[str] = []
         for index, (step, texts) in enumerate(zip(self._steps, self._messages, strict=True)):
             key, time_ns = (*place, "step", index), self._times_ns[index]
             if index in self._attributes:
-                told = {
-                    **named, **self._attributes[index], c.OPERATION: c.CHAT,
+                attributes = {
+                    **agent, **self._attributes[index], c.OPERATION: c.CHAT,
                     c.INPUT_MESSAGES: f"[{','.join(history)}]",
                     c.OUTPUT_MESSAGES: f"[{texts[0]}]",
                 }  # fmt: skip
-                name = f"chat {told.get(c.REQUEST_MODEL, '')}".strip()
-                yield make(key, place, name, time_ns, time_ns, attributes=told, kind="CLIENT")
+                name = f"chat {attributes.get(c.REQUEST_MODEL, '')}".strip()
+                yield make(key, place, name, time_ns, time_ns, attributes=attributes, kind="CLIENT")
                 if self._rewards[index]:
                     yield self._builder.make_reward(
                         (key, "reward"), key, self._rewards[index], time_ns
@@ -254,12 +255,12 @@ class _Reading:
             if step.get("is_copied_context"):
                 continue
             results = {
-                each.get("source_call_id"): each.get("content")
-                for each in step.get("observation", {}).get("results", ())
+                result.get("source_call_id"): result.get("content")
+                for result in step.get("observation", {}).get("results", ())
             }
             for number, call in enumerate(step.get("tool_calls", ())):
                 tool = {
-                    **named, c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: call["function_name"],
+                    **agent, c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: call["function_name"],
                     c.TOOL_CALL_ID: call["tool_call_id"],
                     c.TOOL_ARGUMENTS: json_text(call["arguments"]),
                     c.TOOL_RESULT: to_text(results.get(call["tool_call_id"])),
@@ -275,29 +276,29 @@ def _ignore(_: str) -> None:
 
 def _message_of(step: Object) -> dict[str, Any]:
     content, thought = step["message"], step.get("reasoning_content")
-    said = list(map(_part_of, content)) if isinstance(content, list) else content_parts(content)
+    items = list(map(_part_of, content)) if isinstance(content, list) else content_parts(content)
     if step["source"] != "agent":
-        return message(step["source"], said)
+        return message(step["source"], items)
     parts = [reasoning_part(thought)] if thought else []
-    parts += said
+    parts += items
     for index, call in enumerate(step.get("tool_calls", ())):
         part = tool_call_part(call["tool_call_id"], call["function_name"], call["arguments"])
-        rest = atif.find_rest(call, atif.tool_call_of(part, index))
-        parts.append({**part, **({atif.KEY: rest} if rest else {})})
+        remainder = atif.find_rest(call, atif.tool_call_of(part, index))
+        parts.append({**part, **({atif.KEY: remainder} if remainder else {})})
     return message("assistant", parts or [text_part("")])
 
 
 def _answers_of(step: Object) -> list[dict[str, Any]]:
     if step["source"] != "agent":
         return []
-    called, found = [each["tool_call_id"] for each in step.get("tool_calls", ())], []
+    called, parts = [call["tool_call_id"] for call in step.get("tool_calls", ())], []
     for result in step.get("observation", {}).get("results", ()):
         content = result.get("content")
         answer = list(map(_part_of, content)) if isinstance(content, list) else content
         part = tool_response_part(result.get("source_call_id"), answer)
-        rest = atif.find_rest(result, atif.result_of(part, called, _ignore))
-        found.append({**part, **({atif.KEY: rest} if rest else {})})
-    return found
+        remainder = atif.find_rest(result, atif.result_of(part, called, _ignore))
+        parts.append({**part, **({atif.KEY: remainder} if remainder else {})})
+    return parts
 
 
 def _part_of(part: Any) -> dict[str, Any]:
@@ -306,25 +307,25 @@ def _part_of(part: Any) -> dict[str, Any]:
     source = part.get("source")
     if not isinstance(source, dict):
         return text_part(part["text"]) if isinstance(part.get("text"), str) else dict(part)
-    held = {"mime_type": source.get("media_type"), "uri": source.get("path")}
-    return {"type": "uri", "modality": part.get("type"), **held}
+    fields = {"mime_type": source.get("media_type"), "uri": source.get("path")}
+    return {"type": "uri", "modality": part.get("type"), **fields}
 
 
 def _read_times(steps: Sequence[Object]) -> Iterator[int]:
     latest = _TICK_NS
     for step in steps:
-        told = parse_time(step.get("timestamp"))
-        latest = max(latest + _TICK_NS, told if told in TIMES else 0)
+        time_ns = parse_time(step.get("timestamp"))
+        latest = max(latest + _TICK_NS, time_ns if time_ns in TIMES else 0)
         yield latest
 
 
-def _rewards_of(found: Object) -> Mapping[str, float]:
-    extra = found.get("extra", {})
-    first, named = extra.get("reward"), extra.get("rewards")
+def _rewards_of(record: Object) -> Mapping[str, float]:
+    extra = record.get("extra", {})
+    first, rewards = extra.get("reward"), extra.get("rewards")
     if not _is_reward(first):
         return {}
-    if isinstance(named, dict) and named and all(map(_is_reward, named.values())):
-        return named if next(iter(named.values())) == first else {c.PRIMARY_REWARD: first}
+    if isinstance(rewards, dict) and rewards and all(map(_is_reward, rewards.values())):
+        return rewards if next(iter(rewards.values())) == first else {c.PRIMARY_REWARD: first}
     return {c.PRIMARY_REWARD: first}
 
 

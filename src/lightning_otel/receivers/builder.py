@@ -55,47 +55,47 @@ class Builder(NamedTuple):
         /, **fields: Any,
     ) -> Span:  # fmt: skip
         """Return a span of a key below another; attributes that are None are left out."""
-        given = {**self.common, **fields.pop("attributes", {})}
-        known = {each: value for each, value in given.items() if value is not None}
-        mark_received(known, IMPORTED)
+        values = {**self.common, **fields.pop("attributes", {})}
+        facts = {key: value for key, value in values.items() if value is not None}
+        mark_received(facts, IMPORTED)
         ids = self.id_of(self.trace, TRACE_ID_BYTES), self.id_of(key)
         above, scope = self.id_of(parent) if parent else None, fields.pop("scope", c.SCOPE)
-        return Span(*ids, above, name, start_ns, end_ns, attributes=known, scope=scope, **fields)
+        return Span(*ids, above, name, start_ns, end_ns, attributes=facts, scope=scope, **fields)
 
     def make_reward(
         self, key: object, judged: object, values: Mapping[str, float], time_ns: int,
         attributes: Mapping[str, Any] | None = None,
     ) -> Span:  # fmt: skip
         """Return a reward, the primary number first, of the span of a key, or of the trace."""
-        found: dict[str, Any] = dict(attributes or {})
+        facts: dict[str, Any] = dict(attributes or {})
         if judged:
-            found[f"{c.LINK_PREFIX}.0.key_match"] = c.LINK_SPAN_ID
-            found[f"{c.LINK_PREFIX}.0.value_match"] = self.id_of(judged)
+            facts[f"{c.LINK_PREFIX}.0.key_match"] = c.LINK_SPAN_ID
+            facts[f"{c.LINK_PREFIX}.0.value_match"] = self.id_of(judged)
         for index, (name, value) in enumerate(values.items()):
-            found[f"{c.REWARD_PREFIX}.{index}.name"] = name
-            found[f"{c.REWARD_PREFIX}.{index}.value"] = float(value)
-        return self.make_span(key, judged, c.SPAN_ANNOTATION, time_ns, time_ns, attributes=found)
+            facts[f"{c.REWARD_PREFIX}.{index}.name"] = name
+            facts[f"{c.REWARD_PREFIX}.{index}.value"] = float(value)
+        return self.make_span(key, judged, c.SPAN_ANNOTATION, time_ns, time_ns, attributes=facts)
 
 
-def read_time(found: object) -> int:
+def read_time(value: object) -> int:
     """Return a span's time in nanoseconds, from ISO 8601 or from nanoseconds.
 
     Raises:
         InvalidSpanError: It is none.
     """
-    time_ns = parse_time(found)
+    time_ns = parse_time(value)
     if time_ns not in TIMES:
         raise InvalidSpanError(f"time is {time_ns}" if time_ns else "a time is missing")
     return time_ns
 
 
-def parse_time(found: object) -> int:
+def parse_time(value: object) -> int:
     """Return any time likewise; 0 for none."""
     try:
-        if isinstance(found, str) and not found.isdecimal():
-            time = datetime.fromisoformat(found)
+        if isinstance(value, str) and not value.isdecimal():
+            time = datetime.fromisoformat(value)
             aware = time if time.tzinfo else time.replace(tzinfo=UTC)
-            found = (aware - _EPOCH) // timedelta(microseconds=1) * 1000
+            value = (aware - _EPOCH) // timedelta(microseconds=1) * 1000
     except ValueError as exc:
-        raise InvalidSpanError(f"time is {found!r}, not ISO 8601") from exc
-    return read_integer(found, "time")
+        raise InvalidSpanError(f"time is {value!r}, not ISO 8601") from exc
+    return read_integer(value, "time")

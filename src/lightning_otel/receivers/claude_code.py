@@ -191,8 +191,8 @@ class ClaudeCode:
         path.append(turn)
         before = self._turns[own_id]
         times_ns = turn.start_ns, path[0].end_ns
-        kept = _Turn(before, turn.agent_id, _tell(path), *times_ns)
-        self._turns[own_id] = self._turns[segment.get("tailUuid")] = kept
+        summary = _Turn(before, turn.agent_id, _tell(path), *times_ns)
+        self._turns[own_id] = self._turns[segment.get("tailUuid")] = summary
 
     def _replace_result(self, change: Object) -> None:
         tool_id, content = change.get("toolUseId"), change.get("replacement")
@@ -233,9 +233,9 @@ class ClaudeCode:
     ) -> Iterator[Span]:
         message_id = str(body.get("id") or record["uuid"])
         turn = self._open.get(agent_id)
-        earlier = self._answers.get(message_id)
-        is_late = earlier is not None and _is_same(earlier, record, parent, agent_id)
-        if turn is None or turn is not earlier or not is_late:
+        answer = self._answers.get(message_id)
+        is_late = answer is not None and _is_same(answer, record, parent, agent_id)
+        if turn is None or turn is not answer or not is_late:
             yield from self._close(agent_id)
             turn = self._begin_answer(record, parent, agent_id, message_id, now_ns)
             if is_late:
@@ -338,11 +338,11 @@ def _is_same(answer: _Turn, record: Object, parent: _Turn | None, agent_id: str)
 def _find_path(turn: _Turn | None, answer: _Turn) -> list[_Turn]:
     """Return what came between the blocks of an answer, up to a turn; nothing of another's."""
     path: list[_Turn] = []
-    known = {id(answer), *map(id, answer.between)}
-    while turn and id(turn) not in known and not turn.message_id:
+    ids = {id(answer), *map(id, answer.between)}
+    while turn and id(turn) not in ids and not turn.message_id:
         path.append(turn)
         turn = turn.parent
-    return path[::-1] if id(turn) in known else []
+    return path[::-1] if id(turn) in ids else []
 
 
 def _find_history(turn: _Turn | None, *, is_failure: bool = False) -> tuple[str | None, Messages]:
@@ -360,25 +360,25 @@ def _find_history(turn: _Turn | None, *, is_failure: bool = False) -> tuple[str 
 
 
 def _tell(path: list[_Turn], call: _Turn | None = None) -> Messages:
-    known = {id(each) for at in path for each in (at, *at.between)}
+    ids = {id(turn) for at in path for turn in (at, *at.between)}
     messages: Messages = []
     for at in reversed(path):
         messages += [] if at is call else at.messages
-        for each in (*at.between, *_find_beside(at, known)):
-            messages += each.messages
+        for turn in (*at.between, *_find_beside(at, ids)):
+            messages += turn.messages
     return order_results(messages)
 
 
 def _find_beside(asker: _Turn, path: set[int]) -> list[_Turn]:
     """Return the results of tools that a path lacks, by time; of several, the next to the path."""
-    numbers = [n for each in asker.results.values() for n, turn in each.items() if id(turn) in path]
+    numbers = [n for item in asker.results.values() for n, turn in item.items() if id(turn) in path]
     latest = max(numbers, default=sum(map(len, asker.results.values())))
-    beside: dict[int, tuple[int, int, _Turn]] = {}
+    siblings: dict[int, tuple[int, int, _Turn]] = {}
     for results in asker.results.values():
         if not any(id(turn) in path for turn in results.values()):
-            own = {abs(n - latest): n for n, turn in results.items() if turn.parent is asker}
-            if own:
-                number = own[min(own)]
+            distances = {abs(n - latest): n for n, turn in results.items() if turn.parent is asker}
+            if distances:
+                number = distances[min(distances)]
                 turn = results[number]
-                beside[id(turn)] = turn.start_ns, number, turn
-    return [turn for *_, turn in sorted(beside.values(), key=lambda each: each[:2])]
+                siblings[id(turn)] = turn.start_ns, number, turn
+    return [turn for *_, turn in sorted(siblings.values(), key=lambda entry: entry[:2])]

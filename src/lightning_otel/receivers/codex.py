@@ -177,17 +177,17 @@ class Codex:
         Source: ``build_compacted_history`` in ``codex-rs/core/src/compact.rs``.
         """
         if history := payload.get("replacement_history"):
-            said: Messages = read_items(history)
+            turns: Messages = read_items(history)
         else:
-            words, left = list[Messages](), _WORDS_BYTES
+            words, budget = list[Messages](), _WORDS_BYTES
             for messages in reversed(self._words):
-                if left > 0:
+                if budget > 0:
                     words.insert(0, messages)
-                left -= sum(len(to_text(part.get("content")).encode("utf-8", "replace"))
+                budget -= sum(len(to_text(part.get("content")).encode("utf-8", "replace"))
                             for part in list_parts(messages, "text"))  # fmt: skip
             summary = read_items([{"role": "user", "content": payload.get("message")}])
-            said = [*self._context, *chain.from_iterable(words), *summary]
-        self._previous, self._said = None, [*self._instruct(), *said]
+            turns = [*self._context, *chain.from_iterable(words), *summary]
+        self._previous, self._said = None, [*self._instruct(), *turns]
         self._prompts, self._usage = [], {}
 
     def _take_other(self, kind: str, payload: Object, event: object) -> Iterator[Span]:
@@ -207,7 +207,7 @@ class Codex:
         is_copied = self._is_copied(item, record)
         kind = str(item.get("type") or "message")
         messages: Messages = read_items([_name_tool(item, kind)])
-        is_made = all(each["role"] == "assistant" for each in messages) and kind not in _SUMMARIES
+        is_made = all(item["role"] == "assistant" for item in messages) and kind not in _SUMMARIES
         if is_made and not is_copied:
             yield from self._extend_answer(messages, kind, now_ns)
             return
@@ -222,7 +222,7 @@ class Codex:
         elif not (self._words or is_made):
             self._note_context(messages)
         if is_made and self._said and self._said[-1]["role"] == "assistant":
-            self._said[-1]["parts"] += [part for each in messages for part in each["parts"]]
+            self._said[-1]["parts"] += [part for item in messages for part in item["parts"]]
         else:
             self._said += messages
         self._said_ns = now_ns
@@ -252,8 +252,8 @@ class Codex:
                 [message("assistant", [])], self._previous, self._said, self._usage,
             )  # fmt: skip
             self._said, self._usage = [], {}
-        for each in messages:
-            answer.messages[0]["parts"] += each["parts"]
+        for item in messages:
+            answer.messages[0]["parts"] += item["parts"]
         answer.end_ns, answer.is_message = now_ns, kind == "message"
         answer.end = len(self._items)
 
@@ -306,8 +306,8 @@ class Codex:
             del self._words[-count:]
         if isinstance(count, int) and count > 0 and self._prompts:
             first = max(0, len(self._prompts) - count)
-            self._previous, said, length = self._prompts[first]
-            self._said = said[:length]
+            self._previous, message, length = self._prompts[first]
+            self._said = message[:length]
             del self._prompts[first:]
 
     def _close(self) -> Iterator[Span]:
@@ -368,4 +368,4 @@ def _is_prompt(item: Object) -> bool:
     content = item.get("content")
     texts = [content] if isinstance(content, str) else [p.get("text") for p in objects(content)]
     starts = [text.lstrip()[:40].lower() for text in texts if isinstance(text, str)]
-    return item.get("role") == "user" and not any(each.startswith(_CONTEXT) for each in starts)
+    return item.get("role") == "user" and not any(start.startswith(_CONTEXT) for start in starts)

@@ -99,14 +99,14 @@ def decode_spans(
     """
     document = otlp.load_json(body, FILE_LIMITS)
     items = document if isinstance(document, list) else [document]
-    records = [record for item in items for each in _unfold(item) for record in _unfold(each)]
+    records = [record for item in items for part in _unfold(item) for record in _unfold(part)]
     if records == [document] and not _is_known(document):
         raise ReceiveError(_explain_unknown(document))
-    return (found for record in records for found in _read_spans(record, is_recorded))
+    return (span for record in records for span in _read_spans(record, is_recorded))
 
 
 def _explain_unknown(document: object) -> str:
-    kinds = (known for field, known in _OTHERS.items() if field in object_of(document))
+    kinds = (kind for field, kind in _OTHERS.items() if field in object_of(document))
     kind, hint = next(kinds, ("", ""))
     return _UNKNOWN.format(guess=f" (it seems to be {kind}: {hint})" if kind else "")
 
@@ -117,10 +117,10 @@ def _unfold(document: object) -> list[object]:
     if "resourceSpans" in object_of(document.get("result")):  # Jaeger's API of version 3
         return [document["result"]]
     document = jaeger.open_trace(platforms.open_trace(document))
-    held = [name for name in _LISTS if isinstance(document.get(name), list)]
-    own = {name: value for name, value in document.items() if name not in held}
-    alone = [own] if _is_known(own) or not held else []
-    return [*alone, *(record for name in held for record in document[name])]
+    lists = [name for name in _LISTS if isinstance(document.get(name), list)]
+    fields = {name: value for name, value in document.items() if name not in lists}
+    alone = [fields] if _is_known(fields) or not lists else []
+    return [*alone, *(record for name in lists for record in document[name])]
 
 
 def _is_known(document: object) -> bool:
@@ -176,18 +176,18 @@ def span_of(document: Object, came: str) -> Span | Rejected:
         return Rejected("attribute value is nested too deep")
 
 
-def _read_printed(found: Object, came: str) -> Span:
-    context, status, ours = (object_of(found.get(key)) for key in ("context", "status", OURS))
-    start_ns = _read_printed_time(found.get("start_time"), ours.get("start_ns"))
-    end_ns = _read_printed_time(found.get("end_time"), ours.get("end_ns"))
-    events, times_ns = objects(found.get("events")), ours.get("events_ns")
+def _read_printed(printed: Object, came: str) -> Span:
+    context, status, ours = (object_of(printed.get(key)) for key in ("context", "status", OURS))
+    start_ns = _read_printed_time(printed.get("start_time"), ours.get("start_ns"))
+    end_ns = _read_printed_time(printed.get("end_time"), ours.get("end_ns"))
+    events, times_ns = objects(printed.get("events")), ours.get("events_ns")
     if not isinstance(times_ns, list) or len(times_ns) != len(events):
         times_ns = [None] * len(events)
-    kind, code = text(found.get("kind")).rpartition(".")[2], status.get("status_code")
+    kind, code = text(printed.get("kind")).rpartition(".")[2], status.get("status_code")
     fields = {
         **{key: context.get(name) for key, name in _IDS.items()},
-        "parentSpanId": found.get("parent_id"),
-        "name": found.get("name"),
+        "parentSpanId": printed.get("parent_id"),
+        "name": printed.get("name"),
         "startTimeUnixNano": start_ns,
         "endTimeUnixNano": end_ns,
         "kind": KINDS.index(kind) if kind in KINDS else 0,
@@ -195,24 +195,24 @@ def _read_printed(found: Object, came: str) -> Span:
             "code": STATUSES.index(code) if code in STATUSES else 0,
             "message": status.get("description"),
         },
-        "attributes": DecodedAttributes(as_object(found.get("attributes"))),
+        "attributes": DecodedAttributes(as_object(printed.get("attributes"))),
         "events": [
             {
-                "name": each.get("name"),
-                "timeUnixNano": _read_printed_time(each.get("timestamp"), exact),
-                "attributes": DecodedAttributes(object_of(each.get("attributes"))),
+                "name": event.get("name"),
+                "timeUnixNano": _read_printed_time(event.get("timestamp"), exact),
+                "attributes": DecodedAttributes(object_of(event.get("attributes"))),
             }
-            for each, exact in zip(events, times_ns, strict=True)
+            for event, exact in zip(events, times_ns, strict=True)
         ],
         "links": [
             {
-                **{key: object_of(each.get("context")).get(name) for key, name in _IDS.items()},
-                "attributes": DecodedAttributes(object_of(each.get("attributes"))),
+                **{key: object_of(link.get("context")).get(name) for key, name in _IDS.items()},
+                "attributes": DecodedAttributes(object_of(link.get("attributes"))),
             }
-            for each in objects(found.get("links"))
+            for link in objects(printed.get("links"))
         ],
     }
-    otel_resource = dict(object_of(object_of(found.get("resource")).get("attributes")))
+    otel_resource = dict(object_of(object_of(printed.get("resource")).get("attributes")))
     span = otlp.read_span(fields, otel_resource, text(ours.get("scope")), came, FILE_LIMITS)
     return replace(
         span,
@@ -228,51 +228,54 @@ def _read_printed_time(printed: object, exact: object) -> int:
 
 
 def _read_position(content: object) -> int:
-    found = -1 if content is None else read_integer(content, "sequence")
-    return found if found in TIMES or not found else -1
+    position = -1 if content is None else read_integer(content, "sequence")
+    return position if position in TIMES or not position else -1
 
 
-def _to_printed(found: Object) -> Object:
+def _to_printed(record: Object) -> Object:
     ids = zip((c.ROLLOUT_ID, c.ATTEMPT_ID, c.SEQUENCE_ID), _STORED_FIELDS, strict=False)
-    named = {key: found[field] for key, field in ids if found[field] not in (None, "")}
-    scope = _SCOPE.match(str(found.get("instrumentation_scope")))
+    names = {key: record[field] for key, field in ids if record[field] not in (None, "")}
+    scope = _SCOPE.match(str(record.get("instrumentation_scope")))
     return {
-        "context": _read_ids(found),
-        "parent_id": _read_id(found.get("parent_id"), SPAN_ID_BYTES),
-        "name": found.get("name"),
-        "kind": str(found.get("kind")),
-        "status": found.get("status"),
-        "attributes": found.get("attributes"),
-        "events": objects(found.get("events")),
+        "context": _read_ids(record),
+        "parent_id": _read_id(record.get("parent_id"), SPAN_ID_BYTES),
+        "name": record.get("name"),
+        "kind": str(record.get("kind")),
+        "status": record.get("status"),
+        "attributes": record.get("attributes"),
+        "events": objects(record.get("events")),
         "links": [
             {**link, "context": _read_ids(object_of(link.get("context")))}
-            for link in objects(found.get("links"))
+            for link in objects(record.get("links"))
         ],
         "resource": {
-            "attributes": {**object_of(object_of(found.get("resource")).get("attributes")), **named}
+            "attributes": {
+                **object_of(object_of(record.get("resource")).get("attributes")),
+                **names,
+            }
         },
         OURS: {
-            "start_ns": _read_time(found.get("start_time")),
-            "end_ns": _read_time(found.get("end_time")),
+            "start_ns": _read_time(record.get("start_time")),
+            "end_ns": _read_time(record.get("end_time")),
             "events_ns": [
-                _read_time(event.get("timestamp")) for event in objects(found.get("events"))
+                _read_time(event.get("timestamp")) for event in objects(record.get("events"))
             ],
             "scope": scope[1].strip() if scope else "",
         },
     }
 
 
-def _read_ids(found: Object) -> Object:
+def _read_ids(record: Object) -> Object:
     return {
-        "trace_id": _read_id(found.get("trace_id"), TRACE_ID_BYTES),
-        "span_id": _read_id(found.get("span_id"), SPAN_ID_BYTES),
+        "trace_id": _read_id(record.get("trace_id"), TRACE_ID_BYTES),
+        "span_id": _read_id(record.get("span_id"), SPAN_ID_BYTES),
     }
 
 
 def _read_id(content: object, size: int) -> str:
     """Return an id; its Weave tracer writes UUIDs, of which a span keeps the random half."""
-    found = read_id_bytes(text(content).replace("-", ""))
-    return (found[-size:] if len(found) == TRACE_ID_BYTES else found).hex()
+    raw_id = read_id_bytes(text(content).replace("-", ""))
+    return (raw_id[-size:] if len(raw_id) == TRACE_ID_BYTES else raw_id).hex()
 
 
 def _read_time(sent: object) -> int:

@@ -117,41 +117,41 @@ def decode_request(request: Object, came: str, limits: Limits) -> Iterator[Span 
 
 
 def read_span(
-    found: Object, otel_resource: dict[str, Any], scope: object, came: str, limits: Limits
+    record: Object, otel_resource: dict[str, Any], scope: object, came: str, limits: Limits
 ) -> Span:
     """Return a span of OTLP's fields; attributes may be :class:`DecodedAttributes`, and ids bytes.
 
     Raises:
         InvalidSpanError: It cannot be kept.
     """
-    attributes, status = read_attributes(found), object_of(found.get("status"))
+    attributes, status = read_attributes(record), object_of(record.get("status"))
     number = len(attributes)
     if number > limits.attributes:
         raise InvalidSpanError(f"more than {limits.attributes} attributes")
     mark_received(attributes, came)
     start_ns, end_ns = _fit_times(
-        read_integer(found.get("startTimeUnixNano"), "start time"),
-        read_integer(found.get("endTimeUnixNano"), "end time"),
+        read_integer(record.get("startTimeUnixNano"), "start time"),
+        read_integer(record.get("endTimeUnixNano"), "end time"),
         attributes,
     )
-    events = [_read_event(each) for each in objects(found.get("events"))]
-    links = [_read_link(each) for each in objects(found.get("links"))]
-    kept = [link for link in links if link is not None]
-    for noun, held, lost in (
+    events = [_read_event(event) for event in objects(record.get("events"))]
+    links = [_read_link(link) for link in objects(record.get("links"))]
+    valid_links = [link for link in links if link is not None]
+    for noun, items, lost in (
         ("attributes", number, 0),
         ("events", len(events), 0),
-        ("links", len(kept), len(links) - len(kept)),
+        ("links", len(valid_links), len(links) - len(valid_links)),
     ):
-        lost += read_integer(found.get(f"dropped{noun.title()}Count"), f"dropped {noun}")
+        lost += read_integer(record.get(f"dropped{noun.title()}Count"), f"dropped {noun}")
         if lost > 0:
-            _note_cut(attributes, noun, held, lost)
-    kind = _read_enumeration(found.get("kind"), "kind")
+            _note_cut(attributes, noun, items, lost)
+    kind = _read_enumeration(record.get("kind"), "kind")
     code = _read_enumeration(status.get("code"), "status")
     span = Span(
-        trace_id=_read_id(found.get("traceId"), TRACE_ID_BYTES, "trace id"),
-        span_id=_read_id(found.get("spanId"), SPAN_ID_BYTES, "span id"),
-        parent_span_id=_read_parent(found.get("parentSpanId")),
-        name=text(found.get("name")),
+        trace_id=_read_id(record.get("traceId"), TRACE_ID_BYTES, "trace id"),
+        span_id=_read_id(record.get("spanId"), SPAN_ID_BYTES, "span id"),
+        parent_span_id=_read_parent(record.get("parentSpanId")),
+        name=text(record.get("name")),
         start_ns=start_ns,
         end_ns=end_ns,
         kind=KINDS[kind] if 0 <= kind < len(KINDS) else KINDS[0],
@@ -159,7 +159,7 @@ def read_span(
         status_message=text(status.get("message")),
         attributes=attributes,
         events=tuple(events),
-        links=tuple(kept),
+        links=tuple(valid_links),
         otel_resource=otel_resource,
         scope=scope if isinstance(scope, str) else "",
         process=_find_process(otel_resource),
@@ -186,39 +186,39 @@ def mark_received(attributes: dict[str, Any], came: str) -> None:
 def _is_cut(attributes: Object, name: str, note: object) -> bool:
     if not isinstance(note, dict) or not note.keys() <= {"length", "kept", "sha256"}:
         return False
-    length, kept, text = note.get("length"), note.get("kept"), attributes.get(name)
-    if type(length) is not int or type(kept) is not int or not 0 <= kept < length < 1 << 63:
+    length, size, text = note.get("length"), note.get("kept"), attributes.get(name)
+    if type(length) is not int or type(size) is not int or not 0 <= size < length < 1 << 63:
         return False
     if name in _COUNTED:
         return "sha256" not in note
-    if not isinstance(text, str) or len(text) != kept:
+    if not isinstance(text, str) or len(text) != size:
         return False
     digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
     return bool(note.get("sha256", digest) == digest)
 
 
-def _read_event(found: Object) -> Event:
-    time_ns = read_integer(found.get("timeUnixNano"), "time of an event")
-    name = text(found.get("name"))
-    return Event(name, time_ns if time_ns in TIMES else 0, read_attributes(found))
+def _read_event(record: Object) -> Event:
+    time_ns = read_integer(record.get("timeUnixNano"), "time of an event")
+    name = text(record.get("name"))
+    return Event(name, time_ns if time_ns in TIMES else 0, read_attributes(record))
 
 
-def _read_link(found: Object) -> Link | None:
+def _read_link(record: Object) -> Link | None:
     """Return a link; None for one whose ids are none. Ids of zeros are allowed in a link."""
-    trace_id, span_id = read_id_bytes(found.get("traceId")), read_id_bytes(found.get("spanId"))
+    trace_id, span_id = read_id_bytes(record.get("traceId")), read_id_bytes(record.get("spanId"))
     if len(trace_id) != TRACE_ID_BYTES or len(span_id) != SPAN_ID_BYTES:
         return None
-    return Link(trace_id.hex(), span_id.hex(), read_attributes(found))
+    return Link(trace_id.hex(), span_id.hex(), read_attributes(record))
 
 
 def _read_id(content: object, size: int, noun: str) -> str:
     """Return an id as lower-case hex; one of another size, or of zeros, is unfit."""
-    found = read_id_bytes(content)
-    if len(found) != size:
+    raw_id = read_id_bytes(content)
+    if len(raw_id) != size:
         raise InvalidSpanError(f"{noun} is not {size} bytes long")
-    if not any(found):
+    if not any(raw_id):
         raise InvalidSpanError(f"{noun} is all zeros")
-    return found.hex()
+    return raw_id.hex()
 
 
 def _read_parent(content: object) -> str | None:
@@ -247,35 +247,35 @@ def _find_process(otel_resource: Object) -> str:
     return f"{host}-{number}" if isinstance(host, str) and isinstance(number, int) else ""
 
 
-def _note_cut(attributes: dict[str, Any], noun: str, kept: int, lost: int) -> None:
+def _note_cut(attributes: dict[str, Any], noun: str, count: int, lost: int) -> None:
     note = parse_json(attributes.get(c.CUT))
     # What was cut before this, as on a copy of ours, says it in more detail.
-    cut = {noun: {"length": kept + lost, "kept": kept}} | (note if isinstance(note, dict) else {})
+    cut = {noun: {"length": count + lost, "kept": count}} | (note if isinstance(note, dict) else {})
     attributes[c.CUT] = orjson.dumps(cut).decode()
 
 
-def read_attributes(found: Object, key: str = "attributes", depth: int = 0) -> dict[str, Any]:
+def read_attributes(record: Object, key: str = "attributes", depth: int = 0) -> dict[str, Any]:
     """Return the attributes under a key.
 
     Raises:
         InvalidSpanError: One is none of OTLP's.
     """
-    content = found.get(key)
+    content = record.get(key)
     if type(content) is DecodedAttributes:
         return dict(content)
     return {
         text(pair.get("key")): read_value(pair.get("value"), depth)
-        for pair in objects(found.get(key))
+        for pair in objects(record.get(key))
     }
 
 
-def read_value(found: object, depth: int = 0) -> Any:
+def read_value(value: object, depth: int = 0) -> Any:
     """Return the value of an attribute; None for none, and for one of an unknown kind."""
-    if found is None:
+    if value is None:
         return None
-    if not isinstance(found, dict) or depth > _MAX_DEPTH:
+    if not isinstance(value, dict) or depth > _MAX_DEPTH:
         raise InvalidSpanError("attribute value is not one of OTLP's, or nested too deep")
-    for kind, content in found.items():
+    for kind, content in value.items():
         if kind in ("stringValue", "bytesValue"):
             return text(content)
         if kind == "intValue":
@@ -343,6 +343,6 @@ def as_object(content: object) -> Object:
     return content or {}
 
 
-def _items(found: Object, key: str) -> list[Any]:
-    content = found.get(key)
+def _items(record: Object, key: str) -> list[Any]:
+    content = record.get(key)
     return content if isinstance(content, list) else []

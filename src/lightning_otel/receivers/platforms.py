@@ -137,25 +137,25 @@ _COUNTS: Final = (c.INPUT_TOKENS, c.OUTPUT_TOKENS, c.CACHED_TOKENS)
 
 def find_tool(document: Object) -> str:
     """Return the name of the tool that a record is of; empty if it is of none."""
-    found = (tool for tool, each in TABLES.items() if _has(document, *each.marks, each.scored))
-    return next(found, "")
+    tools = (tool for tool, table in TABLES.items() if _has(document, *table.marks, table.scored))
+    return next(tools, "")
 
 
 def open_trace(document: Object) -> Object:
     """Return a trace of MLflow or Langfuse as a page of its records; anything else as one."""
     trace, parts = document.get("trace"), document.get("observations")
     if isinstance(trace, dict) and isinstance(parts, list):  # as Langfuse's page saves it
-        own = {"traceId": trace.get("id")}
-        held = [{**own, **each} if isinstance(each, dict) else each for each in parts]
-        return {**document, "observations": held, "items": [trace]}
+        trace_fields = {"traceId": trace.get("id")}
+        records = [{**trace_fields, **part} if isinstance(part, dict) else part for part in parts]
+        return {**document, "observations": records, "items": [trace]}
     if any(name.startswith("attributes.") for name in document):
         document = _nest_columns(document)
     info, spans = document.get("info"), object_of(document.get("data")).get("spans")
     if not isinstance(info, dict) or not isinstance(spans, list):
         return document
-    rest = {name: value for name, value in info.items() if name != "assessments"}
+    fields = {name: value for name, value in info.items() if name != "assessments"}
     items = [
-        {**span, "info": rest}  # of the trace: with its root
+        {**span, "info": fields}  # of the trace: with its root
         if isinstance(span, dict) and not span.get("parent_span_id")
         else span
         for span in spans
@@ -165,149 +165,149 @@ def open_trace(document: Object) -> Object:
 
 def _nest_columns(row: Object) -> Object:
     """Return a row of a data frame of Phoenix's, whose columns are such as ``context.span_id``."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for column, value in row.items():
-        name, mark, rest = column.partition(".")
+        name, mark, path = column.partition(".")
         if mark and value is not None:
-            found.setdefault(name, {})[rest] = value
+            nested.setdefault(name, {})[path] = value
         elif not mark:
-            found[name] = value
-    return found
+            nested[name] = value
+    return nested
 
 
-def read_record(found: Object, tool: str) -> Iterator[Span]:
+def read_record(record: Object, tool: str) -> Iterator[Span]:
     """Yield the span of a record, or its reward.
 
     Raises:
         InvalidSpanError: It cannot be kept.
     """
     table = TABLES[tool]
-    builder = Builder(tool, _find(found, table.trace), {})
-    if _has(found, table.scored):
-        yield _read_score(found, tool, table, builder)
+    builder = Builder(tool, _find(record, table.trace), {})
+    if _has(record, table.scored):
+        yield _read_score(record, tool, table, builder)
         return
-    span = _read_span(found, tool, table, builder)
+    span = _read_span(record, tool, table, builder)
     yield span
-    for name, stats in object_of(parse_json(_find(found, table.averages))).items():
-        value, judged = object_of(stats).get("avg"), _find(found, table.span)
+    for name, stats in object_of(parse_json(_find(record, table.averages))).items():
+        value, judged = object_of(stats).get("avg"), _find(record, table.span)
         if isinstance(value, (int, float)):
             key, time_ns = f"average {name} of {judged}", span.end_ns or span.start_ns
             yield builder.make_reward(key, judged, {name: value}, time_ns)
 
 
-def _read_score(found: Object, tool: str, table: Table, builder: Builder) -> Span:
-    score_id, judged, time, name, value = (_find(found, path) for path in table.scores)
-    value, kind = parse_json(value), _find(found, "dataType data_type")
+def _read_score(record: Object, tool: str, table: Table, builder: Builder) -> Span:
+    score_id, judged, time, name, value = (_find(record, path) for path in table.scores)
+    value, kind = parse_json(value), _find(record, "dataType data_type")
     # A category of Langfuse's has a number, too: 0.
     if not isinstance(value, (int, float)) or kind not in (None, "NUMERIC", "BOOLEAN"):
         raise InvalidSpanError(f"score {name!r} is {kind or repr(value)}, no number")
-    if found.get("valid") is False:  # MLflow keeps what was corrected
+    if record.get("valid") is False:  # MLflow keeps what was corrected
         raise InvalidSpanError(f"score {name!r} was replaced by another one")
-    own = builder.trace if builder.trace != score_id else None
-    if not own and not judged:
-        session = _find(found, table.session)
+    trace_id = builder.trace if builder.trace != score_id else None
+    if not trace_id and not judged:
+        session = _find(record, table.session)
         raise InvalidSpanError(f"score {name!r} is of no trace, but of session {session!r}")
-    trace, key = own or f"score of {judged}", f"score {score_id or (name, judged)}"
-    author, author_kind = (text_or_none(_find(found, path)) for path in table.author)
-    named = {*" ".join([table.trace, *table.scores, *table.author]).split()}
+    trace, key = trace_id or f"score of {judged}", f"score {score_id or (name, judged)}"
+    author, author_kind = (text_or_none(_find(record, path)) for path in table.author)
+    names = {*" ".join([table.trace, *table.scores, *table.author]).split()}
     attributes = {
-        **_find_rest(found, named, tool),
+        **_find_rest(record, names, tool),
         c.REWARD_AUTHOR: author,
         c.REWARD_AUTHOR_KIND: author_kind,
     }
-    made = builder._replace(trace=trace).make_reward(
+    span = builder._replace(trace=trace).make_reward(
         key, judged, {to_text(name): value}, read_time(time), attributes
     )
-    return made if own else replace(made, parent_span_id=None)
+    return span if trace_id else replace(span, parent_span_id=None)
 
 
-def _read_span(found: Object, tool: str, table: Table, builder: Builder) -> Span:
-    span, parent = _find(found, table.span), _find(found, table.parent)
+def _read_span(record: Object, tool: str, table: Table, builder: Builder) -> Span:
+    span, parent = _find(record, table.span), _find(record, table.parent)
     if not isinstance(span, str) or not isinstance(builder.trace, str):
         raise InvalidSpanError("the id of the span or of its trace is no text")
-    kind, name = str(parse_json(_find(found, table.kind))).lower(), to_text(found.get("name"))
-    given, made, end = (_find(found, at) for at in (table.given, table.made, table.end))
+    kind, name = str(parse_json(_find(record, table.kind))).lower(), to_text(record.get("name"))
+    request, answer, end = (_find(record, at) for at in (table.given, table.made, table.end))
     if table.made.startswith("attributes/"):  # MLflow writes each as JSON
-        given, made = parse_json(given), parse_json(made)
-    around = object_of(parse_json(made))
-    if table.sole and around.keys() == {table.sole}:
-        made = around[table.sole]
-    operation, start_ns = _KINDS.get(kind), read_time(_find(found, table.start))
+        request, answer = parse_json(request), parse_json(answer)
+    envelope = object_of(parse_json(answer))
+    if table.sole and envelope.keys() == {table.sole}:
+        answer = envelope[table.sole]
+    operation, start_ns = _KINDS.get(kind), read_time(_find(record, table.start))
     if operation == c.CHAT:
-        _check_call(made, end)
+        _check_call(answer, end)
         # The Vercel AI SDK's whole loop, whose calls are below it.
-        operation = None if _VERCEL.fullmatch(_find(found, _VERCEL_IDS) or name) else operation
+        operation = None if _VERCEL.fullmatch(_find(record, _VERCEL_IDS) or name) else operation
     attributes: dict[str, Any] = {
         c.OPERATION: operation,
-        c.CONVERSATION_ID: text_or_none(_find(found, table.session)),
-        c.TASK: None if parent or given is None else _write_task(given),
-        **_find_rest(found, _name_places(table), tool),
+        c.CONVERSATION_ID: text_or_none(_find(record, table.session)),
+        c.TASK: None if parent or request is None else _write_task(request),
+        **_find_rest(record, _name_places(table), tool),
     }
     if table.attributes:
         attributes |= {c.OPERATION: None, _OPENINFERENCE: kind.upper()}
-        attributes |= _flatten(found[table.attributes])
+        attributes |= _flatten(record[table.attributes])
     else:
-        attributes |= _read_content(operation, name, found, given, made)
+        attributes |= _read_content(operation, name, record, request, answer)
     if operation in c.CALL_OPERATIONS and not table.attributes:
-        attributes[c.REQUEST_MODEL] = text_or_none(parse_json(_find(found, table.model)))
-        counts = (read_integer(_find(found, at), "a count of tokens") for at in table.tokens)
+        attributes[c.REQUEST_MODEL] = text_or_none(parse_json(_find(record, table.model)))
+        counts = (read_integer(_find(record, at), "a count of tokens") for at in table.tokens)
         attributes |= {key: count or None for key, count in zip(_COUNTS, counts, strict=True)}
-        attributes |= read_settings(object_of(parse_json(_find(found, table.settings))))
-    if sum(len(write_json(each)) for each in attributes.values()) > MOST_BYTES:
+        attributes |= read_settings(object_of(parse_json(_find(record, table.settings))))
+    if sum(len(write_json(value)) for value in attributes.values()) > MOST_BYTES:
         raise InvalidSpanError(
             f"the record takes more than {MOST_BYTES} bytes, which no span can hold"
         )
     end_ns = None if end is None else read_time(end)
-    error = _find(found, table.error)
-    told = _find(found, "level status/code status_code") or ("ERROR" if error else "OK")
+    error = _find(record, table.error)
+    status = _find(record, "level status/code status_code") or ("ERROR" if error else "OK")
     return builder.make_span(
         span, parent, name, start_ns, start_ns if kind == "event" else end_ns,
-        attributes=attributes, status="ERROR" if "ERROR" in str(told) else "OK",
+        attributes=attributes, status="ERROR" if "ERROR" in str(status) else "OK",
         status_message="" if error is None else to_text(error),
-        scope=tool if table.attributes else _read_scope(found),
+        scope=tool if table.attributes else _read_scope(record),
     )  # fmt: skip
 
 
-def _write_task(given: Any) -> str:
-    value = parse_json(given)
-    return json_text(value if isinstance(value, (dict, list)) else given)
+def _write_task(request: Any) -> str:
+    value = parse_json(request)
+    return json_text(value if isinstance(value, (dict, list)) else request)
 
 
-def _check_call(made: Any, end: Any) -> None:
-    if made is None and end is None:
+def _check_call(answer: Any, end: Any) -> None:
+    if answer is None and end is None:
         raise InvalidSpanError("the call was not over yet; export it again and import that")
-    batch = object_of(parse_json(made)).get("generations")
-    if isinstance(batch, list) and len(batch) > 1 and all(isinstance(each, list) for each in batch):
+    batch = object_of(parse_json(answer)).get("generations")
+    if isinstance(batch, list) and len(batch) > 1 and all(isinstance(item, list) for item in batch):
         raise InvalidSpanError(f"the record holds answers to {len(batch)} prompts; a call has one")
 
 
-def _read_scope(found: Object) -> str:
-    if found.get("name") == _WRAPPED:
+def _read_scope(record: Object) -> str:
+    if record.get("name") == _WRAPPED:
         return _WRAPPED
-    scope = _find(found, "metadata/scope/name metadata/scope.name")
+    scope = _find(record, "metadata/scope/name metadata/scope.name")
     return scope if isinstance(scope, str) else c.SCOPE
 
 
 def _read_content(
-    operation: str | None, name: str, found: Object, given: Any, made: Any
+    operation: str | None, name: str, record: Object, request: Any, answer: Any
 ) -> dict[str, Any]:
-    texts = [None if each is None else to_text(each) for each in (given, made)]
-    known = _read_told(name, object_of(parse_json(found.get("metadata"))))
+    texts = [None if content is None else to_text(content) for content in (request, answer)]
+    facts = _read_told(name, object_of(parse_json(record.get("metadata"))))
     if operation == c.CHAT:
-        offers = parse_json(known.get(c.TOOL_DEFINITIONS)) or _find(found, _OFFERS)
-        said = read_exchange(given, made, offers, known.get(c.SYSTEM_INSTRUCTIONS))
+        offers = parse_json(facts.get(c.TOOL_DEFINITIONS)) or _find(record, _OFFERS)
+        exchange = read_exchange(request, answer, offers, facts.get(c.SYSTEM_INSTRUCTIONS))
         return {
-            **{key: known.get(key) for key in _KEPT},
-            c.INPUT_MESSAGES: _write_messages(given, said.messages),
-            c.OUTPUT_MESSAGES: _write_messages(made, said.answer),
-            c.TOOL_DEFINITIONS: json_text(said.tools) if said.tools else None,
+            **{key: facts.get(key) for key in _KEPT},
+            c.INPUT_MESSAGES: _write_messages(request, exchange.messages),
+            c.OUTPUT_MESSAGES: _write_messages(answer, exchange.answer),
+            c.TOOL_DEFINITIONS: json_text(exchange.tools) if exchange.tools else None,
         }
     if operation == c.EXECUTE_TOOL:
-        named = {c.TOOL_NAME: known.get(c.TOOL_NAME) or name}
-        named[c.TOOL_CALL_ID] = known.get(c.TOOL_CALL_ID)
-        return {**named, c.TOOL_ARGUMENTS: texts[0], c.TOOL_RESULT: texts[1]}
-    named = {c.AGENT_NAME: name} if operation == c.INVOKE_AGENT else {}
-    return {**named, c.OPERATION_INPUT: texts[0], c.OPERATION_OUTPUT: texts[1]}
+        attributes = {c.TOOL_NAME: facts.get(c.TOOL_NAME) or name}
+        attributes[c.TOOL_CALL_ID] = facts.get(c.TOOL_CALL_ID)
+        return {**attributes, c.TOOL_ARGUMENTS: texts[0], c.TOOL_RESULT: texts[1]}
+    attributes = {c.AGENT_NAME: name} if operation == c.INVOKE_AGENT else {}
+    return {**attributes, c.OPERATION_INPUT: texts[0], c.OPERATION_OUTPUT: texts[1]}
 
 
 def _write_messages(content: Any, messages: list[dict[str, Any]]) -> str | None:
@@ -319,15 +319,15 @@ def _write_messages(content: Any, messages: list[dict[str, Any]]) -> str | None:
 
 def _read_told(name: str, metadata: Object) -> Object:
     start = f"{_TOLD}."
-    flat = {key[len(start) :]: each for key, each in metadata.items() if key.startswith(start)}
-    held = {**flat, **object_of(parse_json(metadata.get(_TOLD)))}
-    (span,) = readers.read([Span("", "", None, name, 1, 1, attributes=held)])
+    flat = {key[len(start) :]: value for key, value in metadata.items() if key.startswith(start)}
+    fields = {**flat, **object_of(parse_json(metadata.get(_TOLD)))}
+    (span,) = readers.read([Span("", "", None, name, 1, 1, attributes=fields)])
     return span.attributes
 
 
-def _find(found: Object, places: str) -> Any:
+def _find(record: Object, places: str) -> Any:
     for place in places.split():
-        value: Any = found
+        value: Any = record
         for name in place.split("/"):
             value = parse_json(value)
             if name.endswith("*"):
@@ -339,8 +339,8 @@ def _find(found: Object, places: str) -> Any:
     return None
 
 
-def _add_up(held: Any, start: str) -> Any:
-    counts = [each for name, each in object_of(held).items() if name.startswith(start)]
+def _add_up(value: Any, start: str) -> Any:
+    counts = [count for name, count in object_of(value).items() if name.startswith(start)]
     whole = [count for count in counts if type(count) is int]
     return sum(whole) if whole == counts and whole else next(iter(counts), None)
 
@@ -350,31 +350,31 @@ def _name_places(table: Table) -> set[str]:
     return {"name", table.attributes, *" ".join(fields).split()}
 
 
-def _find_rest(found: Object, named: set[str], tool: str) -> dict[str, str]:
-    rest: dict[str, str] = {}
-    for name in sorted(found.keys() - named):
-        value = found[name]
+def _find_rest(record: Object, names: set[str], tool: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for name in sorted(record.keys() - names):
+        value = record[name]
         if isinstance(value, dict):
-            value = {key: each for key, each in value.items() if f"{name}/{key}" not in named}
+            value = {key: item for key, item in value.items() if f"{name}/{key}" not in names}
         if value not in (None, "", [], {}):
-            rest[f"{tool}.{name}"] = json_text(value)
-    return rest
+            fields[f"{tool}.{name}"] = json_text(value)
+    return fields
 
 
-def _flatten(found: Any, name: str = "") -> dict[str, Any]:
-    if isinstance(found, list) and found and len(objects(found)) == len(found):
-        found = {str(index): each for index, each in enumerate(found)}
-    if not isinstance(found, dict):
-        return {name: found}
+def _flatten(content: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(content, list) and content and len(objects(content)) == len(content):
+        content = {str(index): item for index, item in enumerate(content)}
+    if not isinstance(content, dict):
+        return {name: content}
     return {
         key: value
-        for step, each in found.items()
-        for key, value in _flatten(each, f"{name}.{step}" if name else step).items()
+        for step, item in content.items()
+        for key, value in _flatten(item, f"{name}.{step}" if name else step).items()
     }
 
 
-def _has(found: Object, *marks: str) -> bool:
+def _has(record: Object, *marks: str) -> bool:
     return any(
-        all(any(each in found for each in mark.split("|")) for mark in every.split())
-        for every in marks
+        all(any(field in record for field in mark.split("|")) for mark in alternatives.split())
+        for alternatives in marks
     )

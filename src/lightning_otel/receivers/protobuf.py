@@ -105,10 +105,10 @@ def _parse(body: bytes, message: Any, schema: _Schema, limits: Limits) -> Any:
     # An empty message takes two bytes: a short body cannot have too many.
     if len(body) > 2 * limits.messages:
         try:
-            left = _count_messages_left(body, 0, len(body), schema, limits.messages)
+            budget = _count_messages_left(body, 0, len(body), schema, limits.messages)
         except IndexError as exc:
             raise _malformed_error() from exc
-        if left < 0:
+        if budget < 0:
             raise limits.too_many()
     try:
         return message.FromString(body)
@@ -157,9 +157,9 @@ def _read_items(
                     yield Rejected(f"{noun} cannot be decoded: malformed, or nested too deep")
 
 
-def _read_fields(found: Any) -> dict[str, Any]:
+def _read_fields(message: Any) -> dict[str, Any]:
     fields = {}
-    for field, content in found.ListFields():
+    for field, content in message.ListFields():
         if field.name == "attributes":
             content = DecodedAttributes(_read_attributes(content))
         elif field.name in _TEXTS:
@@ -167,22 +167,22 @@ def _read_fields(found: Any) -> dict[str, Any]:
         elif field.name == "body":
             content = _read_value(content)
         elif field.name in ("events", "links"):
-            content = [_read_fields(each) for each in content]
+            content = [_read_fields(item) for item in content]
         elif field.name == "status":
             content = _read_fields(content)
         fields[field.json_name] = content
     return fields
 
 
-def _read_attributes(found: Any) -> dict[str, Any]:
-    return {_decode_text(pair.key): _read_value(pair.value) for pair in found}
+def _read_attributes(message: Any) -> dict[str, Any]:
+    return {_decode_text(pair.key): _read_value(pair.value) for pair in message}
 
 
-def _read_value(found: Any) -> Any:
-    kind = found.WhichOneof("value")
+def _read_value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
     if kind is None:
         return None
-    content = getattr(found, kind)
+    content = getattr(value, kind)
     if kind == "string_value":
         return _decode_text(content)
     if kind == "array_value":
@@ -194,20 +194,20 @@ def _read_value(found: Any) -> Any:
     return content
 
 
-def _decode_text(found: bytes) -> str:
+def _decode_text(content: bytes) -> str:
     try:
-        return found.decode()
+        return content.decode()
     except UnicodeDecodeError:
-        return found.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()
+        return content.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()
 
 
 def _count_messages_left(
-    body: bytes, position: int, end: int, schema: _Schema, left: int, depth: int = 0
+    body: bytes, position: int, end: int, schema: _Schema, budget: int, depth: int = 0
 ) -> int:
     """Return how many more messages a body may have after those in a part of it, undecoded."""
     if depth > _MAX_DEPTH:
         raise ReceiveError(f"the body is nested deeper than {_MAX_DEPTH} messages; flatten")
-    while position < end and left >= 0:
+    while position < end and budget >= 0:
         tag, position = _read_varint(body, position)
         kind = tag & 7
         if kind == _BYTES:
@@ -222,13 +222,13 @@ def _count_messages_left(
             raise _malformed_error()
         inner = schema.get(tag >> 3) if kind == _BYTES else None
         if inner is not None:
-            left -= 1
+            budget -= 1
             if length:
-                left = _count_messages_left(
-                    body, position, position + length, inner, left, depth + 1
+                budget = _count_messages_left(
+                    body, position, position + length, inner, budget, depth + 1
                 )
         position += length
-    return left
+    return budget
 
 
 def _read_varint(body: bytes, position: int) -> tuple[int, int]:

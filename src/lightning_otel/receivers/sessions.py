@@ -55,7 +55,7 @@ class Links:
         self, message_id: str, record_ids: Iterable[object], owner: tuple[str, str, str]
     ) -> bool:
         """Note who gave an answer; return whether nobody else did before."""
-        keys = [(message_id, str(each)) for each in record_ids if each]
+        keys = [(message_id, str(record_id)) for record_id in record_ids if record_id]
         first = next((self.answers[key] for key in keys if key in self.answers), owner)
         for key in keys:
             self.answers.setdefault(key, first)
@@ -137,16 +137,16 @@ class Session:
         """Yield the spans of the agent and its subagents, each below the tool that began it."""
         for agent_id, agent in self.agents.items():
             tool_id = links.take_tool(agent.origins) if agent_id else None
-            known = {
+            attributes = {
                 c.OPERATION: c.INVOKE_AGENT, c.AGENT_NAME: agent.name, c.AGENT_ID: agent_id or None,
                 **agent.attributes,
             }  # fmt: skip
             if self.others and agent_id == next(iter(self.agents)):
-                known[f"{self._tool}.other_records"] = json_text(dict(self.others))
+                attributes[f"{self._tool}.other_records"] = json_text(dict(self.others))
             above = ("tool", tool_id) if tool_id else ("agent", ROOT) if agent_id else None
             yield self._builder.make_span(
                 ("agent", agent_id), above, f"invoke_agent {agent.name}", agent.start_ns,
-                agent.end_ns, attributes=known,
+                agent.end_ns, attributes=attributes,
             )  # fmt: skip
 
     def make_call(
@@ -155,7 +155,7 @@ class Session:
         attributes: Mapping[str, Any], error: str = "",
     ) -> Span:  # fmt: skip
         """Return the span of a model call; one that failed has no answer."""
-        known = {
+        call_facts = {
             c.OPERATION: c.CHAT, c.AGENT_NAME: self.agents[agent_id].name,
             c.REQUEST_PREVIOUS_RESPONSE: previous_id,
             c.RESPONSE_ID: None if error else response_id,
@@ -164,10 +164,10 @@ class Session:
             **attributes,
         }  # fmt: skip
         if error:
-            known[c.ERROR_TYPE] = "error"
+            call_facts[c.ERROR_TYPE] = "error"
         title = f"chat {attributes.get(c.REQUEST_MODEL) or ''}".strip()
         return self._builder.make_span(
-            ("call", response_id), ("agent", agent_id), title, *times_ns, attributes=known,
+            ("call", response_id), ("agent", agent_id), title, *times_ns, attributes=call_facts,
             kind="CLIENT", status="ERROR" if error else "OK", status_message=error,
         )  # fmt: skip
 
@@ -176,7 +176,7 @@ class Session:
         *, is_error: bool = False,
     ) -> Span:  # fmt: skip
         """Return the span of a tool, from the part that asked for it and what came of it."""
-        known = {
+        attributes = {
             c.OPERATION: c.EXECUTE_TOOL, c.AGENT_NAME: self.agents[agent_id].name,
             c.TOOL_NAME: call.get("name"),
             c.TOOL_CALL_ID: call.get("id"), c.TOOL_ARGUMENTS: to_text(call.get("arguments")),
@@ -184,7 +184,7 @@ class Session:
         }  # fmt: skip
         return self._builder.make_span(
             ("tool", call.get("id")), ("agent", agent_id), f"execute_tool {call.get('name')}",
-            *times_ns, attributes=known, status="ERROR" if is_error else "OK",
+            *times_ns, attributes=attributes, status="ERROR" if is_error else "OK",
         )  # fmt: skip
 
 
@@ -194,25 +194,25 @@ def make_agents(sessions: Iterable[Session], links: Links) -> Iterable[Span]:
     for session in sessions:
         for span in session.make_agents(links):
             key = span.trace_id, span.span_id
-            earlier = agents.setdefault(key, span)
-            end_ns = max(earlier.end_ns or 0, span.end_ns or 0)
-            start_ns = min(earlier.start_ns, span.start_ns)
-            agents[key] = replace(earlier, start_ns=start_ns, end_ns=end_ns)
+            agent = agents.setdefault(key, span)
+            end_ns = max(agent.end_ns or 0, span.end_ns or 0)
+            start_ns = min(agent.start_ns, span.start_ns)
+            agents[key] = replace(agent, start_ns=start_ns, end_ns=end_ns)
     return agents.values()
 
 
 def is_thought(messages: Messages) -> bool:
     """Return whether messages have no more than reasoning, which is no answer yet."""
-    kinds = {part.get("type") for each in messages for part in each["parts"]}
+    kinds = {part.get("type") for message in messages for part in message["parts"]}
     return kinds <= {"reasoning", "redacted_thinking"}
 
 
 def order_results(messages: Messages) -> Messages:
     """Return messages, after each answer the results first: coding agents send them so."""
     number, places = 0, []
-    for each in messages:
-        number += each["role"] == "assistant"
-        is_said = each["role"] != "assistant" and not list_parts([each], "tool_call_response")
+    for message in messages:
+        number += message["role"] == "assistant"
+        is_said = message["role"] != "assistant" and not list_parts([message], "tool_call_response")
         places.append((number, is_said))
     order = sorted(range(len(messages)), key=places.__getitem__)
     return [messages[place] for place in order]
@@ -228,4 +228,4 @@ def digest_record(record: Object) -> str | None:
 
 def list_parts(messages: Sequence[Mapping[str, Any]], kind: str) -> list[Object]:
     """Return the parts of one kind of messages."""
-    return [part for each in messages for part in each["parts"] if part.get("type") == kind]
+    return [part for message in messages for part in message["parts"] if part.get("type") == kind]

@@ -85,7 +85,7 @@ class Rules:
 
     def has_key(self, key: str) -> bool:
         """Say whether a key is one of those to be masked."""
-        return any(key == each or fnmatchcase(key, each) for each in self.keys)
+        return any(key == pattern or fnmatchcase(key, pattern) for pattern in self.keys)
 
 
 class Redactor:
@@ -108,13 +108,13 @@ class Redactor:
             attributes=attributes,
             events=tuple(
                 Event(
-                    self._mask_name(each.name), each.time_ns, self._mask_attributes(each.attributes)
+                    self._mask_name(item.name), item.time_ns, self._mask_attributes(item.attributes)
                 )
-                for each in span.events
+                for item in span.events
             ),
             links=tuple(
-                Link(each.trace_id, each.span_id, self._mask_attributes(each.attributes))
-                for each in span.links
+                Link(link.trace_id, link.span_id, self._mask_attributes(link.attributes))
+                for link in span.links
             ),
             otel_resource=span.otel_resource
             if self._rules.is_whole
@@ -124,13 +124,13 @@ class Redactor:
             counts[WHOLE] += 1
         if not any(count for reason, count in counts.items() if reason != IN_ID):
             return span, counts
-        kept = self._without_spelling(span.attributes, attributes)
+        cleaned = self._without_spelling(span.attributes, attributes)
         before = _object_of(span.attributes.get(c.REDACTED, ""))
-        told = Counter({key: value for key, value in before.items() if isinstance(value, int)})
-        told.update({reason: n for reason, n in counts.items() if reason != IN_ID})
-        note = {"redaction": self._id, **dict(sorted(told.items()))}
-        kept[c.REDACTED] = orjson.dumps(note).decode()
-        return replace(changed, attributes=kept), counts
+        totals = Counter({key: value for key, value in before.items() if isinstance(value, int)})
+        totals.update({reason: n for reason, n in counts.items() if reason != IN_ID})
+        note = {"redaction": self._id, **dict(sorted(totals.items()))}
+        cleaned[c.REDACTED] = orjson.dumps(note).decode()
+        return replace(changed, attributes=cleaned), counts
 
     def _replace_matches(self, text: str) -> tuple[str, int, int]:
         patterns = 0
@@ -139,9 +139,9 @@ class Redactor:
             pieces = _MASKS.split(text) if MASK[:-1] in text else [text]
             for at in range(0, len(pieces), 2):
                 # A match of no length, which a look around can give, is no text either.
-                made, number = pattern.subn(lambda match: MASK if match[0] else "", pieces[at])
-                if made != pieces[at]:
-                    pieces[at], patterns = made, patterns + number
+                masked, number = pattern.subn(lambda match: MASK if match[0] else "", pieces[at])
+                if masked != pieces[at]:
+                    pieces[at], patterns = masked, patterns + number
             text = "".join(pieces)
         scrubbed = scrub(text) if self._rules.secrets else text
         return scrubbed, patterns, int(scrubbed != text)
@@ -159,11 +159,11 @@ class Redactor:
     def _mask_attributes(
         self, attributes: Mapping[str, Any], *, is_own: bool = False
     ) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for key, value in attributes.items():
-            name = key if key in _KNOWN or is_kept(key) else self._mask_key(key, found)
-            found[name] = self._mask_attribute(key, value, is_own=is_own)
-        return found
+            name = key if key in _KNOWN or is_kept(key) else self._mask_key(key, result)
+            result[name] = self._mask_attribute(key, value, is_own=is_own)
+        return result
 
     def _mask_attribute(self, key: str, value: Any, *, is_own: bool) -> Any:
         is_text = isinstance(value, str)
@@ -185,8 +185,8 @@ class Redactor:
         elif is_known and not isinstance(value, (str, list, tuple, Mapping)):
             return value
         if key in _MESSAGES and is_text and (is_own or self._rules.is_whole):
-            made = self._mask_json(value, is_message=True)
-            return self._mask_text(value, is_json=False) if made is None else self._scrub(made)
+            masked = self._mask_json(value, is_message=True)
+            return self._mask_text(value, is_json=False) if masked is None else self._scrub(masked)
         return self._mask_value(WHOLE, value) if self._rules.is_whole else self._mask_nested(value)
 
     def _mask_json(self, text: str, *, is_message: bool = False, depth: int = 0) -> str | None:
@@ -196,8 +196,8 @@ class Redactor:
         except ValueError:
             return None
         before = self._counts.total()
-        made = self._mask_nested(value, is_message=is_message, depth=depth)
-        return text if self._counts.total() == before else orjson.dumps(made).decode()
+        masked = self._mask_nested(value, is_message=is_message, depth=depth)
+        return text if self._counts.total() == before else orjson.dumps(masked).decode()
 
     def _mask_nested(self, value: Any, *, is_message: bool = False, depth: int = 0) -> Any:
         if isinstance(value, str):
@@ -212,23 +212,23 @@ class Redactor:
             return value if masked == text else masked
         if not isinstance(value, Mapping):
             return [
-                self._mask_nested(each, is_message=is_message, depth=depth + 1) for each in value
+                self._mask_nested(item, is_message=is_message, depth=depth + 1) for item in value
             ]
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for key, item in value.items():
             if is_message and key in _FORM and isinstance(item, str):
-                found[key] = item
+                fields[key] = item
             elif self._rules.has_key(key):
-                found[key] = self._mask_value(KEY, item)
+                fields[key] = self._mask_value(KEY, item)
             else:
-                name = self._mask_key(key, found)
-                found[name] = self._mask_nested(item, is_message=is_message, depth=depth + 1)
-        return found
+                name = self._mask_key(key, fields)
+                fields[name] = self._mask_nested(item, is_message=is_message, depth=depth + 1)
+        return fields
 
-    def _mask_key(self, key: str, taken: Mapping[str, Any]) -> str:
+    def _mask_key(self, key: str, siblings: Mapping[str, Any]) -> str:
         """Return a key without what the patterns match; another one if two would become one."""
         name, number = self._mask_name(key), 2
-        while name != key and name in taken:
+        while name != key and name in siblings:
             name, number = f"{MASK}#{number}", number + 1
         return name
 
@@ -242,10 +242,10 @@ class Redactor:
         if is_json and text[:1] in ("{", "[") and depth <= _DEPTH:
             text = self._mask_json(text, depth=depth + 1) or text
         find = self._remembered if len(text) <= _REMEMBERED else self._replace_matches
-        made, patterns, secrets = find(text)
+        masked, patterns, secrets = find(text)
         self._counts[PATTERN] += patterns
         self._counts[SECRET] += secrets
-        return str(made)
+        return str(masked)
 
     def _has_match(self, value: object) -> bool:
         return any(pattern.search(str(value)) for pattern in self._rules.compiled)
@@ -260,23 +260,23 @@ class Redactor:
             gone |= _OF_RESPONSE
         if is_whole or any(before.get(key) != after.get(key) for key in _PROMPT):
             gone |= {c.PROMPT_TOKEN_IDS}
-        kept: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for key, value in after.items():
             if key in gone or (key not in _PLAIN and _SPELLED.search(key)):
                 self._counts[TOKENS] += 1
             else:
-                kept[key] = value
-        if cut := _object_of(kept.get(c.CUT, "")):
-            for each in cut.values():
-                if isinstance(each, dict):
-                    each.pop("sha256", None)
-            kept[c.CUT] = orjson.dumps(cut).decode()
-        return kept
+                result[key] = value
+        if cut := _object_of(result.get(c.CUT, "")):
+            for note in cut.values():
+                if isinstance(note, dict):
+                    note.pop("sha256", None)
+            result[c.CUT] = orjson.dumps(cut).decode()
+        return result
 
 
 def _object_of(text: Any) -> dict[str, Any]:
     try:
-        found = orjson.loads(text)
+        document = orjson.loads(text)
     except (ValueError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

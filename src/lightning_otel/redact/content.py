@@ -48,16 +48,16 @@ def strip_content(span: Span) -> Span:
 
 def _strip_event(event: Event) -> Event:
     is_message = event.name.startswith("gen_ai.") and event.name != c.EVENT_EVALUATION
-    kept = {} if is_message else _strip_attributes(event.attributes)
-    return Event(event.name, event.time_ns, kept)
+    remaining = {} if is_message else _strip_attributes(event.attributes)
+    return Event(event.name, event.time_ns, remaining)
 
 
 def _strip_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in attributes.items() if not _is_content(key, value)}
-    for key in kept.keys() & _TYPES:
-        if not _TYPE_NAME.fullmatch(str(kept[key])):  # a sentence, which may quote anything
-            kept[key] = _OTHER
-    return kept
+    remaining = {key: value for key, value in attributes.items() if not _is_content(key, value)}
+    for key in remaining.keys() & _TYPES:
+        if not _TYPE_NAME.fullmatch(str(remaining[key])):  # a sentence, which may quote anything
+            remaining[key] = _OTHER
+    return remaining
 
 
 def _is_content(key: str, value: Any) -> bool:

@@ -126,16 +126,16 @@ def is_kept(key: str) -> bool:
 
 
 def scrub_attributes(
-    attributes: dict[str, Any], known: Mapping[str, Any] = MappingProxyType({})
+    attributes: dict[str, Any], checked: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Return attributes without secrets, the same if there are none; skip ``known`` ones."""
-    if attributes == known:
+    if attributes == checked:
         return attributes
     texts: list[str] = []
     for key, value in attributes.items():
         kind = type(value)
         if kind is str:
-            if len(value) >= _SHORTEST and not (known and known.get(key) is value):
+            if len(value) >= _SHORTEST and not (checked and checked.get(key) is value):
                 prefix = _prefix_of(key)
                 if prefix is not None:
                     texts.append(prefix + value if prefix else value)
@@ -203,9 +203,9 @@ def _find_token(text: str, start: int, end: int) -> tuple[int, int, str] | None:
                 return place, match.end(), mask
     if text.endswith(_BEFORE_VALUE, 0, start) and (value := _find_value(text, start)):
         return value
-    around = text[max(0, start - _NEAR) : start].lower()
+    context = text[max(0, start - _NEAR) : start].lower()
     for shape in _SHAPES["near"]:
-        if any(word in around for word in shape["words"]):
+        if any(word in context for word in shape["words"]):
             match = _compiled(shape["pattern"]).match(text, head)
             if match and (before == "/" or _is_random(match[0])):
                 return head, match.end(), f"[redacted:{shape['kind']}]"
@@ -225,9 +225,9 @@ def _stands_bare(text: str, match: re.Match[str], words: list[str]) -> bool:
     after = text[match.end() : match.end() + _AROUND].lower()
     if not _SENTENCE.search(before) and not _SENTENCE.match(after):
         return False
-    around = f"{before} {after}"
-    others = {other[0] for other in match.re.finditer(around)} - {match[0]}
-    return not others and not any(word in around for word in words)
+    context = f"{before} {after}"
+    others = {other[0] for other in match.re.finditer(context)} - {match[0]}
+    return not others and not any(word in context for word in words)
 
 
 def _list_heads(text: str, start: int, end: int) -> Iterator[int]:

@@ -118,16 +118,16 @@ class Resources:
         Raises:
             NotFoundError: There is none.
         """
-        known = self._known.get((name, version)) if isinstance(version, int) else None
-        if known is not None:
-            return known
+        resource = self._known.get((name, version)) if isinstance(version, int) else None
+        if resource is not None:
+            return resource
         with self._begin_read() as connection:
             entry = tables.Entry(connection, name)
             if isinstance(version, int):
                 return self._known.setdefault((name, version), entry.get(version))
-            meant = entry.alias(version)
-            if meant is not None:
-                return entry.get(meant.version)
+            target = entry.alias(version)
+            if target is not None:
+                return entry.get(target.version)
             newest = entry.require()
         raise NotFoundError(
             f"no version of {name} is {version}; the newest is {newest}, and "
@@ -150,8 +150,8 @@ class Resources:
 
     def aliases(self, name: str) -> dict[str, int]:
         """Return the version that each alias of a name means."""
-        named = tables.ALIASES.c.name == name
-        query = sa.select(tables.ALIASES.c.alias, tables.ALIASES.c.version).where(named)
+        by_name = tables.ALIASES.c.name == name
+        query = sa.select(tables.ALIASES.c.alias, tables.ALIASES.c.version).where(by_name)
         with self._begin_read() as connection:
             return {row.alias: row.version for row in connection.execute(query)}
 
@@ -235,7 +235,7 @@ class Resources:
     def withdrawals(self, name: str) -> list[Withdrawal]:
         """Return the canaries that were withdrawn, with the reason, the oldest first."""
         columns = tables.WITHDRAWALS.c
-        query = sa.select(*(columns[each] for each in Withdrawal._fields)).order_by(columns.n)
+        query = sa.select(*(columns[field] for field in Withdrawal._fields)).order_by(columns.n)
         with self._begin_read() as connection:
             rows = connection.execute(query.where(columns.name == name))
             return [Withdrawal(*row) for row in rows]
@@ -285,8 +285,8 @@ class Resources:
             NotFoundError: A pinned version does not exist.
             StateError: The state cannot be read.
         """
-        held = {name: self.get(name, version) for name, version in (pinned or {}).items()}
-        return assign_versions(self.standings(), key, agent, held)
+        versions = {name: self.get(name, version) for name, version in (pinned or {}).items()}
+        return assign_versions(self.standings(), key, agent, versions)
 
     def compare(
         self,
@@ -322,7 +322,7 @@ class Resources:
         from lightning_otel.resources.comparison import compare_versions
         from lightning_otel.resources.waiting import explain_waiting
 
-        versions = [self.get(name, each).version for each in (a, b)]
+        versions = [self.get(name, version).version for version in (a, b)]
         opened = store if store is not None else Store()
         try:
             return compare_versions(

@@ -48,20 +48,20 @@ def check_alias(alias: str, weight: float | None) -> None:
         raise ConfigError(f"the weight of a canary is {weight}; it is a share from 0 to 1")
 
 
-def check_body(name: str, given: object, kind: ResourceKind | None) -> tuple[ResourceKind, str]:
+def check_body(name: str, content: object, kind: ResourceKind | None) -> tuple[ResourceKind, str]:
     """The kind and canonical JSON of what is published."""
-    body = _check_mapping(name, given)
-    found = kind or _check_kind(name, body)
-    if found not in get_args(ResourceKind):
-        raise ConfigError(f"no kind {found!r}; there are {', '.join(get_args(ResourceKind))}")
-    for key in body.keys() - set(_KEYS[found]):
+    body = _check_mapping(name, content)
+    form = kind or _check_kind(name, body)
+    if form not in get_args(ResourceKind):
+        raise ConfigError(f"no kind {form!r}; there are {', '.join(get_args(ResourceKind))}")
+    for key in body.keys() - set(_KEYS[form]):
         raise ConfigError(
-            f"{name} has {key!r}, which {found} does not have; it has {', '.join(_KEYS[found])}"
+            f"{name} has {key!r}, which {form} does not have; it has {', '.join(_KEYS[form])}"
             + ("; keys of a server stay with the agent" if "key" in str(key).lower() else "")
         )
-    whole = {"prompt": _check_prompt, "endpoint": _check_endpoint, "weights": _check_weights}[
-        found
-    ](name, body)
+    whole = {"prompt": _check_prompt, "endpoint": _check_endpoint, "weights": _check_weights}[form](
+        name, body
+    )
     try:
         text = json.dumps(
             whole, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
@@ -80,7 +80,7 @@ def check_body(name: str, given: object, kind: ResourceKind | None) -> tuple[Res
             f"{name} holds a secret ({', '.join(kinds) or 'masked'}), which every agent and page "
             "would be given; take it out, and let the program read it from its environment"
         )
-    return found, text
+    return form, text
 
 
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -88,20 +88,20 @@ def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {str(name): check_finite(f"the metric {name}", value) for name, value in metrics.items()}
 
 
-def _check_mapping(name: str, given: object) -> dict[str, Any]:
-    if isinstance(given, Prompt):
-        return {"template": given.template, "examples": list(given.examples)}
-    if isinstance(given, str):
-        return {"template": given}
-    if isinstance(given, Mapping):
-        return dict(given)
-    if isinstance(given, Sequence) and not isinstance(given, bytes) and given:
-        first, *rest = given
+def _check_mapping(name: str, content: object) -> dict[str, Any]:
+    if isinstance(content, Prompt):
+        return {"template": content.template, "examples": list(content.examples)}
+    if isinstance(content, str):
+        return {"template": content}
+    if isinstance(content, Mapping):
+        return dict(content)
+    if isinstance(content, Sequence) and not isinstance(content, bytes) and content:
+        first, *examples = content
         if isinstance(first, Mapping) and first.get("role") in ("system", "developer"):
-            return {"template": first.get("content"), "examples": rest}
+            return {"template": first.get("content"), "examples": examples}
     raise ConfigError(
-        f"{name} is {type(given).__name__}; publish text, a Prompt, chat messages that begin with "
-        "the system's, or an object such as {'model': …, 'sampling': {…}}"
+        f"{name} is {type(content).__name__}; publish text, a Prompt, chat messages that begin "
+        "with the system's, or an object such as {'model': …, 'sampling': {…}}"
     )
 
 
@@ -109,8 +109,8 @@ def _check_kind(name: str, body: Mapping[str, Any]) -> ResourceKind:
     for kind, keys in _KEYS.items():
         if body.keys() & set(keys):
             return kind  # type: ignore[return-value]  # a key of the table is a kind
-    known = "; ".join(f"{kind}: {', '.join(keys)}" for kind, keys in _KEYS.items())
-    raise ConfigError(f"{name} has none of a resource's keys; there are {known}")
+    kinds = "; ".join(f"{kind}: {', '.join(keys)}" for kind, keys in _KEYS.items())
+    raise ConfigError(f"{name} has none of a resource's keys; there are {kinds}")
 
 
 def _check_prompt(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,19 +119,19 @@ def _check_prompt(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"the prompt {name} has no text; publish some")
     if not isinstance(examples, Sequence) or isinstance(examples, str):
         raise ConfigError(f"the examples of {name} are no list; write a list of chat messages")
-    return {"template": template, "examples": [_check_example(name, each) for each in examples]}
+    return {"template": template, "examples": [_check_example(name, item) for item in examples]}
 
 
-def _check_example(name: str, given: object) -> dict[str, Any]:
-    if not isinstance(given, Mapping) or given.get("role") not in _ROLES:
+def _check_example(name: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
         raise ConfigError(
-            f"an example of {name} is no message of {', '.join(_ROLES)}: {str(given)[:80]!r}; "
+            f"an example of {name} is no message of {', '.join(_ROLES)}: {str(message)[:80]!r}; "
             "write {'role': 'user', 'content': …} and {'role': 'assistant', 'content': …}"
         )
-    content = given.get("content")
-    if not isinstance(content, (str, list)) and not given.get("tool_calls"):
+    content = message.get("content")
+    if not isinstance(content, (str, list)) and not message.get("tool_calls"):
         raise ConfigError(f"an example of {name} says nothing; give its message a content")
-    return dict(given)
+    return dict(message)
 
 
 def _check_endpoint(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,8 +145,8 @@ def _check_endpoint(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"the model of {name} is {model!r}; write the name its server knows")
     if not isinstance(sampling, Mapping):
         raise ConfigError(f"the sampling of {name} is {sampling!r}; write {{'temperature': …}}")
-    found = {"base_url": url, "model": model, "sampling": _check_sampling(name, sampling)}
-    return {key: value for key, value in found.items() if value}
+    endpoint = {"base_url": url, "model": model, "sampling": _check_sampling(name, sampling)}
+    return {key: value for key, value in endpoint.items() if value}
 
 
 _RANGES: Final = {
@@ -165,18 +165,18 @@ _RANGES: Final = {
 _OTHERS: Final = ("stop", "reasoning_effort", "logit_bias")
 
 
-def _check_sampling(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    for key, value in given.items():
+def _check_sampling(name: str, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in sampling.items():
         if key in _OTHERS:
             continue
         if key not in _RANGES:
-            known = ", ".join((*_RANGES, *_OTHERS))
-            raise ConfigError(f"the sampling of {name} has {key!r}; there are {known}")
+            names = ", ".join((*_RANGES, *_OTHERS))
+            raise ConfigError(f"the sampling of {name} has {key!r}; there are {names}")
         low, high = _RANGES[key]
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not low <= value <= high:
             raise ConfigError(f"{key} of {name} is {value!r}; it lies between {low} and {high}")
-    return dict(given)
+    return dict(sampling)
 
 
 def _is_web(url: object) -> bool:
@@ -204,6 +204,6 @@ def format_lines(resource: Resource) -> list[str]:
     """A body as lines for people: a prompt's text, then all else as JSON."""
     body = dict(resource.body)
     template = str(body.pop("template", ""))
-    rest = {name: value for name, value in body.items() if value}
-    text = json.dumps(rest, ensure_ascii=False, indent=2, sort_keys=True) if rest else ""
+    fields = {name: value for name, value in body.items() if value}
+    text = json.dumps(fields, ensure_ascii=False, indent=2, sort_keys=True) if fields else ""
     return [*template.splitlines(), *text.splitlines()]

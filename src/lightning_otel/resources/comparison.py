@@ -184,10 +184,10 @@ def compare_versions(
     rewards = _score_attempts(scored, rows, reward_range)
     units = _make_units(scored, rows, rewards, b)
     pairs = [] if is_paired is False else _pair_tasks(scored, rewards, b, lonely)
-    used = sum(len(p.rollouts_a) for p in pairs), sum(len(p.rollouts_b) for p in pairs)
+    sizes = sum(len(p.rollouts_a) for p in pairs), sum(len(p.rollouts_b) for p in pairs)
     if is_paired is None:  # where most rollouts of the rarer version have paired tasks
         counts = Counter(attempt.version for attempt in scored)
-        is_most = 2 * used[counts[a] >= counts[b]] >= min(counts[a], counts[b])
+        is_most = 2 * sizes[counts[a] >= counts[b]] >= min(counts[a], counts[b])
         is_paired = is_most and not is_sticky(units)
     if is_paired:
         left_out += lonely
@@ -204,7 +204,7 @@ def compare_versions(
         of_a, of_b = (
             [unit.reward for unit in units if unit.is_b == side] for side in (False, True)
         )
-        used = len(of_a), len(of_b)
+        sizes = len(of_a), len(of_b)
         differences = compare_neighbours(join_units(units)) if units else []
         counted = of_a + of_b
     if not differences:
@@ -226,14 +226,14 @@ def compare_versions(
     evidence = weigh_differences(differences, bounds)
     missing = evidence.missing
     if missing and len(pairs) != len(differences):  # of rollouts, some of which make a difference
-        missing = math.ceil(missing * min(used) / len(differences))
+        missing = math.ceil(missing * min(sizes) / len(differences))
     return Comparison(
         name=name,
         a=a,
         b=b,
         tasks=len(pairs),
-        rollouts_a=used[0],
-        rollouts_b=used[1],
+        rollouts_a=sizes[0],
+        rollouts_b=sizes[1],
         mean_a=statistics.fmean(of_a),
         mean_b=statistics.fmean(of_b),
         difference=evidence.mean,
@@ -258,8 +258,8 @@ def _choose_attempts(
     for rollout_id, row in rows.items():
         if row["is_lost"] and rollout_id not in versions_known:  # before its first step
             version = _version_of(name, row["agent"], resources_of(row["agent"], row["resources"]))
-            known = frozenset(() if version is None else (version,))
-            attempts.append(LastAttempt(rollout_id, row["task"], row["start_ns"], known))
+            version_set = frozenset(() if version is None else (version,))
+            attempts.append(LastAttempt(rollout_id, row["task"], row["start_ns"], version_set))
     chosen: list[LastAttempt] = []
     for attempt in sorted(attempts, key=lambda attempt: attempt.start_ns):
         row = rows.get(attempt.rollout_id, {"reward": None, "is_lost": False})
@@ -294,13 +294,13 @@ def _make_units(
 ) -> list[Unit]:
     """Return rollouts since both versions were used, by their sticky user, session or task."""
     first_ns = {attempt.version: attempt.start_ns for attempt in reversed(scored)}
-    beside = [row for row in scored if row.start_ns >= max(first_ns.values(), default=0)]
-    if len({attempt.version for attempt in beside}) < 2:
+    pool = [row for row in scored if row.start_ns >= max(first_ns.values(), default=0)]
+    if len({attempt.version for attempt in pool}) < 2:
         return []
-    by_rollout = [Unit(row.rollout_id, row.version == b, rewards[row.rollout_id]) for row in beside]
-    users = [rows[attempt.rollout_id]["user"] for attempt in beside]
-    sessions = [rows[attempt.rollout_id]["session"] for attempt in beside]
-    for keys in (users, sessions, [attempt.group_id for attempt in beside]):
+    by_rollout = [Unit(row.rollout_id, row.version == b, rewards[row.rollout_id]) for row in pool]
+    users = [rows[attempt.rollout_id]["user"] for attempt in pool]
+    sessions = [rows[attempt.rollout_id]["session"] for attempt in pool]
+    for keys in (users, sessions, [attempt.group_id for attempt in pool]):
         units = [
             unit._replace(key=key or unit.key) for unit, key in zip(by_rollout, keys, strict=True)
         ]
@@ -366,9 +366,9 @@ def _pair_tasks(
     scored: Iterable[LastAttempt], rewards: Mapping[str, float], b: int, left_out: Counter[str]
 ) -> list[Pair]:
     groups: dict[str, tuple[list[str], list[str]]] = {}
-    for each in scored:
-        if each.group_id:
-            groups.setdefault(each.group_id, ([], []))[each.version == b].append(each.rollout_id)
+    for item in scored:
+        if item.group_id:
+            groups.setdefault(item.group_id, ([], []))[item.version == b].append(item.rollout_id)
         else:
             left_out["without a task"] += 1
     pairs = []

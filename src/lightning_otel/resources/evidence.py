@@ -120,8 +120,8 @@ def find_range(
     rewards: Iterable[float], stated: tuple[float, float] | None = None
 ) -> tuple[float, float]:
     """Return the range of rewards: the stated one if they lie in it, else 1 wide at least."""
-    known = [*rewards, *(stated or ())]
-    return min(known), max(max(known), min(known) + (0.0 if stated else _RANGE))
+    values = [*rewards, *(stated or ())]
+    return min(values), max(max(values), min(values) + (0.0 if stated else _RANGE))
 
 
 def weigh_differences(
@@ -157,7 +157,7 @@ def _log_capital(counts: Mapping[Difference, int], mean: float) -> float:
     """The logarithm of what bets above a supposed mean have come to; it falls with that mean."""
     logs = [_capital_growth(counts, bet, mean) for bet in BETS]
     most = max(logs)
-    return most + math.log(statistics.fmean(math.exp(each - most) for each in logs))
+    return most + math.log(statistics.fmean(math.exp(log - most) for log in logs))
 
 
 def _capital_growth(counts: Mapping[Difference, int], bet: float, mean: float) -> float:

@@ -104,12 +104,12 @@ class Entry:
     def all(self) -> list[Resource]:
         """Return every version, the oldest first, or raise NotFoundError."""
         rows = self._connection.execute(_OF_NAME.order_by(VERSIONS.c.version), {"name": self.name})
-        found = [_resource_of(row) for row in rows]
-        if not found:
+        versions = [_resource_of(row) for row in rows]
+        if not versions:
             raise NotFoundError(
                 f"there is no resource {self.name!r}; lightning-otel resources list"
             )
-        return found
+        return versions
 
     def newest(self) -> Resource | None:
         """Return the version that was published last; None if none was."""
@@ -167,12 +167,12 @@ class Entry:
         self, alias: str, version: int | None, weight: float | None = None, *, is_step: bool = True
     ) -> None:
         """Let an alias mean a version, or nothing; note it unless it stands already."""
-        held = self.alias(alias)
+        current = self.alias(alias)
         if alias == CANARY and weight is None and version is not None:
-            weight = held.weight if held is not None else CANARY_WEIGHT
+            weight = current.weight if current is not None else CANARY_WEIGHT
         if (
-            (held.version, held.weight) == (version, weight)
-            if held is not None
+            (current.version, current.weight) == (version, weight)
+            if current is not None
             else version is None
         ):
             return
@@ -185,10 +185,10 @@ class Entry:
 
     def withdraw(self, reason: str, version: int | None) -> Resource:
         """Keep that the canary is given to nobody any more, and why; return its version."""
-        held = self.alias(CANARY)
-        if held is None:
+        canary = self.alias(CANARY)
+        if canary is None:
             self.require()
-        if held is None or version not in (None, held.version):
+        if canary is None or version not in (None, canary.version):
             what = (
                 f"{self.name} has no canary"
                 if version is None
@@ -200,13 +200,13 @@ class Entry:
         self._connection.execute(
             sa.insert(WITHDRAWALS).values(
                 name=self.name,
-                version=held.version,
+                version=canary.version,
                 reason=reason or "by hand",
                 withdrawn_ns=self._now_ns,
             )
         )
         self.point(CANARY, None)
-        return self.get(held.version)
+        return self.get(canary.version)
 
     def withdrawn(self) -> dict[int, str]:
         """Return versions that were withdrawn or rolled back and not assigned since, and why."""

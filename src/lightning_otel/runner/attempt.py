@@ -71,7 +71,7 @@ class Hook:
 
 
 def call_hooks(
-    runner: "Runner", name: str, *, recording: Recording | None = None, **known: Any
+    runner: "Runner", name: str, *, recording: Recording | None = None, **arguments: Any
 ) -> None:
     """Call a runner's hooks that are written; the spans are read where one wants them."""
     for hook in runner.hooks:
@@ -79,12 +79,12 @@ def call_hooks(
         if written is None or written is getattr(Hook, name):
             continue
         if name == "on_rollout_end":
-            if "spans" not in known:
-                known["spans"] = recording.spans() if recording is not None else []
+            if "spans" not in arguments:
+                arguments["spans"] = recording.spans() if recording is not None else []
         elif name != "on_rollout_start":
-            known["recording"] = recording
+            arguments["recording"] = recording
         try:
-            await_result(getattr(hook, name)(runner=runner, **known))
+            await_result(getattr(hook, name)(runner=runner, **arguments))
         except Exception:  # a hook looks on; what it watches goes on
             log.warning("%s of %s failed", name, type(hook).__name__, exc_info=True)
 
@@ -139,9 +139,9 @@ def _assign_resources(runner: "Runner", agent: Agent, rollout: Rollout) -> Mappi
                 "Runner(resources=…)"
             )
         return {}
-    found = runner.resources.assigned(rollout.rollout_id, agent=agent.name, pinned=pinned)
+    resources = runner.resources.assigned(rollout.rollout_id, agent=agent.name, pinned=pinned)
     if agent.takes_resources:
-        return found
+        return resources
     is_applied = config.APPLY.read() if runner.apply is None else runner.apply
     reaching = SUBSTITUTED if is_applied else ()
     lost = sorted(name for name in pinned if name.rpartition("/")[2] not in reaching)
@@ -151,7 +151,7 @@ def _assign_resources(runner: "Runner", agent: Agent, rollout: Rollout) -> Mappi
             f"write it as (task, resources), or name them {' and '.join(SUBSTITUTED)} and have "
             "its requests made with them: apply=True"
         )
-    return {name: found[name] for name in reaching if name in found}
+    return {name: resources[name] for name in reaching if name in resources}
 
 
 def _run_agent(
@@ -163,8 +163,8 @@ def _run_agent(
 ) -> float | None:
     if rollout.group_id:
         trace.get_current_span().set_attribute(c.TASK_ID, rollout.group_id)
-    known: dict[str, Any] = {"agent": agent, "rollout": rollout, "recording": recording}
-    call_hooks(runner, "on_trace_start", **known)
+    arguments: dict[str, Any] = {"agent": agent, "rollout": rollout, "recording": recording}
+    call_hooks(runner, "on_trace_start", **arguments)
     try:
         if not agent.takes_resources:
             _await_applied(agent, rollout, resources)
@@ -174,7 +174,7 @@ def _run_agent(
         recording.error = exc
         raise
     finally:
-        call_hooks(runner, "on_trace_end", **known)
+        call_hooks(runner, "on_trace_end", **arguments)
 
 
 def _await_applied(agent: Agent, rollout: Rollout, resources: Mapping[str, Resource]) -> None:
@@ -186,8 +186,8 @@ def _await_applied(agent: Agent, rollout: Rollout, resources: Mapping[str, Resou
     pinned = {name: resource.version for name, resource in resources.items()}
     until_s = time.monotonic() + _READ_S
     while True:
-        known = assigner.assign(rollout.rollout_id, agent.name, pinned)
-        missing = [name for name in pinned if name not in known]
+        versions = assigner.assign(rollout.rollout_id, agent.name, pinned)
+        missing = [name for name in pinned if name not in versions]
         if not missing:
             return
         if time.monotonic() > until_s:

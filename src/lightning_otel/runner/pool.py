@@ -138,8 +138,8 @@ def _run_others(
         worker_ids.append(runner.worker_id)
 
     def reap_workers() -> list[tuple[str, str]]:
-        ended = [each for each, member in members.items() if not member.is_alive()]
-        dead = [(each, reason) for each in ended if (reason := members.pop(each).describe_end())]
+        ended = [key for key, member in members.items() if not member.is_alive()]
+        dead = [(key, reason) for key in ended if (reason := members.pop(key).describe_end())]
         for worker_id, reason in dead:
             queue.fail_worker(worker_id, reason)
         return dead
@@ -182,10 +182,10 @@ class _Process:
         # A fresh interpreter: a fork would take along the threads' locks of this one. The end of a
         # pipe says stop; a shared event's lock would stay locked by a worker killed in it.
         context = multiprocessing.get_context("spawn")
-        heard, self._tell = context.Pipe(duplex=False)
+        inbox, self._tell = context.Pipe(duplex=False)
         self._process = context.Process(
             target=_run_worker,
-            args=(runner, heard),
+            args=(runner, inbox),
             kwargs={"until_empty": until_empty},
             name=runner.worker_id,
         )
@@ -197,7 +197,7 @@ class _Process:
                 f"another process ({exc}); define it at the top of a module, or run threads"
             ) from exc
         finally:
-            heard.close()
+            inbox.close()
 
     def is_alive(self) -> bool:
         return self._process.is_alive()
@@ -222,7 +222,7 @@ class _Process:
         self._process.join()
 
 
-def _run_worker(runner: Runner, heard: "Connection[object, object]", *, until_empty: bool) -> None:
+def _run_worker(runner: Runner, inbox: "Connection[object, object]", *, until_empty: bool) -> None:
     # An interrupt of the terminal reaches everybody; whoever started this says what is to be done.
     # A handler, since what is ignored would be ignored by the agent's own children too.
     signal.signal(signal.SIGINT, lambda number, frame: None)
@@ -230,7 +230,7 @@ def _run_worker(runner: Runner, heard: "Connection[object, object]", *, until_em
 
     def listen() -> None:
         # Readable once the other end is closed: by whoever started this process, or its death.
-        heard.poll(None)
+        inbox.poll(None)
         stop.set()
 
     threading.Thread(target=listen, daemon=True).start()

@@ -30,8 +30,8 @@ def make_starter(state: State, options: Mapping[str, Any]) -> "Callable[..., Act
         )
     # A second thread of the actor hears that it is to stop.
     cls = ray.remote(max_concurrency=2, max_restarts=0)(Worker)
-    made = cls.options(**options) if options else cls
-    return partial(Actor, made)
+    actor_class = cls.options(**options) if options else cls
+    return partial(Actor, actor_class)
 
 
 class Worker:

@@ -172,19 +172,19 @@ class Runner:
         """
         while rollout.status not in FINAL:
             self._check_threads()
-            begun = replace(rollout, status="running", attempts=rollout.attempts + 1)
+            running = replace(rollout, status="running", attempts=rollout.attempts + 1)
             now_ns, limit_s = time.time_ns(), rollout.timeout_s
             deadline_ns = None if limit_s is None else now_ns + int(limit_s * 1e9)
             lease = Lease(
-                begun, str(begun.attempts), self.worker_id, now_ns, self._lease_s, deadline_ns
+                running, str(running.attempts), self.worker_id, now_ns, self._lease_s, deadline_ns
             )
             agent, outcome = self._make_attempt(lease, None)
             reason = describe_timeout(limit_s) if outcome is None else clean_reason(outcome.reason)
             status = choose_status(
-                "failed" if reason else "succeeded", begun.attempts, begun.max_attempts
+                "failed" if reason else "succeeded", running.attempts, running.max_attempts
             )
             rollout = replace(
-                begun,
+                running,
                 status=status,
                 reason=reason if status == "failed" else "",
                 reward=None if outcome is None else outcome.reward,
@@ -222,11 +222,11 @@ class Runner:
             WorkerError: Too many attempts hang in threads.
         """
         signal_set = stop if stop is not None else threading.Event()
-        made, idle_s = 0, _SHORTEST_IDLE_S
+        count, idle_s = 0, _SHORTEST_IDLE_S
         try:
             while not signal_set.is_set():
                 if self.step() is not None:
-                    made, idle_s = made + 1, _SHORTEST_IDLE_S
+                    count, idle_s = count + 1, _SHORTEST_IDLE_S
                 elif until_empty and self.queue.is_empty(
                     agents=self.agent.names, modes=self._modes
                 ):
@@ -236,7 +236,7 @@ class Runner:
                     idle_s = min(2 * idle_s, _LONGEST_IDLE_S)
         finally:
             self.close()
-        return made
+        return count
 
     def close(self) -> None:
         """End the thread that the agent acts in."""
@@ -321,18 +321,18 @@ def run_rollouts(
 ) -> list[Rollout]:
     """Run rollouts without a queue, one per runner; return them in order, begun or not."""
     store_path(runners[0].store)
-    waiting = iter(list(rollouts))  # whose next is one step to other threads
+    pending = iter(list(rollouts))  # whose next is one step to other threads
     ended: dict[str, Rollout] = {}
 
     def run_next(runner: Runner, stop: Stop) -> None:
         try:
-            while not stop.is_set() and (rollout := next(waiting, None)) is not None:
+            while not stop.is_set() and (rollout := next(pending, None)) is not None:
                 ended[rollout.rollout_id] = runner.run_rollout(rollout)
         finally:
             runner.close()
 
     run_threads(runners, stop, run_next)
-    return [ended.get(each.rollout_id, each) for each in rollouts]
+    return [ended.get(rollout.rollout_id, rollout) for rollout in rollouts]
 
 
 def run_threads(
@@ -350,7 +350,7 @@ def run_threads(
             over.set()
 
     threads = [
-        threading.Thread(target=work_until_over, args=(each,), daemon=True) for each in runners
+        threading.Thread(target=work_until_over, args=(runner,), daemon=True) for runner in runners
     ]
     for thread in threads:
         thread.start()

@@ -59,20 +59,20 @@ class State:
         Raises:
             ConfigError: The place is none of these, or its driver is missing.
         """
-        given = os.fspath(place) if place is not None else config.state_place()
-        self._layout = None if _is_database(given) else Layout(given)
-        self._place = given if self._layout is None else str(self._layout.catalogue)
+        address = os.fspath(place) if place is not None else config.state_place()
+        self._layout = None if _is_database(address) else Layout(address)
+        self._place = address if self._layout is None else str(self._layout.catalogue)
         self.now_ns = now_ns
         self._ready: set[str] = set()
-        self._engine = _make_engine(given, self._layout)
+        self._engine = _make_engine(address, self._layout)
         _ENGINES.add(self._engine)
 
     @classmethod
     def beside(cls, store: "Store") -> "State":
         """The state that goes with a store: ``LIGHTNING_OTEL_STATE``, else beside its files."""
         layout = store.local.layout
-        named = config.STATE.read() or None
-        return cls(named if named is not None or layout is None else layout.catalogue)
+        address = config.STATE.read() or None
+        return cls(address if address is not None or layout is None else layout.catalogue)
 
     def __reduce__(self) -> "tuple[Callable[..., State], tuple[object, ...]]":
         # Another process opens connections of its own.
@@ -164,17 +164,17 @@ def take_lock(connection: "Connection", lock: int) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(lock)))
 
 
-def _is_database(given: str) -> bool:
-    return "://" in given and not given.startswith(("http://", "https://", "clickhouse://"))
+def _is_database(address: str) -> bool:
+    return "://" in address and not address.startswith(("http://", "https://", "clickhouse://"))
 
 
-def _make_engine(given: str, layout: Layout | None) -> "Engine":
+def _make_engine(address: str, layout: Layout | None) -> "Engine":
     if layout is None:
         try:
-            return sa.create_engine(given, pool_pre_ping=True)
+            return sa.create_engine(address, pool_pre_ping=True)
         except (sa.exc.ArgumentError, ModuleNotFoundError, sa.exc.NoSuchModuleError) as exc:
             raise ConfigError(
-                f"no state at {given.partition('@')[2] or given!r}: {exc}; name one like "
+                f"no state at {address.partition('@')[2] or address!r}: {exc}; name one like "
                 "postgresql+psycopg://user@host/database (pip install 'psycopg[binary]')"
             ) from exc
     path = layout.state_path

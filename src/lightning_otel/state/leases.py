@@ -30,8 +30,8 @@ S = TypeVar("S", bound=str)
 
 def id_batches(ids: Iterable[str]) -> Iterator[list[str]]:
     """Yield ids in lists that one statement takes."""
-    every = list(ids)
-    return (every[start : start + _MOST_IDS] for start in range(0, len(every), _MOST_IDS))
+    items = list(ids)
+    return (items[start : start + _MOST_IDS] for start in range(0, len(items), _MOST_IDS))
 
 
 class Leases:
@@ -42,7 +42,7 @@ class Leases:
         state: State,
         table: sa.Table,
         *,
-        held: str,
+        leased: str,
         status: str = "status",
         holder: str = "worker_id",
         on_expired: "Callable[[Connection, sa.Row[Any], int], object]" = lambda *_: None,
@@ -53,7 +53,7 @@ class Leases:
         """
         self._state = state
         self._table = table
-        self._held = held
+        self._held = leased
         self._status = table.c[status]
         self._holder = table.c[holder]
         self._on_expired = on_expired
@@ -91,38 +91,38 @@ class Leases:
         return connection.execute(sa.select(self._table).where(mine)).one()
 
     def lock(
-        self, connection: "Connection", held: "sa.ColumnElement[bool]"
+        self, connection: "Connection", condition: "sa.ColumnElement[bool]"
     ) -> "sa.Row[Any] | None":
         """Lock a held row until the transaction ends; return None if its lease ended."""
         self.expire(connection)
         is_alive = sa.not_(sa.func.coalesce(self.is_over(self._state.now_ns()), sa.false()))
-        query = sa.select(self._table).where(held, is_alive)
+        query = sa.select(self._table).where(condition, is_alive)
         return connection.execute(query.with_for_update()).one_or_none()
 
     def update(
-        self, connection: "Connection", held: "sa.ColumnElement[bool]", **values: Any
+        self, connection: "Connection", condition: "sa.ColumnElement[bool]", **values: Any
     ) -> int:
         """Set columns of held rows, such as the end of a lease; return their number."""
-        done = connection.execute(sa.update(self._table).where(held).values(**values))
-        return done.rowcount
+        result = connection.execute(sa.update(self._table).where(condition).values(**values))
+        return result.rowcount
 
-    def change(self, held: "sa.ColumnElement[bool]", **values: Any) -> bool:
+    def change(self, condition: "sa.ColumnElement[bool]", **values: Any) -> bool:
         """Set columns of a held row; return False, and change nothing, if its lease ended."""
         with self._state.change() as connection:
-            if self.lock(connection, held) is None:
+            if self.lock(connection, condition) is None:
                 return False
-            return bool(self.update(connection, held, **values))
+            return bool(self.update(connection, condition, **values))
 
-    def release(self, connection: "Connection", held: "sa.ColumnElement[bool]") -> int:
+    def release(self, connection: "Connection", condition: "sa.ColumnElement[bool]") -> int:
         """Delete held rows, where a row stands for the lease alone; return their number."""
-        return connection.execute(sa.delete(self._table).where(held)).rowcount
+        return connection.execute(sa.delete(self._table).where(condition)).rowcount
 
     def count(self, statuses: Sequence[S], *where: "sa.ColumnElement[bool]") -> dict[S, int]:
         """Return the number of rows by status; every status is named."""
         query = sa.select(self._status, sa.func.count()).where(*where).group_by(self._status)
         with self.read() as connection:
-            found = {row[0]: int(row[1]) for row in connection.execute(query)}
-        return {status: found.get(status, 0) for status in statuses}
+            counts = {row[0]: int(row[1]) for row in connection.execute(query)}
+        return {status: counts.get(status, 0) for status in statuses}
 
     def expire(self, connection: "Connection") -> None:
         """End all leases that are over."""
@@ -167,7 +167,7 @@ class Claims:
         self.run_id = run_id
         self.holder = holder
         self._lease_s = lease_s
-        self._leases = Leases(state, CLAIMS, held="claimed", status="state", holder="holder")
+        self._leases = Leases(state, CLAIMS, leased="claimed", status="state", holder="holder")
         self._mine = CLAIMS.c.consumer == consumer
         self._held = self._leases.is_held(holder, self._mine)
         state.ensure(CLAIMS)
@@ -175,24 +175,24 @@ class Claims:
     def claim(self, groups: Mapping[str, Sequence[Claimable]]) -> list[str]:
         """Claim whole groups; skip those of which a member is claimed or trained on already."""
         claimed: list[str] = []
-        ids = [each.rollout_id for members in groups.values() for each in members]
+        ids = [member.rollout_id for members in groups.values() for member in members]
         with self._state.change() as connection:
             take_lock(connection, _LOCK)
-            taken = self._find_claims(connection, ids, self._is_taken())
+            conflicts = self._find_claims(connection, ids, self._is_taken())
             for group_id, members in groups.items():
-                if members and taken.isdisjoint(each.rollout_id for each in members):
+                if members and conflicts.isdisjoint(member.rollout_id for member in members):
                     self._put_claims(connection, group_id, members, "claimed")
                     claimed.append(group_id)
         return claimed
 
     def exclude(self, group_id: str, members: Sequence[Claimable], reason: str) -> None:
         """Exclude rollouts for good: they are counted by reason and never offered again."""
-        ids = [each.rollout_id for each in members]
+        ids = [member.rollout_id for member in members]
         of_others = sa.and_(self._is_taken(), sa.not_(self._held))
         with self._state.change() as connection:
             take_lock(connection, _LOCK)
-            taken = self._find_claims(connection, ids, of_others)
-            free = [each for each in members if each.rollout_id not in taken]
+            conflicts = self._find_claims(connection, ids, of_others)
+            free = [member for member in members if member.rollout_id not in conflicts]
             self._put_claims(connection, group_id, free, "left", reason)
 
     def extend(self) -> None:
@@ -203,18 +203,18 @@ class Claims:
 
     def acknowledge(self, connection: "Connection", rollout_ids: Sequence[str], step: int) -> None:
         """Mark rollouts as trained on, within a transaction: they never come again."""
-        done = sum(
+        count = sum(
             self._leases.update(
                 connection, sa.and_(self._held, CLAIMS.c.rollout_id.in_(ids)),
                 state="trained", step=step,
             )
             for ids in id_batches(rollout_ids)
         )  # fmt: skip
-        if done != len(set(rollout_ids)):
+        if count != len(set(rollout_ids)):
             raise StateError(
-                f"{len(set(rollout_ids)) - done} of {len(set(rollout_ids))} rollouts of step {step}"
-                f" are claimed by another process of consumer {self.consumer!r}; resume from the "
-                "checkpoint before it, with one process a consumer"
+                f"{len(set(rollout_ids)) - count} of {len(set(rollout_ids))} rollouts of step "
+                f"{step} are claimed by another process of consumer {self.consumer!r}; resume from "
+                "the checkpoint before it, with one process a consumer"
             )
 
     def release(self, rollout_ids: Sequence[str]) -> int:
@@ -225,9 +225,9 @@ class Claims:
     def rewind(self, step: int) -> int:
         """Release a run's rollouts after a checkpoint, alone at work; return their number."""
         is_later = sa.or_(CLAIMS.c.state == "claimed", CLAIMS.c.step > step)
-        own = sa.and_(self._mine, CLAIMS.c.run_id == self.run_id, is_later)
+        condition = sa.and_(self._mine, CLAIMS.c.run_id == self.run_id, is_later)
         with self._state.change() as connection:
-            return self._leases.release(connection, own)
+            return self._leases.release(connection, condition)
 
     def reopen(self, rollout_ids: Iterable[str]) -> int:
         """Allow rollouts to be trained on again, such as after a late reward."""
@@ -290,18 +290,18 @@ class Claims:
         rows: list[dict[str, Any]] = [
             {
                 "consumer": self.consumer,
-                "rollout_id": each.rollout_id,
+                "rollout_id": member.rollout_id,
                 "group_id": group_id,
                 "run_id": self.run_id,
                 "holder": self.holder,
                 "state": state,
                 "step": None,
-                "reward": each.reward,
+                "reward": member.reward,
                 "reason": reason,
                 "until_ns": self._leases.end_ns(self._lease_s),
             }
-            for each in members
+            for member in members
         ]
-        self._release_claims(connection, self._mine, [each.rollout_id for each in members])
+        self._release_claims(connection, self._mine, [member.rollout_id for member in members])
         if rows:
             connection.execute(sa.insert(CLAIMS), rows)

@@ -55,7 +55,7 @@ class Queue:
         """
         state.ensure(ROLLOUTS, ATTEMPTS, PAUSES)
         self.state = state
-        self._leases = Leases(state, ROLLOUTS, held="running", on_expired=expire_attempt)
+        self._leases = Leases(state, ROLLOUTS, leased="running", on_expired=expire_attempt)
 
     def __reduce__(self) -> "tuple[type[Queue], tuple[State]]":
         return Queue, (self.state,)
@@ -92,7 +92,7 @@ class Queue:
         Raises:
             ConfigError: A task is no JSON value, or a number makes no sense.
         """
-        made = make_rollouts(
+        rollouts = make_rollouts(
             tasks,
             samples,
             group_ids,
@@ -104,14 +104,14 @@ class Queue:
             resources=dict(resources or {}),
             created_ns=self.state.now_ns(),
         )
-        self.add(made)
-        return made
+        self.add(rollouts)
+        return rollouts
 
     def add(self, rollouts: Sequence[Rollout]) -> None:
         """Put rollouts with ids of their own at the end of the queue: all of them, or none."""
         if rollouts:
             with self.state.change() as connection:
-                connection.execute(sa.insert(ROLLOUTS), [row_of(each) for each in rollouts])
+                connection.execute(sa.insert(ROLLOUTS), [row_of(rollout) for rollout in rollouts])
 
     def lease(
         self,
@@ -133,19 +133,19 @@ class Queue:
             ConfigError: That is no length of time.
         """
         check_seconds("lease_s", lease_s)
-        waiting = (
+        query = (
             sa.select(ROLLOUTS)
             .where(ROLLOUTS.c.status == "queuing", *worker_conditions(agents, modes))
             .order_by(ROLLOUTS.c.priority.desc(), ROLLOUTS.c.position)
         )
         with self._leases.read() as connection:  # who finds nothing keeps nobody waiting
-            if _is_paused(connection) or connection.execute(waiting.limit(1)).first() is None:
+            if _is_paused(connection) or connection.execute(query.limit(1)).first() is None:
                 return None
         with self.state.change() as connection:
             if _is_paused(connection):
                 return None
             tries = {"attempts": ROLLOUTS.c.attempts + 1}
-            row = self._leases.claim(connection, worker_id, waiting, lease_s, **tries)
+            row = self._leases.claim(connection, worker_id, query, lease_s, **tries)
             if row is None:
                 return None
             attempt = {"rollout_id": row.rollout_id, "attempt": row.attempts, "status": "running"}
@@ -174,9 +174,9 @@ class Queue:
 
     def fail_worker(self, worker_id: str, reason: str) -> int:
         """End the attempts of a worker that died, at once; return their number."""
-        own = sa.select(ROLLOUTS).where(self._leases.is_held(worker_id))
+        query = sa.select(ROLLOUTS).where(self._leases.is_held(worker_id))
         with self.state.change() as connection:
-            rows = connection.execute(own.with_for_update()).all()
+            rows = connection.execute(query.with_for_update()).all()
             for row in rows:
                 finish_attempt(connection, row, "unresponsive", reason, self.state.now_ns())
             return len(rows)
@@ -227,9 +227,9 @@ class Queue:
             ROLLOUTS.c.status == "running", ROLLOUTS.c.attempts < ROLLOUTS.c.max_attempts
         )
         unfinished = sa.or_(ROLLOUTS.c.status == "queuing", may_return)
-        wanted = sa.select(ROLLOUTS.c.position).where(unfinished, *worker_conditions(agents, modes))
+        query = sa.select(ROLLOUTS.c.position).where(unfinished, *worker_conditions(agents, modes))
         with self._leases.read() as connection:
-            return connection.execute(wanted.limit(1)).first() is None
+            return connection.execute(query.limit(1)).first() is None
 
     def get(self, rollout_id: str) -> Rollout:
         """Return one rollout as it stands.
@@ -237,10 +237,10 @@ class Queue:
         Raises:
             NotFoundError: There is no such rollout.
         """
-        found = self.rollouts(ids=[rollout_id])
-        if not found:
+        rollouts = self.rollouts(ids=[rollout_id])
+        if not rollouts:
             raise unknown_rollout(rollout_id)
-        return found[0]
+        return rollouts[0]
 
     def rollouts(
         self,
@@ -254,20 +254,20 @@ class Queue:
         with self._leases.read() as connection:
             if ids is None:
                 return [rollout_of(row) for row in connection.execute(query)]
-            asked = list(ids)
+            id_list = list(ids)
             rows = [
                 row
-                for some in id_batches(asked)
+                for some in id_batches(id_list)
                 for row in connection.execute(query.where(ROLLOUTS.c.rollout_id.in_(some)))
             ]
-        found = {row.rollout_id: rollout_of(row) for row in rows}
-        return [found[each] for each in asked if each in found]
+        by_id = {row.rollout_id: rollout_of(row) for row in rows}
+        return [by_id[key] for key in id_list if key in by_id]
 
     def attempts(self, rollout_id: str) -> list[Attempt]:
         """Return every attempt at a rollout, in order; empty if there was none."""
-        wanted = sa.select(ATTEMPTS).where(ATTEMPTS.c.rollout_id == rollout_id)
+        query = sa.select(ATTEMPTS).where(ATTEMPTS.c.rollout_id == rollout_id)
         with self._leases.read() as connection:
-            rows = connection.execute(wanted.order_by(ATTEMPTS.c.attempt)).mappings().all()
+            rows = connection.execute(query.order_by(ATTEMPTS.c.attempt)).mappings().all()
         return [
             Attempt(attempt_id=str(row["attempt"]), **{k: row[k] for k in row if k != "attempt"})
             for row in rows
@@ -294,18 +294,18 @@ class Queue:
         Raises:
             NotFoundError: One of them is not there.
         """
-        asked = list(ids)
+        id_list = list(ids)
         wait_s = None if timeout_s is None else check_finite("timeout_s", timeout_s)
         until_s = None if wait_s is None else time.monotonic() + wait_s
         pause_s = _SHORTEST_WAIT_S
         while True:
-            found = self.rollouts(ids=asked)
-            if len(found) < len(asked):
-                known = {rollout.rollout_id for rollout in found}
-                raise unknown_rollout(next(each for each in asked if each not in known))
+            rollouts = self.rollouts(ids=id_list)
+            if len(rollouts) < len(id_list):
+                known = {rollout.rollout_id for rollout in rollouts}
+                raise unknown_rollout(next(key for key in id_list if key not in known))
             left_s = _LONGEST_WAIT_S if until_s is None else until_s - time.monotonic()
-            if left_s <= 0 or all(rollout.status in FINAL for rollout in found):
-                return found
+            if left_s <= 0 or all(rollout.status in FINAL for rollout in rollouts):
+                return rollouts
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
 

@@ -56,7 +56,7 @@ class Requests:
         state.ensure(REQUESTS, WORKERS)
         self._state = state
         self._lease_s = lease_s
-        self._leases = Leases(state, REQUESTS, held="running", on_expired=_expire_request)
+        self._leases = Leases(state, REQUESTS, leased="running", on_expired=_expire_request)
 
     def put(
         self,
@@ -71,14 +71,14 @@ class Requests:
         by_key = sa.select(REQUESTS).where(REQUESTS.c.idempotency_key == idempotency_key)
         with self._state.change() as connection:
             take_lock(connection, _LOCK)
-            found = connection.execute(by_key).one_or_none() if idempotency_key else None
-            if found is not None:
-                if (found.algorithm, found.category, found.settings) != (algorithm, category, text):
+            row = connection.execute(by_key).one_or_none() if idempotency_key else None
+            if row is not None:
+                if (row.algorithm, row.category, row.settings) != (algorithm, category, text):
                     raise ConfigError(
                         f"{idempotency_key!r} asked for other training before, as "
-                        f"{found.request_id}; give a key of its own to what is asked for now"
+                        f"{row.request_id}; give a key of its own to what is asked for now"
                     )
-                return self._describe(connection, [found])[0], False
+                return self._describe(connection, [row])[0], False
             _refuse_too_many(connection)
             values = {
                 "request_id": f"training-{secrets.token_hex(6)}",
@@ -89,8 +89,8 @@ class Requests:
                 "created_ns": self._state.now_ns(),
             }
             connection.execute(sa.insert(REQUESTS).values(**values))
-            made = REQUESTS.c.request_id == values["request_id"]
-            rows = connection.execute(sa.select(REQUESTS).where(made)).all()
+            by_id = REQUESTS.c.request_id == values["request_id"]
+            rows = connection.execute(sa.select(REQUESTS).where(by_id)).all()
             return self._describe(connection, rows)[0], True
 
     def announce(self, worker_id: str, algorithm: str = "") -> None:
@@ -126,8 +126,8 @@ class Requests:
 
     def heartbeat(self, request: TrainingRequest, *, run_id: str = "") -> bool:
         """Extend a lease, and note the run; return False if another worker has the request."""
-        begun = {"run_id": run_id} if run_id else {}
-        return self._change_request(request, until_ns=self._leases.end_ns(self._lease_s), **begun)
+        run = {"run_id": run_id} if run_id else {}
+        return self._change_request(request, until_ns=self._leases.end_ns(self._lease_s), **run)
 
     def finish(self, request: TrainingRequest, *, run_id: str = "", reason: str = "") -> bool:
         """End a request; return False, and change nothing, if another worker has it."""
@@ -181,12 +181,12 @@ class Requests:
         return requests
 
     def _change_request(self, request: TrainingRequest, **values: Any) -> bool:
-        held = self._leases.is_held(
+        condition = self._leases.is_held(
             request.worker_id,
             REQUESTS.c.request_id == request.request_id,
             REQUESTS.c.tries == request.tries,
         )
-        return self._leases.change(held, **values)
+        return self._leases.change(condition, **values)
 
 
 def _expire_request(connection: "Connection", row: "sa.Row[Any]", now_ns: int) -> None:
@@ -209,5 +209,5 @@ def _refuse_too_many(connection: "Connection") -> None:
 
 
 def _request_of(row: "sa.Row[Any]") -> TrainingRequest:
-    values = {each.name: row._mapping[each.name] for each in fields(TrainingRequest)}
+    values = {field.name: row._mapping[field.name] for field in fields(TrainingRequest)}
     return TrainingRequest(**values | {"settings": json.loads(values["settings"])})

@@ -120,8 +120,8 @@ def make_id(noun: str) -> str:
 
 def rollout_of(row: "sa.Row[Any]") -> Rollout:
     """Return the rollout in a row."""
-    found = row._mapping
-    values = {each.name: found[each.name] for each in fields(Rollout)}
+    mapping = row._mapping
+    values = {field.name: mapping[field.name] for field in fields(Rollout)}
     return Rollout(**values | {name: json.loads(values[name]) for name in _JSON})
 
 
@@ -135,7 +135,7 @@ def row_of(rollout: Rollout) -> dict[str, Any]:
         check_finite("reward", rollout.reward)
     for name, version in rollout.resources.items():
         check_whole(f"the version of {name}", version, 1)
-    values = {each.name: getattr(rollout, each.name) for each in fields(Rollout)}
+    values = {field.name: getattr(rollout, field.name) for field in fields(Rollout)}
     values["resources"] = dict(rollout.resources)
     return values | {name: json.dumps(values[name]) for name in _JSON}
 
@@ -212,9 +212,9 @@ def worker_conditions(
         yield ROLLOUTS.c.mode.in_(list(modes))
 
 
-def column_conditions(**wanted: str | None) -> "Iterator[sa.ColumnElement[bool]]":
+def column_conditions(**values: str | None) -> "Iterator[sa.ColumnElement[bool]]":
     """Return the conditions that columns of a rollout have these values; None is any."""
-    return (ROLLOUTS.c[name] == value for name, value in wanted.items() if value is not None)
+    return (ROLLOUTS.c[name] == value for name, value in values.items() if value is not None)
 
 
 def read_page(
@@ -228,11 +228,11 @@ def read_page(
 ) -> tuple[list[Rollout], int]:
     """Return a part of the rollouts as last written, the newest first, and the number of all."""
     where = list(column_conditions(status=status, mode=mode, agent=agent))
-    every = sa.select(sa.func.count()).select_from(ROLLOUTS).where(*where)
+    query = sa.select(sa.func.count()).select_from(ROLLOUTS).where(*where)
     part = sa.select(ROLLOUTS).where(*where).order_by(ROLLOUTS.c.position.desc())
     with state.read() as connection:
         rows = connection.execute(part.limit(limit).offset(offset)).all()
-        return [rollout_of(row) for row in rows], connection.scalar(every) or 0
+        return [rollout_of(row) for row in rows], connection.scalar(query) or 0
 
 
 def paused_since_ns(state: "State") -> int | None:

@@ -97,14 +97,14 @@ class Runs:
 
     def get(self, run_id: str) -> TrainingRun:
         """Return a run, by its id or a prefix of it, or ``@last``."""
-        found = self.all()
-        if run_id == "@last" and found:
-            return found[0]
-        near = [run for run in found if run.run_id.startswith(run_id) and run_id]
-        exact = [run for run in near if run.run_id == run_id]
-        if len(near) == 1 or exact:
-            return (exact or near)[0]
-        what = f"{len(near)} training runs begin with" if near else "no training run"
+        runs = self.all()
+        if run_id == "@last" and runs:
+            return runs[0]
+        matches = [run for run in runs if run.run_id.startswith(run_id) and run_id]
+        exact = [run for run in matches if run.run_id == run_id]
+        if len(matches) == 1 or exact:
+            return (exact or matches)[0]
+        what = f"{len(matches)} training runs begin with" if matches else "no training run"
         raise NotFoundError(f"{what} {run_id!r}; lightning-otel train --list shows them")
 
     def all(self) -> list[TrainingRun]:
@@ -186,7 +186,7 @@ class Runs:
                     run_id=run_id,
                     step=step,
                     place=place,
-                    unpublished=[dict(each) for each in unpublished],
+                    unpublished=[dict(entry) for entry in unpublished],
                     versions=dict(versions or {}),
                     time_ns=now_ns,
                 )
@@ -213,8 +213,8 @@ class Runs:
         values = {"step": step, "status": "running", "reason": "", "ended_ns": None}
         with self._change_run(run_id, **values) as connection:
             for table in (METRICS, CHECKPOINTS):
-                later = sa.and_(table.c.run_id == run_id, table.c.step > step)
-                connection.execute(sa.delete(table).where(later))
+                condition = sa.and_(table.c.run_id == run_id, table.c.step > step)
+                connection.execute(sa.delete(table).where(condition))
 
     def delete_checkpoint(self, run_id: str, step: int) -> None:
         """Take a checkpoint from those that count, such as one whose folder is to go."""

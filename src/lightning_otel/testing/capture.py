@@ -60,11 +60,11 @@ class CapturedCall:
     span: Span = field(repr=False)
 
     def __repr__(self) -> str:
-        asked = self.messages[-1].get("content") if self.messages else ""
+        query = self.messages[-1].get("content") if self.messages else ""
         called = ", ".join(name for name, _ in self.tool_calls)
-        told = self.error or (f"calls {called}" if called else self.text)
+        text = self.error or (f"calls {called}" if called else self.text)
         lost = f", left out: {self.left_out}" if self.left_out else ""
-        return f"<call of {self.model}: {_shorten_value(asked)} → {_shorten_value(told)}{lost}>"
+        return f"<call of {self.model}: {_shorten_value(query)} → {_shorten_value(text)}{lost}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +100,12 @@ class Captured:
         """Every span, in order of its start, the block's own one first."""
         if self.store.layout is not None:
             return self.store.spans().rows()
-        found: dict[tuple[str, str], Span] = {}
+        by_id: dict[tuple[str, str], Span] = {}
         # An end comes after its start, and counts more.
         for record in remove_dropped(self.store.writer().records((0, 0), "") or []):
             span = build_span(record)
-            found[span.trace_id, span.span_id] = span
-        return sorted(found.values(), key=lambda span: (span.start_ns, span.sequence))
+            by_id[span.trace_id, span.span_id] = span
+        return sorted(by_id.values(), key=lambda span: (span.start_ns, span.sequence))
 
     @property
     def calls(self) -> list[CapturedCall]:
@@ -199,10 +199,10 @@ class captured:  # noqa: N801  # used as a function
                 f"nothing can be captured, as recording is switched off; unset "
                 f"{config.ENABLED.name} OTEL_SDK_DISABLED"
             )
-        given = options.get("store")
-        self._store = given if isinstance(given, Store) else Store(given or ":memory:")
-        named: Options = {"name": "captured", **options, "store": self._store}
-        self._traced = auto_trace(**named)
+        store = options.get("store")
+        self._store = store if isinstance(store, Store) else Store(store or ":memory:")
+        settings: Options = {"name": "captured", **options, "store": self._store}
+        self._traced = auto_trace(**settings)
         self._frame: capture.Frame | None = None
 
     def __enter__(self) -> Captured:
@@ -245,7 +245,7 @@ class _Open:
 
     def remove(self, frame: capture.Frame) -> None:
         with self._lock:
-            self._frames = [each for each in self._frames if each is not frame]
+            self._frames = [entry for entry in self._frames if entry is not frame]
             capture.process.frame = self._frames[-1] if self._frames else self._before
 
 

@@ -119,12 +119,12 @@ def failure(status: int = 500, message: str = "the script says so") -> Failure:
 
 
 def _make_reply(line: Line, body: Mapping[str, Any]) -> Reply:
-    said = line(body) if callable(line) else line
-    if isinstance(said, Failure):
-        raise _RefusedError(said)
-    if isinstance(said, Reply):
-        return said
-    if isinstance(said, str):
-        return Reply(text=said)
-    calls = (said,) if isinstance(said, ToolCall) else tuple(said)
+    reply = line(body) if callable(line) else line
+    if isinstance(reply, Failure):
+        raise _RefusedError(reply)
+    if isinstance(reply, Reply):
+        return reply
+    if isinstance(reply, str):
+        return Reply(text=reply)
+    calls = (reply,) if isinstance(reply, ToolCall) else tuple(reply)
     return Reply(text="", tool_calls=calls, finish_reason="tool_calls")

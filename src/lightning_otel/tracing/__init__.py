@@ -79,12 +79,12 @@ class Traced(Block[Recording]):
 
 def _spells_out_options(function: F) -> F:
     signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    parameters = [p for p in signature.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in Options.__annotations__.items()
     ]
-    vars(function)["__signature__"] = signature.replace(parameters=[*own, *options])
+    vars(function)["__signature__"] = signature.replace(parameters=[*parameters, *options])
     return function
 
 

@@ -53,9 +53,9 @@ class Lifetime(Run, Generic[G]):
         """End it with what was raised, or as left."""
         self.end(exc)
 
-    async def end_async(self, name: str, *given: Any) -> None:
+    async def end_async(self, name: str, *arguments: Any) -> None:
         """End it where there may be something to await."""
-        await (self.finish(*given) if name == "fail" else self.finish(None, *given))
+        await (self.finish(*arguments) if name == "fail" else self.finish(None, *arguments))
 
 
 def is_function(value: object) -> bool:
@@ -97,11 +97,11 @@ class Block(Generic[G]):
         return self.__enter__()
 
     def _leave(self) -> Lifetime[G]:
-        here = otel_context.get_current()
+        context = otel_context.get_current()
         entries = reversed(self._entered.copy())
-        found = next((entry for entry in entries if entry[0] is here), self._entered[-1])
-        self._entered.remove(found)
-        _, entered, manager = found
+        match = next((entry for entry in entries if entry[0] is context), self._entered[-1])
+        self._entered.remove(match)
+        _, entered, manager = match
         manager.__exit__(None, None, None)
         return entered
 
@@ -174,10 +174,10 @@ def _argument_reader(
 
     def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, object]:
         try:
-            found = signature.bind(*args, **kwargs).arguments
+            values = signature.bind(*args, **kwargs).arguments
         except TypeError:  # the call itself is about to say so
             return {"args": args, **kwargs}
-        return {name: value for name, value in found.items() if name not in owner}
+        return {name: value for name, value in values.items() if name not in owner}
 
     return read
 

@@ -72,20 +72,20 @@ def emit_reward(
         ConfigError: The reward is not a finite number, the primary one is not named, or ``match``
             has no rollout to look in.
     """
-    given = _reward_attributes(reward, score if value is None else value, primary)
+    award = _reward_attributes(reward, score if value is None else value, primary)
     targets = _target_attributes(span_id, response_id, rollout_id, match)
-    found = {**(attributes or {}), **given, **targets}
+    facts = {**(attributes or {}), **award, **targets}
     has_target = bool(span_id or response_id or rollout_id)
     if capture.is_wanted():
         with _in_rollout(rollout_id):
-            return _emit_span("emit_reward", c.SPAN_ANNOTATION, found)
+            return _emit_span("emit_reward", c.SPAN_ANNOTATION, facts)
     if match and not has_target:
         raise ConfigError(f"match={match!r} is looked for in one rollout; name it: rollout_id=…")
     if not has_target:
-        return _emit_span("emit_reward", c.SPAN_ANNOTATION, found)  # which says that none is kept
+        return _emit_span("emit_reward", c.SPAN_ANNOTATION, facts)  # which says that none is kept
     if not config.is_enabled():
         return None
-    span = _make_instant(found)
+    span = _make_instant(facts)
     return span.span_id if capture.guard_call(_store_span, span) else None
 
 
@@ -129,8 +129,8 @@ def reward_span(
 ) -> Span:
     """Return a reward as a finished span in a trace of its own; the first value is primary."""
     primary = next(iter(values)) if len(values) > 1 else None
-    given = _reward_attributes(values, None, primary)
-    return _make_instant({**given, **_target_attributes(span_id, response_id, rollout_id)})
+    award = _reward_attributes(values, None, primary)
+    return _make_instant({**award, **_target_attributes(span_id, response_id, rollout_id)})
 
 
 def _target_attributes(
@@ -139,14 +139,14 @@ def _target_attributes(
     rollout_id: str | None,
     match: Mapping[str, AttributeValue] | None = None,
 ) -> dict[str, AttributeValue]:
-    named = ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id))
-    links = [(key, target) for key, target in named if target]
+    pairs = ((c.LINK_SPAN_ID, span_id), (c.RESPONSE_ID, response_id))
+    links = [(key, target) for key, target in pairs if target]
     links += [(str(key), matched_text(value)) for key, value in (match or {}).items()]
-    found: dict[str, AttributeValue] = {c.ROLLOUT_ID: rollout_id} if rollout_id else {}
+    facts: dict[str, AttributeValue] = {c.ROLLOUT_ID: rollout_id} if rollout_id else {}
     for index, (key, target) in enumerate(links):
-        found[f"{c.LINK_PREFIX}.{index}.key_match"] = key
-        found[f"{c.LINK_PREFIX}.{index}.value_match"] = target
-    return found
+        facts[f"{c.LINK_PREFIX}.{index}.key_match"] = key
+        facts[f"{c.LINK_PREFIX}.{index}.value_match"] = target
+    return facts
 
 
 def _store_span(span: Span) -> bool:
@@ -165,20 +165,20 @@ def _reward_attributes(
     is_named = isinstance(reward, str)
     if value is not None and not is_named:
         raise ConfigError("emit_reward takes a second number only after a name")
-    given: Any = value if is_named else reward
+    entry: Any = value if is_named else reward
     steps = None
-    if isinstance(given, (list, tuple)):
+    if isinstance(entry, (list, tuple)):
         steps = [
-            None if each is None else check_finite(f"reward 'step {index}'", each)
-            for index, each in enumerate(given)
+            None if number is None else check_finite(f"reward 'step {index}'", number)
+            for index, number in enumerate(entry)
         ]
         if all(step is None for step in steps):
-            raise ConfigError(f"reward {given!r} has no number for any step; leave it out instead")
-        given = add_decimals([step for step in steps if step is not None])
-    named: Mapping[Any, Any] = {reward if is_named else c.PRIMARY_REWARD: given}
-    if isinstance(given, Mapping) and not is_named:
-        named = given
-    values = {str(name): number for name, number in named.items()}
+            raise ConfigError(f"reward {entry!r} has no number for any step; leave it out instead")
+        entry = add_decimals([step for step in steps if step is not None])
+    rewards: Mapping[Any, Any] = {reward if is_named else c.PRIMARY_REWARD: entry}
+    if isinstance(entry, Mapping) and not is_named:
+        rewards = entry
+    values = {str(name): number for name, number in rewards.items()}
     if not values:
         raise ConfigError("emit_reward got no reward: the mapping is empty")
     if primary is None and len(values) > 1:
@@ -188,15 +188,15 @@ def _reward_attributes(
     first = primary if primary is not None else next(iter(values))
     if first not in values:
         raise ConfigError(f"primary={first!r} is none of the rewards: {', '.join(values)}")
-    found: dict[str, AttributeValue] = {}
+    facts: dict[str, AttributeValue] = {}
     for index, name in enumerate(sorted(values, key=lambda name: name != first)):
-        found[f"{c.REWARD_PREFIX}.{index}.name"] = name
-        found[f"{c.REWARD_PREFIX}.{index}.value"] = check_finite(f"reward {name!r}", values[name])
+        facts[f"{c.REWARD_PREFIX}.{index}.name"] = name
+        facts[f"{c.REWARD_PREFIX}.{index}.value"] = check_finite(f"reward {name!r}", values[name])
     if steps is not None:
-        found[c.REWARD_STEPS] = json.dumps(steps)
+        facts[c.REWARD_STEPS] = json.dumps(steps)
     if primary is not None and len(values) == 1:
-        found[c.REWARD_PRIMARY] = True
-    return found
+        facts[c.REWARD_PRIMARY] = True
+    return facts
 
 
 def _in_rollout(rollout_id: str | None) -> AbstractContextManager[None]:
@@ -224,14 +224,14 @@ def emit_object(
 
 def emit_action(name: object, value: object = None, /) -> str | None:
     """Mark an action, by an optional kind, without a known client; return the span id."""
-    named = {} if value is None else {c.MARK_NAME: str(name)}
-    return _emit_value("emit_action", c.SPAN_ACTION, value if named else name, named)
+    mark = {} if value is None else {c.MARK_NAME: str(name)}
+    return _emit_value("emit_action", c.SPAN_ACTION, value if mark else name, mark)
 
 
 def emit_observation(name: object, value: object = None, /) -> str | None:
     """Mark an observation, by an optional kind, without a known client; return the span id."""
-    named = {} if value is None else {c.MARK_NAME: str(name)}
-    return _emit_value("emit_observation", c.SPAN_OBSERVATION, value if named else name, named)
+    mark = {} if value is None else {c.MARK_NAME: str(name)}
+    return _emit_value("emit_observation", c.SPAN_OBSERVATION, value if mark else name, mark)
 
 
 def emit_state(state: State, *, message: str = "") -> str | None:
@@ -317,7 +317,7 @@ def _emit_value(
         kind, text = "str", str.__str__(value)
     elif isinstance(value, (bytes, bytearray)):
         kind, text = "bytes", base64.b64encode(value).decode("ascii")
-    elif plain := next((each for each in (bool, int, float) if isinstance(value, each)), None):
+    elif plain := next((kind for kind in (bool, int, float) if isinstance(value, kind)), None):
         kind, text = plain.__name__, plain.__repr__(value)
     else:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
@@ -348,14 +348,12 @@ def _emit_span(
                 "record with lightning_otel.auto_trace() or lightning-otel run"
             )
         return None
-    found = capture.guard_call(
-        operations.Operation, name, SpanKind.INTERNAL, attributes or {}, body
-    )
-    if found is not None:
+    span = capture.guard_call(operations.Operation, name, SpanKind.INTERNAL, attributes or {}, body)
+    if span is not None:
         if is_error:
-            found.span.set_status(Status(StatusCode.ERROR))
-        capture.guard_call(found.stop)
-    return span_id_of(found)
+            span.span.set_status(Status(StatusCode.ERROR))
+        capture.guard_call(span.stop)
+    return span_id_of(span)
 
 
 def silence_warning() -> None:

@@ -49,10 +49,10 @@ def wrap_langchain(agent: T, *, store: "Store | str | os.PathLike[str] | None" =
             f"wrap_langchain() takes a runnable of LangChain's, not {type(agent).__name__}"
         )
     if store is None:
-        found = _add_handler(agent)
+        wrapped = _add_handler(agent)
     else:
-        found = _record_runs(agent, store if isinstance(store, Store) else Store(store))
-    return found  # type: ignore[no-any-return]  # of the given type, or LangChain's binding to it
+        wrapped = _record_runs(agent, store if isinstance(store, Store) else Store(store))
+    return wrapped  # type: ignore[no-any-return]  # of the given type, or LangChain's binding to it
 
 
 def _record_runs(agent: Any, store: Store) -> Any:
@@ -81,8 +81,8 @@ def _record_calls(run: Callable[..., Any], store: Store) -> Callable[..., Any]:
 
     def begin(*args: Any, **kwargs: Any) -> Any:
         frame = capture.current_frame()
-        around = frame.recording if frame is not None else None
-        is_part = isinstance(around, Recording) and around.store.name == store.name
+        recording = frame.recording if frame is not None else None
+        is_part = isinstance(recording, Recording) and recording.store.name == store.name
         return (run if is_part else traced)(*args, **kwargs)
 
     return begin
@@ -94,10 +94,10 @@ def _add_handler(agent: Any) -> Any:
     handler = LangChainInstrumentor().handler_for_one()
     if "callbacks" not in _fields_of(agent):
         return agent.with_config(callbacks=[handler])
-    held = agent.callbacks
-    if held is None or isinstance(held, list):
-        return agent.model_copy(update={"callbacks": [*(held or ()), handler]})
-    manager = held.copy()
+    callbacks = agent.callbacks
+    if callbacks is None or isinstance(callbacks, list):
+        return agent.model_copy(update={"callbacks": [*(callbacks or ()), handler]})
+    manager = callbacks.copy()
     manager.add_handler(handler)
     return agent.model_copy(update={"callbacks": manager})
 

@@ -105,14 +105,14 @@ class Recording:
         """
         if not self.rollout_id:
             return []
-        found = self._live_spans()
-        if found is None:
-            found = self.store.spans(rollout_id=self.rollout_id).rows()
+        spans = self._live_spans()
+        if spans is None:
+            spans = self.store.spans(rollout_id=self.rollout_id).rows()
         # A reward that names no attempt, or something of another one, belongs to what it judges.
         key = AttemptKey(self.rollout_id, self.attempt_id)
-        found = sort_attempts(found).members.get(key, [])
-        found.sort(key=lambda span: (span.start_ns, span.process, span.sequence))
-        return _part_below(found, self.span_id) if self._is_part else found
+        spans = sort_attempts(spans).members.get(key, [])
+        spans.sort(key=lambda span: (span.start_ns, span.process, span.sequence))
+        return _part_below(spans, self.span_id) if self._is_part else spans
 
     def _live_spans(self) -> list[Span] | None:
         writer = self.store.writer()
@@ -130,20 +130,20 @@ class Recording:
                 return None
             records += others
         records = remove_dropped(records)
-        found: dict[tuple[str, str], Span] = {}
+        by_id: dict[tuple[str, str], Span] = {}
         for span in map(build_span, records):
-            known = found.get((span.trace_id, span.span_id))
-            if known is None or known.is_incomplete:  # an end counts more than a start, and once
-                found[span.trace_id, span.span_id] = span
-        spans = list(found.values())
+            entry = by_id.get((span.trace_id, span.span_id))
+            if entry is None or entry.is_incomplete:  # an end counts more than a start, and once
+                by_id[span.trace_id, span.span_id] = span
+        spans = list(by_id.values())
         return None if self._is_link_open(spans) else spans
 
     def _is_link_open(self, spans: list[Span]) -> bool:
-        own = [span for span in spans if span.rollout_id == self.rollout_id]
-        known = _linkable_ids(own)
+        members = [span for span in spans if span.rollout_id == self.rollout_id]
+        ids = _linkable_ids(members)
         return any(
-            not known.issuperset(target)
-            for span in own
+            not ids.issuperset(target)
+            for span in members
             if c.REWARD_VALUE in span.attributes and (target := _link_targets(span))
         )
 
@@ -170,21 +170,21 @@ def _part_below(spans: list[Span], root_id: str) -> list[Span]:
     for span in spans:
         children.setdefault(span.parent_span_id, []).append(span.span_id)
     inside = {root_id}
-    waiting = [root_id]
-    while waiting:
-        new = [child for child in children.get(waiting.pop(), ()) if child not in inside]
+    pending = [root_id]
+    while pending:
+        new = [child for child in children.get(pending.pop(), ()) if child not in inside]
         inside.update(new)
-        waiting += new
-    known = _linkable_ids(span for span in spans if span.span_id in inside)
-    return [span for span in spans if span.span_id in inside or known & _link_targets(span)]
+        pending += new
+    ids = _linkable_ids(span for span in spans if span.span_id in inside)
+    return [span for span in spans if span.span_id in inside or ids & _link_targets(span)]
 
 
 def _linkable_ids(spans: Iterable[Span]) -> set[tuple[str, str]]:
-    found = set()
+    ids = set()
     for span in spans:
-        found.add((c.LINK_SPAN_ID, span.span_id))
-        found.add((c.RESPONSE_ID, span.attributes.get(c.RESPONSE_ID, "")))
-    return found
+        ids.add((c.LINK_SPAN_ID, span.span_id))
+        ids.add((c.RESPONSE_ID, span.attributes.get(c.RESPONSE_ID, "")))
+    return ids
 
 
 def _link_targets(span: Span) -> set[tuple[str, str]]:

@@ -88,7 +88,7 @@ class Scope(Lifetime[Recording]):
             store = _find_store(options.get("store"), outer)
             is_task = outer.has_tasks and has_root and options.get("task") is not None
             stamps, is_part = _make_stamps(options, outer.stamps, is_task=is_task)
-            assigner = _find_assigner(store, outside, named=options.get("apply"), is_part=is_part)
+            assigner = _find_assigner(store, outside, choice=options.get("apply"), is_part=is_part)
             sink = self._make_sink(store, is_part=is_part)
             provider.ensure_provider()
         except LightningOtelError as exc:
@@ -106,7 +106,7 @@ class Scope(Lifetime[Recording]):
             transforms=(*outer.transforms, *(options.get("transforms") or ())),
         )  # fmt: skip
         self._frame, inside = frame, capture.set_frame(frame, operations.parent_context())
-        around = root = trace.get_current_span(inside).get_span_context()
+        span_context = root = trace.get_current_span(inside).get_span_context()
         if has_root:
             body = {c.TASK: json_of(recording.task)} if recording.task is not None else {}
             with capture.attach_context(inside):
@@ -116,7 +116,7 @@ class Scope(Lifetime[Recording]):
             root = self._root.span.get_span_context()
             recording.root_is(root, is_part=is_part)
             inside = self._root.context
-        capture.open_frame(frame, around, root)
+        capture.open_frame(frame, span_context, root)
         self.context = inside
         self.opened = recording
 
@@ -206,44 +206,44 @@ async def _judge(recording: Recording, evaluator: RewardEvaluator, *, is_async: 
             "applied; make it a plain function, or trace an async function or block"
         )
         return
-    given = await reward if inspect.isawaitable(reward) else reward
-    if isinstance(given, Mapping):
-        emit_reward(given, primary=next(iter(given), None))
-    elif given is not None:
-        emit_reward(given)
+    value = await reward if inspect.isawaitable(reward) else reward
+    if isinstance(value, Mapping):
+        emit_reward(value, primary=next(iter(value), None))
+    elif value is not None:
+        emit_reward(value)
 
 
 def _find_assigner(
     store: Store,
     outer: capture.Frame | None,
     *,
-    named: bool | Literal["published"] | None,
+    choice: bool | Literal["published"] | None,
     is_part: bool,
 ) -> capture.ResourceAssigner | None:
     """Return the source of resources if this block or an outer one asks, one version a rollout."""
-    around = outer.assigner if outer is not None else None
-    if named == "published":
-        is_decided = around is not None or (outer is not None and outer.recording is not None)
+    parent = outer.assigner if outer is not None else None
+    if choice == "published":
+        is_decided = parent is not None or (outer is not None and outer.recording is not None)
         if is_decided or config.is_set(config.APPLY.name):
-            named = None
+            choice = None
         else:
             watch = capture.guard_call(provider.assigner_of, store, is_asked=False)
             return watch.for_rollout() if watch is not None else None
-    is_wanted = config.APPLY.read() if outer is None else around is not None
-    if not (is_wanted if named is None else named):
+    is_wanted = config.APPLY.read() if outer is None else parent is not None
+    if not (is_wanted if choice is None else choice):
         return None
-    if is_part and around is not None:
-        return around
-    found = capture.guard_call(provider.assigner_of, store) if named or outer is None else around
-    return found.for_rollout() if found is not None else None
+    if is_part and parent is not None:
+        return parent
+    source = capture.guard_call(provider.assigner_of, store) if choice or outer is None else parent
+    return source.for_rollout() if source is not None else None
 
 
-def _find_store(named: Store | str | os.PathLike[str] | None, outer: capture.Frame) -> Store:
-    if isinstance(named, Store):
-        return named
-    if named is None and isinstance(outer.recording, Recording):
+def _find_store(store: Store | str | os.PathLike[str] | None, outer: capture.Frame) -> Store:
+    if isinstance(store, Store):
+        return store
+    if store is None and isinstance(outer.recording, Recording):
         return outer.recording.store
-    path = config.STORE.read() if named is None else os.fspath(named)
+    path = config.STORE.read() if store is None else os.fspath(store)
     if path[:1] == "~" or ":" in path:  # a URL, a lake, or ":memory:", anew each time
         return Store(path)
     return _store_at(path, str(working_folder()) if path[:1] != "/" else "")
@@ -258,18 +258,18 @@ def _make_stamps(
     options: Options, outer: Mapping[str, AttributeValue], *, is_task: bool
 ) -> tuple[dict[str, AttributeValue], bool]:
     """Return the attributes of every span within, and whether this is a part of a rollout."""
-    named: dict[str, AttributeValue] = {
+    stamps: dict[str, AttributeValue] = {
         key: operations.clean_text(str(value))
         for option, key in STAMPS.items()
         if (value := options.get(option)) is not None
     }
     tracked, resources = options.get("track_only"), options.get("resources")
     if tracked is not None:
-        named[c.TRACK_ONLY] = [tracked] if isinstance(tracked, str) else list(tracked)
+        stamps[c.TRACK_ONLY] = [tracked] if isinstance(tracked, str) else list(tracked)
     if resources is not None:
-        named[c.RESOURCES] = resources_text(resources, outer.get(c.RESOURCES))
+        stamps[c.RESOURCES] = resources_text(resources, outer.get(c.RESOURCES))
     rollout_id = outer.get(c.ROLLOUT_ID)
     default = None if is_task else rollout_id
-    if rollout_id is not None and named.get(c.ROLLOUT_ID, default) == rollout_id:
-        return {**outer, **named}, True
-    return {**outer, **capture.begin_rollout(), **named}, False
+    if rollout_id is not None and stamps.get(c.ROLLOUT_ID, default) == rollout_id:
+        return {**outer, **stamps}, True
+    return {**outer, **capture.begin_rollout(), **stamps}, False

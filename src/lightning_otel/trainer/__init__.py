@@ -88,8 +88,8 @@ class Fitting:
         Raises:
             LightningOtelError: What it failed with.
         """
-        done, _ = wait([self._fit], timeout_s)
-        if not done:
+        completed, _ = wait([self._fit], timeout_s)
+        if not completed:
             return None
         self._pool.shutdown()
         return self._fit.result()
@@ -148,9 +148,9 @@ class Trainer:
         """Called with each run as soon as it is written down."""
         self.latest: TrainingRun | None = None
         """The latest run of this trainer."""
-        known = set(self.resources.names()) if bodies else set()
+        names = set(self.resources.names()) if bodies else set()
         for name, body in bodies.items():
-            if name not in known:
+            if name not in names:
                 self.resources.publish(name, body, alias="live")
 
     @property
@@ -214,7 +214,7 @@ class Trainer:
             ConfigError: There is no agent.
         """
         standings = self.resources.standings().items()
-        live = {name: each.live.version for name, each in standings if each.live is not None}
+        live = {name: item.live.version for name, item in standings if item.live is not None}
         pinned = {**live, **(resources or {})}
         return Evaluation.of(run_tasks(self._config, tasks, pinned, mode=mode, samples=samples))
 
@@ -228,10 +228,10 @@ class Trainer:
         Raises:
             TrainingError: There is none yet, or something else stands there.
         """
-        found = self.runs.checkpoints(self.latest.run_id) if self.latest is not None else []
-        if not found:
+        checkpoints = self.runs.checkpoints(self.latest.run_id) if self.latest is not None else []
+        if not checkpoints:
             raise TrainingError("no step is kept yet; save_checkpoint() after fit()")
-        checkpoint.copy(Path(found[0].place), Path(path))
+        checkpoint.copy(Path(checkpoints[0].place), Path(path))
         return Path(path)
 
     def resume_from_checkpoint(self, place: str | os.PathLike[str] = "@last") -> "Trainer":
@@ -256,13 +256,13 @@ class Trainer:
             settings["min_batch_size"] = self.algorithm.batch_size
         _check_numbers(settings, self.algorithm)
         layout, run_dir = self.store.local.layout, settings.pop("run_dir", None)
-        beside = Path(".lightning", "runs") if layout is None else layout.root / "runs"
+        default_dir = Path(".lightning", "runs") if layout is None else layout.root / "runs"
         return RunConfig(
             store=self.store,
             state=self.state,
             resources=self.resources,
             runs=self.runs,
-            run_dir=beside if run_dir is None else Path(run_dir),
+            run_dir=default_dir if run_dir is None else Path(run_dir),
             select=select,
             samples=settings.pop("samples", None) or max(self.algorithm.group_size, 1),
             hooks=tuple(settings.pop("hooks", ())),

@@ -58,7 +58,7 @@ class TrainingWorker:
 
     def work(self, stop: Stop, ended: Ended) -> int:
         """Take requests until told to stop, after the step under way; return how many were done."""
-        done = 0
+        count = 0
         takes: Collection[str] | None = [self._algorithm] if self._algorithm else None
         announced_s = -math.inf
         while not stop.is_set():
@@ -70,9 +70,9 @@ class TrainingWorker:
                 stop.wait(POLL_S)
                 continue
             log.info("training %s begins", request.request_id)
-            done += self._do_request(request, stop, ended)
+            count += self._do_request(request, stop, ended)
         self._requests.dismiss(self.worker_id)
-        return done
+        return count
 
     def _do_request(self, request: TrainingRequest, stop: Stop, ended: Ended) -> bool:
         fit: Fit | None = None
@@ -102,7 +102,7 @@ class TrainingWorker:
         train, val, settings = self._train, self._val, request.settings
         if request.category and train:
             train, val = (
-                [each for each in tasks if _category_of(each) == request.category]
+                [task for task in tasks if _category_of(task) == request.category]
                 for tasks in (train, val)
             )
             if not train:

@@ -72,7 +72,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in __all__:
         for module in _MODULES:
-            found = vars(import_module(f"{__name__}.{module}"))
-            if name in found:
-                return globals().setdefault(name, found[name])
+            names = vars(import_module(f"{__name__}.{module}"))
+            if name in names:
+                return globals().setdefault(name, names[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -47,15 +47,15 @@ def render_table(
         + "</tr>"
         for row in rows
     )
-    told = f"<p>{escape(note)}</p>" if note else ""
+    footer = f"<p>{escape(note)}</p>" if note else ""
     above = f"<p><b>{escape(title, 200)}</b></p>" if title else ""
-    return f"{above}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{told}"
+    return f"{above}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{footer}"
 
 
 def render_facts(title: str, pairs: Iterable[tuple[str, object]]) -> str:
     """Render facts about one thing as an HTML table; leave out None and empty texts."""
-    known = [pair for pair in pairs if pair[1] is not None and pair[1] != ""]
-    return render_table(("", ""), known, title=title, cells=200)
+    facts = [pair for pair in pairs if pair[1] is not None and pair[1] != ""]
+    return render_table(("", ""), facts, title=title, cells=200)
 
 
 def render_block(text: str) -> str:

@@ -32,7 +32,7 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 
 
 def instant_ns(
-    given: Instant, name: str = "", *, zone: tzinfo | None = None, now_ns: int | None = None
+    instant: Instant, name: str = "", *, zone: tzinfo | None = None, now_ns: int | None = None
 ) -> int:
     """Return a point in time, in Unix nanoseconds.
 
@@ -41,7 +41,7 @@ def instant_ns(
     time in ISO 8601, with ``Z``, an offset or neither; or Unix nanoseconds.
 
     Args:
-        given: The text, or the time as a value.
+        instant: The text, or the time as a value.
         name: What errors call it, such as ``since``.
         zone: The zone of a text without one; by default this machine's, right for what is written
             on it. For what was written elsewhere pass UTC.
@@ -51,22 +51,22 @@ def instant_ns(
         ConfigError: It is no time, or none of the years 1678 to 2261; the message ends with what
             to write.
     """
-    said = f"{name}: {given!r}" if name else repr(given)
+    label = f"{name}: {instant!r}" if name else repr(instant)
     try:
-        found = _read_instant(given, zone, now_ns)
+        time_ns = _read_instant(instant, zone, now_ns)
     except (AttributeError, OSError, OverflowError, TypeError, ValueError) as exc:
-        raise ConfigError(f"{said} is no time; {FORMS}") from exc
-    if isinstance(given, str) and _is_number(given.strip()) and 0 < abs(found) < _LEAST_NS:
-        raise ConfigError(f"{said} is too small a number for nanoseconds; {FORMS}")
-    if found not in _INT64:
-        raise ConfigError(f"{said} is too far away to be kept in nanoseconds; {FORMS}")
-    return found
+        raise ConfigError(f"{label} is no time; {FORMS}") from exc
+    if isinstance(instant, str) and _is_number(instant.strip()) and 0 < abs(time_ns) < _LEAST_NS:
+        raise ConfigError(f"{label} is too small a number for nanoseconds; {FORMS}")
+    if time_ns not in _INT64:
+        raise ConfigError(f"{label} is too far away to be kept in nanoseconds; {FORMS}")
+    return time_ns
 
 
 def age_s(text: str) -> float | None:
     """The seconds that ``10m``, ``2h`` or ``30d`` says; None if it says none."""
-    found = _AGE.fullmatch(text.strip())
-    return float(found[1]) * _SECONDS[found[2]] if found else None
+    match = _AGE.fullmatch(text.strip())
+    return float(match[1]) * _SECONDS[match[2]] if match else None
 
 
 def utc_text(time_ns: int) -> str:
@@ -76,14 +76,14 @@ def utc_text(time_ns: int) -> str:
     return f"{whole:%Y-%m-%dT%H:%M:%S}.{nanoseconds:09}Z"
 
 
-def _read_instant(given: Instant, zone: tzinfo | None, now_ns: int | None) -> int:
-    if isinstance(given, bool):
+def _read_instant(instant: Instant, zone: tzinfo | None, now_ns: int | None) -> int:
+    if isinstance(instant, bool):
         raise TypeError("it is a truth value")
-    if isinstance(given, int):
-        return given
-    if not isinstance(given, str):
-        return _ns_of(given, zone)
-    text = given.strip()
+    if isinstance(instant, int):
+        return instant
+    if not isinstance(instant, str):
+        return _ns_of(instant, zone)
+    text = instant.strip()
     now_ns = _ns_of(datetime.now(UTC), UTC) if now_ns is None else now_ns
     if text.lower() in _DAYS_AGO:
         now = (_EPOCH + timedelta(seconds=now_ns // _SECOND_NS)).astimezone(zone)
@@ -104,10 +104,10 @@ def _is_number(text: str) -> bool:
     return len(text) != _DAY and _NUMBER.fullmatch(text) is not None
 
 
-def _ns_of(given: date, zone: tzinfo | None) -> int:
-    found = given if isinstance(given, datetime) else datetime(given.year, given.month, given.day)
-    if found.tzinfo is None and zone is not None:
-        found = found.replace(tzinfo=zone)
+def _ns_of(day: date, zone: tzinfo | None) -> int:
+    moment = day if isinstance(day, datetime) else datetime(day.year, day.month, day.day)
+    if moment.tzinfo is None and zone is not None:
+        moment = moment.replace(tzinfo=zone)
     # In whole numbers: a float of seconds would be off by a hundred nanoseconds. What names no
     # zone by now is taken for this machine's.
-    return (found.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1) * 1000
+    return (moment.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1) * 1000

@@ -84,10 +84,10 @@ class Report:
     notes: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        counts = {each.name: getattr(self, each.name) for each in fields(self)}
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
         counts |= {"dropped": self.reasons(), "repairs": len(self.repairs)}
-        known = ", ".join(f"{name}={value!r}" for name, value in counts.items() if value)
-        return f"Report({known})"
+        text = ", ".join(f"{name}={value!r}" for name, value in counts.items() if value)
+        return f"Report({text})"
 
     def _repr_html_(self) -> str:
         from lightning_otel.types import html
@@ -101,7 +101,7 @@ class Report:
             ("rewards", self.rewards, f"{self.rewards_placed:,} placed"),
             ("rewarded", self.rewarded, f"of {self.transitions:,} transitions have a reward"),
         ]
-        repairs = Counter(each.rule for each in self.repairs)
+        repairs = Counter(repair.rule for repair in self.repairs)
         for what, reasons in (
             ("left out", self.reasons()),
             ("not exact", self.inexact),
@@ -110,11 +110,11 @@ class Report:
         ):
             most = sorted(reasons.items(), key=lambda item: -item[1])
             rows += [(what, number, reason) for reason, number in most[:_SHOWN]]
-            if rest := most[_SHOWN:]:
-                number = sum(number for _, number in rest)
-                rows.append((what, number, f"for {len(rest):,} further reasons"))
-        shown = [(what, f"{number:,}", reason) for what, number, reason in rows]
-        return html.render_table(("", "", ""), shown, title="from spans to transitions", cells=200)
+            if hidden := most[_SHOWN:]:
+                number = sum(number for _, number in hidden)
+                rows.append((what, number, f"for {len(hidden):,} further reasons"))
+        cells = [(what, f"{number:,}", reason) for what, number, reason in rows]
+        return html.render_table(("", "", ""), cells, title="from spans to transitions", cells=200)
 
     def reasons(self) -> dict[str, int]:
         """Count each reason for leaving something out, the most frequent first."""
@@ -126,7 +126,7 @@ class Report:
     @classmethod
     def total(cls, reports: Iterable["Report"]) -> "Report":
         """One report of disjoint parts; every rollout must lie in one of them."""
-        counts = {each.name: 0 for each in fields(cls) if each.type is int}
+        counts = {field.name: 0 for field in fields(cls) if field.type is int}
         dropped: list[Dropped] = []
         repairs: list[Repair] = []
         inexact: Counter[str] = Counter()

@@ -78,8 +78,8 @@ class Prompt:
     @property
     def placeholders(self) -> tuple[str, ...]:
         """The names to be filled in, each once, in order."""
-        found = (match[2] for match in _PLACEHOLDER.finditer(self.template))
-        return tuple(dict.fromkeys(name for name in found if name is not None))
+        names = (match[2] for match in _PLACEHOLDER.finditer(self.template))
+        return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def format(self, /, **values: object) -> str:
         """The text with every placeholder filled in; values that it does not ask for are not used.
@@ -179,8 +179,8 @@ class Resource:
         body = {name: value for name, value in self.body.items() if name != "template"}
         pairs += [(name, value) for name, value in body.items() if value not in ((), [], {}, "")]
         text = self.body.get("template")
-        told = html.render_block(text) if isinstance(text, str) else ""
-        return html.render_facts(str(self), pairs) + told
+        block = html.render_block(text) if isinstance(text, str) else ""
+        return html.render_facts(str(self), pairs) + block
 
     @property
     def prompt(self) -> Prompt:

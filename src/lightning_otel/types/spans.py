@@ -74,11 +74,11 @@ class Span:
     @property
     def rollout_id(self) -> str:
         """The rollout the span belongs to: its attribute, else its trace."""
-        named = self.attributes.get(c.ROLLOUT_ID)
-        return named if named and isinstance(named, str) else self.trace_id
+        value = self.attributes.get(c.ROLLOUT_ID)
+        return value if value and isinstance(value, str) else self.trace_id
 
     @property
     def attempt_id(self) -> str:
         """The attempt the span belongs to; ``1`` where none is named."""
-        named = self.attributes.get(c.ATTEMPT_ID)
-        return named if named and isinstance(named, str) else "1"
+        value = self.attributes.get(c.ATTEMPT_ID)
+        return value if value and isinstance(value, str) else "1"

@@ -30,15 +30,15 @@ NESTED: Final = "(nested too deeply)"
 
 def one_line(text: object, cells: int | None = None) -> str:
     """Text on one line that moves no cursor and turns no writing, cut to a number of cells."""
-    found = text if isinstance(text, str) else str(text)
-    found = UNSAFE.sub(lambda match: " " if match[0] in "\t\n\r" else "\ufffd", found)
-    return found if cells is None else _cut_text(found, max(1, cells))
+    line = text if isinstance(text, str) else str(text)
+    line = UNSAFE.sub(lambda match: " " if match[0] in "\t\n\r" else "\ufffd", line)
+    return line if cells is None else _cut_text(line, max(1, cells))
 
 
 def visible(text: object) -> str:
     """Text of several lines in which everything that would not be seen is: ``‹U+202E›``."""
-    found = text if isinstance(text, str) else str(text)
-    return HIDDEN.sub(lambda match: f"‹U+{ord(match[0]):04X}›", found.replace("\r\n", "\n"))
+    line = text if isinstance(text, str) else str(text)
+    return HIDDEN.sub(lambda match: f"‹U+{ord(match[0]):04X}›", line.replace("\r\n", "\n"))
 
 
 def csv_cell(value: object, text: str) -> str:
@@ -71,11 +71,11 @@ def format_duration(duration_s: float) -> str:
 
 def format_age(start_ns: int, now_ns: int) -> str:
     """Return the time between two moments, in one unit."""
-    found = max(0.0, (now_ns - start_ns) / 1e9)
+    age_s = max(0.0, (now_ns - start_ns) / 1e9)
     for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if found < limit:
-            return f"{found / size:.0f} {unit}"
-    return f"{found / 86_400:.0f} d"
+        if age_s < limit:
+            return f"{age_s / size:.0f} {unit}"
+    return f"{age_s / 86_400:.0f} d"
 
 
 def format_size(size_bytes: int) -> str:
@@ -98,14 +98,14 @@ def step_row(step: "Transition") -> dict[str, object]:
 
 
 def _cut_text(text: str, cells: int) -> str:
-    taken = 0
+    width = 0
     for index, character in enumerate(text):
-        taken += _count_cells(character)
-        if taken > cells:
-            kept = text[:index]
-            while kept and sum(map(_count_cells, kept)) >= cells:
-                kept = kept[:-1]
-            return kept.rstrip() + "…"
+        width += _count_cells(character)
+        if width > cells:
+            head = text[:index]
+            while head and sum(map(_count_cells, head)) >= cells:
+                head = head[:-1]
+            return head.rstrip() + "…"
     return text
 
 
@@ -116,8 +116,8 @@ def _count_cells(character: str) -> int:
 
 
 def _message_parts(item: Mapping[str, Any]) -> Sequence[object]:
-    found = item.get("parts")
-    return found if isinstance(found, (list, tuple)) else ()
+    parts = item.get("parts")
+    return parts if isinstance(parts, (list, tuple)) else ()
 
 
 def _part_line(part: object) -> str:

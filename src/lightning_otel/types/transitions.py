@@ -51,18 +51,18 @@ def fast_constructor(kind: Callable[..., _T]) -> Callable[..., _T]:
     that is not frozen is filled, and its instance then given the frozen class, which the language
     allows; no ``__post_init__`` runs.
     """
-    given: Any = kind
+    source: Any = kind
     anew: Any = field
     described = [
-        (each.name, each.type, anew(default=each.default, default_factory=each.default_factory))
-        for each in fields(given)
+        (field.name, field.type, anew(default=field.default, default_factory=field.default_factory))
+        for field in fields(source)
     ]
     twin = make_dataclass("Twin", described, slots=True)
 
     def make(*values: Any) -> _T:
-        made: Any = twin(*values)
-        made.__class__ = kind
-        return made  # type: ignore[no-any-return]  # it is one now
+        instance: Any = twin(*values)
+        instance.__class__ = kind
+        return instance  # type: ignore[no-any-return]  # it is one now
 
     return make
 
@@ -231,15 +231,15 @@ class Transition:
         from lightning_otel.types import html
         from lightning_otel.types.text import plain_text
 
-        known = ("rollout_id", "agent", "step", "model", "reward", "advantage", "done", "capture")
-        pairs = [(name, getattr(self, name)) for name in (*known, "inexact", "finish_reason")]
+        names = ("rollout_id", "agent", "step", "model", "reward", "advantage", "done", "capture")
+        pairs = [(name, getattr(self, name)) for name in (*names, "inexact", "finish_reason")]
         said = [("observation", message) for message in self.observation]
         said += [("action", message) for message in self.action]
-        left = max(0, len(said) - _SHOWN)
+        most = max(0, len(said) - _SHOWN)
         rows = [
-            (what, message.get("role", ""), plain_text([message])) for what, message in said[left:]
+            (what, message.get("role", ""), plain_text([message])) for what, message in said[most:]
         ]
-        note = f"the last {_SHOWN} of {len(said):,} messages" if left else ""
+        note = f"the last {_SHOWN} of {len(said):,} messages" if most else ""
         return html.render_facts(f"step {self.step}", pairs) + html.render_table(
             ("", "role", "text"), rows, note, cells=200
         )
@@ -278,8 +278,8 @@ class Trajectory:
         columns = [name for name in (rows[0] if rows else ()) if name not in ("rollout", "agent")]
         count = len(self.transitions)
         note = f"the first {_SHOWN} of {count:,} steps" if count > _SHOWN else ""
-        shown = [[row[name] for name in columns] for row in rows]
-        return html.render_table(columns, shown, note, title=f"trajectory of {self._told()}")
+        cells = [[row[name] for name in columns] for row in rows]
+        return html.render_table(columns, cells, note, title=f"trajectory of {self._told()}")
 
     def _told(self) -> str:
         rewards = [step.reward for step in self.transitions if step.reward is not None]

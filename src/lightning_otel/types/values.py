@@ -74,8 +74,8 @@ def make_attributes_plain(attributes: dict[str, Any]) -> int:
         if kind is str:
             size += len(value)
         elif kind not in _ATOMS and not (kind is float and math.isfinite(value)):
-            attributes[key] = found = make_plain(value)
-            size += len(found) if type(found) is str else 0
+            attributes[key] = plain = make_plain(value)
+            size += len(plain) if type(plain) is str else 0
     return size
 
 
@@ -152,12 +152,12 @@ def dump(value: object, default: Callable[[Any], Any] | None = None) -> str:
         return json.dumps(value, default=default, skipkeys=True)
 
 
-def parse_json(given: Any) -> Any:
+def parse_json(text: Any) -> Any:
     """Return the value of a JSON text; anything else, such as a text of others', as it is."""
     try:
-        return json.loads(given) if isinstance(given, str) else given
+        return json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError):
-        return given
+        return text
 
 
 def check_whole(name: str, value: Any, least: int = -_WHOLE, most: int = _WHOLE) -> int:
@@ -240,7 +240,7 @@ class _Copier:
         return self._copy_items(value, kind, within)
 
     def _copy_items(self, value: Any, kind: Any, within: tuple[int, ...]) -> Any:
-        base: Any = next((each for each in _CONTAINERS if issubclass(kind, each)), None)
+        base: Any = next((item for item in _CONTAINERS if issubclass(kind, item)), None)
         fields = _fields_of(value, kind) if base is None else ()
         if fields is None:
             return f"<{kind.__name__}>"
@@ -248,27 +248,27 @@ class _Copier:
             return f"<{kind.__name__} inside itself>"
         if len(within) >= _MAX_DEPTH:
             return f"<{kind.__name__} nested too deep>"
-        taken: Any = list(islice(base.__iter__(value) if base else fields, self._items))
-        self._items -= len(taken)
-        left = (base.__len__(value) if base else len(fields)) - len(taken)
-        if left and not taken:
+        items: Any = list(islice(base.__iter__(value) if base else fields, self._items))
+        self._items -= len(items)
+        surplus = (base.__len__(value) if base else len(fields)) - len(items)
+        if surplus and not items:
             return f"<{kind.__name__} of too many items>"
-        inner, more = (*within, id(value)), f"<{left:,} more items>"
+        inner, more = (*within, id(value)), f"<{surplus:,} more items>"
         if base is None:
-            found = {_key_text(self.copy(key)): self.copy(item, inner) for key, item in taken}
-            return {**found, "…": more} if left else found
-        if not _is_plain(taken) or type(taken[0]) is str:
-            taken = [self.copy(item, inner) for item in taken]
-        return [*taken, more] if left else taken
+            copies = {_key_text(self.copy(key)): self.copy(item, inner) for key, item in items}
+            return {**copies, "…": more} if surplus else copies
+        if not _is_plain(items) or type(items[0]) is str:
+            items = [self.copy(item, inner) for item in items]
+        return [*items, more] if surplus else items
 
 
 def _fields_of(value: Any, kind: Any) -> Collection[tuple[Any, Any]] | None:
     if issubclass(kind, dict):
         return dict.items(value)
     if _has_name(kind, "__dataclass_fields__"):
-        return [(each.name, _read_field(value, each.name)) for each in dataclasses.fields(kind)]
-    held = _read_field(value, "__dict__") if _has_name(kind, "__pydantic_fields__") else None
-    return dict.items(held) if isinstance(held, dict) else None
+        return [(field.name, _read_field(value, field.name)) for field in dataclasses.fields(kind)]
+    fields = _read_field(value, "__dict__") if _has_name(kind, "__pydantic_fields__") else None
+    return dict.items(fields) if isinstance(fields, dict) else None
 
 
 def _has_name(kind: type, name: str) -> bool:
@@ -304,26 +304,26 @@ def _name_of(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def check_names(owner: str, names: Iterable[str], known: Iterable[str]) -> None:
+def check_names(owner: str, names: Iterable[str], valid: Iterable[str]) -> None:
     """Check that options are known, such as those of ``the format``.
 
     Raises:
         ConfigError: One is not; it names the nearest option, or else all of them.
     """
-    options = list(known)
+    options = list(valid)
     for name in names:
         if name not in options:
             raise ConfigError(f"{owner} has no option {name!r:.80}; {suggest_name(name, options)}")
 
 
-def suggest_name(name: str, known: Sequence[str]) -> str:
+def suggest_name(name: str, options: Sequence[str]) -> str:
     """Return advice for an unknown name: the nearest known one, or else all of them."""
     from difflib import get_close_matches
 
-    match = get_close_matches(name, known, n=1)
+    match = get_close_matches(name, options, n=1)
     if match:
         return f"did you mean {match[0]!r}?"
-    return f"there are {', '.join(known)}" if known else "it has none"
+    return f"there are {', '.join(options)}" if options else "it has none"
 
 
 def check_types(values: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
@@ -345,14 +345,14 @@ def _list_kinds(kind: Any) -> tuple[Any, ...]:
     if typing.get_origin(kind) is typing.Annotated:
         return _list_kinds(kind.__origin__)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return tuple(each for part in typing.get_args(kind) for each in _list_kinds(part))
+        return tuple(member for part in typing.get_args(kind) for member in _list_kinds(part))
     return (kind,)
 
 
 def _is_of(value: Any, kind: Any) -> bool:
     origin = typing.get_origin(kind) or kind
     if origin is typing.Literal:
-        return any(type(value) is type(each) and value == each for each in typing.get_args(kind))
+        return any(type(value) is type(item) and value == item for item in typing.get_args(kind))
     if not isinstance(origin, type) or origin in (object, Any):
         return True  # also names that only a type checker resolves
     if isinstance(value, bool):
@@ -365,7 +365,7 @@ def _is_of(value: Any, kind: Any) -> bool:
         return False
     if isinstance(value, (list, tuple)) and typing.get_args(kind):
         parts = _list_kinds(typing.get_args(kind)[0])
-        return all(any(_is_of(each, part) for part in parts) for each in value)
+        return all(any(_is_of(item, part) for part in parts) for item in value)
     return True
 
 

@@ -118,8 +118,8 @@ class APO(BaseAlgorithm):
                 "APO has two writers, model=… and reflection_lm=…; leave one of them out"
             )
         _check_template(reflection_prompt_template)
-        given = optimization_target
-        self._targets = [given] if isinstance(given, str) else list(given)
+        targets = optimization_target
+        self._targets = [targets] if isinstance(targets, str) else list(targets)
         self._category = category
         self._candidates = list(candidates)
         self._searches: dict[str, Mapping[str, Any]] = {}
@@ -176,15 +176,15 @@ class APO(BaseAlgorithm):
                 self._searches[category] = state
                 context.commit(self.state_dict())
 
-            own = [_category_prompt(context, seed, part) for seed in seeds]
-            named = [{part.name_resource(name): each[name] for name in each} for each in first]
-            Search(context, own, part, self, named, keep).run(self._searches.get(part.category))
+            prompts = [_category_prompt(context, seed, part) for seed in seeds]
+            texts = [{part.name_resource(name): text[name] for name in text} for text in first]
+            Search(context, prompts, part, self, texts, keep).run(self._searches.get(part.category))
 
     def _learn_recorded(self, context: Run) -> None:
         if self._category is not None or self.few_shot:
             raise ConfigError("category and few_shot try prompts on tasks; give Trainer(agent, …)")
-        known = {target: _live_prompt(context, target) for target in self._targets}
-        for seed in filter(None, known.values()):
+        prompts = {target: _live_prompt(context, target) for target in self._targets}
+        for seed in filter(None, prompts.values()):
             canary = context.resources.aliases(seed.name).get("canary")
             if canary is not None:
                 context.versions[seed.name] = canary
@@ -193,7 +193,7 @@ class APO(BaseAlgorithm):
             return
         seeds = [
             seed or episodes.publish_prompt(context, _candidate_names(target)[-1], batch)
-            for target, seed in known.items()
+            for target, seed in prompts.items()
         ]
         texts, first = Texts(seeds, with_examples=False), self._check_candidates(seeds)
         episodes.propose(context, batch, texts, self, first)
@@ -202,9 +202,9 @@ class APO(BaseAlgorithm):
     def _require_prompt(context: Run, target: str) -> Resource:
         prompt = _live_prompt(context, target)
         if prompt is None:
-            known = ", ".join(context.resources.names()) or "none"
+            names = ", ".join(context.resources.names()) or "none"
             raise ConfigError(
-                f"there is no resource {target!r} to make better; there are {known}: give "
+                f"there is no resource {target!r} to make better; there are {names}: give "
                 f"resources={{{target!r}: 'the text to begin with'}}, or another "
                 "optimization_target"
             )
@@ -212,14 +212,14 @@ class APO(BaseAlgorithm):
 
     def _check_candidates(self, seeds: Sequence[Resource]) -> list[Candidate]:
         texts = Texts(seeds, with_examples=self.few_shot > 0)
-        return [_check_candidate(texts, each) for each in self._candidates]
+        return [_check_candidate(texts, candidate) for candidate in self._candidates]
 
     def _split_tasks(self, context: Run) -> list[TaskSet]:
         train, val = list(context.train), list(context.val)
         if not train:
-            held = {_task_text(task) for task in val}
-            known = episodes.list_tasks(context.store)
-            train = [task for task in known if _task_text(task) not in held]
+            val_texts = {_task_text(task) for task in val}
+            tasks = episodes.list_tasks(context.store)
+            train = [task for task in tasks if _task_text(task) not in val_texts]
             if not val:
                 train, val = episodes.split_tasks(train)
         if not train:
@@ -268,8 +268,8 @@ class APO(BaseAlgorithm):
                 "which says little about others; fit(train, val)",
                 part.place,
             )
-        known = {_task_text(task) for task in part.train}
-        if shared := sum(_task_text(task) in known for task in part.val):
+        train_texts = {_task_text(task) for task in part.train}
+        if shared := sum(_task_text(task) in train_texts for task in part.val):
             log.warning("%d validation tasks%s are training tasks, too", shared, part.place)
         tasks = len(part.val or part.train)
         least = 2 * tasks + 2 * min(self.minibatch_size, len(part.train))
@@ -319,20 +319,20 @@ def _category_prompt(context: Run, seed: Resource, part: TaskSet) -> Resource:
         return context.resources.publish(name, seed.body, alias="live")
 
 
-def _check_candidate(texts: Texts, given: str | Mapping[str, str]) -> Candidate:
-    if isinstance(given, str):
+def _check_candidate(texts: Texts, candidate: str | Mapping[str, str]) -> Candidate:
+    if isinstance(candidate, str):
         if len(texts.names) > 1:
             raise ConfigError(
                 f"a candidate is one text, but there are {', '.join(texts.names)}; "
                 "give text by name"
             )
-        given = {texts.names[0]: given}
-    for name, text in given.items():
+        candidate = {texts.names[0]: candidate}
+    for name, text in candidate.items():
         if name not in texts.names:
             raise ConfigError(f"a candidate names {name!r}; there are {', '.join(texts.names)}")
         if fault := texts.find_fault(name, text):
             raise ConfigError(f"the candidate {text[:60]!r} for {name} cannot be used; {fault}")
-    return dict(given)
+    return dict(candidate)
 
 
 def _check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -343,8 +343,8 @@ def _check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def _check_template(given: str | Mapping[str, str] | None) -> None:
-    texts = given.values() if isinstance(given, Mapping) else [given] if given is not None else []
+def _check_template(value: str | Mapping[str, str] | None) -> None:
+    texts = value.values() if isinstance(value, Mapping) else [value] if value is not None else []
     for text in texts:
         for place in ("<curr_param>", "<side_info>"):
             if place not in text:

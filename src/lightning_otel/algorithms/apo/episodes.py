@@ -64,18 +64,18 @@ class Episode:
 
     def record(self, agent: str, top: float | None) -> dict[str, Any]:
         """Return it as GEPA's template shows it: inputs, outputs, feedback."""
-        own = [each for each in self.trajectories if not agent or each.agent == agent]
-        given, answered = [], []
-        for found in make_conversations(own):
-            first, messages = found.answers[0], found.messages
-            given += [_word_message(each) for each in messages[:first] if each["role"] != "system"]
-            answered += [_word_message(each) for each in messages[first:]]
+        paths = [path for path in self.trajectories if not agent or path.agent == agent]
+        lines, answered = [], []
+        for chat in make_conversations(paths):
+            first, messages = chat.answers[0], chat.messages
+            lines += [_word_message(item) for item in messages[:first] if item["role"] != "system"]
+            answered += [_word_message(item) for item in messages[first:]]
         reason = self.rollout.reason
         failed = f"The agent failed: {reason}" if reason else ""
         return {
             "Inputs": {
                 "Task": _cut_text(_word_value(self.rollout.task)),
-                "Messages": _join_lines(given),
+                "Messages": _join_lines(lines),
             },
             "Generated Outputs": _join_lines(answered) or "(no answer of a model)",
             "Feedback": _join_lines([self._word_reward(top), *self.notes, failed]),
@@ -85,21 +85,21 @@ class Episode:
         if self.reward is None:
             return "" if self.rollout.reason else "No reward was given."
         best = "" if top is None else f" (the best is {top:g})"
-        named = [f"{name} {value:g}" for name, value in self.rewards.items()]
-        parts = f"; {', '.join(named)}" if len(named) > 1 else ""
+        rewards = [f"{name} {value:g}" for name, value in self.rewards.items()]
+        parts = f"; {', '.join(rewards)}" if len(rewards) > 1 else ""
         return f"Reward: {self.reward:g}{best}{parts}"
 
 
 def read_spans(store: "Store", attempts: Mapping[str, str]) -> dict[str, list[Span]]:
     """Read the recorded spans of rollouts, each in one attempt, in order."""
-    found: dict[str, list[Span]] = {rollout_id: [] for rollout_id in attempts}
+    lists: dict[str, list[Span]] = {rollout_id: [] for rollout_id in attempts}
     selection = Selection(rollout_ids=tuple(attempts), is_ordered=True)
     for span in map(build_span, store.source.fetch(selection).dicts()):
-        own = span.rollout_id
+        key = span.rollout_id
         # What was given from elsewhere names no attempt.
-        if own in found and span.attributes.get(c.ATTEMPT_ID) in (None, attempts[own]):
-            found[own].append(span)
-    return found
+        if key in lists and span.attributes.get(c.ATTEMPT_ID) in (None, attempts[key]):
+            lists[key].append(span)
+    return lists
 
 
 def check_rewards(episodes: Sequence[Episode], metric: str | None) -> None:
@@ -107,17 +107,17 @@ def check_rewards(episodes: Sequence[Episode], metric: str | None) -> None:
     if any(episode.reward is not None for episode in episodes):
         return
     count = len(episodes)
-    failed = [each.rollout for each in episodes if each.rollout.status != "succeeded"]
+    failed = [episode.rollout for episode in episodes if episode.rollout.status != "succeeded"]
     if len(failed) == count:
         raise TrainingError(
             f"the agent failed on each of {count} tasks, the first time with: "
             f"{failed[0].reason or failed[0].status}; make it work before its prompt is changed"
         )
     if metric is not None:
-        known = sorted({name for episode in episodes for name in episode.rewards})
+        names = sorted({name for episode in episodes for name in episode.rewards})
         raise TrainingError(
             f"none of {count} rollouts has a reward named {metric!r}; "
-            f"they have {', '.join(known) or 'none'}: name one of them as evaluation_metric"
+            f"they have {', '.join(names) or 'none'}: name one of them as evaluation_metric"
         )
     raise TrainingError(
         f"none of {count} rollouts has a reward; return a number from the agent, or call "
@@ -133,15 +133,15 @@ def _word_span(span: Span) -> str:
     return next((str(attributes[key]) for key in keys if key in attributes), "")
 
 
-def _word_message(said: Mapping[str, Any]) -> str:
+def _word_message(message: Mapping[str, Any]) -> str:
     calls = [
         f"{call['function']['name']}({call['function']['arguments']})"
-        for call in said.get("tool_calls") or ()
+        for call in message.get("tool_calls") or ()
         if call.get("function")
     ]
-    content = said.get("content")
+    content = message.get("content")
     words = content if isinstance(content, str) else _word_value(content) if content else ""
-    return f"{said['role']}: {' '.join(filter(None, (words, *calls)))}"
+    return f"{message['role']}: {' '.join(filter(None, (words, *calls)))}"
 
 
 def _word_value(value: object) -> str:
@@ -177,22 +177,22 @@ def split_tasks(tasks: list[Any]) -> tuple[list[Any], list[Any]]:
 def publish_prompt(context: "Run", name: str, batch: Batch) -> Resource:
     """Publish the system message of the recorded calls as the first version of a prompt."""
     agent = name.rpartition("/")[0]
-    said = Counter(
-        str(found.messages[0]["content"])
+    prompts = Counter(
+        str(chat.messages[0]["content"])
         for path in batch
         if not agent or path.agent == agent
-        for found in make_conversations([path])
-        if found.messages[0]["role"] == "system"
+        for chat in make_conversations([path])
+        if chat.messages[0]["role"] == "system"
     )
-    if not said:
+    if not prompts:
         raise TrainingError(
             f"there is no resource {name!r}, and no recorded call has a system message to begin "
             f"with; lightning-otel resources publish {name} TEXT"
         )
-    ((text, count),) = said.most_common(1)
-    if 2 * count < said.total():
+    ((text, count),) = prompts.most_common(1)
+    if 2 * count < prompts.total():
         raise TrainingError(
-            f"there is no resource {name!r}, and the recorded calls have {len(said)} different "
+            f"there is no resource {name!r}, and the recorded calls have {len(prompts)} different "
             f"system messages; lightning-otel resources publish {name} TEXT"
         )
     return context.resources.publish(name, {"template": _NAME.sub(r"{{\1}}", text)})
@@ -208,7 +208,7 @@ def propose(
     if top is None or ranked[0].score < top:
         chosen = ranked if len(ranked) <= 2 * count else ranked[:count] + ranked[-count:]
         records = {
-            name: [each.record(name.rpartition("/")[0], top) for each in chosen]
+            name: [episode.record(name.rpartition("/")[0], top) for episode in chosen]
             for name in texts.names
         }
         bodies = _rewrite(context, records, texts, apo, first)
@@ -220,12 +220,12 @@ def _rewrite(
     context: "Run", records: Records, texts: Texts, apo: "APO", first: Sequence[Candidate]
 ) -> dict[str, dict[str, Any]]:
     writer = Writer(apo.writer, texts, context.store, apo.template)
-    for given in [*first, *[None] * PATIENCE]:
-        found = writer.rewrite(texts.seed, records) if given is None else given
+    for candidate in [*first, *[None] * PATIENCE]:
+        changes = writer.rewrite(texts.seed, records) if candidate is None else candidate
         bodies = {
             name: body
-            for name, body in texts.changed_bodies({**texts.seed, **found}).items()
-            if all(body != each.body for each in context.resources.versions(name))
+            for name, body in texts.changed_bodies({**texts.seed, **changes}).items()
+            if all(body != item.body for item in context.resources.versions(name))
         }
         if bodies:
             return bodies
@@ -237,14 +237,14 @@ def _read_batch(context: "Run", batch: Batch, apo: "APO") -> list[Episode]:
     paths: dict[str, list[Trajectory]] = {}
     for path in batch:
         paths.setdefault(path.rollout_id, []).append(path)
-    spans = read_spans(context.store, {key: own[0].attempt_id for key, own in paths.items()})
+    spans = read_spans(context.store, {key: group[0].attempt_id for key, group in paths.items()})
     episodes = []
-    for rollout_id, own in paths.items():
-        given = (span.attributes[c.TASK] for span in spans[rollout_id] if c.TASK in span.attributes)
-        task, reward = json.loads(str(next(given, "null"))), batch.rewards.get(rollout_id)
+    for rollout_id, group in paths.items():
+        tasks = (span.attributes[c.TASK] for span in spans[rollout_id] if c.TASK in span.attributes)
+        task, reward = json.loads(str(next(tasks, "null"))), batch.rewards.get(rollout_id)
         rollout = Rollout(rollout_id, task, "succeeded", reward=reward)
-        episodes.append(Episode.of(rollout, own, spans[rollout_id], apo))
-    if all(each.reward is None for each in episodes):
+        episodes.append(Episode.of(rollout, group, spans[rollout_id], apo))
+    if all(item.reward is None for item in episodes):
         raise TrainingError(
             f"none of {len(episodes)} recorded rollouts has a reward named {apo.metric!r}; name "
             "another one as evaluation_metric"

@@ -77,8 +77,8 @@ class Search:
         self._writer = Writer(apo.writer, texts, context.store, apo.template)
         self._shots = Shots(apo.few_shot, perfect_score=apo.perfect_score, seed=apo.seed)
         tasks = [part.category, list(part.train), list(part.val)]
-        held = [*tasks, texts.names, apo.few_shot, apo.metric]
-        self._fingerprint = hashlib.sha256(json.dumps(held, default=repr).encode()).hexdigest()
+        settings = [*tasks, texts.names, apo.few_shot, apo.metric]
+        self._fingerprint = hashlib.sha256(json.dumps(settings, default=repr).encode()).hexdigest()
         self._judged_by = "val_reward" if part.val else "train_reward"
         self._tried = 0  # of those that somebody wrote
         self._fault: BaseException | None = None
@@ -156,12 +156,12 @@ class Search:
             self._has_reward = True
         for episode in episodes:
             self._note_episode(episode)
-        named = [dict(episode.rewards) for episode in episodes]
+        rewards = [dict(episode.rewards) for episode in episodes]
         return EvaluationBatch(
             outputs=[episode.rollout.rollout_id for episode in episodes],
             scores=[episode.score for episode in episodes],
             trajectories=episodes if capture_traces else None,
-            objective_scores=named if all(named) else None,
+            objective_scores=rewards if all(rewards) else None,
         )
 
     def make_reflective_dataset(
@@ -173,7 +173,7 @@ class Search:
         """Return for each text what the agent was given, answered and was told about it."""
         top, episodes = self._apo.perfect_score, eval_batch.trajectories or []
         return {
-            name: [each.record(name.rpartition("/")[0], top) for each in episodes]
+            name: [episode.record(name.rpartition("/")[0], top) for episode in episodes]
             for name in components_to_update
             if not is_examples(name)
         }
@@ -199,13 +199,13 @@ class Search:
     def _run_agent(self, batch: Sequence[Example], candidate: Candidate) -> list[Episode]:
         context, resources = self._context, self._context.resources
         # Published versions with the same text, else bodies.
-        given = {
+        overrides = {
             name: next(
-                (each for each in reversed(resources.versions(name)) if each.body == body), body
+                (item for item in reversed(resources.versions(name)) if item.body == body), body
             )
             for name, body in self._texts.bodies(candidate).items()
         }
-        ran = context.run_agent([task for task, _ in batch], resources=given, mode=batch[0][1])
+        ran = context.run_agent([task for task, _ in batch], resources=overrides, mode=batch[0][1])
         if any(rollout.reason == STOPPED for rollout, _ in ran):
             raise StoppedError
         attempts = {rollout.rollout_id: str(rollout.attempts) for rollout, _ in ran}
@@ -239,14 +239,14 @@ class Search:
                 self._tried += 1
                 self._has_proposed = True
                 return self._first[self._tried - 1]
-            found = self._writer.rewrite(
+            proposal = self._writer.rewrite(
                 candidate, {name: records[name] for name in components if not is_examples(name)}
             )
             for name in filter(is_examples, components):
                 if drawn := self._shots.draw_examples(candidate[name]):
-                    found[name] = drawn
-            self._has_proposed = self._has_proposed or bool(found)
-            return found
+                    proposal[name] = drawn
+            self._has_proposed = self._has_proposed or bool(proposal)
+            return proposal
 
     def _is_over(self, gepa_state: "GEPAState[Any, Any]") -> bool:
         self._state = gepa_state
@@ -284,20 +284,20 @@ class Search:
         scores = state.program_full_scores_val_set
         best = max(range(len(scores)), key=scores.__getitem__)
         step = self._before + state.i + 1
-        found = {**self._measured, self._judged_by: scores[best]}
-        found["rollouts"] = float(state.total_num_evals)
-        found |= {key: float(count) for key, count in self._counts.items() if count}
+        metrics = {**self._measured, self._judged_by: scores[best]}
+        metrics["rollouts"] = float(state.total_num_evals)
+        metrics |= {key: float(count) for key, count in self._counts.items() if count}
         if step > context.step:
-            context.report(StepResult(part.prefix_metrics(found)))
+            context.report(StepResult(part.prefix_metrics(metrics)))
             context.step = step
         elif state.i < 0:  # what there was to begin with
-            context.log(step, part.prefix_metrics(found))
+            context.log(step, part.prefix_metrics(metrics))
         self._measured.clear()
         self._keep(encode_state(state))
         progress = context.config.progress
         if progress is not None and step > self._told:
             self._told = step
-            progress(step, context.config.max_iterations, part.prefix_metrics(found))
+            progress(step, context.config.max_iterations, part.prefix_metrics(metrics))
         if state.program_candidates[best] == self._published:
             return
         self._published = dict(state.program_candidates[best])
@@ -328,34 +328,34 @@ def write_state(kept_state: Mapping[str, Any] | None, folder: Path) -> None:
 def decode_state(kept_state: Mapping[str, Any]) -> dict[str, Any]:
     """GEPA's state as it was, by attribute."""
     try:
-        found = {key: _from_json(value) for key, value in kept_state.items()}
+        state = {key: _from_json(value) for key, value in kept_state.items()}
     except (TypeError, ValueError, AttributeError) as exc:
         raise TrainingError(
             f"the search to go on with is damaged ({exc}); resume from another checkpoint"
         ) from exc
-    return {**found, "evaluation_cache": None}
+    return {**state, "evaluation_cache": None}
 
 
 def _to_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {"map": [[_to_json(key), _to_json(each)] for key, each in value.items()]}
+        return {"map": [[_to_json(key), _to_json(item)] for key, item in value.items()]}
     if isinstance(value, (set, frozenset)):
         return {"set": sorted(map(_to_json, value))}
     if isinstance(value, tuple):
-        return {"tuple": [_to_json(each) for each in value]}
+        return {"tuple": [_to_json(item) for item in value]}
     if isinstance(value, list):
-        return [_to_json(each) for each in value]
+        return [_to_json(item) for item in value]
     return value
 
 
 def _from_json(value: Any) -> Any:
     if isinstance(value, list):
-        return [_from_json(each) for each in value]
+        return [_from_json(item) for item in value]
     if not isinstance(value, dict):
         return value
-    ((kind, held),) = value.items()
+    ((kind, content),) = value.items()
     if kind == "map":
-        return {_from_json(key): _from_json(each) for key, each in held}
+        return {_from_json(key): _from_json(item) for key, item in content}
     if kind not in ("set", "tuple"):
         raise ValueError(f"there is no {kind!r} in it")
-    return (set if kind == "set" else tuple)(map(_from_json, held))
+    return (set if kind == "set" else tuple)(map(_from_json, content))

@@ -79,12 +79,12 @@ class Texts:
 
     def bodies(self, candidate: Candidate) -> dict[str, dict[str, Any]]:
         """Return the body of each resource, with a candidate's texts in place of its own."""
-        found = {}
+        bodies = {}
         for name, seed in self._bodies.items():
-            found[name] = {**seed, "template": candidate[name]}
+            bodies[name] = {**seed, "template": candidate[name]}
             if self._with_examples:
-                found[name]["examples"] = json.loads(candidate[name + EXAMPLES])
-        return found
+                bodies[name]["examples"] = json.loads(candidate[name + EXAMPLES])
+        return bodies
 
     def changed_bodies(self, candidate: Candidate) -> dict[str, dict[str, Any]]:
         """Return the bodies that differ from before."""
@@ -139,13 +139,13 @@ class Shots:
         """Note what an agent did and earned; of one question the best answer is kept."""
         if reward is None:
             return
-        state, known = self._state, self._state["known"]
+        state, task_ids = self._state, self._state["known"]
         state["sum"] += reward
         state["taken"] += 1
         for pair in filter(None, map(_find_pair, make_conversations(trajectories))):
             key = json.dumps(pair[0], sort_keys=True)
-            if key not in known or known[key][0] < reward:
-                known[key] = (reward, pair)
+            if key not in task_ids or task_ids[key][0] < reward:
+                task_ids[key] = (reward, pair)
 
     def draw_examples(self, current: str) -> str | None:
         """Return other examples of above-mean or perfect reward, as text; None without any."""
@@ -176,13 +176,13 @@ class Shots:
         self._state = {**state, "known": dict(state["known"])}
 
 
-def _find_pair(found: Conversation) -> Pair | None:
-    asked = next((each for each in found.messages if each["role"] == "user"), None)
-    answer = found.messages[-1]
+def _find_pair(conversation: Conversation) -> Pair | None:
+    first = next((message for message in conversation.messages if message["role"] == "user"), None)
+    answer = conversation.messages[-1]
     content = answer.get("content")
-    if asked is None or answer["role"] != "assistant" or not isinstance(content, str):
+    if first is None or answer["role"] != "assistant" or not isinstance(content, str):
         return None
-    question = {"role": "user", "content": asked["content"]}
+    question = {"role": "user", "content": first["content"]}
     return (question, {"role": "assistant", "content": content}) if content.strip() else None
 
 
@@ -220,10 +220,10 @@ class Writer:
 
     def rewrite(self, candidate: Candidate, records: Records) -> Candidate:
         """Return new texts for those of a candidate that there are records of, where usable."""
-        found = {}
-        for name, held in records.items():
+        texts = {}
+        for name, entries in records.items():
             try:
-                text, fault = self._read_answer(name, self._ask(name, candidate[name], held))
+                text, fault = self._read_answer(name, self._ask(name, candidate[name], entries))
             except Exception as exc:  # noqa: BLE001  # who writes costs one proposal, not the run
                 text, fault = "", f"{type(exc).__name__}: {exc}"
             if fault:
@@ -231,19 +231,19 @@ class Writer:
                 continue
             self.reasons.clear()
             if text != candidate[name]:
-                found[name] = text
-        return found
+                texts[name] = text
+        return texts
 
     def _ask(self, name: str, current: str, records: Sequence[Mapping[str, Any]]) -> object:
         template = self._template
         if isinstance(template, Mapping):
             template = template.get(name, template.get(name.partition("[")[0]))
-        asked = {
+        request = {
             "current_instruction_doc": current,
             "dataset_with_feedback": list(records),
             "prompt_template": template,
         }
-        prompt = str(self._signature.prompt_renderer(asked))
+        prompt = str(self._signature.prompt_renderer(request))
         if placeholders := self._texts.placeholders(name):
             prompt = f"{prompt}\n\n{_KEEP.format(names=_brace_names(placeholders))}"
         with auto_trace(

@@ -35,7 +35,7 @@ REMEDY: Final = "pip install 'agentlightning==0.3.0', or say backend='builtin'"
 _PACKAGE: Final = "agentlightning"
 
 
-def choose_backend(wanted: Backend = "auto", *, unfit: str = "") -> Literal["builtin", "microsoft"]:
+def choose_backend(choice: Backend = "auto", *, unfit: str = "") -> Literal["builtin", "microsoft"]:
     """Choose the backend from the requested and the installed ones; warn where ``auto`` falls back.
 
     ``unfit`` is the reason why Agent Lightning cannot do what is asked, though it may be installed.
@@ -43,16 +43,16 @@ def choose_backend(wanted: Backend = "auto", *, unfit: str = "") -> Literal["bui
     Raises:
         ConfigError: There is no such backend, or ``microsoft`` cannot be used.
     """
-    if wanted not in get_args(Backend):
+    if choice not in get_args(Backend):
         raise ConfigError(
-            f"backend is {wanted!r}; it must be one of {', '.join(get_args(Backend))}"
+            f"backend is {choice!r}; it must be one of {', '.join(get_args(Backend))}"
         )
-    if wanted == "builtin":
+    if choice == "builtin":
         return "builtin"
     reason = explain_missing() or unfit
     if not reason:
         return "microsoft"
-    if wanted == "microsoft":
+    if choice == "microsoft":
         raise ConfigError(f"the backend microsoft cannot be used: {reason}; {REMEDY}")
     log.warning("backend 'auto' is 'builtin' here: %s", reason)
     return "builtin"
@@ -61,15 +61,15 @@ def choose_backend(wanted: Backend = "auto", *, unfit: str = "") -> Literal["bui
 def explain_missing() -> str:
     """Return why Agent Lightning cannot be used; empty if it can."""
     try:
-        found = version(_PACKAGE)
+        package_version = version(_PACKAGE)
     except PackageNotFoundError:
         return "agentlightning is not installed"
-    if found.split(".")[:2] != FITS.split("."):
-        return f"agentlightning {found} is installed, and {FITS} is what fits"
+    if package_version.split(".")[:2] != FITS.split("."):
+        return f"agentlightning {package_version} is installed, and {FITS} is what fits"
     try:
         with warnings.catch_warnings():  # what it imports warns of its own making
             warnings.simplefilter("ignore")
             importlib.import_module(_PACKAGE)
     except Exception as exc:  # noqa: BLE001  # somebody else's code may raise anything
-        return f"agentlightning {found} cannot be imported: {type(exc).__name__}: {exc}"
+        return f"agentlightning {package_version} cannot be imported: {type(exc).__name__}: {exc}"
     return ""

@@ -31,33 +31,33 @@ def to_agentlightning(span: Span, *, with_content: bool) -> Span:
     call = read_call(span, get_text(attributes, c.AGENT_NAME) or "")
     if isinstance(call, str):
         return span
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     if with_content:
-        found |= _flatten_messages("gen_ai.prompt", messages_of(call.observation))
-        found |= _flatten_messages("gen_ai.completion", messages_of(call.action))
+        flat |= _flatten_messages("gen_ai.prompt", messages_of(call.observation))
+        flat |= _flatten_messages("gen_ai.completion", messages_of(call.action))
         if len(call.prompt_ids) and len(call.response_ids):
-            found["prompt_token_ids"] = list(call.prompt_ids)
-            found["response_token_ids"] = list(call.response_ids)
+            flat["prompt_token_ids"] = list(call.prompt_ids)
+            flat["response_token_ids"] = list(call.response_ids)
         if len(call.logprobs):
-            found["logprobs.content"] = json.dumps([{"logprob": value} for value in call.logprobs])
-    return replace(span, name=CALL_NAME, attributes={**attributes, **found})
+            flat["logprobs.content"] = json.dumps([{"logprob": value} for value in call.logprobs])
+    return replace(span, name=CALL_NAME, attributes={**attributes, **flat})
 
 
 def _flatten_messages(prefix: str, messages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for index, message in enumerate(messages):
         row = f"{prefix}.{index}"
-        found[f"{row}.role"] = message["role"]
+        attributes[f"{row}.role"] = message["role"]
         content = message.get("content")
-        found[f"{row}.content"] = (
+        attributes[f"{row}.content"] = (
             content if isinstance(content, str) else "" if content is None else json.dumps(content)
         )
         if "tool_call_id" in message:
-            found[f"{row}.tool_call_id"] = message["tool_call_id"]
+            attributes[f"{row}.tool_call_id"] = message["tool_call_id"]
         for place, call in enumerate(message.get("tool_calls") or ()):
             function = call.get("function", {})
-            found[f"{row}.tool_calls.{place}.id"] = call.get("id") or ""
-            found[f"{row}.tool_calls.{place}.type"] = "function"
-            found[f"{row}.tool_calls.{place}.name"] = function.get("name") or ""
-            found[f"{row}.tool_calls.{place}.arguments"] = function.get("arguments") or "{}"
-    return found
+            attributes[f"{row}.tool_calls.{place}.id"] = call.get("id") or ""
+            attributes[f"{row}.tool_calls.{place}.type"] = "function"
+            attributes[f"{row}.tool_calls.{place}.name"] = function.get("name") or ""
+            attributes[f"{row}.tool_calls.{place}.arguments"] = function.get("arguments") or "{}"
+    return attributes

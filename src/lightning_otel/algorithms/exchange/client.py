@@ -66,8 +66,8 @@ class Client:
 
     def spans(self, rollout_id: str, attempt_id: str | None = None) -> Iterator[Found]:
         """Read the spans of a rollout, or of one attempt at it, in order."""
-        named = {} if attempt_id is None else {"attempt_id": attempt_id}
-        yield from self._read_pages("/spans", {"rollout_id": rollout_id, **named})
+        filters = {} if attempt_id is None else {"attempt_id": attempt_id}
+        yield from self._read_pages("/spans", {"rollout_id": rollout_id, **filters})
 
     def start(self, task: object, mode: str | None, our_id: str) -> Found:
         """Begin a rollout with its first attempt."""
@@ -97,8 +97,8 @@ class Client:
     def _read_pages(self, path: str, query: Mapping[str, Any]) -> Iterator[Found]:
         offset = 0
         while True:
-            asked = {"sort_order": "asc", **query, "limit": _PAGE, "offset": offset}
-            items = self._send_request("GET", path, query=asked).get("items")
+            parameters = {"sort_order": "asc", **query, "limit": _PAGE, "offset": offset}
+            items = self._send_request("GET", path, query=parameters).get("items")
             if not isinstance(items, list):
                 raise ReceiveError(f"{self.url}{_API}{path} gave no items; is it version 0.3?")
             yield from items
@@ -124,19 +124,19 @@ class Client:
                 "start one: agl store --port 4747"
             ) from exc
         if not 200 <= answer.status_code < 300:
-            said = " ".join(answer.text.split())[:_SAID]
+            message = " ".join(answer.text.split())[:_SAID]
             raise StoreError(
-                f"{self.url} answered {method} {path} with {answer.status_code}: {said}; "
+                f"{self.url} answered {method} {path} with {answer.status_code}: {message}; "
                 "is it a store of Agent Lightning 0.3?"
             )
         try:
-            found = answer.json()
+            value = answer.json()
         except ValueError as exc:
             raise ReceiveError(
                 f"{self.url}{_API}{path} gave no JSON; is it a store of Agent Lightning 0.3?"
             ) from exc
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             raise ReceiveError(
-                f"{self.url} gave {type(found).__name__} where an object is due; is it version 0.3?"
+                f"{self.url} gave {type(value).__name__} where an object is due; is it version 0.3?"
             )
-        return found
+        return value

@@ -90,39 +90,39 @@ def hand_over(
         StoreError: It does not answer or take them; what it took is not sent twice.
     """
     opened = store if isinstance(store, Store) else Store(store)
-    wanted = Selection.of(keywords)
+    selection = Selection.of(keywords)
     client = Client(url, timeout_s=timeout_s)
     client.check()
     with_content = config.content().is_exported if content is None else content
     rows = opened.sql("SELECT rollout_id, attempt_id, status FROM rollouts")
     status = {(row["rollout_id"], row["attempt_id"]): row["status"] for row in rows}
-    done = HandOverCounts(client.url, with_content)
-    ran_there, known = set[str](), dict[str, str]()
+    counts = HandOverCounts(client.url, with_content)
+    ran_there, rollout_ids = set[str](), dict[str, str]()
     for rollout in client.rollouts():
         our_id = _read_metadata(rollout).get(OUR_ROLLOUT)
         if our_id is None:
             ran_there.add(rollout["rollout_id"])
         else:
-            known.setdefault(our_id, rollout["rollout_id"])
-    for spans in read_batches(opened.source, wanted):
-        for key, own in sort_attempts(readers.read(wanted.spans(spans))).members.items():
-            done.attempts += 1
+            rollout_ids.setdefault(our_id, rollout["rollout_id"])
+    for spans in read_batches(opened.source, selection):
+        for key, members in sort_attempts(readers.read(selection.spans(spans))).members.items():
+            counts.attempts += 1
             ended = status.get(key, "running")
             if ended == "running":
-                done.running += 1
+                counts.running += 1
                 continue
             if key.rollout_id in ran_there:
                 place = _find_theirs(client, key)
-            elif key.rollout_id in known:
-                place = _find_ours(client, key, known[key.rollout_id])
+            elif key.rollout_id in rollout_ids:
+                place = _find_ours(client, key, rollout_ids[key.rollout_id])
             else:
-                place = _start_place(client, key, own, done)
-                known[key.rollout_id] = place.rollout_id
-            _send_attempt(client, place, own, done)
+                place = _start_place(client, key, members, counts)
+                rollout_ids[key.rollout_id] = place.rollout_id
+            _send_attempt(client, place, members, counts)
             if not place.is_final:
                 their_status = "succeeded" if ended == "succeeded" else "failed"
                 client.finish(place.rollout_id, place.attempt_id, their_status, key.attempt_id)
-    return done
+    return counts
 
 
 def _find_theirs(client: Client, key: AttemptKey) -> _Place:
@@ -145,59 +145,59 @@ def _find_ours(client: Client, key: AttemptKey, rollout_id: str) -> _Place:
             free = attempt["attempt_id"]
     if free is not None:  # what was cut off before it could be said whose it is
         return _Place(rollout_id, free)
-    begun = client.start_attempt(rollout_id)
-    return _Place(rollout_id, begun["attempt"]["attempt_id"], is_new=True)
+    start = client.start_attempt(rollout_id)
+    return _Place(rollout_id, start["attempt"]["attempt_id"], is_new=True)
 
 
 def _start_place(
-    client: Client, key: AttemptKey, spans: Iterable[Span], done: HandOverCounts
+    client: Client, key: AttemptKey, spans: Iterable[Span], counts: HandOverCounts
 ) -> _Place:
     facts = [span.attributes for span in spans]
-    task = next((found[c.TASK] for found in facts if c.TASK in found), None)
-    mode = next((found[c.MODE] for found in facts if c.MODE in found), None)
-    begun = client.start(
-        parse_json(task) if done.with_content else None,
+    task = next((fact[c.TASK] for fact in facts if c.TASK in fact), None)
+    mode = next((fact[c.MODE] for fact in facts if c.MODE in fact), None)
+    rollout = client.start(
+        parse_json(task) if counts.with_content else None,
         mode if mode in get_args(Mode) else None,
         key.rollout_id,
     )
-    done.rollouts += 1
-    return _Place(begun["rollout_id"], begun["attempt"]["attempt_id"], is_new=True)
+    counts.rollouts += 1
+    return _Place(rollout["rollout_id"], rollout["attempt"]["attempt_id"], is_new=True)
 
 
-def _send_attempt(client: Client, place: _Place, spans: list[Span], done: HandOverCounts) -> None:
-    there = () if place.is_new else client.spans(place.rollout_id, place.attempt_id)
-    held = {span["span_id"] for span in there}
-    fresh = [span for span in spans if span.span_id not in held]
-    done.held += len(spans) - len(fresh)
+def _send_attempt(client: Client, place: _Place, spans: list[Span], counts: HandOverCounts) -> None:
+    remote_spans = () if place.is_new else client.spans(place.rollout_id, place.attempt_id)
+    span_ids = {span["span_id"] for span in remote_spans}
+    fresh = [span for span in spans if span.span_id not in span_ids]
+    counts.held += len(spans) - len(fresh)
     batch: list[Span] = []
     size_bytes = 0
-    for span in chain(_make_spans(fresh, place, done), [None]):
+    for span in chain(_make_spans(fresh, place, counts), [None]):
         if span is not None:
             batch.append(span)
             texts = (value for value in span.attributes.values() if isinstance(value, str))
             size_bytes += _SPAN_BYTES + sum(map(len, texts))
         if batch and (span is None or size_bytes >= _BATCH_BYTES):
-            client.send(batch, with_content=done.with_content)
-            done.spans += len(batch)
-            done.rewards += sum(c.REWARD_VALUE in each.attributes for each in batch)
+            client.send(batch, with_content=counts.with_content)
+            counts.spans += len(batch)
+            counts.rewards += sum(c.REWARD_VALUE in span.attributes for span in batch)
             batch, size_bytes = [], 0
 
 
-def _make_spans(spans: Iterable[Span], place: _Place, done: HandOverCounts) -> Iterator[Span]:
+def _make_spans(spans: Iterable[Span], place: _Place, counts: HandOverCounts) -> Iterator[Span]:
     stamps = {c.ROLLOUT_ID: place.rollout_id, c.ATTEMPT_ID: place.attempt_id}
     for span in sorted(spans, key=lambda span: (span.start_ns, span.sequence)):
         if span.is_incomplete:
-            done.left_out[UNENDED] += 1
+            counts.left_out[UNENDED] += 1
             continue
-        made = to_agentlightning(span, with_content=done.with_content)
-        attributes = {**_drop_number(made.attributes), **stamps}
-        made = replace(made, attributes=attributes, otel_resource=_drop_number(made.otel_resource))
+        copy = to_agentlightning(span, with_content=counts.with_content)
+        attributes = {**_drop_number(copy.attributes), **stamps}
+        copy = replace(copy, attributes=attributes, otel_resource=_drop_number(copy.otel_resource))
         try:
-            encode_span(made, with_content=False)
+            encode_span(copy, with_content=False)
         except UnsendableError as exc:
-            done.left_out[str(exc)] += 1
+            counts.left_out[str(exc)] += 1
             continue
-        yield made
+        yield copy
 
 
 def _drop_number(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,33 +250,33 @@ def read_back(
     opened.writer()
     client = Client(url, timeout_s=timeout_s)
     client.check()
-    wanted = None
+    selected_ids = None
     if rollout_id is not None:
-        wanted = {rollout_id} if isinstance(rollout_id, str) else set(rollout_id)
-    done = ReadBackCounts(client.url)
+        selected_ids = {rollout_id} if isinstance(rollout_id, str) else set(rollout_id)
+    counts = ReadBackCounts(client.url)
     for rollout in client.rollouts():
         ids = {rollout["rollout_id"], _read_metadata(rollout).get(OUR_ROLLOUT)}
-        if wanted is not None and not ids & wanted:
+        if selected_ids is not None and not ids & selected_ids:
             continue
-        done.rollouts += 1
+        counts.rollouts += 1
         if rollout["status"] not in FINAL:
-            done.running += 1
+            counts.running += 1
             continue
-        made = list(_read_spans(client, rollout, done))
+        new_spans = list(_read_spans(client, rollout, counts))
         rows = opened.sql(
             "SELECT trace_id, span_id FROM spans WHERE span_id IN (SELECT unnest(?::VARCHAR[]))",
-            [[span.span_id for span in made]],
+            [[span.span_id for span in new_spans]],
         )
-        held = {(row["trace_id"], row["span_id"]) for row in rows}
-        fresh = [span for span in made if (span.trace_id, span.span_id) not in held]
+        span_ids = {(row["trace_id"], row["span_id"]) for row in rows}
+        fresh = [span for span in new_spans if (span.trace_id, span.span_id) not in span_ids]
         write_spans(opened, fresh)
-        done.spans += len(fresh)
-        done.held += len(made) - len(fresh)
+        counts.spans += len(fresh)
+        counts.held += len(new_spans) - len(fresh)
     opened.writer().seal()
-    return done
+    return counts
 
 
-def _read_spans(client: Client, rollout: Found, done: ReadBackCounts) -> Iterator[Span]:
+def _read_spans(client: Client, rollout: Found, counts: ReadBackCounts) -> Iterator[Span]:
     their_id = rollout["rollout_id"]
     our_id = _read_metadata(rollout).get(OUR_ROLLOUT)
     attempts = client.attempts(their_id)
@@ -287,20 +287,20 @@ def _read_spans(client: Client, rollout: Found, done: ReadBackCounts) -> Iterato
     if our_id is None:
         yield from (_rollout_span(rollout, attempt) for attempt in attempts)
     for document in client.spans(their_id):
-        found = span_of(document, f"{_CAME}:{client.peer}")
-        if isinstance(found, Rejected):
-            done.rejected[found.reason] += 1
+        span = span_of(document, f"{_CAME}:{client.peer}")
+        if isinstance(span, Rejected):
+            counts.rejected[span.reason] += 1
             continue
         stamps = {
             c.ROLLOUT_ID: our_id or their_id,
             c.ATTEMPT_ID: names.get(document["attempt_id"], document["attempt_id"]),
         }
-        yield replace(found, attributes={**found.attributes, **stamps})
+        yield replace(span, attributes={**span.attributes, **stamps})
 
 
 def _rollout_span(rollout: Found, attempt: Found) -> Span:
-    told = f"{rollout['rollout_id']} {attempt['attempt_id']}"
-    digest = hashlib.sha256(told.encode()).hexdigest()
+    identity = f"{rollout['rollout_id']} {attempt['attempt_id']}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()
     end = attempt.get("end_time") or rollout.get("end_time") or attempt["start_time"]
     attributes: dict[str, Any] = {
         c.ROLLOUT_ID: rollout["rollout_id"],
@@ -322,5 +322,5 @@ def _rollout_span(rollout: Found, attempt: Found) -> Span:
     )
 
 
-def _read_metadata(found: Found) -> Mapping[str, Any]:
-    return found.get("metadata") or {}
+def _read_metadata(record: Found) -> Mapping[str, Any]:
+    return record.get("metadata") or {}

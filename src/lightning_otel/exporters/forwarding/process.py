@@ -41,8 +41,8 @@ class ForwardingProcessor(SpanProcessor):
                 if (os.getpid(), writer) in self._begun:
                     return
                 since_ns = (span.start_time or time.time_ns()) - _EARLIER_NS
-                begun = capture.guard_call(self._begin_forwarding, writer, since_ns)
-                self._begun[os.getpid(), writer] = begun
+                forwarder = capture.guard_call(self._begin_forwarding, writer, since_ns)
+                self._begun[os.getpid(), writer] = forwarder
 
     def shutdown(self) -> None:
         """Send the rest, unless the endpoint keeps silent."""

@@ -154,14 +154,14 @@ def _read_failure(text: bytes, kind: str) -> str:
         from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # has no stubs
 
         try:
-            found = Status.FromString(text).message
+            reply = Status.FromString(text).message
         except DecodeError:
             return ""
     elif kind in ("text/plain", "application/json"):
-        found = text.decode("utf-8", "replace")
+        reply = text.decode("utf-8", "replace")
     else:
         return ""
-    return " ".join("".join(each if each.isprintable() else " " for each in found).split())
+    return " ".join("".join(char if char.isprintable() else " " for char in reply).split())
 
 
 def _wait_s(text: str | None) -> float:
@@ -200,7 +200,7 @@ class GrpcSender:
         is_secure = parts.scheme == "https" or (parts.scheme != "http" and not endpoint.is_insecure)
         if is_secure:
             files = (endpoint.certificate, endpoint.client_key, endpoint.client_certificate)
-            texts = (Path(each).read_bytes() if each else None for each in files)
+            texts = (Path(path).read_bytes() if path else None for path in files)
             credentials = grpc.ssl_channel_credentials(*texts)
             channel = grpc.secure_channel(parts.netloc, credentials, compression=algorithm)
         else:

@@ -84,8 +84,8 @@ class AutoGenInstrumentor(LibraryInstrumentor):
     def _replace_span(self, owner: Any, name: str, block_of: Callable[..., Any]) -> None:
         def make(original: Any) -> Any:
             def block(*args: Any, **kwargs: Any) -> Any:
-                found = capture.guard_call(block_of, *args, **kwargs) if self.is_wanted() else None
-                return original(*args, **kwargs) if found is None else found
+                inner = capture.guard_call(block_of, *args, **kwargs) if self.is_wanted() else None
+                return original(*args, **kwargs) if inner is None else inner
 
             return block
 
@@ -93,10 +93,10 @@ class AutoGenInstrumentor(LibraryInstrumentor):
 
     def _carry_context(self, original: Any) -> Any:
         def get_telemetry_envelope_metadata() -> Any:
-            made = original()
+            metadata = original()
             if self.is_wanted():
-                capture.guard_call(runs.carry_context, made)
-            return made
+                capture.guard_call(runs.carry_context, metadata)
+            return metadata
 
         return get_telemetry_envelope_metadata
 
@@ -113,12 +113,12 @@ def _without_our_frames(owner: type, original: Any) -> Any:
 
 def _forget_our_frames(exc: BaseException) -> None:
     unread: list[BaseException | None] = [exc]
-    seen: set[int] = set()
+    ids: set[int] = set()
     while unread:
         one = unread.pop()
-        if one is None or id(one) in seen:
+        if one is None or id(one) in ids:
             continue
-        seen.add(id(one))
+        ids.add(id(one))
         unread += [one.__cause__, one.__context__]
         if isinstance(one, BaseExceptionGroup):
             unread += one.exceptions

@@ -22,23 +22,23 @@ _ROLES: Final = {
 
 def text_field(value: object, name: str) -> str | None:
     """Return a field of an object, if it is text."""
-    held = fields_of(value).get(name)
-    return held if isinstance(held, str) else None
+    text = fields_of(value).get(name)
+    return text if isinstance(text, str) else None
 
 
-def chat_messages(found: object, role: str) -> str | None:
+def chat_messages(value: object, role: str) -> str | None:
     """Return what an agent or a team is told or says, as messages; None if nothing."""
-    if found is None:
+    if value is None:
         return None
-    items = found if isinstance(found, list | tuple) else [found]
+    items = value if isinstance(value, list | tuple) else [value]
     return dump([_read_chat(item, role) for item in items])
 
 
 def _read_chat(item: object, role: str) -> dict[str, Any]:
-    held = fields_of(item)
-    source = held.get("source")
+    data = fields_of(item)
+    source = data.get("source")
     name = source if isinstance(source, str) and source != "user" else None
-    return message(role, _read_content(held.get("content", item)), name=name)
+    return message(role, _read_content(data.get("content", item)), name=name)
 
 
 def model_messages(messages: object) -> str | None:
@@ -50,15 +50,15 @@ def model_messages(messages: object) -> str | None:
 
 def model_answer(result: object, finish_reason: str | None) -> str:
     """Return a model's answer, a result or the text of one."""
-    found = _read_model_message(result)
-    return dump([message("assistant", found["parts"], finish_reason=finish_reason)])
+    answer = _read_model_message(result)
+    return dump([message("assistant", answer["parts"], finish_reason=finish_reason)])
 
 
 def _read_model_message(item: object) -> dict[str, Any]:
-    held = fields_of(item)
-    thought = [reasoning_part(held["thought"])] if isinstance(held.get("thought"), str) else []
-    parts = [*thought, *_read_content(held.get("content", item))]
-    return message(_ROLES.get(str(held.get("type")), "user"), parts)
+    data = fields_of(item)
+    thought = [reasoning_part(data["thought"])] if isinstance(data.get("thought"), str) else []
+    parts = [*thought, *_read_content(data.get("content", item))]
+    return message(_ROLES.get(str(data.get("type")), "user"), parts)
 
 
 def _read_content(content: object) -> list[Any]:
@@ -72,11 +72,11 @@ def _read_content(content: object) -> list[Any]:
 def _read_part(item: object) -> Any:
     if isinstance(item, str):
         return text_part(_bound_text(item))
-    held = fields_of(item)
-    if "arguments" in held:
-        return tool_call_part(held.get("id"), held.get("name"), _bound_text(held["arguments"]))
-    if "call_id" in held:
-        return tool_response_part(held["call_id"], _bound_text(held.get("content")))
+    data = fields_of(item)
+    if "arguments" in data:
+        return tool_call_part(data.get("id"), data.get("name"), _bound_text(data["arguments"]))
+    if "call_id" in data:
+        return tool_response_part(data["call_id"], _bound_text(data.get("content")))
     if type(item).__name__ == "Image":
         # Its bytes would have to be encoded anew, with every call of a long chat.
         return {"type": "blob", "modality": "image"}
@@ -98,8 +98,8 @@ def tool_definitions(tools: object) -> str | None:
 def _read_schema(tool: object) -> Mapping[str, Any]:
     if isinstance(tool, dict):
         return tool
-    known = ((key, text_field(tool, f"_{key}")) for key in ("name", "description"))
-    return {key: value for key, value in known if value is not None}
+    pairs = ((key, text_field(tool, f"_{key}")) for key in ("name", "description"))
+    return {key: value for key, value in pairs if value is not None}
 
 
 def tool_result(result: object, *, is_last_only: bool) -> str:
@@ -107,9 +107,9 @@ def tool_result(result: object, *, is_last_only: bool) -> str:
 
     Source: ``TaskRunnerTool.return_value_as_string`` of ``autogen_agentchat``.
     """
-    held = fields_of(result)
-    messages = held.get("messages")
-    if "stop_reason" not in held or not isinstance(messages, list):
+    data = fields_of(result)
+    messages = data.get("messages")
+    if "stop_reason" not in data or not isinstance(messages, list):
         return text_of(result)
     texts = [(text_field(item, "source"), text_field(item, "content")) for item in messages]
     if is_last_only:

@@ -72,16 +72,16 @@ class ModelRun(runs.Run):
 def _keep_answer(operation: operations.Operation, result: Any) -> None:
     if operation.is_over:  # the client that sent the request has ended it
         return
-    held = fields_of(result)
-    reason = held.get("finish_reason")
+    fields = fields_of(result)
+    reason = fields.get("finish_reason")
     if isinstance(reason, str) and reason != "unknown":
         reason = "tool_calls" if reason == "function_calls" else reason
         operation.attributes[c.FINISH_REASONS] = [reason]
     else:
         reason = None
-    operation.attributes.update(token_counts(held.get("usage"), is_zero_known=False))
+    operation.attributes.update(token_counts(fields.get("usage"), is_zero_known=False))
     operation.body[c.OUTPUT_MESSAGES] = messages.model_answer(result, reason)
-    tokens = held.get("logprobs")
+    tokens = fields.get("logprobs")
     if isinstance(tokens, list) and tokens:
         logprobs = [fields_of(token).get("logprob") for token in tokens]
         if all(isinstance(value, int | float) for value in logprobs):
@@ -103,8 +103,8 @@ def begin_call(
         attributes[c.REQUEST_STREAM] = True
     body: dict[str, str | None] = {}
     if capture.process.content.is_kept:
-        given = bind_names(("messages",), args, kwargs).get("messages")
-        body[c.INPUT_MESSAGES] = capture.guard_call(messages.model_messages, given)
+        chat_input = bind_names(("messages",), args, kwargs).get("messages")
+        body[c.INPUT_MESSAGES] = capture.guard_call(messages.model_messages, chat_input)
         body[c.TOOL_DEFINITIONS] = capture.guard_call(
             messages.tool_definitions, kwargs.get("tools")
         )
@@ -122,27 +122,27 @@ def _is_seen_below(client: object) -> bool:
     if not any(cls.__name__ == _OPENAI_CLIENT for cls in type(client).__mro__):
         return False
     base = sys.modules.get("openai._base_client")
-    found: Any = getattr(base, "AsyncAPIClient", None)
-    return hasattr(getattr(found, "request", None), MARK)
+    client_class: Any = getattr(base, "AsyncAPIClient", None)
+    return hasattr(getattr(client_class, "request", None), MARK)
 
 
 def _read_request(client: object, kwargs: Mapping[str, Any]) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {c.OPERATION: c.CHAT, c.PROVIDER: runs.PROVIDER}
+    facts: dict[str, AttributeValue] = {c.OPERATION: c.CHAT, c.PROVIDER: runs.PROVIDER}
     for cls in type(client).__mro__:
-        package, _, rest = cls.__module__.partition("autogen_ext.models.")
-        if rest and not package:
-            found[c.PROVIDER] = _PROVIDERS.get(rest.partition(".")[0], runs.PROVIDER)
+        package, _, module = cls.__module__.partition("autogen_ext.models.")
+        if module and not package:
+            facts[c.PROVIDER] = _PROVIDERS.get(module.partition(".")[0], runs.PROVIDER)
             break
-    wanted = kwargs.get("json_output")
-    if wanted is not None and wanted is not False:
-        found[c.OUTPUT_TYPE] = "json"
+    output_format = kwargs.get("json_output")
+    if output_format is not None and output_format is not False:
+        facts[c.OUTPUT_TYPE] = "json"
     extra = kwargs.get("extra_create_args")
-    return found | read_settings(extra) if isinstance(extra, dict) else found
+    return facts | read_settings(extra) if isinstance(extra, dict) else facts
 
 
 def _read_model(client: object) -> str | None:
-    held = fields_of(client)
-    arguments = held.get("_create_args")
+    fields = fields_of(client)
+    arguments = fields.get("_create_args")
     named_by = [arguments.get("model")] if isinstance(arguments, dict) else []
-    names = [*named_by, *map(held.get, _MODEL_FIELDS)]
+    names = [*named_by, *map(fields.get, _MODEL_FIELDS)]
     return next((name for name in names if isinstance(name, str)), None)

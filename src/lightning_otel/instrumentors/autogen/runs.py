@@ -70,9 +70,9 @@ class ToolRun(steps.Step):
 
 
 def _start(
-    operation: str, name: str, known: steps.Known, body: Mapping[str, str | None]
+    operation: str, name: str, attributes: steps.Known, body: Mapping[str, str | None]
 ) -> tuple[operations.Operation, Context]:
-    started = steps.start_operation(operation, name, {c.PROVIDER: PROVIDER, **known}, body)
+    started = steps.start_operation(operation, name, {c.PROVIDER: PROVIDER, **attributes}, body)
     return started, operations.context_within(started)
 
 
@@ -100,8 +100,8 @@ def begin_turn(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     agent, turn = args[0], otel_context.get_value(_TURN_KEY)
     if turn == id(agent):
         return None
-    given = wrappers.bind_names(("messages",), args, kwargs).get("messages")
-    return _begin_agent(agent, given, turn if isinstance(turn, str) else None)
+    messages = wrappers.bind_names(("messages",), args, kwargs).get("messages")
+    return _begin_agent(agent, messages, turn if isinstance(turn, str) else None)
 
 
 def _begin_agent(agent: Any, task: object, agent_id: str | None = None) -> Run:
@@ -117,10 +117,10 @@ def _begin_agent(agent: Any, task: object, agent_id: str | None = None) -> Run:
 
 
 def _keep_answer(operation: operations.Operation, result: Any) -> None:
-    held = fields_of(result)
-    answer, given = held.get("chat_message"), held.get("messages")
-    if isinstance(given, list) and given:
-        answer = given[-1]
+    fields = fields_of(result)
+    answer, inner = fields.get("chat_message"), fields.get("messages")
+    if isinstance(inner, list) and inner:
+        answer = inner[-1]
     _keep_message(operation, answer)
     target = messages.text_field(answer, "target")
     if target is not None and fields_of(answer).get("type") == "HandoffMessage":
@@ -172,9 +172,9 @@ def begin_team(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
 
 
 def _keep_outcome(operation: operations.Operation, result: Any) -> None:
-    held = fields_of(result)
-    given, reason = held.get("messages"), held.get("stop_reason")
-    _keep_message(operation, given[-1] if isinstance(given, list) and given else None)
+    fields = fields_of(result)
+    messages, reason = fields.get("messages"), fields.get("stop_reason")
+    _keep_message(operation, messages[-1] if isinstance(messages, list) and messages else None)
     if isinstance(reason, str):
         operation.body[c.STOP_REASON] = reason
 
@@ -187,12 +187,12 @@ def begin_part(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> wrappers.Con
         return None
     # The run's own, not the current one: a span of AutoGen's messaging may be current there, which
     # belongs to whatever provider its runtime was built with.
-    held = fields_of(part)
+    fields = fields_of(part)
     # Of another kind of agent AutoGen's own span stays: only where ours is, there is a turn.
-    is_seen = hasattr(getattr(type(held.get("_agent")), "on_messages_stream", None), MARK)
+    is_seen = hasattr(getattr(type(fields.get("_agent")), "on_messages_stream", None), MARK)
     turn = str(part.id) if is_seen else None
     context = otel_context.set_value(_TURN_KEY, turn, run.context)
-    name, frame = held.get("_name"), capture.current_frame(context)
+    name, frame = fields.get("_name"), capture.current_frame(context)
     if isinstance(name, str) and frame is not None:
         # Only a manager has a name here: what it asks to lead the team, it asks as an agent.
         stamps = {**frame.stamps, c.AGENT_NAME: name}
@@ -207,8 +207,8 @@ def begin_tool(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], *, names: tuple[str, ...] = _TOOL_PARAMETERS
 ) -> ToolRun:
     """Begin the run of ``BaseTool.run_json`` or its stream, or of ``McpWorkbench.call_tool``."""
-    tool, given = args[0], wrappers.bind_names(names, args, kwargs)
-    name, call_id = given.get("name", messages.text_field(tool, "_name")), given.get("call_id")
+    tool, values = args[0], wrappers.bind_names(names, args, kwargs)
+    name, call_id = values.get("name", messages.text_field(tool, "_name")), values.get("call_id")
     operation, context = _start(
         c.EXECUTE_TOOL,
         str(name),
@@ -217,7 +217,7 @@ def begin_tool(
             c.TOOL_DESCRIPTION: messages.text_field(tool, "_description"),
             c.TOOL_CALL_ID: call_id if isinstance(call_id, str) else None,
         },
-        {c.TOOL_ARGUMENTS: text_of(given.get("arguments", given.get("args")))},
+        {c.TOOL_ARGUMENTS: text_of(values.get("arguments", values.get("args")))},
     )
     return ToolRun(operation, context, functools.partial(_keep_result, tool))
 

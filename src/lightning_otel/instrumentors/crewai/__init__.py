@@ -99,9 +99,9 @@ def _begin_crew(owner: Any, arguments: Arguments, name: str = "crew") -> Step | 
     if owner.stream or arguments.get("from_checkpoint") is not None:
         return None
     inputs = arguments.get("inputs")
-    asked = None if inputs is None else text_of(inputs)
+    prompt = None if inputs is None else text_of(inputs)
     return begin_owned_step(
-        owner, c.INVOKE_WORKFLOW, read_word(owner.name) or name, body=input_content(asked)
+        owner, c.INVOKE_WORKFLOW, read_word(owner.name) or name, body=input_content(prompt)
     )
 
 
@@ -116,15 +116,15 @@ def _begin_task(owner: Any, _: Arguments) -> Step | None:
     """Begin a task, within which its agent acts, again where a guardrail asks for it."""
     description = read_word(owner.description)
     name = read_word(owner.name) or description or "task"
-    shown = name if len(name) <= _NAME_LIMIT else f"{name[:_NAME_LIMIT]}…"
+    title = name if len(name) <= _NAME_LIMIT else f"{name[:_NAME_LIMIT]}…"
     body = {**input_content(description), c.WORKFLOW_STEP: operations.clean_text(name)}
-    return begin_owned_step(owner, c.EXECUTE_TASK, shown, body=body)
+    return begin_owned_step(owner, c.EXECUTE_TASK, title, body=body)
 
 
 def _begin_agent(owner: Any, arguments: Arguments) -> Step | None:
     """Begin an agent at a task; tried again after an error it is still the same step."""
-    asked = read_word(getattr(arguments.get("task"), "description", None))
-    return _begin_role(owner, asked)
+    prompt = read_word(getattr(arguments.get("task"), "description", None))
+    return _begin_role(owner, prompt)
 
 
 def _begin_alone(owner: Any, arguments: Arguments) -> Step | None:
@@ -133,9 +133,9 @@ def _begin_alone(owner: Any, arguments: Arguments) -> Step | None:
     return _begin_role(owner, text_of(arguments.get("messages")))
 
 
-def _begin_role(agent: Any, asked: str | None) -> Step | None:
+def _begin_role(agent: Any, prompt: str | None) -> Step | None:
     return begin_owned_step(
-        agent, c.INVOKE_AGENT, _role_of(agent) or "agent", body=input_content(asked)
+        agent, c.INVOKE_AGENT, _role_of(agent) or "agent", body=input_content(prompt)
     )
 
 
@@ -158,20 +158,20 @@ def _keep_output(operation: operations.Operation, result: Any) -> None:
 def _begin_tool_call(owner: Any, arguments: Arguments) -> Step | None:
     call = arguments.get("tool_call", owner)
     agent = arguments.get("agent", getattr(owner, "agent", None))
-    call_id, name, asked = _read_call(call)
+    call_id, name, tool_input = _read_call(call)
     if name is None:
         return None
-    return begin_tool_step(call, name, asked, call_id=call_id, agent=_role_of(agent))
+    return begin_tool_step(call, name, tool_input, call_id=call_id, agent=_role_of(agent))
 
 
 def _read_call(call: Any) -> tuple[str | None, str | None, Any]:
     function = field_of(call, "function")
     name = read_word(field_of(function, "name")) or read_word(field_of(call, "name"))
-    asked = field_of(function, "arguments")
+    tool_input = field_of(function, "arguments")
     return (
         read_word(field_of(call, "id")),
         name,
-        field_of(call, "input") if asked is None else asked,
+        field_of(call, "input") if tool_input is None else tool_input,
     )
 
 
@@ -201,12 +201,12 @@ def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     if operations.unclaimed_call() is not None:
         return None
     model, messages = args[0], bind_names(("messages",), args, kwargs).get("messages")
-    known = ((c.REQUEST_MODEL, model.model), (c.PROVIDER, model.provider))
-    attributes: dict[str, AttributeValue] = {key: value for key, value in known if read_word(value)}
+    facts = ((c.REQUEST_MODEL, model.model), (c.PROVIDER, model.provider))
+    attributes: dict[str, AttributeValue] = {key: value for key, value in facts if read_word(value)}
     items = [{"content": messages}] if isinstance(messages, str) else objects(messages)
-    asked = text_of([read_message(item) for item in items])  # before the span, which must end then
+    prompt = text_of([read_message(item) for item in items])  # before the span, which must end then
     call = _Call(c.CHAT, str(model.model), attributes)
-    call.operation.body[c.INPUT_MESSAGES] = asked
+    call.operation.body[c.INPUT_MESSAGES] = prompt
     return call
 
 

@@ -54,9 +54,9 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
 
     def write(url: str, content: bytes, headers: dict[str, str]) -> tuple[Any, Any]:
         names = ("method", "url", "str_or_url", "json", "data", "headers")
-        rest = {name: kwargs[name] for name in kwargs if name not in names}
+        options = {name: kwargs[name] for name in kwargs if name not in names}
         headers = {"Content-Type": "application/json", **headers}
-        return (args[0], method, url), {**rest, "data": content, "headers": headers}
+        return (args[0], method, url), {**options, "data": content, "headers": headers}
 
     sent = Sent(url, lambda: content, values.get("headers") or {}, write)
     return begin_request("aiohttp", sent, _Exchange)

@@ -50,16 +50,16 @@ def find_changes(endpoint: Dialect, url: str, body: Json, *, can_move: bool) -> 
         from lightning_otel.instrumentors.substitution import requests as substitution
 
         try:
-            given = substitution.find_substitution(frame.assigner, body, endpoint)
-            if given is not None:
-                address = _move(url, given.base_url, can_move=can_move)
-                fields, stamp = given.changes, given.stamp
+            replacement = substitution.find_substitution(frame.assigner, body, endpoint)
+            if replacement is not None:
+                address = _move(url, replacement.base_url, can_move=can_move)
+                fields, stamp = replacement.changes, replacement.stamp
         except ConfigError as exc:
             substitution.note_unfit(exc)
-    wanted: Mapping[str, Any] = {}
+    id_fields: Mapping[str, Any] = {}
     if capture.asks_for_ids(frame):
-        wanted = token_ids.find_wanted(endpoint, {**body, **fields}, server_of(address or url))
-    return Changes(fields, address, stamp, wanted) if stamp or wanted else None
+        id_fields = token_ids.find_wanted(endpoint, {**body, **fields}, server_of(address or url))
+    return Changes(fields, address, stamp, id_fields) if stamp or id_fields else None
 
 
 def _move(url: str, base_url: str | None, *, can_move: bool) -> str | None:
@@ -86,13 +86,13 @@ def moved_headers(headers: Mapping[str, str], url: str, moved: str | None) -> di
     """Return the headers without body-dependent ones; without secrets for another server."""
     from lightning_otel.instrumentors.substitution import requests as substitution
 
-    own = {
+    allowed = {
         name: text
         for name, text in headers.items()
         if name.lower() not in ("content-length", "transfer-encoding", "content-encoding")
     }
     if moved is None:
-        return own
-    own = {name: text for name, text in own.items() if name.lower() != "host"}
+        return allowed
+    allowed = {name: text for name, text in allowed.items() if name.lower() != "host"}
     is_same = substitution.origin_of(moved) == substitution.origin_of(url)
-    return own if is_same else substitution.foreign_headers(own)
+    return allowed if is_same else substitution.foreign_headers(allowed)

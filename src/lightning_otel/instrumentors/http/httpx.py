@@ -76,10 +76,10 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
     library = type(request).__module__.partition(".")[0]
 
     def write(url: str, content: bytes, headers: dict[str, str]) -> tuple[Any, Any]:
-        made = type(request)(
+        copy = type(request)(
             "POST", url, headers=headers, content=content, extensions=request.extensions
         )
-        return (args[0], made), {}
+        return (args[0], copy), {}
 
     sent = Sent(str(request.url), lambda: _content_of(request), request.headers, write)
     exchange = begin_request(library, sent, _Exchange)

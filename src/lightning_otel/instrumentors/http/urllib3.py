@@ -65,11 +65,11 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exchange
         return None
 
     def write(url: str, content: bytes, headers: dict[str, str]) -> tuple[Any, Any]:
-        rest = {name: kwargs[name] for name in kwargs if name not in _NAMES}
-        return (pool, values["method"], values["url"], content, headers, *args[5:]), rest
+        options = {name: kwargs[name] for name in kwargs if name not in _NAMES}
+        return (pool, values["method"], values["url"], content, headers, *args[5:]), options
 
-    own = values.get("headers") or pool.headers or {}
-    sent = Sent(url, lambda: values.get("body"), own, write, can_move=False)
+    fields = values.get("headers") or pool.headers or {}
+    sent = Sent(url, lambda: values.get("body"), fields, write, can_move=False)
     exchange = begin_request("urllib3", sent, _Exchange)
     if isinstance(exchange, _Exchange):
         exchange.is_preloaded = values.get("preload_content", True)

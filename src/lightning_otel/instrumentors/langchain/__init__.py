@@ -82,7 +82,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
     def handler_for_one(self) -> Handler:
         """A handler for one object, whose runs are captured while it lives."""
         handler = make_handler(_is_wanted_of_one)
-        self._handlers = [held for held in self._handlers if held() is not None]
+        self._handlers = [reference for reference in self._handlers if reference() is not None]
         self._handlers.append(weakref.ref(handler))
         if not self.is_active:
             super()._instrument()
@@ -95,7 +95,7 @@ class LangChainInstrumentor(LibraryInstrumentor):
     def _uninstrument(self, **kwargs: Any) -> None:
         self.is_everywhere = False
         super()._uninstrument(**kwargs)
-        if any(held() is not None for held in self._handlers):
+        if any(reference() is not None for reference in self._handlers):
             super()._instrument()
 
     def _replace(self, owner: Any, make: Make, *names: str) -> None:

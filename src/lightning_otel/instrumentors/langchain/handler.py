@@ -77,12 +77,12 @@ class Handler:
 
     def parent(self, parent_run_id: UUID | None) -> tuple[runs.Run | None, bool]:
         """A run's parent, if it is known, and whether the run should become a span."""
-        found = runs.find(parent_run_id)
-        return found, found is not None or self.is_wanted()
+        run = runs.find(parent_run_id)
+        return run, run is not None or self.is_wanted()
 
-    def on_chain_start(self, serialized: object, inputs: object, **told: Any) -> None:
+    def on_chain_start(self, serialized: object, inputs: object, **facts: Any) -> None:
         """Start the run of a chain, a graph or a node."""
-        capture.guard_call(self._start_chain, serialized, **told)
+        capture.guard_call(self._start_chain, serialized, **facts)
 
     def _start_chain(
         self,
@@ -144,9 +144,9 @@ class Handler:
 
     on_tool_error = on_retriever_error = on_chain_error
 
-    def on_tool_start(self, serialized: object, input_str: str, **told: Any) -> None:
+    def on_tool_start(self, serialized: object, input_str: str, **facts: Any) -> None:
         """Start a tool's run; keywords of the tool's caller are among those it is told."""
-        capture.guard_call(self._start_tool, serialized, input_str, **told)
+        capture.guard_call(self._start_tool, serialized, input_str, **facts)
 
     def _start_tool(
         self,
@@ -157,7 +157,7 @@ class Handler:
         inputs: Mapping[str, Any] | None = None,
         tool_call_id: object = None,
         name: str | None = None,
-        **told: Any,
+        **facts: Any,
     ) -> None:
         tool = _serialized_name(serialized) or name or "tool"
         attributes: Attributes = {c.OPERATION: c.EXECUTE_TOOL, c.TOOL_NAME: tool}
@@ -166,22 +166,22 @@ class Handler:
             tool_call_id = place.tool_call_id
         if isinstance(tool_call_id, str):
             attributes[c.TOOL_CALL_ID] = tool_call_id
-        given = input_str if inputs is None else inputs
+        tool_input = input_str if inputs is None else inputs
         title = f"{c.EXECUTE_TOOL} {tool}"
-        self._start_operation(title, attributes, c.TOOL_ARGUMENTS, given, **told)
+        self._start_operation(title, attributes, c.TOOL_ARGUMENTS, tool_input, **facts)
 
     def on_tool_end(self, output: object, *, run_id: UUID, **_: Any) -> None:
         """End it with its result."""
         _end_operation(run_id, c.TOOL_RESULT, output)
 
     def on_retriever_start(
-        self, serialized: object, query: str, *, name: str | None = None, **told: Any
+        self, serialized: object, query: str, *, name: str | None = None, **facts: Any
     ) -> None:
         """Start a retriever's run."""
         title = f"{c.RETRIEVAL} {name or _serialized_name(serialized) or 'retriever'}"
         attributes: Attributes = {c.OPERATION: c.RETRIEVAL}
         capture.guard_call(
-            self._start_operation, title, attributes, c.RETRIEVAL_QUERY, query, **told
+            self._start_operation, title, attributes, c.RETRIEVAL_QUERY, query, **facts
         )
 
     def on_retriever_end(self, documents: object, *, run_id: UUID, **_: Any) -> None:
@@ -193,7 +193,7 @@ class Handler:
         name: str,
         attributes: Attributes,
         key: str,
-        given: object,
+        content: object,
         /,
         *,
         run_id: UUID,
@@ -216,26 +216,26 @@ class Handler:
         place = runs.current_place()
         if place is not None:
             place.take(run_id, run.context)
-        _keep_value(operation, key, given)
+        _keep_value(operation, key, content)
 
     # Of models, only streams are told here; other calls are seen where they are made.
 
     def on_chat_model_start(
-        self, serialized: object, messages: Sequence[Sequence[Any]], **told: Any
+        self, serialized: object, messages: Sequence[Sequence[Any]], **facts: Any
     ) -> None:
         """Start a chat model's stream."""
-        self.on_llm_start(serialized, messages[0], **told)
+        self.on_llm_start(serialized, messages[0], **facts)
 
-    def on_llm_start(self, serialized: object, prompts: Sequence[Any], **told: Any) -> None:
+    def on_llm_start(self, serialized: object, prompts: Sequence[Any], **facts: Any) -> None:
         """Start a completion model's stream."""
         place = runs.current_place()
         if place is not None and place.begin_stream is not None:
-            capture.guard_call(self._start_stream, place, prompts, **told)
+            capture.guard_call(self._start_stream, place, prompts, **facts)
 
     def _start_stream(
         self,
         place: runs.Place,
-        given: Sequence[Any],
+        content: Sequence[Any],
         *,
         run_id: UUID,
         parent_run_id: UUID | None = None,
@@ -247,7 +247,7 @@ class Handler:
             call = place.begin_stream(
                 run_id=run_id,
                 parent=runs.context_in(parent),
-                given=given,
+                given=content,
                 metadata=metadata or {},
                 is_stream=True,
             )

@@ -65,13 +65,13 @@ class ModelCall(steps.ModelCall):
         *,
         run_id: UUID,
         parent: Context,
-        given: Sequence[Any],
+        content: Sequence[Any],
         metadata: Mapping[str, Any],
         is_stream: bool = False,
     ) -> None:
         """Start the span.
 
-        The ``given`` messages are read at the end, and only if no client's instrumentor has: to
+        The ``content`` is read at the end, and only if no client's instrumentor has: to
         write a long history twice would cost more than all the rest. ``parent`` is its context.
         """
         name, provider = metadata.get("ls_model_name"), metadata.get("ls_provider")
@@ -85,7 +85,7 @@ class ModelCall(steps.ModelCall):
         title = name if isinstance(name, str) else type(model).__name__
         super().__init__(operation, title, attributes, parent)
         self._run_id = run_id
-        self._given = given
+        self._given = content
         self._metadata = metadata
         self._tools = tools
         run = runs.Run("", self.context)
@@ -107,9 +107,9 @@ class ModelCall(steps.ModelCall):
         """Put on the span what LangChain knows; of several prompts, the answers to all."""
         choices = getattr(answer, "generations", None) or []
         if choices and isinstance(choices[0], list):
-            choices = [choice for each in choices for choice in each]
-        held = [fields_of(getattr(choice, "message", None)) for choice in choices]
-        reasons = list(map(_finish_reason, choices, held))
+            choices = [choice for group in choices for choice in group]
+        messages = [fields_of(getattr(choice, "message", None)) for choice in choices]
+        reasons = list(map(_finish_reason, choices, messages))
         attributes, metadata = self.operation.attributes, self._metadata
         settings = {_SETTINGS[key]: metadata[key] for key in metadata if key in _SETTINGS}
         if settings:
@@ -117,15 +117,15 @@ class ModelCall(steps.ModelCall):
         if attributes.get(c.OPERATION) == _CACHE_HIT:
             self.operation.rename(f"{_CACHE_HIT} {metadata.get('ls_model_name') or ''}".strip())
         elif choices:
-            _read_facts(held[0], getattr(answer, "llm_output", None), attributes)
-        if known := [reason for reason in reasons if reason is not None]:
-            attributes[c.FINISH_REASONS] = known
+            _read_facts(messages[0], getattr(answer, "llm_output", None), attributes)
+        if finish_reasons := [reason for reason in reasons if reason is not None]:
+            attributes[c.FINISH_REASONS] = finish_reasons
         if not capture.process.content.is_kept:
             return
         body = self.operation.body
         body[c.INPUT_MESSAGES] = dump([_read_message(item) for item in self._given])
         if choices:
-            body[c.OUTPUT_MESSAGES] = dump(list(map(_read_choice, choices, held, reasons)))
+            body[c.OUTPUT_MESSAGES] = dump(list(map(_read_choice, choices, messages, reasons)))
         if self._tools and isinstance(self._tools, list | tuple):
             body[c.TOOL_DEFINITIONS] = _tools_text(self._tools)
 
@@ -146,19 +146,19 @@ def middleware_of(node: object) -> str:
 
 
 def _read_facts(
-    answer: Mapping[str, Any], model_output: object, found: dict[str, AttributeValue]
+    answer: Mapping[str, Any], model_output: object, facts: dict[str, AttributeValue]
 ) -> None:
-    told = {**model_output} if isinstance(model_output, dict) else {}
-    beside = answer.get("response_metadata")
-    if isinstance(beside, dict):
-        told.update(beside)
-    response_id = told.get("id") or answer.get("id")
+    output = {**model_output} if isinstance(model_output, dict) else {}
+    metadata = answer.get("response_metadata")
+    if isinstance(metadata, dict):
+        output.update(metadata)
+    response_id = output.get("id") or answer.get("id")
     if isinstance(response_id, str) and not response_id.startswith(_OWN_ID):
-        found[c.RESPONSE_ID] = response_id
-    model = told.get("model_name") or told.get("model")
+        facts[c.RESPONSE_ID] = response_id
+    model = output.get("model_name") or output.get("model")
     if isinstance(model, str):
-        found[c.RESPONSE_MODEL] = model
-    found.update(token_counts(answer.get("usage_metadata") or told.get("token_usage")))
+        facts[c.RESPONSE_MODEL] = model
+    facts.update(token_counts(answer.get("usage_metadata") or output.get("token_usage")))
 
 
 def begin_stream(operation: str) -> Begin:
@@ -188,8 +188,8 @@ class _EventsPlace(runs.Place):
 
 def begin_events(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> runs.Place | None:
     """Begin the place of ``BaseChatModel._iter_v2_events``, and its call."""
-    given = bind_names(("messages",), args, kwargs)["messages"]
-    call = _begin_call(args[0], c.CHAT, kwargs.get("run_manager"), given, kwargs, is_stream=True)
+    messages = bind_names(("messages",), args, kwargs)["messages"]
+    call = _begin_call(args[0], c.CHAT, kwargs.get("run_manager"), messages, kwargs, is_stream=True)
     if call is None:
         return None
     place = _EventsPlace(kwargs.get("stream"))
@@ -199,8 +199,8 @@ def begin_events(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> runs.Place
 
 def begin_chat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
     """Begin the call of ``BaseChatModel._generate_with_cache``."""
-    given = bind_names(("messages", "stop", "run_manager"), args, kwargs)
-    return _begin_call(args[0], c.CHAT, given.get("run_manager"), given["messages"], kwargs)
+    arguments = bind_names(("messages", "stop", "run_manager"), args, kwargs)
+    return _begin_call(args[0], c.CHAT, arguments.get("run_manager"), arguments["messages"], kwargs)
 
 
 def note_cache_hit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -212,27 +212,27 @@ def note_cache_hit(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
 
 def begin_completion(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:
     """Begin that of ``BaseLLM._generate_helper``: one request, each of its prompts a run."""
-    given = bind_names(("prompts", "stop", "run_managers"), args, kwargs)
-    managers = given.get("run_managers") or [None]
-    return _begin_call(args[0], c.TEXT_COMPLETION, managers[0], given["prompts"], {})
+    arguments = bind_names(("prompts", "stop", "run_managers"), args, kwargs)
+    managers = arguments.get("run_managers") or [None]
+    return _begin_call(args[0], c.TEXT_COMPLETION, managers[0], arguments["prompts"], {})
 
 
 def _begin_call(
     model: Any,
     operation: str,
     manager: Any,
-    given: Sequence[Any],
+    content: Sequence[Any],
     options: Mapping[str, Any],
     *,
     is_stream: bool = False,
 ) -> ModelCall | None:
     if manager is None:
         return None
-    known = runs.find(manager.run_id)
-    if known is not None:
-        if known.call is not None:
+    run = runs.find(manager.run_id)
+    if run is not None:
+        if run.call is not None:
             # A model that has no stream: LangChain asks it once, and gives the answer as one piece.
-            known.call.operation.attributes.pop(c.REQUEST_STREAM, None)
+            run.call.operation.attributes.pop(c.REQUEST_STREAM, None)
         return None
     for handler in manager.handlers:  # most often the first one
         if getattr(handler, "is_lightning_otel", 0) is True:
@@ -248,7 +248,7 @@ def _begin_call(
         options.get("tools"),
         run_id=manager.run_id,
         parent=runs.context_in(parent),
-        given=given,
+        content=content,
         metadata=manager.metadata,
         is_stream=is_stream,
     )
@@ -273,50 +273,50 @@ _CALLS: Final = frozenset({"tool_use", "tool_call", "function_call", "invalid_to
 def _read_message(item: Any, **extra: Any) -> dict[str, Any]:
     if isinstance(item, str):
         return message("user", [text_part(item)])
-    held = fields_of(item)
-    role, content = _role_of(held), held.get("content")
-    if content and type(content) is str and role != "tool" and not any(map(held.get, _MORE)):
+    fields = fields_of(item)
+    role, content = _role_of(fields), fields.get("content")
+    if content and type(content) is str and role != "tool" and not any(map(fields.get, _MORE)):
         # Most messages of a long history are this plain, and each is read anew with every call.
         return message(role, [text_part(content)], **extra)
     if role == "tool":
-        return message(role, [tool_response_part(held.get("tool_call_id"), content)])
+        return message(role, [tool_response_part(fields.get("tool_call_id"), content)])
     if isinstance(content, list):
         content = [part for block in content if (part := _read_block(block)) is not None]
-    more = held.get("additional_kwargs")
-    calls = objects(held.get("tool_calls")) + objects(held.get("invalid_tool_calls"))
+    more = fields.get("additional_kwargs")
+    calls = objects(fields.get("tool_calls")) + objects(fields.get("invalid_tool_calls"))
     spoken = {
         "role": role,
         "content": content,
-        "name": held.get("name"),
+        "name": fields.get("name"),
         "tool_calls": [{**call, "arguments": call.get("args")} for call in calls],
         "reasoning_content": more.get("reasoning_content") if isinstance(more, dict) else None,
     }
     return read_message(spoken, **extra)
 
 
-def _role_of(held: Mapping[str, Any]) -> str:
-    kind = held.get("type")
+def _role_of(fields: Mapping[str, Any]) -> str:
+    kind = fields.get("type")
     if type(kind) is str and kind in _ROLES:
         return _ROLES[kind]
     if not isinstance(kind, str):
         return "user"
     kind = kind.removesuffix("MessageChunk").lower()
     if kind == "chat":
-        kind = str(held.get("role", kind))
+        kind = str(fields.get("role", kind))
     return _ROLES.get(kind, kind)
 
 
-def _read_choice(choice: Any, held: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
-    if held:
+def _read_choice(choice: Any, fields: Mapping[str, Any], reason: str | None) -> dict[str, Any]:
+    if fields:
         return _read_message(choice.message, finish_reason=reason)
     text = getattr(choice, "text", "")
     return message("assistant", [text_part(text)] if text else [], finish_reason=reason)
 
 
-def _finish_reason(choice: Any, held: Mapping[str, Any]) -> str | None:
-    for told in (getattr(choice, "generation_info", None), held.get("response_metadata")):
-        if told and isinstance(told, dict):
-            reason = told.get("finish_reason") or told.get("stop_reason") or told.get("done_reason")
+def _finish_reason(choice: Any, fields: Mapping[str, Any]) -> str | None:
+    for info in (getattr(choice, "generation_info", None), fields.get("response_metadata")):
+        if info and isinstance(info, dict):
+            reason = info.get("finish_reason") or info.get("stop_reason") or info.get("done_reason")
             if isinstance(reason, str):
                 return reason
     return None
@@ -340,5 +340,5 @@ def _tools_text(tools: Iterable[Any]) -> str:
 def _read_tool(tool: Any) -> dict[str, Any]:
     # Its schema is not asked for: making one runs code of the program's.
     name, description = (capture.read_attribute(tool, key) for key in ("name", "description"))
-    found = {"type": "function", "name": name if isinstance(name, str) else type(tool).__name__}
-    return {**found, "description": description} if isinstance(description, str) else found
+    spec = {"type": "function", "name": name if isinstance(name, str) else type(tool).__name__}
+    return {**spec, "description": description} if isinstance(description, str) else spec

@@ -66,29 +66,29 @@ _instrumentor = OpenAIInstrumentor()
 
 
 def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
-    given = args[2] if len(args) > 2 else kwargs.get("options")
-    with within_session(getattr(given, "headers", None)):
-        return _begin_within(args, kwargs, given)
+    spec = args[2] if len(args) > 2 else kwargs.get("options")
+    with within_session(getattr(spec, "headers", None)):
+        return _begin_within(args, kwargs, spec)
 
 
-def _begin_within(args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Run | None:
+def _begin_within(args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: Any) -> Run | None:
     client, context = args[0], otel_context.get_current()
-    if given is None or not _instrumentor.is_active or not capture.is_wanted(context):
+    if spec is None or not _instrumentor.is_active or not capture.is_wanted(context):
         return None
-    if stored := find_stored(given.method, str(given.url)):
-        return StoredRequest(client, given, *stored)
-    endpoint = endpoint_of(given.method, str(given.url))
+    if stored := find_stored(spec.method, str(spec.url)):
+        return StoredRequest(client, spec, *stored)
+    endpoint = endpoint_of(spec.method, str(spec.url))
     if endpoint is None:
         return None
-    options, resources = given, None
+    options, resources = spec, None
     frame = capture.current_frame(context)
     if frame is not None and frame.assigner is not None:
         # Only where it was asked for.
         from lightning_otel.instrumentors.openai.options import substitute_resources
 
-        made = capture.guard_call(substitute_resources, frame.assigner, client, options, endpoint)
-        if made is not None:
-            options, resources = made
+        pair = capture.guard_call(substitute_resources, frame.assigner, client, options, endpoint)
+        if pair is not None:
+            options, resources = pair
     is_stream = bool(kwargs.get("stream"))
     request = ClientRequest(client, options, endpoint, context, resources, is_stream=is_stream)
     with_ids = None
@@ -96,7 +96,7 @@ def _begin_within(args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) 
         with_ids = capture.guard_call(_ask_for_ids, endpoint, client, options)
     if with_ids is not None:
         request.fallback = _put_options(args, kwargs, options)
-    if with_ids is not None or options is not given:
+    if with_ids is not None or options is not spec:
         request.arguments = _put_options(args, kwargs, with_ids or options)
     return request
 
@@ -105,12 +105,12 @@ def _ask_for_ids(endpoint: Dialect, client: Any, options: Any) -> Any | None:
     body, extra = options.json_data, options.extra_json or {}
     if not isinstance(body, Mapping) or options.files or is_azure(type(client)):  # type: ignore[arg-type]  # a class has a hash
         return None
-    wanted = token_ids.find_wanted(endpoint, {**body, **extra}, _address_of(client, options))
-    if not wanted:
+    id_fields = token_ids.find_wanted(endpoint, {**body, **extra}, _address_of(client, options))
+    if not id_fields:
         return None
-    asked = copy.copy(options)
-    asked.extra_json = {**extra, **wanted}
-    return asked
+    variant = copy.copy(options)
+    variant.extra_json = {**extra, **id_fields}
+    return variant
 
 
 def _address_of(client: Any, options: Any) -> str:

@@ -47,12 +47,12 @@ class _Call(ClientRequest):
 
 
 def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ClientRequest | None:
-    given = bind_names(("url", "data", "json"), args[:4], kwargs)
-    url, data = str(given.get("url")), given.get("data")
+    arguments = bind_names(("url", "data", "json"), args[:4], kwargs)
+    url, data = str(arguments.get("url")), arguments.get("data")
     endpoint = endpoint_of("post", url)
     if endpoint is None:
         return None
-    body = orjson.loads(data) if isinstance(data, str | bytes) else data or given.get("json")
+    body = orjson.loads(data) if isinstance(data, str | bytes) else data or arguments.get("json")
     if not isinstance(body, dict):
         return None
     parts = urlsplit(url)
@@ -61,7 +61,7 @@ def _begin_request(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ClientRe
     sent = SimpleNamespace(url=url, json_data=body, base_url=address, extra_json=None)
     context = otel_context.get_current()
     request = _Call(sent, sent, endpoint, context, is_stream=endpoint.is_stream(body, url))
-    provider = getattr(given.get("logging_obj"), "custom_llm_provider", None)
+    provider = getattr(arguments.get("logging_obj"), "custom_llm_provider", None)
     if isinstance(provider, str):
         request.operation.attributes[c.PROVIDER] = provider
     return request

@@ -26,23 +26,23 @@ def substitute_resources(
     if options.files or not isinstance(options.json_data, Mapping):
         return None
     body = {**options.json_data, **(options.extra_json or {})}
-    made = copy.copy(options)
+    variant = copy.copy(options)
     try:
-        given = substitution.find_substitution(assigner, body, dialect)
-        if given is None:
+        replacement = substitution.find_substitution(assigner, body, dialect)
+        if replacement is None:
             return None
-        if given.base_url is not None:
-            _change_server(made, client, given.base_url)
+        if replacement.base_url is not None:
+            _change_server(variant, client, replacement.base_url)
     except ConfigError as exc:
         substitution.note_unfit(exc)
         return None
-    changes = given.changes
-    made.json_data = {**options.json_data, **changes}
+    changes = replacement.changes
+    variant.json_data = {**options.json_data, **changes}
     if options.extra_json:
         # What stands there goes before the rest of the body.
         extra = options.extra_json
-        made.extra_json = {name: changes.get(name, extra[name]) for name in extra}
-    return Substituted(made, given.stamp)
+        variant.extra_json = {name: changes.get(name, extra[name]) for name in extra}
+    return Substituted(variant, replacement.stamp)
 
 
 def _change_server(options: Any, client: Any, base_url: str) -> None:
@@ -56,11 +56,11 @@ def _change_server(options: Any, client: Any, base_url: str) -> None:
         return
     # The class that leaves a header out, of the client's own library, which is not imported here.
     omit = getattr(sys.modules.get("openai"), "Omit", str)
-    own = options.headers if isinstance(options.headers, Mapping) else {}
-    every = {**client.default_headers, **own}
-    secret = {name: omit() for name in every if not substitution.is_plain(name)}
+    request_headers = options.headers if isinstance(options.headers, Mapping) else {}
+    all_headers = {**client.default_headers, **request_headers}
+    secret = {name: omit() for name in all_headers if not substitution.is_plain(name)}
     options.headers = {
         **secret,
-        **{name: every[name] for name in own if substitution.is_plain(name)},
+        **{name: all_headers[name] for name in request_headers if substitution.is_plain(name)},
         "Authorization": substitution.foreign_headers({})["Authorization"],
     }

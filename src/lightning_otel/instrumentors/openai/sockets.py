@@ -30,7 +30,7 @@ def patch_connections(instrumentor: LibraryInstrumentor, *connections: type) -> 
         instrumentor.wrap_calls(connection, _begin_call, "send")
         for name in ("recv_bytes", "close"):
             # Where it is defined, as else it could not be pickled: releases differ.
-            owner = next(each for each in connection.__mro__ if name in vars(each))
+            owner = next(base for base in connection.__mro__ if name in vars(base))
             instrumentor.wrap(owner, name, wrap_call(_follow_calls))
 
 

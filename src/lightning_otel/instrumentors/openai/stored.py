@@ -39,11 +39,11 @@ class StoredRequest(Run):
 
     def _end(self, body: bytes, **_: Any) -> None:
         answer = self._dialect.read_body(body).body
-        told = self._dialect.read_exchange(self._path_id, self._body, answer)
-        if not told:
+        exchange = self._dialect.read_exchange(self._path_id, self._body, answer)
+        if not exchange:
             return
-        attributes = {k: v for k, v in told.items() if k not in c.CONTENT_KEYS}
-        content = {k: v for k, v in told.items() if k in c.CONTENT_KEYS}
+        attributes = {k: v for k, v in exchange.items() if k not in c.CONTENT_KEYS}
+        content = {k: v for k, v in exchange.items() if k in c.CONTENT_KEYS}
         operation = operations.Operation(
             self._dialect.operation,
             SpanKind.CLIENT,
@@ -70,10 +70,10 @@ def server_of(client: Any, sent_to: str) -> Attributes:
         parts = urlsplit(sent_to)
         host, port = parts.hostname or host, parts.port
     provider = "azure.ai.openai" if is_azure(type(client)) else "openai"  # type: ignore[arg-type]  # a class has a hash
-    found: Attributes = {c.PROVIDER: provider, c.SERVER_ADDRESS: host}
+    attributes: Attributes = {c.PROVIDER: provider, c.SERVER_ADDRESS: host}
     if port is not None:
-        found[c.SERVER_PORT] = port
-    return found
+        attributes[c.SERVER_PORT] = port
+    return attributes
 
 
 @lru_cache(64)

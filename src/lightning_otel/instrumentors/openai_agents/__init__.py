@@ -61,8 +61,8 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
             self._wrap_if_there(module, name, "finish", _told(_spans.finish))
 
     def _patch_provider(self, module: ModuleType) -> None:
-        made = _made(_spans.note_names)
-        self._wrap_if_there(module, "DefaultTraceProvider", "create_trace", made)
+        wrapper = _made(_spans.note_names)
+        self._wrap_if_there(module, "DefaultTraceProvider", "create_trace", wrapper)
 
     def _patch_models(self, module: ModuleType) -> None:
         base = getattr(module, "Model", None)
@@ -80,13 +80,13 @@ class OpenAIAgentsInstrumentor(LibraryInstrumentor):
             self._wrap_if_there(module, "AgentRunner", name, wrap_call(self.if_active(_in_session)))
 
     def _start_span(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        given = bind_names(("mark_as_current",), args, kwargs)
-        _spans.start(args[0], is_current=bool(given.get("mark_as_current")))
+        arguments = bind_names(("mark_as_current",), args, kwargs)
+        _spans.start(args[0], is_current=bool(arguments.get("mark_as_current")))
 
     def _wrap_if_there(self, module: ModuleType, owner: str, name: str, make: Any) -> None:
-        found = getattr(module, owner, None)
-        if isinstance(found, type) and name in found.__dict__:
-            self.wrap(found, name, make)
+        cls = getattr(module, owner, None)
+        if isinstance(cls, type) and name in cls.__dict__:
+            self.wrap(cls, name, make)
 
 
 _spans = SdkSpans()
@@ -116,8 +116,8 @@ def _in_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run | None:
     if not kwargs.get("session"):
         return None
     session_id = capture.read_attribute(kwargs["session"], "session_id")
-    known = session_id if isinstance(session_id, str) else None
-    return ContextRun(otel_context.set_value(SESSION_KEY, known))
+    conversation_id = session_id if isinstance(session_id, str) else None
+    return ContextRun(otel_context.set_value(SESSION_KEY, conversation_id))
 
 
 def _begin_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelCall | None:

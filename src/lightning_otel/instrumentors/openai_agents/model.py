@@ -53,8 +53,8 @@ class ModelCall(steps.ModelCall):
     ) -> None:
         name = capture.read_attribute(model, "model")
         name = name if isinstance(name, str) else None
-        known = ((c.REQUEST_MODEL, name), (c.CONVERSATION_ID, conversation))
-        attributes = {key: value for key, value in known if value is not None}
+        facts = ((c.REQUEST_MODEL, name), (c.CONVERSATION_ID, conversation))
+        attributes = {key: value for key, value in facts if value is not None}
         super().__init__(c.CHAT, name, attributes, parent)
         self._request = {**dict(zip(_PARAMETERS, args, strict=False)), **kwargs}
         self._response: Any = None
@@ -100,11 +100,11 @@ def add_facts(operation: operations.Operation, facts: Facts | None) -> None:
 
 def read_span(data: object) -> Facts:
     """Read a call from the SDK's own span, as far as it was filled."""
-    answer, said = _read_response(getattr(data, "response", None))
+    answer, body = _read_response(getattr(data, "response", None))
     attributes, content = _read_response(data, c.REQUEST_MODEL)
-    if (given := getattr(data, "input", None)) is not None:
-        content[c.INPUT_MESSAGES] = dump(_read_messages(given, "user"))
-    return {**answer, **attributes}, {**said, **content}
+    if (model_input := getattr(data, "input", None)) is not None:
+        content[c.INPUT_MESSAGES] = dump(_read_messages(model_input, "user"))
+    return {**answer, **attributes}, {**body, **content}
 
 
 def _read_request(request: Mapping[str, Any]) -> Facts:
@@ -112,8 +112,8 @@ def _read_request(request: Mapping[str, Any]) -> Facts:
     instructions = request.get("system_instructions")
     if isinstance(instructions, str) and instructions:
         content[c.SYSTEM_INSTRUCTIONS] = dump([text_part(instructions)])
-    held = (request.get("tools"), request.get("handoffs"))
-    tools = [tool for each in held if isinstance(each, (list, tuple)) for tool in each]
+    offers = (request.get("tools"), request.get("handoffs"))
+    tools = [tool for group in offers if isinstance(group, (list, tuple)) for tool in group]
     if tools:
         content[c.TOOL_DEFINITIONS] = dump([_read_tool(tool) for tool in tools])
     return read_settings(fields_of(request.get("model_settings"))), content
@@ -123,10 +123,10 @@ def _read_response(response: object, model_key: str = c.RESPONSE_MODEL) -> Facts
     if response is None:
         return {}, {}
     attributes = token_counts(_copy_plain(field_of(response, "usage")), is_zero_known=False)
-    given = [field_of(response, name) for name in ("response_id", "id")]
-    named = [text for text in given if isinstance(text, str) and text != _PLACEHOLDER_ID]
-    if named:
-        attributes[c.RESPONSE_ID] = named[0]
+    ids = [field_of(response, name) for name in ("response_id", "id")]
+    response_ids = [text for text in ids if isinstance(text, str) and text != _PLACEHOLDER_ID]
+    if response_ids:
+        attributes[c.RESPONSE_ID] = response_ids[0]
     if isinstance(model := field_of(response, "model"), str):
         attributes[model_key] = model
     messages = _read_messages(field_of(response, "output"), "assistant")
@@ -137,23 +137,23 @@ def _read_response(response: object, model_key: str = c.RESPONSE_MODEL) -> Facts
     return {**attributes, c.FINISH_REASONS: [reason]}, {c.OUTPUT_MESSAGES: dump(messages)}
 
 
-def _read_messages(given: object, role: str) -> list[dict[str, Any]]:
-    items = [text_of(given)] if isinstance(given, str) else _copy_plain(given)
+def _read_messages(content: object, role: str) -> list[dict[str, Any]]:
+    items = [text_of(content)] if isinstance(content, str) else _copy_plain(content)
     return read_items(items if isinstance(items, list) else (), role)
 
 
 def _read_tool(tool: object) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": "function"}
+    definition: dict[str, Any] = {"type": "function"}
     for key, names in (
         ("name", ("tool_name", "name")),
         ("description", ("tool_description", "description")),
         ("parameters", ("input_json_schema", "params_json_schema")),
     ):
         values = (field_of(tool, name) for name in names)
-        value = next((each for each in values if isinstance(each, (str, dict))), None)
+        value = next((item for item in values if isinstance(item, (str, dict))), None)
         if value is not None:
-            found[key] = _copy_plain(value)
-    return found
+            definition[key] = _copy_plain(value)
+    return definition
 
 
 def _copy_plain(value: object) -> Any:

@@ -43,10 +43,10 @@ class Node:
 
     def __init__(self, parent: "Node | None", group_id: object = None, kind: str = "") -> None:
         session_id = otel_context.get_value(SESSION_KEY)
-        found = next((each for each in (group_id, session_id) if isinstance(each, str)), None)
+        owner = next((text for text in (group_id, session_id) if isinstance(text, str)), None)
         self.parent = parent
         self.kind = kind
-        self.conversation = found
+        self.conversation = owner
         self.operation: operations.Operation | None = None
         self.deferred: Callable[[], operations.Operation] | None = None
         self.error: object = None
@@ -100,8 +100,8 @@ class SdkSpans:
     def _current_node(self) -> Node | None:
         if self.scope is None:
             return None
-        for found in (self.scope.get_current_span(), self.scope.get_current_trace()):
-            node = self._nodes.get(found) if found is not None else None
+        for current in (self.scope.get_current_span(), self.scope.get_current_trace()):
+            node = self._nodes.get(current) if current is not None else None
             if node is not None:
                 return node
         return None
@@ -120,8 +120,8 @@ class SdkSpans:
             node.conversation = parent.conversation
         context = None
         if parent is not None and parent is not current:
-            around = parent.enclosing()
-            context = around.within(otel_context.get_current()) if around is not None else None
+            outer = parent.enclosing()
+            context = outer.within(otel_context.get_current()) if outer is not None else None
         if node.kind in _MODEL_KINDS:
             call = operations.current_call()
             if call is not None and not call.is_over:

@@ -76,24 +76,24 @@ def assign_versions(
 
     ``agent/name`` is the acting agent's ``name``; ``pinned`` versions precede all others.
     """
-    found = {name: given for name in standings if (given := standings[name].choose(key))}
-    found.update(pinned)
-    own = f"{agent}/" if agent else None
-    if own is not None:
+    versions = {name: version for name in standings if (version := standings[name].choose(key))}
+    versions.update(pinned)
+    prefix = f"{agent}/" if agent else None
+    if prefix is not None:
         # What is pinned by its plain name was pinned for whoever acts.
-        for name in [name for name in found if name.startswith(own)]:
-            plain = name.removeprefix(own)
+        for name in [name for name in versions if name.startswith(prefix)]:
+            plain = name.removeprefix(prefix)
             if name in pinned or plain not in pinned:
-                found[plain] = found[name]
-    return found
+                versions[plain] = versions[name]
+    return versions
 
 
 def stamps(resources: Mapping[str, Resource]) -> dict[str, dict[str, str]]:
     """Return versions as ``context(resources=…)`` takes them: each resource's, by agent."""
-    found: dict[str, dict[str, str]] = {}
-    own = {resource.name for name, resource in resources.items() if name != resource.name}
+    result: dict[str, dict[str, str]] = {}
+    prefixed = {resource.name for name, resource in resources.items() if name != resource.name}
     for resource in resources.values():
-        agent = resource.name.rpartition("/")[0] if resource.name not in own else ""
-        found.setdefault(agent or "*", {})[resource.name] = str(resource.version)
+        agent = resource.name.rpartition("/")[0] if resource.name not in prefixed else ""
+        result.setdefault(agent or "*", {})[resource.name] = str(resource.version)
     # The first pattern that names a resource counts.
-    return {agent: found[agent] for agent in sorted(found, key=lambda agent: agent == "*")}
+    return {agent: result[agent] for agent in sorted(result, key=lambda agent: agent == "*")}

@@ -49,24 +49,24 @@ def find_substitution(
     stamps: Mapping[str, Any] = frame.stamps if frame is not None else {}
     agent = _acting_agent(stamps)
     pinned, foreign = _find_pins(resources_of(agent or "", stamps.get(c.RESOURCES)), agent)
-    found = assigner.assign(_canary_key(stamps), agent, pinned)
-    substitutes = {name: given for name, given in found.items() if name not in foreign}
+    picks = assigner.assign(_canary_key(stamps), agent, pinned)
+    substitutes = {name: version for name, version in picks.items() if name not in foreign}
     prompt = _of_kind("prompt", substitutes.get(SYSTEM_PROMPT))
     endpoint = _of_kind("endpoint", substitutes.get(ENDPOINT))
     task = getattr(getattr(frame, "recording", None), "task", None)
     changes: dict[str, Any] = {}
-    used: list[Resource] = []
+    applied: list[Resource] = []
     url = None
     if prompt is not None and (instructed := dialect.instruct(body, prompt.prompt, task)):
         changes.update(instructed)
-        used.append(prompt)
+        applied.append(prompt)
     if endpoint is not None:
         changes.update(dialect.sample(body, endpoint.body))
         url = endpoint.body.get("base_url")
-        used.append(endpoint)
-    if not used:
+        applied.append(endpoint)
+    if not applied:
         return None
-    versions = {resource.name: str(resource.version) for resource in used}
+    versions = {resource.name: str(resource.version) for resource in applied}
     stamp = resources_text({"*": versions}, stamps.get(c.RESOURCES))
     return Substitution(changes, url if isinstance(url, str) else None, stamp)
 
@@ -80,18 +80,18 @@ def _acting_agent(stamps: Mapping[str, Any]) -> str | None:
     context, nearest = operations.parent_context(), operations.unclaimed_call()
     if nearest is None:
         span = trace.get_current_span(operations.inner_context(context))
-        named = stamps.get(c.AGENT_NAME, _agent_on(span))
+        agent = stamps.get(c.AGENT_NAME, _agent_on(span))
         nearest = operations.operation_of(context)
     else:
-        named = _agent_on(nearest.span)
-    while not isinstance(named, str) and nearest is not None:
-        named, nearest = _agent_on(nearest.span), nearest.outer
-    return named if isinstance(named, str) else None
+        agent = _agent_on(nearest.span)
+    while not isinstance(agent, str) and nearest is not None:
+        agent, nearest = _agent_on(nearest.span), nearest.outer
+    return agent if isinstance(agent, str) else None
 
 
 def _agent_on(span: Any) -> str | None:
-    named = (getattr(span, "attributes", None) or {}).get(c.AGENT_NAME)
-    return named if isinstance(named, str) else None
+    agent = (getattr(span, "attributes", None) or {}).get(c.AGENT_NAME)
+    return agent if isinstance(agent, str) else None
 
 
 def _canary_key(stamps: Mapping[str, Any]) -> str:
@@ -102,13 +102,13 @@ def _canary_key(stamps: Mapping[str, Any]) -> str:
 
 
 def _find_pins(
-    named: Mapping[str, str], agent: str | None
+    table: Mapping[str, str], agent: str | None
 ) -> tuple[dict[str, int], frozenset[str]]:
     """Return the pinned versions, and names whose version is no number: the agent has its own."""
-    own = {f"{agent}/{name}" for name in SUBSTITUTED} if agent else set()
-    held = {name: text for name, text in named.items() if name in own.union(SUBSTITUTED)}
-    numbers = {name: int(text) for name, text in held.items() if text.isdecimal()}
-    return numbers, frozenset(name.rpartition("/")[2] for name in held.keys() - numbers.keys())
+    names = {f"{agent}/{name}" for name in SUBSTITUTED} if agent else set()
+    pins = {name: text for name, text in table.items() if name in names.union(SUBSTITUTED)}
+    numbers = {name: int(text) for name, text in pins.items() if text.isdecimal()}
+    return numbers, frozenset(name.rpartition("/")[2] for name in pins.keys() - numbers.keys())
 
 
 def foreign_headers(headers: Mapping[str, str]) -> dict[str, str]:

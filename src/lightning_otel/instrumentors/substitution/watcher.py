@@ -106,11 +106,11 @@ class Watch:
         standings = self._standings
         if fixed is not None:
             standings = fixed.setdefault("standings", standings)
-        found = {name: held for name, version in pins if (held := self._pinned[name, version])}
-        given = assign_versions(standings, key, agent, found)
+        picks = {name: item for name, version in pins if (item := self._pinned[name, version])}
+        versions = assign_versions(standings, key, agent, picks)
         # A pin that cannot be read is not the same as none: what it names is left to the agent.
-        known = {*found, *(name.removeprefix(f"{agent}/") for name in found)}
-        return {name: given[name] for name in given if name in known or name not in pinned}
+        names = {*picks, *(name.removeprefix(f"{agent}/") for name in picks)}
+        return {name: versions[name] for name in versions if name in names or name not in pinned}
 
     def _await_end(self, limit_s: float) -> None:
         # Counted from when the reading began: where a database hangs, few requests wait at all.
@@ -140,7 +140,7 @@ class Watch:
                     self._reader = self._open()
                 asked_s = time.monotonic()
                 self._standings = self._reader.standings()
-                for name, version in [pin for pin, held in list(self._pinned.items()) if not held]:
+                for name, version in [pin for pin, item in list(self._pinned.items()) if not item]:
                     try:
                         self._pinned[name, version] = self._reader.get(name, version)
                     except LightningOtelError as exc:

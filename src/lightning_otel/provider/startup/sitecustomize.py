@@ -106,13 +106,13 @@ class _Hook(object):
         name = module.__name__
         if name in LIBRARIES:
             # As if it was not imported yet: what is patched in it is asked for now.
-            known = sys.modules.pop(name, None)
+            previous = sys.modules.pop(name, None)
             try:
                 self.start(name)
                 spec = self._find(name, None, None)
             finally:
-                if known is not None:
-                    sys.modules[name] = known
+                if previous is not None:
+                    sys.modules[name] = previous
             loader = getattr(spec, "loader", None) or loader
         elif name.startswith(_TELEMETRY):
             # None of them is half made yet; the import goes on with the one that stands there then.

@@ -83,12 +83,12 @@ class _Loop:
     def run(self, answer: Awaitable[Any]) -> Any:
         ident = threading.get_ident()
         # A runner keeps the context it was first used in: another rollout's.
-        here = contextvars.copy_context()
-        task = self._loop.create_task(_await_answer(answer), context=here)
+        context = contextvars.copy_context()
+        task = self._loop.create_task(_await_answer(answer), context=context)
         with _lock:
             _running[ident] = task
         try:
-            return self._runner.run(_await_answer(task), context=here)
+            return self._runner.run(_await_answer(task), context=context)
         finally:
             with _lock:
                 del _running[ident]
@@ -101,11 +101,11 @@ class _Loop:
 
 
 def _cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
-    rest = asyncio.all_tasks(loop)
-    for task in rest:
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
         task.cancel()
-    if rest:
-        loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
 
 _loops: Final = threading.local()
@@ -115,10 +115,10 @@ _lock = threading.Lock()  # guards: the loop of a task in _running is not closed
 
 
 def _thread_loop() -> _Loop:
-    found: _Loop | None = getattr(_loops, "loop", None)
-    if found is None or found.pid != os.getpid():
-        found = _loops.loop = _Loop()
-    return found
+    loop: _Loop | None = getattr(_loops, "loop", None)
+    if loop is None or loop.pid != os.getpid():
+        loop = _loops.loop = _Loop()
+    return loop
 
 
 def _forget_loop() -> None:

@@ -70,27 +70,27 @@ class FunctionAgent(Agent):
 
     def run(self, task: Any, resources: Resources, rollout: Rollout) -> Answer:
         """Call the function with what it takes."""
-        known: dict[str, Any] = {"resources": resources, "rollout": rollout}
+        values: dict[str, Any] = {"resources": resources, "rollout": rollout}
         for name in (*self._rest, *self._named):
             if name in _BY_KIND:
-                known[name] = self._pick_only(name, resources)
-        given = [known[name] for name in self._rest]
+                values[name] = self._pick_only(name, resources)
+        arguments = [values[name] for name in self._rest]
         return await_result(
-            self.function(task, *given, **{name: known[name] for name in self._named})
+            self.function(task, *arguments, **{name: values[name] for name in self._named})
         )
 
-    def _pick_only(self, wanted: str, resources: Resources) -> Prompt | Endpoint:
-        kind = _BY_KIND[wanted]
+    def _pick_only(self, parameter: str, resources: Resources) -> Prompt | Endpoint:
+        kind = _BY_KIND[parameter]
         # What is named agent/name is another's, or there by its plain name as well.
-        own = {name: each for name, each in resources.items() if "/" not in name}
-        found = [name for name, each in own.items() if each.kind == kind]
-        if len(found) != 1:
+        shared = {name: resource for name, resource in resources.items() if "/" not in name}
+        names = [name for name, resource in shared.items() if resource.kind == kind]
+        if len(names) != 1:
             raise ConfigError(
-                f"{self.name} takes {wanted}, and of its resources {', '.join(found) or 'none'} "
-                f"{'are' if found else 'is'} of kind {kind}; give it one, or write it as "
+                f"{self.name} takes {parameter}, and of its resources {', '.join(names) or 'none'} "
+                f"{'are' if names else 'is'} of kind {kind}; give it one, or write it as "
                 "(task, resources)"
             )
-        resource = own[found[0]]
+        resource = shared[names[0]]
         return resource.prompt if kind == "prompt" else resource.endpoint
 
 
@@ -109,38 +109,38 @@ def _find_parameters(function: Callable[..., Any]) -> tuple[list[str], list[str]
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # such as of a builtin: nobody says what it takes
         return [], []
-    first = next((each for each in parameters if each.kind in _POSITIONAL), None)
-    takes_any = any(each.kind is Parameter.VAR_POSITIONAL for each in parameters)
+    first = next((item for item in parameters if item.kind in _POSITIONAL), None)
+    takes_any = any(item.kind is Parameter.VAR_POSITIONAL for item in parameters)
     if first is None and not takes_any:
         raise ConfigError(
             f"the agent {_word_name(function)} takes no task; write it as (task) or "
             "(task, resources)"
         )
-    further = [each for each in parameters if each.kind in _POSITIONAL][1:]
-    needed = [each for each in further if each.default is Parameter.empty]
-    names = _in_order([each.name for each in further], len(needed))
+    further = [item for item in parameters if item.kind in _POSITIONAL][1:]
+    needed = [item for item in further if item.default is Parameter.empty]
+    names = _in_order([item.name for item in further], len(needed))
     if names is None:
         raise ConfigError(
             f"the agent {_word_name(function)} takes more than (task, resources, rollout); bind "
             "the rest, as with functools.partial"
         )
-    named = [each.name for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
-    return names, [name for name in named if name in _BY_NAME]
+    words = [item.name for item in parameters if item.kind is Parameter.KEYWORD_ONLY]
+    return names, [name for name in words if name in _BY_NAME]
 
 
 def _in_order(names: list[str], needed: int) -> list[str] | None:
     """Match parameters after the task: by name where known, others by position."""
-    found: list[str] = []
+    ordered: list[str] = []
     for index, name in enumerate(names):
         if name in _BY_NAME:
-            found.append(name)
-        elif index < needed and index < len(_BY_PLACE) and _BY_PLACE[index] not in found:
-            found.append(_BY_PLACE[index])
+            ordered.append(name)
+        elif index < needed and index < len(_BY_PLACE) and _BY_PLACE[index] not in ordered:
+            ordered.append(_BY_PLACE[index])
         elif index < needed:
             return None
         else:
             break  # a default of the user's own
-    return found
+    return ordered
 
 
 def _word_name(function: Callable[..., Any]) -> str:
@@ -180,7 +180,7 @@ def rollout(
     return functools.partial(FunctionAgent, name=name, track_only=track_only)
 
 
-def _make_decorator(wanted: str) -> Callable[..., Any]:
+def _make_decorator(parameter: str) -> Callable[..., Any]:
     def decorate(
         function: Callable[..., Any] | None = None,
         /,
@@ -190,14 +190,14 @@ def _make_decorator(wanted: str) -> Callable[..., Any]:
     ) -> Any:
         if function is None:
             return functools.partial(decorate, name=name, track_only=track_only)
-        if wanted not in inspect.signature(function).parameters:
+        if parameter not in inspect.signature(function).parameters:
             raise ConfigError(
-                f"the agent {_word_name(function)} takes no {wanted}; write it as (task, {wanted}),"
-                " or decorate it with @rollout"
+                f"the agent {_word_name(function)} takes no {parameter}; write it as "
+                f"(task, {parameter}), or decorate it with @rollout"
             )
         return FunctionAgent(function, name=name, track_only=track_only)
 
-    decorate.__name__ = decorate.__qualname__ = f"{wanted.partition('_')[0]}_rollout"
+    decorate.__name__ = decorate.__qualname__ = f"{parameter.partition('_')[0]}_rollout"
     return decorate
 
 
@@ -246,9 +246,9 @@ class LitAgent(Agent, Generic[T]):
 class MethodsAgent(Agent):
     """An object with those methods that is no :class:`LitAgent` of ours, such as Microsoft's."""
 
-    def __init__(self, given: object) -> None:
-        self._given = given
-        trained = getattr(given, "trained_agents", None)
+    def __init__(self, instance: object) -> None:
+        self._given = instance
+        trained = getattr(instance, "trained_agents", None)
         self.track_only = f"re:{trained}" if isinstance(trained, str) else None
 
     @property
@@ -261,13 +261,13 @@ class MethodsAgent(Agent):
         return _call_method(self._given, task, resources, rollout)
 
 
-def _has_methods(given: object) -> bool:
-    return any(_find_method(given, name) is not None for name in _METHODS)
+def _has_methods(instance: object) -> bool:
+    return any(_find_method(instance, name) is not None for name in _METHODS)
 
 
 def _call_method(agent: object, task: Any, resources: Resources, rollout: Rollout) -> Answer:
     names = _TRAIN if rollout.mode == "train" else _OTHERWISE
-    for name in (f"{each}{ending}" for each in names for ending in ("_async", "")):
+    for name in (f"{stem}{ending}" for stem in names for ending in ("_async", "")):
         method = _find_method(agent, name)
         if method is not None:
             return await_result(method(task, resources, rollout))
@@ -284,31 +284,31 @@ def _find_method(agent: object, name: str) -> "Callable[..., Any] | None":
         if base.__name__ == "LitAgent":
             return None
         if name in vars(base):
-            found = getattr(agent, name)
-            return found if callable(found) else None
+            method = getattr(agent, name)
+            return method if callable(method) else None
     return None
 
 
-def agent_of(given: object) -> Agent:
+def agent_of(agent: object) -> Agent:
     """Return an agent of whatever can act on a task.
 
     Args:
-        given: An :class:`Agent`; a function ``(task)``, ``(task, resources)`` or
+        agent: An :class:`Agent`; a function ``(task)``, ``(task, resources)`` or
             ``(task, resources, rollout)``, sync or async; an object with such a ``__call__``; or
             one with the methods of Agent Lightning's ``LitAgent``.
 
     Raises:
         ConfigError: It is none of these.
     """
-    if isinstance(given, Agent):
-        return given
-    if isinstance(given, type) and (issubclass(given, Agent) or _has_methods(given)):
-        raise ConfigError(f"the agent is the class {given.__name__}; give {given.__name__}()")
-    if _has_methods(given):
-        return MethodsAgent(given)
-    if callable(given):
-        return FunctionAgent(given)
+    if isinstance(agent, Agent):
+        return agent
+    if isinstance(agent, type) and (issubclass(agent, Agent) or _has_methods(agent)):
+        raise ConfigError(f"the agent is the class {agent.__name__}; give {agent.__name__}()")
+    if _has_methods(agent):
+        return MethodsAgent(agent)
+    if callable(agent):
+        return FunctionAgent(agent)
     raise ConfigError(
-        f"{type(given).__name__} is no agent; give a function (task, resources), a LitAgent or a "
+        f"{type(agent).__name__} is no agent; give a function (task, resources), a LitAgent or a "
         "Router"
     )

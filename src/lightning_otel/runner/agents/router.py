@@ -41,13 +41,13 @@ class Router(Agent):
         self._name = name
         self._rule = rule
         self.agents: dict[str, Agent] = {}
-        pairs = agents.items() if isinstance(agents, Mapping) else ((None, each) for each in agents)
-        for given, each in pairs:
-            agent = agent_of(each)
-            known = agent.name if given is None else given
-            if known in self.agents:
-                raise ConfigError(f"two agents are called {known!r}; give {{name: agent, …}}")
-            self.agents[known] = _Named(agent, known) if known != agent.name else agent
+        pairs = agents.items() if isinstance(agents, Mapping) else ((None, item) for item in agents)
+        for key, item in pairs:
+            agent = agent_of(item)
+            label = agent.name if key is None else key
+            if label in self.agents:
+                raise ConfigError(f"two agents are called {label!r}; give {{name: agent, …}}")
+            self.agents[label] = _Named(agent, label) if label != agent.name else agent
         if not self.agents:
             raise ConfigError("the router has no agents; give it one or more")
         self._weights = _check_weights(weights, self.agents)
@@ -68,16 +68,16 @@ class Router(Agent):
         Raises:
             ConfigError: The named agent does not exist, or no candidate has a weight.
         """
-        wanted = rollout.agent
-        if wanted in (None, self._name) and self._rule is not None:
-            wanted = self._rule(rollout.task)
-        if wanted in (None, self._name):
-            wanted = "*"
-        assert wanted is not None
-        if wanted in self.agents:
-            return self.agents[wanted].choose(rollout)
-        among = [name for name in self.agents if fnmatchcase(name, wanted)]
-        return self.agents[self._draw_name(among, wanted, rollout.rollout_id)].choose(rollout)
+        pattern = rollout.agent
+        if pattern in (None, self._name) and self._rule is not None:
+            pattern = self._rule(rollout.task)
+        if pattern in (None, self._name):
+            pattern = "*"
+        assert pattern is not None
+        if pattern in self.agents:
+            return self.agents[pattern].choose(rollout)
+        among = [name for name in self.agents if fnmatchcase(name, pattern)]
+        return self.agents[self._draw_name(among, pattern, rollout.rollout_id)].choose(rollout)
 
     def run(self, task: Any, resources: Resources, rollout: Rollout) -> Answer:
         """Have the agent that is chosen act, recorded under its name."""
@@ -87,17 +87,17 @@ class Router(Agent):
 
     def __call__(self, task: Any, resources: Resources | None = None) -> Answer:
         """Call the chosen agent with a request that no queue holds."""
-        asked = Rollout(rollout_id=f"rollout-{token_hex(8)}", task=task, mode="test")
-        return self.run(task, resources or {}, asked)
+        rollout = Rollout(rollout_id=f"rollout-{token_hex(8)}", task=task, mode="test")
+        return self.run(task, resources or {}, rollout)
 
-    def _draw_name(self, among: Sequence[str], wanted: str, rollout_id: str) -> str:
+    def _draw_name(self, among: Sequence[str], pattern: str, rollout_id: str) -> str:
         possible = [name for name in among if self._weights[name] > 0]
         if not possible:
             raise ConfigError(
-                f"the router {self._name!r} has no agent for {wanted!r}; there are "
+                f"the router {self._name!r} has no agent for {pattern!r}; there are "
                 f"{', '.join(self.agents)}"
             )
-        weights = [self._weights[each] for each in possible]
+        weights = [self._weights[name] for name in possible]
         return Random(f"{self._name}:{rollout_id}").choices(possible, weights)[0]
 
 
@@ -116,12 +116,12 @@ class _Named(Agent):
 
 
 def _check_weights(weights: Mapping[str, float] | None, agents: Iterable[str]) -> dict[str, float]:
-    known = list(agents)
+    names = list(agents)
     if weights is None:
-        return dict.fromkeys(known, 1.0)
+        return dict.fromkeys(names, 1.0)
     for name, weight in weights.items():
-        if name not in known:
-            raise ConfigError(f"weights name {name!r}; the agents are {', '.join(known)}")
+        if name not in names:
+            raise ConfigError(f"weights name {name!r}; the agents are {', '.join(names)}")
         if not 0 <= weight < float("inf"):
             raise ConfigError(f"the weight of {name!r} is {weight!r}; it must be 0 or more")
-    return {name: float(weights.get(name, 0)) for name in known}
+    return {name: float(weights.get(name, 0)) for name in names}
