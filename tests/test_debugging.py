@@ -100,7 +100,7 @@ def test_calls_outside_a_recording_are_told_with_what_to_do(
     lines = told(capsys)
     missed = [line for line in lines if line.startswith("missed")]
     assert missed == [
-        "missed  post /moderations: it asks no model",
+        "missed  post /moderations: not a model endpoint",
         "missed  what goes on in openai: no recording is open here; "
         "use auto_trace(), carried() or lightning-otel run",
     ]

@@ -179,7 +179,6 @@ OURS: Final = frozenset(
     for setting in (*SETTINGS, RUN, RUN_AGENT, RUN_IS_NAMED, ROLLOUT, ATTEMPT, PROCESS, HANDED)
     if setting.name.startswith(PREFIX)
 )
-"""Every variable of our own that is read."""
 FORMER: Final = {
     "LIGHTNING_OTEL_COLLECT": "0 counts as LIGHTNING_OTEL=0; set that instead",
     "LIGHTNING_OTEL_TRAIN": "nothing trains unasked; LIGHTNING_OTEL=0 switches recording off",

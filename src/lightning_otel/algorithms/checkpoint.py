@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 FILES: Final = "files"
-"""The folder of the algorithm's own files in a checkpoint."""
 _HEADER: Final = "checkpoint.json"
 
 
@@ -156,7 +155,6 @@ def find_origin(runs: "Runs", place: str | os.PathLike[str], algorithm: str) -> 
 
 
 _locks: Final[set[int]] = set()
-"""Descriptors of this process's locks."""
 
 
 @contextlib.contextmanager

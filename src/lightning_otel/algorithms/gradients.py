@@ -81,11 +81,8 @@ class GradientAlgorithm(BaseAlgorithm):
 
     extra = models.EXTRA
     config: ClassVar[str]
-    """The name of TRL's configuration."""
     format: str = ""
-    """The name of the rows' format."""
     columns: Sequence[str] = ()
-    """The columns that the trainer reads."""
     compares_first: bool = False
     """Whether it compares with the model as it was at first."""
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.5
 """Seconds to wait at least before looking for more."""
 STOPPED: Final = "whoever asked for it was stopped"
-"""The reason why a rollout was cancelled that nobody waits for any more."""
 
 
 class RolloutResult(NamedTuple):

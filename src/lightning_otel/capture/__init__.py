@@ -298,7 +298,7 @@ def note_fault() -> None:
 
 
 def guard_call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """The function's result, or None with the fault counted: the fence of everything we hook in."""
+    """Call it; count any exception instead of raising."""
     try:
         return function(*args, **kwargs)
     except Exception:  # noqa: BLE001  # capture never raises into the traced program

@@ -79,7 +79,6 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """A JSON object as text."""
 
     @property
     def tokens(self) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ _HANDS_OVER: Final = ("transfer to ", "transfer back to ", "handoff to ", "deleg
 _LITTLE_WORDS: Final = frozenset({"a", "an", "and", "by", "for", "from", "get", "of", "the", "to"})
 
 ToolRequest = tuple[str, dict[str, Any]]
-"""A tool's name and the arguments it is to be called with."""
 
 
 def message_text(message: Json) -> str:

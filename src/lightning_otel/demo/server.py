@@ -49,12 +49,10 @@ class Exchange:
     path: str
     """As requested, with the query."""
     request: Json | None
-    """The body; None if there was none or it was not a JSON object."""
     status: int
     response: Json | None
     """The answer; of a stream what its chunks add up to, None if it was not sent to its end."""
     headers: Mapping[str, str]
-    """The request's headers under lower-case names."""
     is_stream: bool = False
     chunks: tuple[Json, ...] = ()
     client_gone: bool = False

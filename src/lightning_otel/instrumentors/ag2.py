@@ -280,4 +280,3 @@ def _join_values(parts: Any) -> str | None:
 
 
 _PARTS = ("content", "data", "url")
-"""Where AG2's kinds of input hold what they say."""

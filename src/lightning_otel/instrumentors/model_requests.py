@@ -20,14 +20,13 @@ _UNKNOWN: Final = "the client gave no body that could be read"
 _SESSION: Final = "X-Session-ID"
 """The header of a relay, which serves the sessions of many from one place of the program."""
 _FAILED: Final = 400
-"""The lowest status of an answer that is an error."""
 
 
 def endpoint_of(method: str, url: str) -> Dialect | None:
     """Return the dialect of a request to a model; None for everything else."""
     dialect = find_dialect(method, url)
     if dialect is None and debugging.is_on:
-        debugging.log(f"missed  {method} {url}: it asks no model")
+        debugging.log(f"missed  {method} {url}: not a model endpoint")
     return dialect
 
 

@@ -24,8 +24,6 @@ _NAMES: Final = {
     c.EXECUTE_TOOL: c.TOOL_NAME,
     c.CREATE_AGENT: c.AGENT_NAME,
 }
-"""By operation the attribute that names what it is of."""
-
 Arguments: TypeAlias = Mapping[str, Any]
 Read: TypeAlias = Callable[[operations.Operation, Any], None]
 Known: TypeAlias = Mapping[str, AttributeValue | None]

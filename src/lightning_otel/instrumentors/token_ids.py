@@ -16,7 +16,6 @@ from lightning_otel.dialects.dialect import Json
 log = logging.getLogger(__name__)
 
 _REFUSALS: Final = (400, 422)
-"""What servers answer to a field they do not know."""
 _ELSEWHERE: Final = (
     ".openai.com",
     ".openai.azure.com",
@@ -26,7 +25,6 @@ _ELSEWHERE: Final = (
 """Host suffixes of OpenAI and Azure, which refuse the field: a refused request costs time."""
 
 _refusing: set[str] = set()
-"""Servers that refused in this process."""
 
 
 def find_wanted(endpoint: Dialect, body: Json, server: str) -> dict[str, Any]:

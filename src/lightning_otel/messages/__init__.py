@@ -206,7 +206,6 @@ _ROLES: Final = {
     "human": "user", "ai": "assistant", "model": "assistant", "function": "tool",
     "functionexecutionresult": "tool",
 }  # fmt: skip
-"""Roles as others spell them."""
 _SERIALISED: Final = frozenset(
     {"human", "ai", "system", "tool", "function", "user", "assistant", "functionexecutionresult"}
 )

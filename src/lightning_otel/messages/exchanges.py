@@ -39,7 +39,6 @@ _FIELDS: Final = {
     "toolCalls": "tool_calls", "toolCallId": "tool_call_id", "blocks": "content",
     "contents": "content",
 }  # fmt: skip
-"""Fields of a message as others name them."""
 _EVENT: Final = "gen_ai.event.content"
 _MARKS: Final = frozenset({"parts", "kwargs", "data", "tool_calls", *_FIELDS, _EVENT})
 """A message has one of these, or ``content`` beside nothing but the fields of an answer."""
@@ -57,7 +56,6 @@ _ITEMS: Final = frozenset({"message", "function_call", "function_call_output", "
 _CANDIDATE_KEYS: Final = frozenset({"finishReason", "finish_reason", "index"})
 _SYSTEMS: Final = ("system", "systemInstruction", "system_instruction", "instructions")
 _CONFIGS: Final = ("config", "toolConfig", "kwargs", "invocation_params")
-"""Objects in a request that hold its system prompt or its tools."""
 _MOST_QUOTES: Final = 3
 _CUT: Final = re.compile(r'\[?\{\s*"(role|messages|parts|content|choices|candidates|message)"')
 

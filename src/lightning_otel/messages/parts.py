@@ -60,7 +60,6 @@ _OF_PART: Final = _THOUGHTS | frozenset(
      "image_url", "mime_type", "mimeType", "media_type", "mediaType", "namespace", "origin",
      "error", "caller", "extras"}
 )  # fmt: skip
-"""Fields of a part that names its kind."""
 _SCHEMES: Final = ("data:", "http:", "https:", "gs:", "s3:", "file:")
 
 

@@ -66,7 +66,6 @@ _OTHERS: Final = {
 _LISTS: Final = (
     "items", "data", "runs", "feedback", "observations", "scores", "spans", "annotations",
 )  # fmt: skip
-"""Names under which a page of another tool's records holds them."""
 _MARKS: Final = ("resourceSpans", "resourceLogs", "schema_version")
 _IDS: Final = {"traceId": "trace_id", "spanId": "span_id"}
 _STORED_FIELDS: Final = ("rollout_id", "attempt_id", "sequence_id", "span_id")

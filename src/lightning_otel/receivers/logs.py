@@ -26,7 +26,6 @@ _MESSAGES: Final = frozenset(
         *(f"gen_ai.{role}.message" for role in ("system", "user", "assistant", "tool")),
     }
 )
-"""Events that each tell of one message of a call."""
 _OTHER: Final = "the log record tells of no model call; only spans and GenAI events are kept"
 _OUTSIDE: Final = "the log record belongs to no span; enable tracing beside logs"
 

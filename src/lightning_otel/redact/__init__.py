@@ -36,7 +36,6 @@ _KNOWN: Final = frozenset(
 _TELLING: Final = re.compile(r"(?:^|[._])(?:kind|type|model|model_name|system|provider)$")
 """Ends of keys of other conventions that tell what a span is."""
 _FORM: Final = frozenset({"role", "type", "finish_reason", "id", "tool_call_id"})
-"""Keys within messages that make them messages."""
 _SPELLED: Final = re.compile(r"token_ids|logprobs")
 _MASKS: Final = re.compile(r"(\[redacted(?::\w+)?\])")
 _PROMPT: Final = (c.INPUT_MESSAGES, c.SYSTEM_INSTRUCTIONS, c.TOOL_DEFINITIONS)

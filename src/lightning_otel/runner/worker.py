@@ -37,7 +37,6 @@ from lightning_otel.types.values import check_seconds
 log = logging.getLogger(__name__)
 
 LEASE_S: Final = 30.0
-"""Seconds without a heartbeat after which a worker counts as dead."""
 _HEARTBEAT_S: Final = 2.0  # within which a worker learns that its rollout was cancelled
 _GRACE_S: Final = 1.0  # for an async agent to clean up when it is cancelled
 _MOST_HANGING: Final = 16

@@ -249,7 +249,7 @@ def _find_store(store: Store | str | os.PathLike[str] | None, outer: capture.Fra
     return _store_at(path, str(working_folder()) if path[:1] != "/" else "")
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=16)  # a store takes as long as three spans
 def _store_at(path: str, folder: str) -> Store:
     return Store(os.path.join(folder, path))
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
 _SHOWN: Final = 20
-"""Reasons of one kind that a notebook shows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,9 @@ from lightning_otel.errors import ConfigError
 Mode: TypeAlias = Literal["train", "val", "test"]
 """What a rollout is for: to learn from, to choose by, or to judge by in the end."""
 WorkerKind: TypeAlias = Literal["threads", "processes", "ray"]
-"""Where several workers run at once."""
 RolloutStatus: TypeAlias = Literal["queuing", "running", "succeeded", "failed", "cancelled"]
 """Where a rollout stands; the last three are final."""
 FINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
-"""The statuses in which a rollout stays."""
-
 ResourceKind: TypeAlias = Literal["prompt", "endpoint", "weights"]
 """Kind of a resource: a prompt with examples; a model's address and sampling; a model's files."""
 

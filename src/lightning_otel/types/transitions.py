@@ -8,8 +8,6 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from lightning_otel.types.spans import Message, Span
 
 _SHOWN: Final = 20
-"""Rows that a notebook shows."""
-
 CaptureLevel: TypeAlias = Literal["exact", "text"]
 """``exact``: the server's own token ids, which passed every check; ``text``: messages only."""
 

@@ -33,7 +33,6 @@ from lightning_otel.errors import ConfigError
 TEXT_LIMIT: Final = 4 * 1024 * 1024
 """Characters of the text of one argument or result; the store's own limit is 8 MiB a record."""
 ITEM_LIMIT: Final = 10_000
-"""Items of one argument or result."""
 _STORED_ITEMS: Final = 1 << 20
 """Items of one value in a store: lists that share their parts can unfold to any number."""
 _MAX_DEPTH: Final = 40

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 Example: TypeAlias = tuple[Any, Mode]
 """A task, and whether one learns from it or chooses by it."""
 FOLDER: Final = "gepa"
-"""GEPA's folder within that of the run."""
 _FILE: Final = "gepa_state.bin"
 _NOT_KEPT: Final = ("_budget_hooks", "evaluation_cache")
 

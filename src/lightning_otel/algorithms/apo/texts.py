@@ -36,7 +36,6 @@ Candidate = dict[str, str]
 Pair = tuple[dict[str, Any], dict[str, Any]]
 """A question of a user, and the last answer."""
 Model = Callable[[str], str | None]
-"""Answers a prompt."""
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 """For each text what the agent was given with it, answered, and was told about that."""
 

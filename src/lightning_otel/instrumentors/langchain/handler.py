@@ -29,7 +29,6 @@ _GRAPHS: Final = {
 }
 """What graphs say of themselves in a run's metadata, and what each is."""
 _UNNAMED: Final = "LangGraph"
-"""What a graph is called that was given no name."""
 _FIRST_NODES: Final = frozenset({"agent", "model"})
 """The first node of ``create_react_agent`` and of ``create_agent``."""
 _AGENT_NODES: Final = _FIRST_NODES | {

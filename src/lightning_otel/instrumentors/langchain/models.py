@@ -265,7 +265,6 @@ _ROLES: Final = {
 }
 _REASONINGS: Final = ("reasoning", "thinking")
 _MORE: Final = ("name", "tool_calls", "invalid_tool_calls", "additional_kwargs")
-"""Fields that say more than the content."""
 _CALLS: Final = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call"})
 """Blocks that say again what the message's list of tool calls says."""
 

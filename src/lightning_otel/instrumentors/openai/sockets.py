@@ -20,7 +20,6 @@ from lightning_otel.instrumentors.openai import ClientRequest
 from lightning_otel.instrumentors.wrappers import Run, wrap_call
 
 _CALLS: Final = "_lightning_otel_calls"
-"""Where a connection holds its calls that are not over."""
 _DIALECT: Final = Responses()
 
 
