@@ -246,7 +246,7 @@ class Handler:
             call = place.begin_stream(
                 run_id=run_id,
                 parent=runs.context_in(parent),
-                given=content,
+                content=content,
                 metadata=metadata or {},
                 is_stream=True,
             )
