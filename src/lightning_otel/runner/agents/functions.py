@@ -188,6 +188,7 @@ def _make_decorator(parameter: str) -> Callable[..., Any]:
         name: str | None = None,
         track_only: str | None = None,
     ) -> Any:
+        """Make an agent of a function with one prompt or endpoint as its resource."""
         if function is None:
             return functools.partial(decorate, name=name, track_only=track_only)
         if parameter not in inspect.signature(function).parameters:
