@@ -41,7 +41,7 @@ class DataFile:
         dropped_us: When it ceased to count; None while it does.
         successor: The file that holds all that this one held, once it ceased to count; empty if
             some was taken out or masked on purpose, so that this one must not be read again.
-        is_compact: Whether ``compact`` made it, and packed it as tightly as it can.
+        is_compact: Whether ``compact`` packed it as tightly as it can.
         publication: What it goes into lakes as, with all files of the same one; empty if that is
             not settled yet. Files of different publications are never packed into one.
         checksum: As ``quarantine.checksum_of`` gives it; empty if it was never taken.
@@ -99,9 +99,8 @@ class Manifest:
     """The files and segments that count: the only commit mark of the store.
 
     A reader takes a file for live, and a segment for settled, if the time written here is not later
-    than the start of its own transaction, so it sees either the one or the other. The time lies a
-    little ahead of the replacement: whoever starts after it reads the new manifest, however often.
-    It becomes 0, valid for all, before the segments are unlinked.
+    than the start of its transaction: it sees either the one or the other. The time lies a little
+    ahead of the replacement; it becomes 0, valid for all, before the segments are unlinked.
 
     Attributes:
         files: Data files.
@@ -208,7 +207,7 @@ def parse_manifest(text: bytes) -> tuple[int, Manifest]:
     """Return a manifest's schema, and what it says; nothing if we do not know that schema.
 
     Raises:
-        ValueError: It is not as it was written, or no manifest that we would write.
+        ValueError: It is no manifest that we would write.
     """
     lines = text.splitlines(keepends=True)
     rows = [orjson.loads(line) for line in lines]

@@ -2,8 +2,8 @@
 
 By the clock, a busy processor, the interpreter's lock and a fork make a write look slow. Its time
 is the disk's only as far as its thread neither worked, nor waited for a processor, nor took turns
-with other threads. Where a crowd waits for a processor, so do the kernel's threads that a write
-waits for, and a disk that hangs cannot be told from them but by a longer wait.
+with other threads. Where a crowd waits for a processor, so do the kernel's writing threads: a disk
+that hangs is told from them only by a longer wait.
 """
 
 import contextlib
@@ -36,7 +36,6 @@ class DiskPace:
     """
 
     def __init__(self) -> None:
-        """Know of no write yet."""
         self.is_slow = self.is_hanging = False
         self._rest_until = 0.0
         self._hangs_in_a_row = 0
@@ -86,8 +85,8 @@ class _Excuses(threading.local):
     def count_new(self) -> float:
         """Count those since the last count.
 
-        Whoever waits for the interpreter's lock goes to sleep once per switch interval, so each
-        sleep but one may have been such a turn.
+        Who waits for the interpreter's lock sleeps once per switch interval: each sleep but one may
+        be such a turn.
         """
         usage, delay_s = resource.getrusage(_THREAD), _read_delay()
         worked_s, sleeps = usage.ru_utime + usage.ru_stime, usage.ru_nvcsw

@@ -24,8 +24,8 @@ _IDS: Final = len('","span_id":"') + 48
 def sift_segments(paths: Sequence[Path], copy: Path) -> list[str]:
     """Copy closed segments into one file, without the starts of spans that end in them.
 
-    It takes half of what they take, and DuckDB a millisecond to open each of thousands. A line
-    with the file's name, which nobody else can know, stands before those of each segment.
+    It takes half of what they take, and DuckDB a millisecond to open each of thousands. A line with
+    the file's name, which nobody else can know, stands before those of each segment.
 
     Returns:
         Names of the segments in it, in order: those of which every line is as written.

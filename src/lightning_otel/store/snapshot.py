@@ -1,9 +1,7 @@
 """The files and segments of a store that count at one moment, and the SQL that reads their spans.
 
-A file that ceases to count, and a segment that is settled, stay for a period of grace: time enough
-for a query that follows at once. A later one takes a new snapshot; see :mod:`reader`. Of a segment
-that grows only the lines that were there are read, however often. Only the catalogue, which other
-programs open, decides inside its SQL (:mod:`catalogue`).
+What ceases to count stays for a period of grace. Of a growing segment only the lines that were
+there are read. Only the catalogue decides inside its SQL (:mod:`catalogue`).
 """
 
 import json
@@ -149,8 +147,8 @@ def ndjson_sql(paths: str, columns: dict[str, str]) -> str:
 def small_ndjson_sql(paths: str, columns: dict[str, str]) -> str:
     """Return the SQL of :func:`ndjson_sql` for thousands of small files.
 
-    ``read_json`` takes a millisecond a file to bind our columns; this takes none, and three times
-    as long for each megabyte.
+    ``read_json`` takes a millisecond a file to bind columns; this none, and thrice as long a
+    megabyte.
     """
     shape = quote_text(json.dumps(columns))
     return (
@@ -215,10 +213,7 @@ def lines_sql(
 
 
 def _first_lines_sql(rows: str, lines: Mapping[str, int]) -> str:
-    """SELECT the first lines of each file; DuckDB reads a file in order, a row for every line.
-
-    Windows like these hold no rows: they count while the rows flow past.
-    """
+    """SELECT the first lines of each file: DuckDB's windows count while the rows flow past."""
     names = ", ".join(map(quote_text, lines))
     count = f"{list(lines.values())}[list_position([{names}], parse_filename(filename))]"
     return f"""SELECT * EXCLUDE (line, before, bound) FROM (
@@ -229,12 +224,9 @@ def _first_lines_sql(rows: str, lines: Mapping[str, int]) -> str:
 
 
 def rows_sql(layout: Layout, files: Sequence[DataFile], folder: Path | None = None) -> str:
-    """Return a subquery over the rows of data files and the place of each row.
+    """Return a subquery over the rows of data files, if any, and the place of each row.
 
-    Args:
-        layout: The store's paths.
-        files: Which; where there is none, there is no row.
-        folder: Where they lie, if not where they belong.
+    ``folder`` is where they lie, if not where they belong.
     """
     if not files:
         return f"(SELECT {NO_COLUMNS}, ''::VARCHAR AS filename, 0 AS file_row_number LIMIT 0)"

@@ -37,10 +37,10 @@ class UnsendableError(ValueError):
 
 
 def encode_request(spans: Iterable[Span], *, with_content: bool) -> bytes:
-    """One export request.
+    """Return one export request; a span that has not ended has no end time there.
 
     Args:
-        spans: One that has not ended has no end time there.
+        spans: The spans.
         with_content: Whether messages, token ids and other content stay on them.
 
     Raises:

@@ -1,7 +1,7 @@
 """Read spans of a remote engine with a DuckDB of this process.
 
-An engine only sends the selected spans, with the selected columns. Views and queries run here, on
-what it sent. So every engine gives the same rows, and none knows calls, rewards or transitions.
+An engine only sends the selected spans and columns; views and queries run here, so every engine
+gives the same rows.
 """
 
 import re
@@ -87,7 +87,6 @@ class RemoteSource(SpanSource):
         return super()._read(con, names, columns, asked, page)
 
     def _load_selection(self, con: "duckdb.DuckDBPyConnection", selection: Selection) -> None:
-        """Fetch the spans into the table, in their columns."""
         import duckdb
 
         both = (selection, self.window)
