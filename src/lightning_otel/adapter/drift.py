@@ -54,7 +54,6 @@ class Drift:
 
     Attributes:
         template: The chat template they were rendered with.
-        part: Of which of the two.
         count: How many were looked at.
         exact: How many came back the very same.
         prefix_share: Mean share of each one's tokens before the first that differs, 0 to 1.
@@ -78,12 +77,7 @@ class Drift:
 
 
 class Drifts(NamedTuple):
-    """A measurement of transitions.
-
-    Attributes:
-        parts: One entry for each model and part, in order.
-        skipped: How many transitions have no token ids to compare with.
-    """
+    """A measurement of transitions; ``skipped`` ones have no token ids to compare with."""
 
     parts: list[Drift]
     skipped: int
@@ -98,9 +92,7 @@ class _Compared(NamedTuple):
 def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
     """Re-encode each step's prompt and response, and compare tokens, by model.
 
-    Args:
-        steps: Transitions, such as ``store.transitions()``; those without token ids are skipped.
-        tokenizer: What stands in for the engine's own.
+    Transitions without token ids are skipped; the tokenizer stands in for the engine's own.
     """
     found: dict[tuple[str, Part], list[_Compared]] = {}
     skipped = 0
@@ -131,7 +123,6 @@ def measure(steps: Iterable[Transition], tokenizer: Tokenizer) -> Drifts:
 
 
 def _compare_part(step: Transition, part: Part, tokenizer: Tokenizer) -> _Compared:
-    """Encode a part of a step anew and compare its tokens with those that were given."""
     given = list(step.prompt_ids if part == "prompt" else step.response_ids)
     cause: Cause
     try:

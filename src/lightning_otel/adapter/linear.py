@@ -1,8 +1,7 @@
 """The linear walk: attempts in which one call comes after the other, as nearly all do.
 
-Each call continues its agent's last one, or all of them begin anew. Then there is one path for each
-agent, and a reward goes to the latest call. What the walk refuses is put together by
-:mod:`assembly`, whose answer is the same where both have one.
+Each call continues its agent's last one, or all of them begin anew: one path an agent, and a reward
+goes to the latest call. :mod:`assembly` answers the same where both have an answer.
 """
 
 from collections import Counter
@@ -62,7 +61,6 @@ class Linear(NamedTuple):
     """A linear attempt by the positions of its spans.
 
     Attributes:
-        calls: The calls of each agent.
         rewards: The named rewards of each call that has some.
         placed: Each reward that was placed, with its call.
         dropped: Each other reward, and the reason.
@@ -327,7 +325,7 @@ def _make_rows(
 def _move_outcome(
     spans: Sequence[Span], rows: Sequence[Row], found: Linear, call: int, moved: dict[int, int]
 ) -> bool:
-    """Give the reward of the whole to a call, if it is the only one; return whether that is all."""
+    """Give the reward of the whole to the only call; return whether that is all."""
     last = max(position for own in found.calls.values() for position in own)
     late = [(at, other) for at, other in found.placed if at > last]
     if any(is_from_outside(spans[at]) for at, _ in found.placed):
