@@ -90,7 +90,6 @@ _FAILURES: tuple[tuple[type[LightningOtelError], int, str], ...] = (
 
 
 def _replace_alias(args: list[str]) -> list[str]:
-    """Return a command line in today's words."""
     for count in (2, 1):
         words = _ALIASES.get(" ".join(args[:count]))
         if words is not None:
@@ -133,7 +132,6 @@ class _Lazy(SuggestingGroup):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        """Commands that begin so, none of them imported for it; and options."""
         from click.shell_completion import CompletionItem
 
         named = [
@@ -214,7 +212,6 @@ class _VisibleFormatter(logging.Formatter):
 
 
 def _speak_utf8(stream: TextIO | None) -> None:
-    """Data is UTF-8 in any locale; a terminal of another encoding gets a question mark."""
     reconfigure = getattr(stream, "reconfigure", None)
     if stream is not None and reconfigure is not None:
         if stream.isatty():

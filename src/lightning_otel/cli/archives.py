@@ -30,8 +30,6 @@ def list_files(
 ) -> Iterator[Callable[[], list[Path]]]:
     """Give what lists the files: of a folder each ``.jsonl`` below it, of a zip what it holds.
 
-    A zip of sessions is as their folder is, which holds other files beside them.
-
     Raises:
         TooLargeError: A zip holds more than a limit.
     """
@@ -65,7 +63,6 @@ def list_files(
 
 
 def _list_folder(path: Path) -> list[Path]:
-    """Return the files of lines below a folder, compressed ones, too; of a file itself."""
     if not path.is_dir():
         return [path]
     return sorted(each for each in path.rglob("*.jsonl*") if each.name.endswith(_LINES))
@@ -101,7 +98,6 @@ def _is_zip(path: Path) -> bool:
 
 
 def _extract_zip(path: Path, folder: Path, limit_bytes: int, refuse: Callable[[str], None]) -> None:
-    """Extract what can be read, each file with its time."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = [each for each in archive.infolist() if not each.is_dir()]

@@ -95,7 +95,6 @@ def _list_settings(form: Form | None, store: str | None) -> None:
 
 
 def _check_variables() -> "Iterator[Finding]":
-    """Yield the variables that do not do what whoever set them may think."""
     from difflib import get_close_matches
 
     from lightning_otel.views.doctor import problem

@@ -87,7 +87,6 @@ def open_lines(path: Path) -> Iterator[tuple[Iterator[bytes], Callable[[], int]]
 
 
 def _longest() -> int:
-    """Return the bytes that a document may have."""
     from lightning_otel.receivers.documents import FILE_LIMITS
 
     return FILE_LIMITS.body_bytes
@@ -104,7 +103,6 @@ def _join_lines(lines: Iterable[bytes]) -> bytes:
 
 
 def _read_rows(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield the rows of CSV as objects of JSON, with the line that each ends in."""
     csv.field_size_limit(_longest())
     texts = (line.removeprefix(BOM_UTF8).decode("utf-8", "replace") for line in lines)
     rows = csv.DictReader(texts)
@@ -114,11 +112,7 @@ def _read_rows(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _limit_lines(lines: Iterable[bytes], limit_bytes: int) -> Iterator[bytes]:
-    """Yield lines until they are more than a limit.
-
-    Raises:
-        TooLargeError: There are more.
-    """
+    """Yield lines until they are more than a limit; then raise TooLargeError."""
     size = 0
     for line in lines:
         size += max(len(line), _SHORTEST)
@@ -131,7 +125,6 @@ def _limit_lines(lines: Iterable[bytes], limit_bytes: int) -> Iterator[bytes]:
 
 
 def _open_inflated(raw: "BufferedReader") -> "BufferedReader | gzip.GzipFile":
-    """Open a file, inflated if it is a gzip, whatever its name."""
     is_gzip = raw.read(len(_GZIP)) == _GZIP
     raw.seek(0)
     return gzip.GzipFile(fileobj=raw) if is_gzip else raw

@@ -160,10 +160,7 @@ class FileReader:
             print_note(f"  {path}: nothing to take: a session without a conversation")
 
     def end_sessions(self) -> int:
-        """Keep what the ends of sessions complete; return how many spans that are.
-
-        Agents are last: another file may say which tool began one.
-        """
+        """Keep what the ends of sessions complete; return how many spans that are."""
         from lightning_otel.receivers.sessions import make_agents
 
         def read() -> "Iterator[Span]":
@@ -201,7 +198,6 @@ class FileReader:
         return lengths
 
     def _query(self, sql: str) -> Iterable[Mapping[str, Any]]:
-        """Return the rows of a store; none of one that is not there yet."""
         layout = self._opened.layout
         return self._opened.sql(sql) if layout is not None and layout.exists() else ()
 
@@ -255,7 +251,6 @@ class FileReader:
             refuse(exc.what)
 
     def _is_changed(self, span: "Span") -> bool:
-        """Return whether a reward is in the store with another value."""
         if span.name != c.SPAN_ANNOTATION:
             return False
         if self._rewards is None:

@@ -127,7 +127,6 @@ def stats(form: Form | None, store: str | None) -> None:
 
 
 def _flatten_numbers(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every number with its path, such as ``funnel.calls``."""
     for name, value in found.items():
         if isinstance(value, Mapping):
             yield from _flatten_numbers(value, f"{above}{name}.")
@@ -154,7 +153,6 @@ def _stats_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def _kept_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield facts about a local store: its files, and the accounts of its spans."""
     from lightning_otel.store.counts import Accounting
 
     files = count_noun(found["files"], "file"), count_noun(found["segments"], "segment")

@@ -46,10 +46,7 @@ _TIMES: Final = ("began_ns", "ended_ns")
 
 
 def settle_pending_feedback(opened: "Store") -> None:
-    """Give feedback that came before what it judges, as a server does all the time.
-
-    Where the state cannot be read that is said, and the command goes on: spans are no part of it.
-    """
+    """Give feedback that came before what it judges; an unreadable state is said, and no error."""
     try:
         # Without SQLAlchemy there is no state, and nothing can wait in it.
         from lightning_otel.rewards.pending import settle_pending
@@ -124,7 +121,6 @@ def compact(
 
 
 def _delete_tasks(opened: "Store", rollout_ids: Sequence[str]) -> int:
-    """Delete the tasks of rollouts from the queue beside a store; return how many stay."""
     try:
         # Without SQLAlchemy there is no queue.
         from lightning_otel.state import State
@@ -187,7 +183,6 @@ def _word_compaction(done: "CompactResult", *, is_dry_run: bool) -> Iterator[str
 
 
 def _word_rest(spans: int, parts: int) -> Iterator[str]:
-    """Word what could not be reached, why, and until when."""
     if spans:
         yield (
             f"not yet    {count_noun(spans, 'span')} that a living process holds open, or in the "

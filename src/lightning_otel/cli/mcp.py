@@ -307,7 +307,6 @@ def _cut_text(text: str, longest: int) -> str:
 
 
 def _shorten(value: Any, longest: int, depth: int = 0) -> Any:
-    """Return a JSON value with texts and collections that are no longer than that."""
     if isinstance(value, str):
         return _cut_text(value, longest)
     if isinstance(value, dict | list) and depth == _DEEPEST:

@@ -83,7 +83,6 @@ class _StoredName(click.ParamType):  # type: ignore[type-arg]  # older versions 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return names that begin so; none where there is no store, or it cannot be read."""
         from lightning_otel.dataset import Store
         from lightning_otel.errors import LightningOtelError
 
@@ -192,7 +191,7 @@ def find_rollout_id(opened: "Store", target: str) -> str: ...
 @overload
 def find_rollout_id(opened: "Store", target: str | None) -> str | None: ...
 def find_rollout_id(opened: "Store", target: str | None) -> str | None:
-    """The rollout that an id, the beginning of one or ``@last`` stands for; None if none is named.
+    """Return the rollout that an id, its beginning or ``@last`` stands for; None if none is named.
 
     Raises:
         NotFoundError: Nothing has such an id, or several have.
@@ -205,8 +204,7 @@ def find_rollout_id(opened: "Store", target: str | None) -> str | None:
 def load_named(named: str, noun: Literal["function", "agent"] = "function") -> Any:
     """Return the function or agent that ``FILE.py:NAME`` or ``MODULE:NAME`` names.
 
-    Its folder, or the working one, stays first on ``sys.path``: what it imports may stand there,
-    and processes that it starts import it again.
+    Its folder, or the working one, stays first on ``sys.path``, also for processes that it starts.
 
     Raises:
         ConfigError: There is none, or what it stands in cannot be loaded.

@@ -78,7 +78,7 @@ def print_rows(
     form: "Form | None" = None,
     times: Collection[str] = (),
 ) -> None:
-    """Rows on stdout: a table on a terminal, tab-separated lines in a pipe, or as asked for.
+    """Print rows: a table on a terminal, tab-separated lines in a pipe, or as asked for.
 
     Args:
         rows: Values by column.
@@ -171,7 +171,7 @@ def line_printer(*, is_cut: bool = True) -> Callable[[Iterable[tuple[str, str]]]
 
 
 def _print_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """As RFC 4180 has it, but for the ends of lines; what is no plain value stands as JSON."""
+    """Print as RFC 4180 has it, but for line ends; what is no plain value stands as JSON."""
     import csv
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -230,7 +230,6 @@ def _fits_terminal(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) ->
 
 
 def _print_records(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """A line a value, for rows too wide for the terminal; the values are whole."""
     indent = max(len(name) for name in columns)
     for number, row in enumerate(rows, 1):
         click.echo(f"── {number} of {len(rows)}")

@@ -27,7 +27,6 @@ class ProgramError(LightningOtelError):
     """The program could not be started."""
 
     def __init__(self, message: str, code: int) -> None:
-        """Say what is wrong with the program."""
         super().__init__(message)
         self.code = code
 
@@ -156,11 +155,7 @@ def run_child(program: Sequence[str], environment: Mapping[str, str] | None) -> 
 
 
 def take_unrecorded(notes: Path) -> list[str]:
-    """Return what is to be said of processes that could not record, and remove their notes.
-
-    Each noted itself as it started, and the library that it imported and that would be recorded;
-    others note the addresses that seem to ask a model in no dialect that is known.
-    """
+    """Return what is to be said of processes that could not record, and remove their notes."""
     counts: Counter[str] = Counter()
     asked: Counter[str] = Counter()
     libraries: dict[str, set[str]] = {}

@@ -137,7 +137,6 @@ def _find_rollout_id(known: Sequence[str], given: str) -> str:
 
 
 def _open_queue(store: str | None) -> "Queue":
-    """The queue, which looking at does not make."""
     from lightning_otel.dataset import Store
     from lightning_otel.state import State
     from lightning_otel.state.queue import Queue

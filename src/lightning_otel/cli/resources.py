@@ -106,7 +106,6 @@ def show(target: str, form: Form | None, store: str | None) -> None:
 
 
 def _tell_waiting(opened: "Resources", names: Sequence[str], store: str | None) -> None:
-    """Say of each canary on which rollouts will not decide, and why."""
     from lightning_otel.dataset import Store
     from lightning_otel.resources.waiting import explain_waiting
 

@@ -244,7 +244,7 @@ class _Run:
         return environment | ({config.RUN_IS_NAMED.name: "1"} if _is_named(options) else {})
 
     def tell(self, store: str | None, *, is_quiet: bool) -> int:
-        """Say what was kept and where; gives the number of model calls."""
+        """Say what was kept and where; return the number of model calls."""
         from lightning_otel import config
 
         if self._recording is None:
@@ -301,7 +301,6 @@ class _Run:
         return sum(report.calls for report in reports)
 
     def _count_spans(self, recording: "Recording") -> Mapping[str, Any]:
-        """Count what was recorded: from the segments, else from the store."""
         from lightning_otel.store.layout import is_settling_due
         from lightning_otel.store.live import read_whole_records
         from lightning_otel.store.sql import attribute_sql
@@ -338,7 +337,6 @@ class _Run:
             suggest(f"export otlp --rollout {self._recording.rollout_id}", store)
 
     def _tell_accounting(self) -> None:
-        """Say which spans of processes that began since the run did are lost, and why."""
         from lightning_otel.store.counts import INTENDED
 
         for each in self._opened.accounting_by_process(since_ns=self._started_ns).values():

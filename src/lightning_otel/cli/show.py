@@ -195,7 +195,6 @@ def _print_steps(
 
 
 def _step_rows(trajectories: Sequence["Trajectory"]) -> Iterator[Mapping[str, Any]]:
-    """Yield a row a step, each once, on the first branch it lies on."""
     seen: set[tuple[str, str]] = set()
     is_tried_again = len({path.attempt_id for path in trajectories}) > 1
     for path in trajectories:
@@ -237,7 +236,6 @@ def _show_findings(
     target: str, prices: Sequence[str], advantage: Any, *, every: bool, form: Form | None,
     store: str | None,
 ) -> None:  # fmt: skip
-    """Show a rollout step by step: JSON holds all of it, other forms the steps."""
     from lightning_otel.views.analysis import analyze_episode
 
     found = analyze_episode(

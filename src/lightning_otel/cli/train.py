@@ -105,7 +105,6 @@ def _work_until_signal(
     make: "Callable[[str, Mapping[str, Any]], Trainer]", algorithm: str, tasks: Sequence[Any],
     val: Sequence[Any], store: str | None,
 ) -> None:  # fmt: skip
-    """Do what is asked for until a signal comes; the request under way then waits again."""
     from lightning_otel.dataset import Store
     from lightning_otel.state import State
     from lightning_otel.state.requests import Requests
@@ -126,7 +125,6 @@ def _work_until_signal(
 
 
 def _parse_options(given: Sequence[str]) -> dict[str, Any]:
-    """Each option's value, as JSON where it is that, else as text."""
     found: dict[str, Any] = {}
     for each in given:
         name, mark, text = each.partition("=")

@@ -64,9 +64,7 @@ def retract(
 class Judgement(NamedTuple):
     """A function's judgement of an attempt, or of one of its trajectories.
 
-    Attributes:
-        values: Rewards by name; empty where it gave none.
-        failure: The reason why it could give none; empty otherwise.
+    ``values`` are rewards by name; ``failure`` is the reason why it could give none.
     """
 
     rollout_id: str
@@ -81,7 +79,6 @@ class Applied:
     """Counts of the attempts that a function was to judge.
 
     Attributes:
-        name: The function.
         version: Its version; empty for the first.
         rewards: Rewards it gave now.
         attempts: Attempts that were looked at, whatever came of it.
@@ -131,9 +128,8 @@ def apply_rewards(
     another name gets the trajectory. It gives a number, numbers by name (the primary one first), or
     None, and may be ``async``.
 
-    To do it again adds nothing: a function is known by its name and version. Where it raises, the
-    others keep their rewards; and whatever ends this, what was given until then is kept. The store
-    may be written by others meanwhile: what still runs is left for the next time.
+    A function is known by its name and version: to do it again adds nothing. Where it raises, and
+    whatever ends this, other rewards are kept. What still runs is left for the next time.
 
     Args:
         store: Where the spans are, and the rewards go.
@@ -143,8 +139,7 @@ def apply_rewards(
         is_dry_run: Ask the function, and keep nothing.
         told: Called with each judgement.
         progress: Called with the numbers of attempts that are done, and of about all.
-        **keywords: Which attempts, and how rewards there are reach steps, as
-            :meth:`Store.transitions` takes them, such as ``rollout_id`` and ``since``.
+        **keywords: Attempts and credit, as :meth:`Store.transitions` takes them.
 
     Raises:
         ConfigError: The function asks for what there is not, or a keyword cannot be understood.
@@ -200,7 +195,6 @@ def apply_rewards(
 def _read_known(
     store: Store, judge: RewardFunction
 ) -> tuple[dict[tuple[str, str], Rollout], dict[str, str]]:
-    """Return each attempt's rollout; and the hash of the function's source by its reward spans."""
     # One connection for both: each costs as much as its queries.
     con = store.source.connect(("spans", "rollouts"), (*NARROW_COLUMNS, "attributes"))
     rows = con.execute(_ROLLOUTS).fetchall()

@@ -1,7 +1,6 @@
 """The best version of a category's resource, by rewards.
 
-A resource of one category is named ``name[category]``, such as ``system_prompt[image]``, as APO
-publishes it.
+APO publishes a resource of one category as ``name[category]``, such as ``system_prompt[image]``.
 """
 
 import math
@@ -21,13 +20,7 @@ MIN_ROLLOUTS: Final = 3
 
 
 class Earned(NamedTuple):
-    """The rewards of a version's rollouts.
-
-    Attributes:
-        rollouts: Those that have a reward.
-        mean: Their mean reward.
-        error: The standard error of the mean; None for less than two.
-    """
+    """The rewards of a version's rollouts: number, mean, standard error if two or more."""
 
     version: int
     rollouts: int
@@ -41,8 +34,7 @@ class Learned(NamedTuple):
     Attributes:
         resource: That version.
         earned: What it earned; None where too few rollouts were rewarded, and it is the live one.
-        versions: What each version earned, the best first, however few its rollouts; none that was
-            withdrawn or rolled back.
+        versions: What each version earned, the best first; none that was withdrawn or rolled back.
         is_general: Whether nothing is known of the category, and it is what all are given.
     """
 
@@ -62,15 +54,14 @@ def learned(
     store: Store | None = None,
     rewards_of: Callable[[Store, str, str | None], Mapping[int, Sequence[float]]] | None = None,
 ) -> Learned:
-    """The version of a category's resource that earned the most reward so far.
+    """Return the version of a category's resource that earned the most reward so far.
 
-    Rewards are those of the rollouts whose steps are stamped with the version; one that was
-    withdrawn or rolled back is left out. Where no version has enough of them it is the live one,
-    and where the category has no resource of its own, the one that all have.
+    A version that was withdrawn or rolled back is left out. Where none has enough rollouts it is
+    the live one, and where the category has no resource of its own, the one that all have.
 
     Args:
         category: The kind of task, such as ``image``.
-        name: What is looked for.
+        name: The resource.
         model: Only rollouts of this model; a name or glob.
         min_rollouts: The fewest rewarded rollouts by which a version may be judged.
         resources: Where versions stand; by default beside the default store.

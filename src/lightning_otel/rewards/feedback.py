@@ -175,10 +175,10 @@ def emit_feedback(
     """Store feedback as a reward, now or days later, from this process or another.
 
     The reward is named ``feedback``; its span keeps the answers. Without a target it judges the
-    rollout that is being recorded.
+    rollout that is being recorded. The first four are as :func:`reward_from_feedback` takes them.
 
     Args:
-        quality_score: As :func:`reward_from_feedback` takes it, like the next three.
+        quality_score: 0 to 100.
         rating: Stars, 0 to 5.
         satisfied: True if they were.
         used_result: True if they used what they got.
@@ -247,10 +247,7 @@ def make_feedback(
     reward: float | None = None,
     **answers: Any,
 ) -> Feedback:
-    """Return feedback as every door takes it: ``answers`` are those of ``reward_from_feedback``.
-
-    They are kept beside a reward, too, so they must be what they say they are.
-    """
+    """Return feedback as every door takes it: ``answers`` are those of ``reward_from_feedback``."""
     said = {name: each for name, each in answers.items() if each is not None}
     made = reward_from_feedback(**said) if said or reward is None else 0.0
     value = float(made if reward is None else reward)
@@ -268,11 +265,11 @@ def give(
 ) -> list[StoredReward | Conflict | None]:
     """Store feedback as rewards of its targets; return None for those that the store lacks.
 
-    ``known`` has the rollouts of spans that are there for certain: feedback on these alone, whose
-    ids are all new, is given without a look at the store. ``keep`` keeps spans in its place.
+    Feedback on spans of ``known`` rollouts alone, whose ids are all new, is given without a look at
+    the store. ``keep`` keeps spans in its place.
 
     Raises:
-        StoreError: The store cannot be read or written; nothing, or not all of it, was given.
+        StoreError: The store cannot be read or written; not all of it was given.
     """
     if not feedback:
         return []

@@ -1,7 +1,6 @@
 """Reward functions: what one may ask for by its parameters' names, and what it may give back.
 
-A function is a user's: whatever it raises belongs to the rollout it was applied to, and to no
-other.
+Whatever a user's function raises belongs to the rollout it was applied to, and to no other.
 """
 
 import asyncio
@@ -157,7 +156,6 @@ def _hash_source(function: Callable[..., object]) -> str:
 
 
 def _read_number(value: object) -> float | None:
-    """A number of any type, such as NumPy's; text is none."""
     if isinstance(value, (str, bytes, bytearray)):
         return None
     try:

@@ -107,7 +107,6 @@ def _read_answers(store: Store) -> Iterator[_Answer]:
 def _find_words(
     answers: Sequence[_Answer], parts_of: Callable[[list[str]], list[str]]
 ) -> tuple[list[_Found], int]:
-    """Find words of better answers, the surest first, and count the words tried."""
     holders: dict[str, list[float]] = {}
     for each in answers:
         words = [word.casefold() for word in _WORD.findall(each.text)]

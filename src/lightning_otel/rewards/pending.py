@@ -1,8 +1,4 @@
-"""Feedback that arrives before its target: kept until the store holds that, then stored once.
-
-It waits in the state beside the store, so that no restart or kill loses it, and counts as a reward
-only once it is stored.
-"""
+"""Feedback that arrives before its target: kept in the state beside the store, then stored once."""
 
 import json
 import time
@@ -65,7 +61,6 @@ class Pending:
     """The waiting feedback of a state."""
 
     def __init__(self, state: State) -> None:
-        """Name the state; a table is made there if it is not there."""
         state.ensure(FEEDBACK)
         self._state = state
 
@@ -76,10 +71,7 @@ class Pending:
         keep: Keep | None = None,
         known: Mapping[str, str] = MappingProxyType({}),
     ) -> StoredReward | Conflict | None:
-        """Store feedback, or keep it until its target is there; return None if it waits.
-
-        When this returns, it is on disk either way.
-        """
+        """Store feedback, or keep it on disk until its target is there; None if it waits."""
         if not feedback.feedback_id:
             raise ConfigError("feedback without an id cannot wait; give feedback_id")
         with self._state.read() as connection:
@@ -123,7 +115,6 @@ class Pending:
             return [_feedback_of(row) for row in connection.execute(query.limit(limit))]
 
     def _put_feedback(self, feedback: Feedback) -> Conflict | None:
-        """Keep feedback, unless the same waits already; refuse other feedback under its id."""
         with self._state.change() as connection:
             take_lock(connection, _LOCK)
             held = _find_held(connection, feedback)
@@ -145,7 +136,6 @@ class Pending:
                 connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.feedback_id.in_(ids)))
 
     def _read_parts(self) -> Iterator[list[Feedback]]:
-        """Yield the waiting feedback in parts, by id; later arrivals may be missed."""
         last = ""
         while True:
             query = sa.select(FEEDBACK).where(FEEDBACK.c.feedback_id > last)
@@ -180,7 +170,6 @@ def _find_held(connection: "sa.Connection", feedback: Feedback) -> Conflict | bo
 
 
 def _content_of(feedback: Feedback) -> tuple[object, ...]:
-    """Return feedback without its time and origin, to tell repeats from clashes."""
     said = {key: value for key, value in feedback.attributes.items() if key != c.RECEIVED}
     return feedback.noun, feedback.target, feedback.value, said
 

@@ -21,14 +21,7 @@ _FIGURES: Final = ("input", "output", "cached", "written")
 
 
 class Tokens(NamedTuple):
-    """Tokens of calls.
-
-    Attributes:
-        input: Tokens given, from a cache or not.
-        output: Tokens answered.
-        cached: Those of the input that a cache held.
-        written: Those of the input that a cache then took.
-    """
+    """Tokens of calls; ``cached`` and ``written`` are input that a cache held, or then took."""
 
     input: int
     output: int
@@ -43,8 +36,8 @@ class Price:
     Attributes:
         input: Of those it is given.
         output: Of those it answers.
-        cached: Of those it is given that a cache held; None if they cost what others do.
-        written: Of those it is given that a cache then takes; None likewise.
+        cached: Of input that a cache held; None if it costs what other input does.
+        written: Of input that a cache then takes; None likewise.
         above: It holds for calls with more input tokens than this.
     """
 
@@ -78,11 +71,7 @@ def cost_of(price: Price, tokens: Tokens) -> float:
 
 
 class Prices:
-    """A table of prices by name or glob of a model; the first that fits counts.
-
-    Attributes:
-        rows: The names and globs, with their prices.
-    """
+    """A table of prices by name or glob of a model; the first that fits counts."""
 
     def __init__(self, rows: Iterable[tuple[str, Price]]) -> None:
         self.rows = tuple(rows)

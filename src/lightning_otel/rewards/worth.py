@@ -1,7 +1,4 @@
-"""A reward that weighs quality against cost and time.
-
-Tokens and times are read from the transitions; what a token costs only the user knows.
-"""
+"""A reward that weighs quality against cost and time, read from the transitions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,17 +19,16 @@ TOKENS: Final = "tokens"
 class Worth:
     """A reward function that weighs rewards against cost, seconds and tokens.
 
-    Apply it as any other, after the functions that give what it weighs:
-    ``apply_rewards(store, Worth(Composition({"exact_match": 1.0, "cost": -20.0})))``. Of what the
-    composition names, ``cost`` (by the prices), ``seconds`` (from the start of the first step to
-    the end of the last) and ``tokens`` (given and answered) are measured, where no reward has that
-    name; they stand beside the reward. A step that branches share counts once.
+    ``apply_rewards(store, Worth(Composition({"exact_match": 1.0, "cost": -20.0})))``, after the
+    functions that give what it weighs. Of what the composition names, ``cost`` (by the prices),
+    ``seconds`` (from the start of the first step to the end of the last) and ``tokens`` (given and
+    answered) are measured, where no reward has that name; they stand beside the reward. A step that
+    branches share counts once.
 
     Attributes:
-        composition: Weights and gates over rewards and what is measured; what shall be little has a
-            weight below 0.
+        composition: Weights and gates; what shall be little has a weight below 0.
         prices: Of each model, by its name or a glob.
-        name: What the reward is called.
+        name: The reward's name.
     """
 
     composition: Composition
@@ -86,7 +82,6 @@ _MEASURED: Final = (COST, SECONDS, TOKENS)
 
 
 def _count_tokens(step: Transition) -> tuple[int, int]:
-    """Tokens given and answered, as the server says, else as they were captured."""
     given = step.input_tokens if step.input_tokens is not None else len(step.prompt_ids) or None
     answered = (
         step.output_tokens if step.output_tokens is not None else len(step.response_ids) or None

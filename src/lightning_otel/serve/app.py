@@ -1,8 +1,7 @@
 """The web app: its routes, a plain list, behind the guard.
 
-A route is a function of a request; what it needs of this server it finds in ``request.app.state``.
-What it does not serve it refuses by raising a ``RefusalError`` or an error of ours, which becomes a
-page for people and OTLP's own form for programs.
+A route finds what it needs of this server in ``request.app.state``, and refuses by raising a
+``RefusalError`` or an error of ours: a page for people, OTLP's own form for programs.
 """
 
 from collections import defaultdict

@@ -1,8 +1,7 @@
 """The guard in front of every route: host, origin, key, content type, form.
 
-A page in the user's own browser is the attacker meant by most of it: it can post to loopback, and
-by rebinding its name to 127.0.0.1 it could read, too. The other one is another user of the machine,
-who reaches the port and not the files: whatever reads needs the key.
+Against a page in the user's own browser, which can post to loopback and rebind its name; and
+against other users of the machine, who reach the port and not the files.
 """
 
 import asyncio
@@ -182,8 +181,8 @@ class Guard:
     def _enter_by_key(self, request: Request) -> Response | None:
         """Answer a link that has the key: set a cookie and redirect to the address without the key.
 
-        From another site it leads on by a page that holds nothing but the address: after a redirect
-        it would still be that site that asks, and without the cookie.
+        From another site it leads on by a page: after a redirect it would still be that site that
+        asks.
         """
         given = request.query_params.get(_KEY, "")
         is_right = self._access.opens(given)  # what is open to everybody came here without the key
@@ -224,7 +223,7 @@ class Guard:
             )
 
     def _check_content_type(self, request: Request) -> None:
-        """No page elsewhere can send these without asking, or it is a form of one of our own."""
+        """Refuse what a page elsewhere can send without asking, but for forms of our own."""
         given = base_type(request.headers.get("content-type"))
         if given in CONTENT_TYPES or is_call(request):
             return
@@ -291,7 +290,6 @@ def _bearer_token(request: Request) -> str:
 
 
 def _keep_location(header: tuple[bytes, bytes], prefix: str) -> tuple[bytes, bytes]:
-    """A header of an answer that leads nowhere but to where the request's browser finds pages."""
     name, text = header
     is_within = text.startswith(prefix.encode())
     if name.lower() != b"location" or is_within or not text.startswith(b"/"):
@@ -309,7 +307,7 @@ def _host_of(request: Request) -> str:
 
 
 def _authority_of(origin: str) -> str:
-    """Host and port of an origin; empty where it is no web page's."""
+    """Return host and port of an origin; empty where it is no web page's."""
     try:
         parts = urlsplit(origin)
     except ValueError:

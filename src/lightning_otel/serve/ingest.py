@@ -71,11 +71,7 @@ class Ingester:
         came: str,
         is_logs: bool = False,
     ) -> Mapping[str, int]:
-        """Have the spans of a body in a segment, where no death of this process loses them.
-
-        Returns:
-            How many were rejected for which reason.
-        """
+        """Have the spans of a body in a segment; return how many were rejected, by reason."""
         if self._waiting >= _MOST_WAITING:
             raise busy()
         self._waiting += 1

@@ -68,7 +68,7 @@ class Listener:
 
 
 def read_token(path: Path) -> tuple[str, bool]:
-    """The token in a file, and whether it was made just now because there was no file.
+    """Return the token in a file, and whether the file was made just now.
 
     Raises:
         ConfigError: The file cannot be read or made, others can read it, or it holds no token.
@@ -96,10 +96,7 @@ def read_token(path: Path) -> tuple[str, bool]:
 
 
 def read_key(path: Path) -> tuple[str, bool]:
-    """The viewer's key in a file of a store, and whether it is kept there.
-
-    A store that may only be read has one for as long as this server runs.
-    """
+    """Return the viewer's key in a file of a store, and whether it can be kept there."""
     try:
         return read_token(path)[0], True
     except ConfigError:
@@ -217,7 +214,7 @@ async def _serve_listener(
 
 
 def _allow_many_files() -> None:
-    """A stalled connection costs a descriptor until its time is up: allow as many as we may."""
+    """Allow as many descriptors as we may: a stalled connection costs one until its time is up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft < wanted:

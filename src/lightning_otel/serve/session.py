@@ -1,8 +1,7 @@
 """The session of browsers that opened the link with the key, kept from other servers.
 
-Browsers send a cookie to every port of its host, so that whoever serves at another one could use it
-here. To a path they do not: pages that are opened with the key lie below one that is drawn anew
-with each start, as is the cookie's value. The key is in neither.
+Browsers send a cookie to every port of its host, but not to every path: pages lie below one that is
+drawn anew with each start, as is the cookie's value. The key is in neither.
 """
 
 import re
@@ -22,11 +21,7 @@ _ADDRESS: Final = re.compile(
 
 
 class Session:
-    """The session that all browsers share, until the server ends.
-
-    Attributes:
-        prefix: The path below which such a browser finds all.
-    """
+    """The session that all browsers share, below the path ``prefix``, until the server ends."""
 
     def __init__(self) -> None:
         self.prefix = f"/v-{secrets.token_urlsafe(16)}"

@@ -80,10 +80,7 @@ class Streams:
 
 
 class StreamedResponse(StreamingResponse):
-    """An answer that holds a place until it ends, however it does.
-
-    What streams it cannot give the place back: of a reader that is gone at once, none of it is run.
-    """
+    """An answer that holds a place until it ends; its stream may never run."""
 
     def __init__(
         self,

@@ -96,7 +96,6 @@ def compare_traces(a: Trace, b: Trace, most_lines: int | None = MOST_LINES) -> D
 
 
 def _read_lines(trace: Trace) -> Iterator[str]:
-    """Yield speakers and words, a line each, in the order of the rows, without repeats."""
     for row in trace.rows:
         get = row.span.attributes.get
         if row.kind == "call":
@@ -113,7 +112,6 @@ def _read_lines(trace: Trace) -> Iterator[str]:
 
 
 def _read_figures(trace: Trace) -> dict[str, Any]:
-    """Return the figures of a trace, the last value of each reward among them."""
     kinds = Counter(row.kind for row in trace.rows)
     calls = [row.span.attributes for row in trace.rows if row.kind == "call"]
     tokens: list[int | None] = []

@@ -60,7 +60,6 @@ class Finding:
     Attributes:
         code: Its subject; the same in every version.
         level: ``ok``; ``note`` for what may be meant so; ``problem`` for what is not.
-        text: One sentence.
         remedy: A command or advice; empty where nothing is to be done.
     """
 

@@ -1,7 +1,6 @@
 """Messages as people read them: in one line, or as parts of text, images and other media.
 
-In a chat each message of a growing history stands once. Where a call was given another history
-than the one before it, that is said, and what is new in it stands below.
+Each message of a growing history stands once; where a call was given another history, that is said.
 """
 
 import base64
@@ -81,9 +80,7 @@ class ShownMessage(NamedTuple):
 class Thread(NamedTuple):
     """The messages of one agent on one branch, in the order in which the model got to see them.
 
-    Attributes:
-        agent: Its name; empty where none is named.
-        cause: Why the branch begins there; ``start`` for the first one.
+    ``cause`` is why the branch begins there; ``start`` for the first one.
     """
 
     agent: str
@@ -150,13 +147,9 @@ def show_thread(
     before: Transition | None = None,
     limits: Limits = ALL,
 ) -> Thread:
-    """The messages of a trajectory that were not shown before.
+    """Return the messages of a trajectory that were not shown before.
 
-    Args:
-        path: The trajectory.
-        labels: The name of each step, by its span id.
-        before: An earlier step, which the first of these may go on from.
-        limits: How much is shown of each step.
+    ``labels`` names steps by span id; the first may go on from the step ``before``.
     """
     shown: list[ShownMessage] = []
     for step in path.transitions:
@@ -177,7 +170,6 @@ def show_thread(
 def _input_messages(
     step: Transition, before: Transition | None, limits: Limits
 ) -> Iterator[ShownMessage]:
-    """Yield the messages of a call's input that are new."""
     held: Sequence[Message] = () if before is None else before.observation
     given, answers = step.observation, () if before is None else before.action
     pairs = enumerate(zip(held, given, strict=False))
@@ -195,7 +187,7 @@ def _input_messages(
 
 
 def read_text(message: Message, index: int) -> str | tuple[str, bytes]:
-    """The whole text of a message's part; the type and bytes of one that is an image.
+    """Return the whole text of a message's part; the type and bytes of an image.
 
     Raises:
         IndexError: It has no such part.
@@ -234,7 +226,6 @@ def _message_parts(message: Message) -> Iterable[object]:
 
 
 def _read_part(part: object) -> tuple[str, str, str]:
-    """A part's kind, title and whole text."""
     if not isinstance(part, Mapping):
         return "text", "", to_text(part)
     kind = part.get("type")

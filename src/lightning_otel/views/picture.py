@@ -1,6 +1,6 @@
 """A picture of a rollout for docs and notebooks: spans over time, and where credit went, as SVG.
 
-Whatever is drawn is escaped: there is no script, link, style or handler in it but what stands here.
+Whatever is drawn is escaped; there is no script, link or handler.
 """
 
 from collections.abc import Iterator
@@ -55,9 +55,7 @@ class _Bar(NamedTuple):
 def draw_trace(trace: Trace, *, limit: int = 120) -> str:
     """Return the tree of spans over time as SVG: steps by number, arrows from rewards to theirs.
 
-    Args:
-        trace: The trace; rewards are named as far as their spans tell.
-        limit: Number of spans at most; what is left out is counted where it would stand.
+    Spans beyond the limit are counted where they would stand.
     """
     return "".join(_Picture(trace, limit).draw())
 
@@ -101,7 +99,6 @@ class _Picture:
         return _Bar(start, max(start + 2, end), _TOP + row * _ROW + _ROW / 2, is_late)
 
     def draw(self) -> Iterator[str]:
-        """Yield the parts of the SVG, in order."""
         legend = self._legend_items()
         foot = _TOP + len(self._rows) * _ROW + 8
         height = foot + 20 * len(legend) + 10
@@ -145,7 +142,6 @@ class _Picture:
         yield "</svg>"
 
     def _legend_items(self) -> list[tuple[str, str]]:
-        """List the colours' meanings, and what is not in the picture."""
         found: list[tuple[str, str]] = []
         paths = self._trace.trajectories
         for path in paths[:_LEGEND] if len(paths) > 1 else ():
@@ -159,7 +155,6 @@ class _Picture:
         return found
 
     def _draw_node(self, item: int, depth: int, x: float, y: float) -> Iterator[str]:
-        """Draw a line to the parent's name, the name, and a span's bar or a reward's diamond."""
         node, bar = self._nodes[item], self._bars[item]
         span, label, above = node.span, node.label, self._bars.get(node.parent)
         if node.depth and above is not None and node.depth <= _DEEPEST:
@@ -182,7 +177,6 @@ class _Picture:
         yield "</g>"
 
     def _draw_bar(self, node: Row, bar: _Bar) -> Iterator[str]:
-        """Draw a span's bar, for a step its number, and what came of it."""
         step, span, half = node.step, node.span, 0.0
         height = {"call": 14, "tool": 10, "agent": 10}.get(node.kind, 5)
         style = {"agent": "agent", "tool": "tool", "call": "out", "mark": "out"}.get(
@@ -211,7 +205,6 @@ class _Picture:
             yield _draw_words(words, style, bar.start - half, max(bar.end, bar.start + half), bar)
 
     def _outcome_text(self, node: Row) -> tuple[str, str]:
-        """Return the text at the end of a bar, and its style."""
         step, span = node.step, node.span
         words = []
         if node.cause:
@@ -230,7 +223,6 @@ class _Picture:
         return " · ".join(words), "bad" if span.status == "ERROR" else "good" if is_good else "dim"
 
     def _draw_diamond(self, node: Row, bar: _Bar) -> Iterator[str]:
-        """Draw a reward: filled where it was given to a step, hollow where it is left out."""
         x, y = bar.start, bar.middle
         style = "tip" if node.credited else "hollow"
         yield f'<path class="{style}" d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"/>'
@@ -249,12 +241,11 @@ class _Picture:
 
 
 def _half_width(node: Row) -> float:
-    """Half the width of what holds a step's number."""
+    """Return half the width of what holds a step's number."""
     return max(9.0, 5 + _CELL * len(str(node.step.step if node.step else "")) / 2)
 
 
 def _draw_arrow(reward: _Bar, step: _Bar, half: float) -> str:
-    """From a reward's left to a step's number: from below, or to its left where they are near."""
     side = 1 if reward.middle > step.middle else -1
     x, y = reward.start - 6, reward.middle
     start = f'<path class="credit" d="M{x:.1f} {y:.1f}C'
@@ -274,7 +265,6 @@ def _draw_arrow(reward: _Bar, step: _Bar, half: float) -> str:
 
 
 def _draw_words(words: str, style: str, left: float, right: float, bar: _Bar) -> str:
-    """Words to the right of something, or to its left where they would not fit."""
     after, before = int((_WIDTH - right - 14) / _CELL), int((left - _NAMES - 28) / _CELL)
     if len(words) > after and before > after:
         return render_svg_text(left - 6, bar.middle + 4, words, style, before, anchor="end")

@@ -108,13 +108,8 @@ def read_texts(
 ) -> list[tuple[str, str]]:
     """Return what a user asked first and a model answered last in each row of a list.
 
-    A query of its own: a list reads no content, and texts are read of its page alone.
-
-    Args:
-        sql: Reads the rows of a query.
-        rows: Their times bound what is read.
-        key: ``trace_id`` or ``rollout_id``.
-        ends: The ids of each row's first part and of its last.
+    A query of its own: a list reads no content, and texts are read of its page alone. ``key`` is
+    ``trace_id`` or ``rollout_id``; ``ends`` are the ids of each row's first part and of its last.
     """
     bounds = min(row["start_ns"] for row in rows), max(row["end_ns"] for row in rows)
     ids = [name for names in ends for name in names]
@@ -148,11 +143,7 @@ def read_previews(
 ) -> "dict[SpanKey, str]":
     """Return one line of what was said in each of some rows of a trace.
 
-    Args:
-        store: Where they are.
-        rows: The rows.
-        cells: Cells that each side may take; None cuts nothing.
-        most: Characters of a row's attributes, of which no more are looked into.
+    Each side takes so many ``cells``, None for all; ``most`` characters of attributes are read.
     """
     named = [row.span for row in rows if row.kind in _SAYING]
     if not named:
@@ -199,9 +190,7 @@ def json_needle(text: str) -> str:
 def preview_of(attributes: Mapping[str, Any], cells: int | None = None) -> str:
     """Return one line: a call's last message and answer, a tool's input and result, or a mark.
 
-    Args:
-        attributes: A span's, in today's conventions.
-        cells: Cells that each side may take; None cuts nothing.
+    Each side takes so many ``cells``, None for all.
     """
     get = attributes.get
     sides = [parse_messages(get(key)) or () for key in (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES)]
@@ -215,7 +204,7 @@ def preview_of(attributes: Mapping[str, Any], cells: int | None = None) -> str:
 
 
 def _make_span(row: Mapping[str, Any]) -> Span:
-    """As much of a span as its preview depends on."""
+    """Return as much of a span as its preview depends on."""
     span = build_span(row)
     attributes = dict(span.attributes)
     short = zip(_SHORT_KEYS, row["texts"], strict=True)
@@ -244,7 +233,6 @@ def task_words(task: str | None) -> str:
 
 
 def _asked_words(asked: str | None) -> str:
-    """Return the user's first words, even from JSON that is cut."""
     messages = parse_messages(asked)
     if messages is None:
         return _first_text(_USER_TEXT, asked or "")

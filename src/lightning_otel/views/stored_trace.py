@@ -1,7 +1,6 @@
 """Traces and rollouts of a store as rows, read without their content.
 
-Narrow columns and a few attributes are read, so that 30,000 spans are rows in a second or two; what
-the adapter made of them comes from a pass that reads messages only where it must.
+30,000 spans are rows in a second or two; messages are read only where the adapter must.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,11 +70,7 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 def read_trace(store: Store, noun: str, whole_id: str, longest: int | None = None) -> Trace:
     """Read a trace or rollout of any size, or what lies below a span or response.
 
-    Args:
-        store: Where it is.
-        noun: ``trace``, ``rollout``, ``span`` or ``response``.
-        whole_id: Its id.
-        longest: Characters of a name or message; None cuts nothing.
+    ``longest`` is in characters of a name or message; None cuts nothing.
 
     Raises:
         NotFoundError: There is none.
@@ -98,7 +93,6 @@ def read_trace(store: Store, noun: str, whole_id: str, longest: int | None = Non
 
 
 def _read_alone(store: Store, trace_id: str, longest: int | None) -> Trace:
-    """Read a trace, and the rewards that were given to it in traces of their own."""
     source = store.source
     con = source.connect(("spans",), INDEX_COLUMNS)
     own = _read_spans(source.fetch(_select(trace_ids=(trace_id,)), con), longest)
@@ -140,7 +134,6 @@ def _read_rollouts(store: Store, rollout_ids: Sequence[str], longest: int | None
 
 
 def _read_made(store: Store, spans: Sequence[Span], rollout_ids: Sequence[str]) -> Trace:
-    """Read what the adapter made of rollouts, and put it beside some of their spans."""
     made = list(store.adapt(rollout_id=list(rollout_ids), bodies=False))
     adaptation = Adaptation(
         [path for each in made for path in each.trajectories],
@@ -172,7 +165,6 @@ def _select(**wanted: Any) -> Selection:
 
 
 def _read_spans(found: Query, longest: int | None) -> list[Span]:
-    """Read spans with a few attributes, and texts cut short."""
     short = {name: f"left({name}, {longest})" if longest else name for name in (
         "name", "status_message", "fact")}  # fmt: skip
     query = found.select(_COLUMNS.format(**short))

@@ -49,13 +49,7 @@ WHEN: Final[Mapping[str, Filter]] = {
 
 
 class Listing(NamedTuple):
-    """Rows of a view.
-
-    Attributes:
-        rows: Values by column.
-        total: The number of all rows that match.
-        following: The place behind the last row; None if no row follows.
-    """
+    """Rows of a view, of ``total`` that match; ``following`` is the place of the next, if any."""
 
     rows: list[dict[str, Any]]
     total: int
@@ -72,8 +66,7 @@ class View:
         filters: Conditions by name.
         order: SQL terms of columns that tell rows apart; all ``DESC`` where ``after`` is used.
         sorts: Columns that rows can be sorted by; ``duration`` is from start to end.
-        add: Adds to the rows of a page what only these need; it gets the store, the rows and the
-            connection that they were read on, if ``names`` says so.
+        add: Adds what only the rows of a page need, by the store, the rows and the connection.
         names: The store's views that it reads on that connection; a live store is parsed once.
         light: SQL of the same rows by ``spans`` and ``attempts`` alone: ``rollout_id``, and what
             their order and filters without ``views`` need.

@@ -1,7 +1,6 @@
 """A trace as rows: each span at its place, its kind, and what the adapter made of it.
 
-The one model of the terminal, the pages, notebooks and assistants. Pure, and without recursion: a
-trace may be deep, or its parents go in a circle. :mod:`stored_trace` reads one from a store.
+The one model of the terminal, the pages, notebooks and assistants. Pure, and without recursion.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -215,12 +214,9 @@ def make_trace(
     *,
     incomplete: Collection[tuple[str, str]] = (),
 ) -> Trace:
-    """Return the rows of spans in memory, each tree after the other, parents first.
+    """Return the rows of whole rollouts' spans in memory, each tree after the other, parents first.
 
-    Args:
-        spans: Spans of ours or of OpenTelemetry's SDK, of whole rollouts, in any order.
-        adapter: Makes the transitions; its credit decides where rewards go.
-        incomplete: Rollout and attempt ids of attempts that broke off, and make no transitions.
+    The adapter's credit decides where rewards go; ``incomplete`` attempts make no transitions.
     """
     read = list(readers.read(map(span_of, spans)))
     return assemble(read, (adapter or TripletAdapter()).explain(read, incomplete=incomplete))
@@ -276,7 +272,6 @@ def _place_rows(spans: Sequence[Span]) -> list[Row]:
 
 
 def _rank(row: Row, target: int | None) -> int:
-    """Return a row's rank among those below one parent: what judges it comes first."""
     return 0 if target is not None else 2 if row.is_later else 1
 
 
@@ -304,7 +299,6 @@ def _find_later(rows: Sequence[Row]) -> dict[int, int]:
 
 
 def _add_steps(rows: Iterable[Row], adaptation: Adaptation) -> None:
-    """Note what became of each row: its step, or why there is none."""
     paths, dropped = adaptation.trajectories, adaptation.report.dropped
     attempts, agents = len({path.attempt_id for path in paths}), len({path.agent for path in paths})
     steps: dict[SpanKey, tuple[Transition, int, str]] = {}
@@ -329,7 +323,6 @@ def _add_steps(rows: Iterable[Row], adaptation: Adaptation) -> None:
 
 
 def _add_credit(rows: Sequence[Row], adaptation: Adaptation) -> None:
-    """Note the steps that each reward was given to."""
     credit = {(each.trace_id, each.span_id): each for each in adaptation.credited}
     if not credit:
         return
@@ -347,9 +340,7 @@ def _add_credit(rows: Sequence[Row], adaptation: Adaptation) -> None:
 def find_propagated(parents: Sequence[int], faults: Iterable[str | None]) -> list[int]:
     """Find errors that are those of a span below, in the same words or in others around them.
 
-    Args:
-        parents: The position above each span, or -1; each stands after its parent.
-        faults: The words of each span's error; None without one.
+    ``parents`` has the position above each span, or -1; each stands after its parent.
     """
     propagated: list[int] = []
     below: list[tuple[str, ...]] = [()] * len(parents)

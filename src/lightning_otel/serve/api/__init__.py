@@ -1,8 +1,6 @@
 """The HTTP API: members with operations, each of which is a route and its documentation.
 
-A member checks what comes in, and describes itself in the OpenAPI document. Nothing in here
-trains. A member is imported with the first request for one of its addresses: together they take
-30 MB, and the pages need one of them.
+A member is imported with the first request for one of its addresses: together they take 30 MB.
 """
 
 from collections.abc import Iterable, Mapping

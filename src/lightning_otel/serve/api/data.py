@@ -1,7 +1,6 @@
 """Rollouts, transitions and spans by HTTP: a page at a time, or all at once.
 
-A page of transitions holds whole rollouts, in order of when they began: what is adapted together is
-read together, and a rollout's rewards and neighbours are never cut off.
+A page of transitions holds whole rollouts, so that rewards and neighbours are never cut off.
 """
 
 import base64
@@ -88,7 +87,6 @@ def _read_cursor(text: str) -> Any:
 
 
 def _write_cursor(start_ns: int, *ids: str) -> str:
-    """Return the place behind a row, which is known by its time and ids."""
     return base64.urlsafe_b64encode(orjson.dumps([start_ns, *ids])).decode().rstrip("=")
 
 
@@ -352,7 +350,6 @@ def _read_tables(store: Store, keywords: Mapping[str, Any], page: _Page | None) 
 
 
 def _write_arrow(tables: Iterator[Any]) -> Iterator[bytes]:
-    """Yield one Arrow IPC stream of the tables' rows; memory holds one of them at a time."""
     from nanoarrow.ipc import StreamWriter  # type: ignore[import-untyped]  # no stubs
 
     sink = io.BytesIO()

@@ -1,7 +1,7 @@
 """The event broker: one producer of events for all listeners, with a replay buffer.
 
-One task looks at the store and at the training runs while anybody listens, and some time longer.
-What it saw lies in one ring; a listener is a place in it, so a slow one costs nothing.
+One task looks at the store and the runs while anybody listens. A listener is a place in its ring,
+so a slow one costs nothing.
 
 Source: HTML Living Standard, 9.2 "Server-sent events".
 """
@@ -59,8 +59,7 @@ class EventBroker:
     async def answer(self, last_event_id: str = "") -> StreamedResponse:
         """Return an answer of events: from now on, or from behind the last one that was heard.
 
-        Where what came after that is not held any more, its first event is a ``reset``: the
-        listener is to read anew what it shows.
+        Where those are not held any more, the first event is a ``reset``: read anew what is shown.
         """
         if self._is_closed or self._listeners >= MOST_LISTENERS:
             raise RefusalError(
@@ -91,7 +90,6 @@ class EventBroker:
         self._listeners -= 1
 
     async def _send_events(self, number: int, greeting: str) -> AsyncIterator[bytes]:
-        """Yield a greeting, and then the events from a number on."""
         yield b"retry: 2000\n\n" + self._write_event(number - 1, greeting, {})
         while not self._is_closed:
             if number == self._next:
@@ -128,7 +126,6 @@ class EventBroker:
     async def _make_events(
         self, follower: Follower | None, known: dict[str, "TrainingRun"]
     ) -> None:
-        """Look, again and again, until nobody has listened for a while."""
         left_s, runs_s = time.monotonic(), 0.0
         while not self._is_closed:
             now_s = time.monotonic()

@@ -108,9 +108,7 @@ class Operation:
         answers: Its answers by status, beside the refusals that all have.
         content: Forms of an answer that is not ``told``.
         bodies: Forms of a body that is not ``params``.
-        headers: Headers of its answer.
         is_open: Whether everybody on this machine may ask for it, without the key.
-        most_bytes: The most that a JSON body may have.
     """
 
     method: Literal["GET", "POST"]
@@ -152,7 +150,6 @@ class Operation:
         return Response(told.model_dump_json(), status, media_type=JSON)
 
     async def _read_body(self, request: Request, model: type[RequestModel]) -> Any:
-        """Return a JSON body; an empty one is an empty object."""
         body = await request.app.state.bodies.read(request)
         if len(body) > self.most_bytes:
             raise RefusalError(413, f"a body may have {self.most_bytes} bytes here")
@@ -234,7 +231,6 @@ def operation(
 
 
 async def _read_query(request: Request, model: type[RequestModel]) -> Any:
-    """Return the query; a name that is no list stands in it once."""
     found: dict[str, Any] = {}
     for name in request.query_params:
         values = request.query_params.getlist(name)

@@ -21,10 +21,9 @@ _KINDS: Final = {
 
 
 class Repositories:
-    """The state beside a store, and what stands in it.
+    """The state beside a store, and what stands in it, for any number of threads.
 
-    Every one is for any number of threads. Two that ask first at once may each make one, which are
-    as good as one. Each is imported with the first: SQLAlchemy is as large as the web framework.
+    Each is imported with the first: SQLAlchemy is as large as the web framework.
     """
 
     def __init__(self, store: Store) -> None:
@@ -48,12 +47,7 @@ class Repositories:
         return found
 
     def deliver_feedback(self, keep: "Keep") -> None:
-        """Give feedback that waits to what it judges, unless nothing was written since the last.
-
-        Raises:
-            StateError: The state cannot be read or changed.
-            StoreError: The store cannot be read or written.
-        """
+        """Give feedback that waits to what it judges, unless nothing was written since the last."""
         layout = self._store.layout
         if layout is None or not self.is_made or not self.pending.waiting().count:
             return

@@ -196,10 +196,7 @@ def _count_rollouts(store: Store) -> dict[str, int]:
 
 
 def _write_metrics(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the metrics in the text format.
-
-    Source: Prometheus, "Exposition formats", text format 0.0.4.
-    """
+    """Yield the metrics in Prometheus's text format 0.0.4, see "Exposition formats"."""
     table: Sequence[tuple[str, str, str, Any]] = (
         ("spans_stored_total", "Spans kept, those sent twice counted twice.", "", found["stored"]),
         ("spans_rejected_total", "Spans that were not kept, by reason.", "reason",

@@ -293,7 +293,6 @@ def _read_key(request: Request, given: str | None) -> str | None:
 
 
 def _record_prompt(request: Request, params: OptimizeBody, found: OptimizeResponse) -> None:
-    """Keep a prompt and what it became as a rollout of one step, which feedback may judge."""
     state = request.app.state
     found.task_id = f"rollout-{secrets.token_hex(8)}"
     task = {"prompt": params.prompt, "category": params.category, "model": params.model}
@@ -386,7 +385,6 @@ def _find_best(request: Request, params: OptimizeBody) -> OptimizeResponse:
 
 
 def _add_words(request: Request, params: OptimizeBody, found: OptimizeResponse) -> None:
-    """Add to a prompt the words that better answers of its category share, and say so."""
     if params.prompt is None:
         return
     category, model = params.category, params.model

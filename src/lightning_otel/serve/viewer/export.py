@@ -30,7 +30,6 @@ def _choose_format(request: Request) -> str:
 
 
 def _list_options(name: str) -> tuple[Format, dict[str, Filter]]:
-    """Return a format, and the options of an export to it, its own first."""
     made = formats.get(name)
     return made, {**list_format_options(made), **TRANSITIONS}
 
@@ -72,7 +71,6 @@ async def export(request: Request) -> Response:
 
 
 def _count_rows(request: Request, store: Store, name: str, keywords: Mapping[str, Any]) -> Exported:
-    """Count the rows that would be written, once while the store stays as it is."""
     if store.layout is None:
         return store.export(name, None, **keywords)
     store.layout.require()

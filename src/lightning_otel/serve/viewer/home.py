@@ -1,7 +1,6 @@
 """The first page: whether it learns, the data funnel, what is newest.
 
-The curve and the funnel look at the whole store: they are parts of their own, which come when the
-page is there already.
+The curve and the funnel look at the whole store: they come when the page is there already.
 """
 
 from collections.abc import Iterator, Mapping
@@ -128,7 +127,6 @@ def _read_funnel(store: Store) -> Mapping[str, object]:
 
 
 def _list_steps(report: Report) -> Iterator[dict[str, object]]:
-    """Yield the lines of the funnel, each with its share of what it is a part of."""
     for name, number, whole, note, lost, path in (
         ("Spans", report.spans, 0, "", "", ""),
         ("Rollouts", report.rollouts, 0, "", "", ""),

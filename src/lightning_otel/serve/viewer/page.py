@@ -1,8 +1,4 @@
-"""Pages: read in a thread, rendered there, refused with a reason.
-
-The address is the state: a page is a function of its path and query, which the helpers in here
-read and change.
-"""
+"""Pages: read in a thread, rendered there, refused with a reason. The address is the state."""
 
 import asyncio
 import math
@@ -66,7 +62,7 @@ class Readers:
     def __init__(
         self, at_once: int = _AT_ONCE, make_room: Callable[[], None] = lambda: None
     ) -> None:
-        """Allow so many; none is started yet. ``make_room`` is called before each read."""
+        """Allow so many; ``make_room`` is called before each read."""
         self._at_once = at_once
         self._make_room = make_room
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="viewer")
@@ -98,13 +94,10 @@ async def run(
     is_long: bool = False,
     readers: Readers | None = None,
 ) -> T:
-    """Call a function of the store in a thread and return its result.
+    """Call a function of the store in a reader's thread and return its result.
 
-    Args:
-        request: What was asked.
-        work: The function; it is given the store as of now, and keeps nothing of it open.
-        is_long: Whether it looks at the whole store: it waits for others such, and no page for it.
-        readers: Whose threads; by default those of all who have the key.
+    One that ``is_long`` looks at the whole store: it waits for others such, and no page for it.
+    ``readers`` are by default those of all who have the key.
     """
     state = request.app.state
     own = state.long_readers if is_long else state.readers
@@ -115,7 +108,7 @@ def require_state(request: Request, what: str) -> Any:
     """Return the state beside the store that is looked at; to look never makes one.
 
     Raises:
-        StoreMissingError: There is none, and so not what is looked for, such as ``rollout 'r1'``.
+        StoreMissingError: There is none, and so not ``what`` is looked for, such as a rollout.
     """
     repositories = request.app.state.repositories
     if not repositories.is_made:
@@ -152,15 +145,10 @@ async def answer(
     status: int = 200,
     is_long: bool = False,
 ) -> Response:
-    """A page, or a part of one.
+    """Answer with a page, or a part of one.
 
-    Args:
-        request: What was asked.
-        template: Its name in ``templates/``; it extends ``base.html`` unless it is a part.
-        read: Gives what the template shows; runs in a thread.
-        title: Of the page; what ``read`` gives as ``title`` counts more.
-        status: Of HTTP.
-        is_long: As :func:`run` takes it.
+    ``read`` gives, in a thread, what the template in ``templates/`` shows; its ``title`` counts
+    more.
     """
 
     def work(store: Store) -> bytes:
@@ -273,7 +261,7 @@ def text(request: Request, name: str, default: str = "") -> str:
 
 
 def parse_number(name: str, text: str) -> float:
-    """A finite number.
+    """Return a finite number.
 
     Raises:
         ConfigError: The text is none.
@@ -321,10 +309,7 @@ def read_filters(
     filters: Mapping[str, Filter],
     others: Collection[str] = ("page", "sort", "of"),
 ) -> dict[str, Any]:
-    """Read the values of filters from the query, in which other names may stand, and no more.
-
-    A filter that is not set is None.
-    """
+    """Return filters' values, None if not set; a query has no names besides ``others``."""
     known = (*filters, *others)
     for name in request.query_params:
         if name not in known:

@@ -110,9 +110,7 @@ async def using(request: Request) -> Response:
 def count_uses(name: str, con: Reader) -> dict[int, dict[str, Any]]:
     """Count the use of each version; a rollout made with several counts for none.
 
-    Args:
-        name: The resource.
-        con: A connection of :func:`~lightning_otel.store.source.connect_overview`.
+    ``con`` is one of :func:`~lightning_otel.store.source.connect_overview`.
     """
     from lightning_otel.resources.comparison import read_last_attempts, read_version
 
@@ -190,7 +188,7 @@ async def diff(request: Request) -> Response:
 
 
 def _pick_pairs(store: Store, found: "Comparison") -> Mapping[str, object]:
-    """The tasks that differ most, with what they were, and where all of them lie on a scale."""
+    """Return the tasks that differ most, and where all of them lie on a scale."""
     pairs = sorted(found.pairs, key=lambda pair: pair.difference)
     shown = pairs
     if len(pairs) > page.ROWS:
@@ -205,7 +203,7 @@ def _pick_pairs(store: Store, found: "Comparison") -> Mapping[str, object]:
 
 
 def _make_scale(found: "Comparison") -> Mapping[str, object]:
-    """Differences as places in a picture, 20 to 700: the dots are tasks, with how many each."""
+    """Return differences as places in a picture, 20 to 700: dots are tasks, with how many each."""
     held = [pair.difference for pair in found.pairs]
     least, most = widened(min(0.0, found.low, *held), max(0.0, found.high, *held))
 

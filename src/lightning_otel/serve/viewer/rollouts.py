@@ -111,7 +111,6 @@ async def rollout(request: Request) -> Response:
 
 
 def _read_queued(request: Request, rollout_id: str) -> dict[str, Any] | None:
-    """The rollout as the queue has it, with its attempts; None if it has not."""
     repositories = request.app.state.repositories
     try:
         if not repositories.is_made:
@@ -169,7 +168,7 @@ def _read_rollout(
 def _merge_attempts(
     recorded: Sequence[Mapping[str, Any]], queued: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """The attempts in order; where one stands the queue knows best."""
+    """Merge the attempts in order; where one stands the queue knows best."""
     spans = {row["attempt_id"]: row for row in recorded}
     own = {each.attempt_id: each for each in queued}
     found = []
@@ -184,7 +183,7 @@ def _merge_attempts(
 
 
 def _list_steps(made: Iterable[Adaptation], *, is_small: bool) -> list[Shown]:
-    """Each step once, with the first trajectory it lies on."""
+    """Return each step once, with the first trajectory it lies on."""
     found: dict[tuple[str, str], Shown] = {}
     for each in made:
         credits = credits_of(each.credited)

@@ -41,7 +41,7 @@ _PROBABLE: Final = (-0.1, -0.7, -2.3, -4.6)
 
 
 def read_span(store: Store, trace_id: str, span_id: str) -> Span:
-    """A span, in today's conventions.
+    """Return a span, in today's conventions.
 
     Raises:
         NotFoundError: There is none.
@@ -104,11 +104,10 @@ def messages_of(span: Span, side: str) -> Sequence[Message]:
 
 
 def text_of(span: Span, query: Mapping[str, str]) -> str | tuple[str, bytes]:
-    """The whole of a text that was cut: an attribute, or a part of a message; or an image's bytes.
+    """Return the whole of a text that was cut, or an image's type and bytes.
 
-    Args:
-        span: The span it stands on.
-        query: ``attribute``; or ``side`` and ``message``, whose JSON it is, or of it a ``part``.
+    The query names an ``attribute``; or ``side`` and ``message``, whose JSON it is, or of it a
+    ``part``.
 
     Raises:
         NotFoundError: There is no such text.

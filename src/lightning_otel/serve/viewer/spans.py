@@ -131,11 +131,7 @@ async def retract_reward(request: Request) -> Response:
 async def _keep_feedback(
     request: Request, span_id: str, given: Mapping[str, str]
 ) -> tuple[float, str]:
-    """Keep what a form says of a span, once however often it is sent.
-
-    Returns:
-        The reward, and its span's id.
-    """
+    """Keep what a form says of a span once, however often it is sent; return reward and span id."""
     if not config.is_enabled():
         raise RefusalError(400, "recording is switched off; nothing was kept")
     key = given.get("reward", "")

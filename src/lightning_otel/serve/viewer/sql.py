@@ -167,7 +167,6 @@ def _write_jsonl(answer: Result) -> Iterator[bytes]:
 
 
 def _check_whole(answer: Result) -> None:
-    """Break a file off that would be taken for all there is."""
     if answer.cut:
         raise QueryError(f"the answer has more {answer.cut} than a file may have; add a LIMIT")
 
@@ -175,10 +174,7 @@ def _check_whole(answer: Result) -> None:
 def _write_parts(
     store: Store, text: str, write: Callable[[Result], Iterator[bytes]]
 ) -> Iterator[bytes]:
-    """The lines of a file in parts.
-
-    The rows before a fault are sent already: nothing can be said but by breaking off.
-    """
+    """Yield the lines of a file in parts; a fault after the first rows breaks it off."""
     with _run_statement(store, text, FILE_LIMITS) as answer:
         yield from join_lines(write(answer))
 

@@ -1,8 +1,4 @@
-"""Steps and tool calls of a trace, a page at a time.
-
-Which calls are steps, and what they earned, is known from the rows of a trace, which hold no
-message. What was said and sampled is read of the steps on the page alone.
-"""
+"""Steps and tool calls of a trace, a page at a time; messages are read of the page alone."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -167,7 +163,7 @@ def _read_messages(
 
 
 def _find_seen(trace: Trace) -> dict[str, list[Row]]:
-    """The observations marked by hand that each action answers, by its span id."""
+    """Return the observations marked by hand that each action answers, by its span id."""
     found: dict[str, list[Row]] = {}
     seen: dict[tuple[str, str], list[Row]] = {}
     marked = (row for row in trace.rows if row.kind == "mark" and not row.left_out)
@@ -235,7 +231,7 @@ def _with_spans(rows: Sequence[Row], spans: Mapping[SpanKey, Span]) -> Iterator[
 def _without_spans(
     step: Transition, answers: Sequence[Message], known: Collection[str], *, has_spans: bool
 ) -> Iterator[dict[str, Any]]:
-    """Calls of tools in what a model answered that no span of a tool names."""
+    """Yield calls of tools in what a model answered that no span of a tool names."""
     results: dict[str, Mapping[str, Any]] = {}
     for part in _find_parts(answers, "tool_call_response"):
         results.setdefault(str(part.get("id") or ""), part)

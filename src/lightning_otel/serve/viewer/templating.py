@@ -180,7 +180,6 @@ _TYPES: Final = {
 
 @cache
 def _read_files() -> dict[str, tuple[bytes, str]]:
-    """Content and version by name; a name that is not among them is no path."""
     contents = {path.name: path.read_bytes() for path in _FOLDER.iterdir() if path.suffix in _TYPES}
     return {
         name: (content, hashlib.sha256(content).hexdigest()[:16])

@@ -27,11 +27,7 @@ class Piece(NamedTuple):
 class Line(NamedTuple):
     """A line of either text, or one of both; or a gap, for as many equal ones as its number says.
 
-    Attributes:
-        number_a: Its number in the first text, from 1; 0 where it is not in it.
-        number_b: Likewise in the second.
-        a: Its words in the first text.
-        b: Its words in the second.
+    Each text has its line's number from 1, or 0, and its words.
     """
 
     kind: Kind

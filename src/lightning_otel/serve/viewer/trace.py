@@ -1,7 +1,6 @@
 """One trace: its tree, waterfall, chat, tools, tokens, rewards, attributes and raw spans.
 
-Which of them, the selected span and what is folded stand in the address. Rows and bodies that are
-far down are parts of their own, read when they are seen.
+Rows and bodies that are far down are parts of their own, read when they are seen.
 """
 
 import secrets
@@ -78,10 +77,7 @@ _LAST: dict[str, _Kept] = {}
 def read_cached_trace(store: Store, trace_id: str, *, is_part: bool = False) -> Trace:
     """Return a trace; the one read last, where nothing was written since.
 
-    Args:
-        store: Where it is.
-        trace_id: Its whole id.
-        is_part: Whether a page asks for a part of what it was made of: that is as it was then.
+    For a part of a page (``is_part``) it is the trace as the page had it.
 
     Raises:
         NotFoundError: There is none.
@@ -218,7 +214,6 @@ def _fold_rows(request: Request, trace: Trace, matches: Mapping[str, Sequence[st
 
 
 def _read_rows(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    """The parts of a tree or waterfall: those that are seen first, and the selected one."""
     given, matches = request.query_params, _find_matches(request, store, trace)
     shown, others = _fold_rows(request, trace, matches)
     near = {given.get("span"), given.get("near")}
@@ -264,7 +259,6 @@ def bar(since_ns: int, until_ns: int, row: Row) -> tuple[float, float]:
 
 
 def _read_chat(request: Request, store: Store, trace: Trace, first: int) -> Mapping[str, object]:
-    """Some calls in their order; by default those around the selected span."""
     query, size = request.query_params, CALLS
     until = page.integer(request, "until", 0, 0, 10**9) or None
     position = trace.find(query.get("span", ""))

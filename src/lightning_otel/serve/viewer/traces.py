@@ -30,7 +30,6 @@ async def show(request: Request) -> Response:
 
 
 def _find_address(store: Store, prefix: str) -> str | None:
-    """The address of what an id or its beginning names; None where several things are, or none."""
     try:
         noun, whole = store.find(prefix)
     except NotFoundError:

@@ -101,7 +101,6 @@ def _find_window(store: Store, asked: SelectionForm, first: int) -> dict[str, An
 
 
 def _count_reasons(report: Report, whole: str, part: int) -> Iterator[dict[str, object]]:
-    """Yield what was left out by reason, the most frequent first; of one more than a few."""
     found: dict[tuple[str, str], list[Dropped]] = {}
     for each in report.dropped:
         found.setdefault((each.noun, each.reason), []).append(each)

@@ -33,7 +33,6 @@ class Step:
     Attributes:
         label: A short name, such as ``planner #3``.
         observation: The last that the agent saw before it acted, in short.
-        action: Its action, in short.
         reward: Its credit; None without any.
         credit: The value and the rule of each reward in that.
         advantage: Its rollout against its group; None if not asked for, or none.
@@ -65,10 +64,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class CreditedReward:
-    """A reward, and the steps it was credited to by a rule, or the reason why to none.
-
-    Its name is empty for the usual one, its value as it was recorded.
-    """
+    """A reward as recorded, and the steps a rule credited it to, or why to none."""
 
     name: str
     value: Any
@@ -87,8 +83,6 @@ class Totals(NamedTuple):
 
     Attributes:
         calls: Their number; what two instrumentors recorded counts once.
-        input_tokens: Of those that say so.
-        output_tokens: Likewise.
         uncounted: Calls without a count of tokens.
         duration_s: From the first start to the last end of anything but rewards, seconds.
         model_s: Seconds of the calls, each by itself.
@@ -111,11 +105,8 @@ class Analysis:
     """Steps, rewards, totals and findings of one rollout.
 
     Attributes:
-        rollout_id: Its id.
         task: Its task as recorded; empty if it was not.
         steps: In the order of its trajectories; a step that several share stands once.
-        rewards: All that it was given.
-        totals: Calls, tokens, time and cost.
         findings: What stands out, errors first.
     """
 
@@ -138,7 +129,6 @@ class Analysis:
         }
 
     def __str__(self) -> str:
-        """Return all of it in lines of text."""
         lines = [self.headline()]
         for step in self.steps:
             reward = "" if step.reward is None else f" · reward {step.reward:g}"
@@ -174,7 +164,7 @@ def analyze_episode(
     Args:
         episode_id: The beginning of the id of a rollout, or of a trace, span or response in it;
             ``@last`` is the newest.
-        store: Where it is; by default the one that is used where none is named.
+        store: By default the one that is used where none is named.
         prices: Prices as :func:`analyze` takes them, above those of ``LIGHTNING_OTEL_PRICES`` and
             those that are known here.
         advantage: Also how much better it did than others of its task, such as ``grpo``.
@@ -215,10 +205,10 @@ def analyze(
     prices: Prices | Mapping[str, Sequence[float]] | None = None,
     advantages: Mapping[SpanKey, float | None] | None = None,
 ) -> Analysis:
-    """Analyze a rollout by its trace.
+    """Analyze a rollout by its trace, each row with its whole span.
 
     Args:
-        trace: Its rows, each with its whole span.
+        trace: Its rows.
         prices: A table of prices; or those of a million tokens in and of a million out, by name or
             glob of a model. The first that fits counts.
         advantages: By trace and span id of a step.

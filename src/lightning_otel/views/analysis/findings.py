@@ -89,7 +89,6 @@ def _find_faults(
 
 
 def _find_repeated(trace: Trace, known: "Mapping[SpanKey, Step]") -> Iterator[Finding]:
-    """Yield tools called again with the same arguments, and words said again, by one agent."""
     texts: dict[tuple[str, str, int, str], dict[str, Step]] = {}
     for path in trace.trajectories:
         for each in path.transitions:
@@ -155,7 +154,6 @@ def _group(
     reason_of: Callable[[Any], str],
     word: Callable[[str, list[Any]], str],
 ) -> Iterator[Finding]:
-    """Yield a finding for the items of each reason; those without one are left out."""
     groups: dict[str, list[Any]] = {}
     for item in items:
         if reason := reason_of(item):

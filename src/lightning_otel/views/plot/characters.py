@@ -36,13 +36,7 @@ def bar(part: float, width: int = 24) -> str:
 
 
 def chart_lines(chart: Chart, width: int = 80, *, is_ascii: bool = False) -> Iterator[str]:
-    """Draw a chart as lines of text, none longer than the width.
-
-    Args:
-        chart: The chart; without values it says so.
-        width: Cells of a line, at least 24.
-        is_ascii: Draw the curves and the frame without block characters.
-    """
+    """Draw a chart as lines of at most ``width`` cells, itself at least 24."""
     width = max(NARROWEST, width)
     return (
         one_line(line, width).rstrip() for line in _chart_lines(chart, width, is_ascii=is_ascii)
@@ -69,7 +63,6 @@ def _series_mark(rank: int) -> str:
 
 
 def _word_course(series: Series) -> str:
-    """Say from where to where the moving mean went, from the first one of enough values."""
     points = series.points
     first = next((each for each in points if each.mean_count >= series.window), points[-1])
     if len(points) == 1:

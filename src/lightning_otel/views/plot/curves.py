@@ -61,11 +61,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The points of one line, from left to right.
+    """The points of one line, at least one, from left to right.
 
     Attributes:
         name: The run or version; empty if there is one line only.
-        points: At least one.
         window: Values in a moving mean, as soon as there are so many; 1 is none.
     """
 
@@ -88,15 +87,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One metric over one axis.
-
-    Attributes:
-        metric: Its name.
-        title: The measure in words.
-        axis: The axis.
-        series: The lines; none if there was no value.
-        notes: Values that are missing, and the reason.
-    """
+    """One metric over one axis; ``notes`` tell of missing values, and the reason."""
 
     metric: str
     title: str

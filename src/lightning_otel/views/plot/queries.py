@@ -71,7 +71,7 @@ class PlotQuery:
 
     Attributes:
         metrics: Names of ``METRICS``, or of what runs logged; by default the usual ones.
-        axis: The axis; by default steps for what only runs logged, else rollouts.
+        axis: By default steps for what only runs logged, else rollouts.
         runs: Prefixes of run ids, or ``@last``; then all metrics are those of runs.
         selection: Rollouts, by time and mode.
         success: The reward from which on a rollout has succeeded.
@@ -236,10 +236,7 @@ WHERE {" AND ".join(given) or "true"}"""
 def _draw_lines(
     rows: Sequence[_Row], axis: Axis, window: int | None
 ) -> tuple[list[Series], list[str]]:
-    """Draw rollouts in their order: one line, or one a version where versions act side by side.
-
-    Where each version came after the one before, as in training, their succession is the curve.
-    """
+    """Draw rollouts in their order: one line, or one a version where versions act side by side."""
     held = [row for row in rows if row.value is not None]
     counts = Counter(row.version for row in held)  # in the order they first acted
     named = [version for version in counts if version]
@@ -283,7 +280,6 @@ def _versions_with_lines(held: Sequence[_Row], named: Sequence[str]) -> Sequence
 
 
 def _compare_versions(rows: Sequence[_Row]) -> tuple[list[Series], list[str]]:
-    """Draw a point a version, in the order they first acted, with its standard error."""
     values: dict[str, list[float]] = {}
     for row in rows:
         held = values.setdefault(row.version, [])

@@ -53,12 +53,7 @@ svg.curve .dot{stroke:none}svg.curve .mean{fill:none}svg.curve .band{stroke:none
 
 
 def svg(charts: Sequence[Chart], *, is_styled: bool = True) -> str:
-    """Draw charts one below the other.
-
-    Args:
-        charts: None is a picture that says so.
-        is_styled: Bring the colours; without, the page has them for ``svg.curve``.
-    """
+    """Draw charts one below the other; unstyled, the page colours ``svg.curve``."""
     heights = [_chart_height(chart) for chart in charts]
     height = sum(heights) or 60
     title = ", ".join(chart.title for chart in charts) or "nothing to draw"

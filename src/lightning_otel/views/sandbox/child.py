@@ -111,7 +111,7 @@ def _send_answer(out: int, store: Path, text: str, limits: Limits) -> None:
 
 
 def _layout_inside(layout: Layout) -> Layout:
-    """The store's paths as seen from its folder, so that no plan and no error tells where it is."""
+    """Return the store's paths as seen from its folder: no plan or error tells where it is."""
     inside = Layout(layout.catalogue)
     inside.live = Path("live")
     inside.data = Path("data")
@@ -122,7 +122,7 @@ def _layout_inside(layout: Layout) -> Layout:
 
 
 def _open_connection(inside: Layout, text: str, limits: Limits) -> Reader:
-    """A database with the views the statement reads, in which no setting can be changed."""
+    """Open a database with the views the statement reads, in which no setting can be changed."""
     # Before the limits, which are the statement's: the adapter is ours.
     if any(name in text.lower() for name in FACT_VIEWS):
         LocalSource(Layout(inside.catalogue)).connect(("facts",)).con.close()
@@ -145,7 +145,6 @@ def _open_connection(inside: Layout, text: str, limits: Limits) -> Reader:
 
 
 def _confine_process(limits: Limits) -> None:
-    """Let the kernel bound memory, processor time and files written."""
     cpu_s = ceil((limits.wall_s + _GRACE_S) * limits.threads)
     wanted = {
         resource.RLIMIT_CORE: 0,

@@ -1,8 +1,8 @@
 """Checks of a statement: it may use the views and functions that only compute.
 
-DuckDB's own parser gives the statement's tree, of which only known kinds of node pass. So no table
-function that reads a file, setting or catalogue is ever bound. It is the first of two walls: behind
-it, the engine's settings are locked and files other than the store's own are out of its reach.
+Only known kinds of node of DuckDB's own tree pass: no function that reads a file, setting or
+catalogue is ever bound. It is the first of two walls: the second are locked settings, and files
+other than the store's own out of reach.
 """
 
 from collections.abc import Iterator, Mapping
@@ -78,7 +78,7 @@ def _parse_tree(con: "duckdb.DuckDBPyConnection", text: str) -> Any:
 
 
 def _walk_nodes(tree: Any) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]:
-    """Every object of a tree, with the names that stand for tables there."""
+    """Yield every object of a tree, with the names that stand for tables there."""
     stack: list[tuple[Any, frozenset[str]]] = [(tree, NAMES)]
     while stack:
         node, names = stack.pop()
@@ -97,7 +97,7 @@ def _walk_nodes(tree: Any) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]
 
 
 def _function_of(node: Mapping[str, Any], names: frozenset[str]) -> set[str]:
-    """The functions a node calls by itself, once it is seen that it may stand there."""
+    """Return the functions a node calls by itself, once it is seen that it may stand there."""
     kind = node.get("type")
     if "class" in node:
         if node["class"] in ("FUNCTION", "WINDOW"):
