@@ -104,5 +104,4 @@ def test_what_was_said_goes_only_where_it_may(
 
 
 def canaries_in(text: bytes) -> set[str]:
-    """Canaries that stand in a text."""
     return {canary for canary in CANARIES if canary.encode() in text}

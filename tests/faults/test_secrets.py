@@ -206,10 +206,7 @@ def test_no_link_leads_our_writing_elsewhere(
 
 
 def test_nothing_of_ours_reads_code_from_data() -> None:
-    """No module imports pickle or its like, evaluates text, or loads with what can run code.
-
-    But one, which writes: GEPA reads its own state as a pickle, and is given it so.
-    """
+    """No module imports pickle or its like, evaluates text, or loads with what can run code."""
     found = [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path in SOURCE.rglob("*.py")

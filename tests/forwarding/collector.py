@@ -94,7 +94,6 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Its base URL."""
         return f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def counts(self) -> Counter[str]:

@@ -66,7 +66,6 @@ ASKED, ANSWERED = "which way?", '{"way": "north"}'
 
 
 def violations(span: Span) -> Iterator[str]:
-    """What of a span is not as published."""
     said = {key: value for key, value in span.attributes.items() if key.startswith("gen_ai.")}
     named = said.pop("gen_ai.operation.name", None)
     if named is not None:

@@ -203,10 +203,7 @@ def test_other_signals_are_refused_for_good(shared: Serving) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_server_counts_what_came_and_seals_its_segment(tmp_path: Path, number: int) -> None:
-    """Stored, rejected and refused are counted, said at the end, and in the store's own sum.
-
-    What is sent twice, as a sender does that did not hear the answer, is stored once.
-    """
+    """Stored, rejected and refused are counted, said at the end, and in the store's own sum."""
     request = request_of(3)
     request.resource_spans[0].scope_spans[0].spans[0].span_id = b""
     again = body_of(5)

@@ -77,11 +77,9 @@ class _Feed(SpanProcessor):
         self._writer = writer
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:
-        """Start it."""
         self._writer.started(span)
 
     def on_end(self, span: ReadableSpan) -> None:
-        """End it."""
         self._writer.ended(span, {})
 
 
@@ -127,7 +125,6 @@ class _ClickHouseDoor(BaseHTTPRequestHandler):
     turn = threading.Lock()  # the engine's settings are those of one query
 
     def do_POST(self) -> None:
-        """Answer a query."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         options = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
         status, answer = 200, b""

@@ -106,7 +106,6 @@ class _Linking(BaseHTTPRequestHandler):
     cookies: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
-        """The page."""
         self.cookies.append(self.headers.get("Cookie", ""))
         text = f'<!doctype html><a href="{escape(self.path.partition("?")[2])}">look</a>'.encode()
         self.send_response(200)

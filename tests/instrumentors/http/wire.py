@@ -13,15 +13,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer.
-
-    Attributes:
-        body: Its bytes, coded as the headers say.
-        status: Its status.
-        headers: More headers.
-        is_cut: Whether the connection ends before the body does.
-        pause_s: How long it waits between two pieces.
-    """
+    """One answer."""
 
     body: bytes
     status: int = 200
@@ -31,13 +23,7 @@ class Answer:
 
 
 class Wire:
-    """The server.
-
-    Attributes:
-        answers: What is sent next; the last one stays.
-        asked: Path, headers and JSON of each request.
-        url: Its address.
-    """
+    """The server."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
