@@ -47,7 +47,7 @@ def read_documents(
         with open_lines(path) as (read, tell):
             lines = _limit_lines(read, limit_bytes)
             numbered = enumerate(lines, 1)
-            number, first = next((each for each in numbered if not each[1].isspace()), (0, b""))
+            number, first = next((item for item in numbered if not item[1].isspace()), (0, b""))
             if not first:
                 return
             if first.startswith(_UTF_16):
@@ -60,8 +60,8 @@ def read_documents(
                 for number, row in _read_rows(chain([first], lines)):
                     yield row, number, tell()
                 return
-            rest = chain([(number, first)], numbered)
-            for number, line in rest:
+            remaining = chain([(number, first)], numbered)
+            for number, line in remaining:
                 if len(line) > (most := _longest()):
                     refuse(number, f"line is longer than {most} bytes")
                     while line and not line.endswith(b"\n"):
@@ -94,12 +94,12 @@ def _longest() -> int:
 
 def _join_lines(lines: Iterable[bytes]) -> bytes:
     """Return lines as one document, of no more than a byte too many."""
-    held = bytearray()
+    buffer = bytearray()
     for line in lines:
-        held += line
-        if len(held) > _longest():
+        buffer += line
+        if len(buffer) > _longest():
             break
-    return bytes(held[: _longest() + 1])
+    return bytes(buffer[: _longest() + 1])
 
 
 def _read_rows(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -107,8 +107,8 @@ def _read_rows(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     texts = (line.removeprefix(BOM_UTF8).decode("utf-8", "replace") for line in lines)
     rows = csv.DictReader(texts)
     for row in rows:
-        known = {name: value or None for name, value in row.items() if isinstance(name, str)}
-        yield rows.line_num, json_text(known).encode()
+        values = {name: value or None for name, value in row.items() if isinstance(name, str)}
+        yield rows.line_num, json_text(values).encode()
 
 
 def _limit_lines(lines: Iterable[bytes], limit_bytes: int) -> Iterator[bytes]:

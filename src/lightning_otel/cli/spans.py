@@ -233,18 +233,18 @@ class Chat:
         (span,) = readers.read([span])
         kind = kind_of(span)
         self.counts[kind] += 1
-        found = self._describe_span(span, kind)
+        lines = self._describe_span(span, kind)
         if span.status == "ERROR":
             self.counts["error"] += 1
             text = " ".join(
-                printable(each)
-                for each in (span.attributes.get(c.ERROR_TYPE), span.status_message)
-                if each
+                printable(text)
+                for text in (span.attributes.get(c.ERROR_TYPE), span.status_message)
+                if text
             )
-            found.append([(f"✗ {printable(span.name)}: {text}", "bold red")])
+            lines.append([(f"✗ {printable(span.name)}: {text}", "bold red")])
         ended = datetime.fromtimestamp((span.end_ns or span.start_ns) / 1e9)
         head = (f"{ended:%H:%M:%S} ", "dim")
-        return [[(_CONTINUED, "") if at else head, *line] for at, line in enumerate(found)]
+        return [[(_CONTINUED, "") if at else head, *line] for at, line in enumerate(lines)]
 
     def _describe_span(self, span: Span, kind: Kind) -> list[Line]:
         if kind == "call":
@@ -312,11 +312,11 @@ class Chat:
         ]
 
     def _describe_reward(self, span: Span) -> Line:
-        found = read_reward(span)
-        if found is None or isinstance(found, str):
-            return [(f"★ {found or 'a reward'}", "yellow")]
-        told = printable(reward_words(span))
-        return [(f"★ reward {told}", "green"), (f"  {printable(span.rollout_id)}", "dim")]
+        reward = read_reward(span)
+        if reward is None or isinstance(reward, str):
+            return [(f"★ {reward or 'a reward'}", "yellow")]
+        words = printable(reward_words(span))
+        return [(f"★ reward {words}", "green"), (f"  {printable(span.rollout_id)}", "dim")]
 
     def _is_new(self, trace_id: str, call_id: str) -> bool:
         """Return whether a tool's answer is new: its own span and the next call both have it."""

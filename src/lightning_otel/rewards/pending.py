@@ -75,13 +75,13 @@ class Pending:
         if not feedback.feedback_id:
             raise ConfigError("feedback without an id cannot wait; give feedback_id")
         with self._state.read() as connection:
-            held = _find_held(connection, feedback)
-        if isinstance(held, Conflict):
-            return held
+            duplicate = _find_held(connection, feedback)
+        if isinstance(duplicate, Conflict):
+            return duplicate
         (answer,) = give(store, [feedback], keep, known)
         if answer is None:
             return self._put_feedback(feedback)
-        if held:
+        if duplicate:
             self._delete_feedback([feedback.feedback_id])
         return answer
 
@@ -117,13 +117,13 @@ class Pending:
     def _put_feedback(self, feedback: Feedback) -> Conflict | None:
         with self._state.change() as connection:
             take_lock(connection, _LOCK)
-            held = _find_held(connection, feedback)
-            if held:
-                return held if isinstance(held, Conflict) else None
+            duplicate = _find_held(connection, feedback)
+            if duplicate:
+                return duplicate if isinstance(duplicate, Conflict) else None
             oldest_ns = time.time_ns() - LONGEST_NS
             connection.execute(sa.delete(FEEDBACK).where(FEEDBACK.c.given_ns < oldest_ns))
             _check_room(connection, feedback)
-            values = {each.name: getattr(feedback, each.name) for each in FEEDBACK.c}
+            values = {column.name: getattr(feedback, column.name) for column in FEEDBACK.c}
             values["attributes"] = json.dumps(dict(feedback.attributes))
             connection.execute(sa.insert(FEEDBACK).values(**values))
         return None
@@ -170,8 +170,8 @@ def _find_held(connection: "sa.Connection", feedback: Feedback) -> Conflict | bo
 
 
 def _content_of(feedback: Feedback) -> tuple[object, ...]:
-    said = {key: value for key, value in feedback.attributes.items() if key != c.RECEIVED}
-    return feedback.noun, feedback.target, feedback.value, said
+    attributes = {key: value for key, value in feedback.attributes.items() if key != c.RECEIVED}
+    return feedback.noun, feedback.target, feedback.value, attributes
 
 
 def _check_room(connection: "sa.Connection", feedback: Feedback) -> None:

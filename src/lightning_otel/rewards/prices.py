@@ -101,13 +101,13 @@ def read_prices() -> Prices:
     Raises:
         ConfigError: The user's file cannot be read, or a row of it is not a price.
     """
-    own = config.PRICES.read()
-    paths = [Path(own), _PRICES] if own else [_PRICES]
+    custom = config.PRICES.read()
+    paths = [Path(custom), _PRICES] if custom else [_PRICES]
     try:
         return _read_tables(tuple((path, path.stat().st_mtime_ns) for path in paths))
     except (OSError, KeyError, TypeError, ValueError, ConfigError) as exc:
         raise ConfigError(
-            f"{config.PRICES.name}={own} is not a table of prices ({exc}); give a CSV file with "
+            f"{config.PRICES.name}={custom} is not a table of prices ({exc}); give a CSV file with "
             "the columns model, input and output, per million tokens; cached, written and above "
             "are optional"
         ) from exc

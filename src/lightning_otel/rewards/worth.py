@@ -51,8 +51,8 @@ class Worth:
             ConfigError: A model has no price, or did not say how many tokens it took.
         """
         steps = distinct_steps(trajectories)
-        wanted = [name for name in self._named_parts() if name not in rewards]
-        measured = {name: self._measure_part(name, steps) for name in wanted if name in _MEASURED}
+        missing = [name for name in self._named_parts() if name not in rewards]
+        measured = {name: self._measure_part(name, steps) for name in missing if name in _MEASURED}
         value = self.composition({**rewards, **measured})
         return None if value is None else {self.name: value, **measured}
 
@@ -82,13 +82,15 @@ _MEASURED: Final = (COST, SECONDS, TOKENS)
 
 
 def _count_tokens(step: Transition) -> tuple[int, int]:
-    given = step.input_tokens if step.input_tokens is not None else len(step.prompt_ids) or None
+    prompt_count = (
+        step.input_tokens if step.input_tokens is not None else len(step.prompt_ids) or None
+    )
     answered = (
         step.output_tokens if step.output_tokens is not None else len(step.response_ids) or None
     )
-    if given is None or answered is None:
+    if prompt_count is None or answered is None:
         raise ConfigError(
             f"step {step.step} does not say how many tokens the model {step.model!r} took; leave "
             f"{COST} and {TOKENS} out"
         )
-    return given, answered
+    return prompt_count, answered

@@ -83,22 +83,22 @@ class Access:
         """The key that reads everything; empty if there is none."""
         return self.token or self.key
 
-    def opens(self, given: str) -> bool:
+    def opens(self, token: str) -> bool:
         """Compare a key with the right one in constant time."""
         key = self.reading_key.encode()
-        return bool(key) and secrets.compare_digest(given.encode("utf-8", "replace"), key)
+        return bool(key) and secrets.compare_digest(token.encode("utf-8", "replace"), key)
 
     def admits(self, request: Request) -> bool:
         """Return whether a request carries the key."""
-        given = request.query_params.get(_KEY, "") if request.method == "GET" else ""
-        return self.opens(_bearer_token(request)) or self.opens(given)
+        key = request.query_params.get(_KEY, "") if request.method == "GET" else ""
+        return self.opens(_bearer_token(request)) or self.opens(key)
 
     def knows(self, host: str) -> bool:
         """Return whether a Host header, or an Origin's authority, names this server."""
-        found = _HOST.fullmatch(host)
-        if found is None:
+        match = _HOST.fullmatch(host)
+        if match is None:
             return False
-        name = found[1].lower()
+        name = match[1].lower()
         return name in self.hosts or (self.is_open and _is_address(name))
 
 
@@ -184,13 +184,13 @@ class Guard:
         From another site it leads on by a page: after a redirect it would still be that site that
         asks.
         """
-        given = request.query_params.get(_KEY, "")
-        is_right = self._access.opens(given)  # what is open to everybody came here without the key
+        key = request.query_params.get(_KEY, "")
+        is_right = self._access.opens(key)  # what is open to everybody came here without the key
         before = self._session.prefix if is_right else prefix_of(request.scope)
         address = before + _address_without_key(request)
         if _is_link(request):
             answer: Response = HTMLResponse(render_link_page(address), headers=_ALONE)
-        elif request.method == "GET" and given:
+        elif request.method == "GET" and key:
             answer = RedirectResponse(address, 303)
         elif not request.scope["raw_path"]:  # the session's prefix without its slash
             answer = RedirectResponse(address, 308)
@@ -224,16 +224,16 @@ class Guard:
 
     def _check_content_type(self, request: Request) -> None:
         """Refuse what a page elsewhere can send without asking, but for forms of our own."""
-        given = base_type(request.headers.get("content-type"))
-        if given in CONTENT_TYPES or is_call(request):
+        kind = base_type(request.headers.get("content-type"))
+        if kind in CONTENT_TYPES or is_call(request):
             return
         # A page elsewhere cannot send a header of its own without asking, either.
         is_program = _bearer_token(request) or (
             self._access.is_keyless and "origin" not in request.headers and _is_local(request)
         )
-        if not given and is_program and _has_no_body(request):
+        if not kind and is_program and _has_no_body(request):
             return
-        if given != FORM or request.method != "POST" or request.url.path.startswith(_API):
+        if kind != FORM or request.method != "POST" or request.url.path.startswith(_API):
             raise RefusalError(415, f"send {' or '.join(CONTENT_TYPES)}")
         origin, site = (request.headers.get(name) for name in ("origin", "sec-fetch-site"))
         # Another port of this machine is another user's, maybe: the names alone do not tell.
@@ -278,10 +278,10 @@ def _is_loopback(name: str) -> bool:
 
 def _address_without_key(request: Request) -> str:
     query = request.scope["query_string"].decode("latin-1")
-    rest = [item for item in parse_qsl(query, keep_blank_values=True) if item[0] != _KEY]
+    parameters = [item for item in parse_qsl(query, keep_blank_values=True) if item[0] != _KEY]
     # Two slashes at its beginning would name another server.
     path = "/" + request.scope["raw_path"].decode("latin-1").lstrip("/")
-    return f"{path}?{urlencode(rest)}" if rest else path
+    return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
 def _bearer_token(request: Request) -> str:

@@ -28,7 +28,7 @@ def trim_heap() -> None:
 @cache
 def _load_glibc() -> ctypes.CDLL | None:
     try:
-        found = ctypes.CDLL("libc.so.6")
+        libc = ctypes.CDLL("libc.so.6")
     except OSError:
         return None
-    return found if hasattr(found, "mallopt") and hasattr(found, "malloc_trim") else None
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None

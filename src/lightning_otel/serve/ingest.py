@@ -115,18 +115,18 @@ class Ingester:
     ) -> Mapping[str, int]:
         if is_compressed:
             body = inflated(body, DEFAULT_LIMITS)
-        found = decode(body, came, DEFAULT_LIMITS)  # what is no request is refused here
+        spans_read = decode(body, came, DEFAULT_LIMITS)  # what is no request is refused here
         rejected: Counter[str] = Counter()
         count = 0
 
         def fit_spans() -> Iterator[Span]:
             nonlocal count
-            for each in found:
-                if isinstance(each, Rejected):
-                    rejected[each.reason] += 1
+            for span in spans_read:
+                if isinstance(span, Rejected):
+                    rejected[span.reason] += 1
                 else:
                     count += 1
-                    yield each
+                    yield span
 
         self._keep_spans(fit_spans())
         if rejected:  # not before: where the disk refused the others, all of them come again

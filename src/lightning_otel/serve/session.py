@@ -42,9 +42,9 @@ class Session:
 
     def knows(self, request: Request) -> bool:
         """Return whether the browser has the session's cookie."""
-        given = request.cookies.get(_COOKIE, "").encode("utf-8", "replace")
+        cookie = request.cookies.get(_COOKIE, "").encode("utf-8", "replace")
         return bool(prefix_of(request.scope)) and secrets.compare_digest(
-            given, self._cookie.encode()
+            cookie, self._cookie.encode()
         )
 
     def admit(self, answer: Response) -> None:
@@ -55,8 +55,8 @@ class Session:
 
 def prefix_of(scope: Scope) -> str:
     """The path below which a request's browser finds all; empty without such a browser."""
-    found: str = scope.get(_PREFIX, "")
-    return found
+    prefix: str = scope.get(_PREFIX, "")
+    return prefix
 
 
 def placed(scope: Scope, markup: str) -> str:

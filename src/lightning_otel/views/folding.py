@@ -109,12 +109,12 @@ def fold(
             is_hidden[position] = True
         elif is_other[position] and parent != NO_PARENT:
             folded[parent] += row.size + 1
-    shown = [
+    lines = [
         Shown(row, folded[at], is_closed=row.span.span_id in shut and row.size > 0)
         for at, row in enumerate(rows)
         if not is_hidden[at]
     ]
-    return Folded(shown, count)
+    return Folded(lines, count)
 
 
 def _keep_above(rows: Sequence[Row], is_left_out: list[bool]) -> list[bool]:

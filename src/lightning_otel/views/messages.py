@@ -109,9 +109,9 @@ ALL: Final = Limits()
 def new_input(span: Span) -> list[Message]:
     """Return a call's new input: the messages after its own last answer, without instructions."""
     messages = parse_messages(span.attributes.get(c.INPUT_MESSAGES)) or ()
-    answers = [at for at, each in enumerate(messages) if each.get("role") == "assistant"]
+    answers = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
     new = messages[max(answers, default=-1) + 1 :]
-    return [each for each in new if each.get("role") != "system"]
+    return [message for message in new if message.get("role") != "system"]
 
 
 def first_answer(span: Span) -> list[Message]:
@@ -151,12 +151,12 @@ def show_thread(
 
     ``labels`` names steps by span id; the first may go on from the step ``before``.
     """
-    shown: list[ShownMessage] = []
+    messages: list[ShownMessage] = []
     for step in path.transitions:
-        shown += _input_messages(step, before, limits)
+        messages += _input_messages(step, before, limits)
         for answer in show_messages(step.action, step.span_id, "output", 0, limits.characters):
             is_first, note = answer.place == 0, f"choice {answer.place + 1} of "
-            shown.append(
+            messages.append(
                 answer._replace(
                     label=labels[step.span_id],
                     reward=step.reward if is_first else None,
@@ -164,26 +164,28 @@ def show_thread(
                 )
             )
         before = step
-    return Thread(path.agent, path.branch, path.cause, shown)
+    return Thread(path.agent, path.branch, path.cause, messages)
 
 
 def _input_messages(
     step: Transition, before: Transition | None, limits: Limits
 ) -> Iterator[ShownMessage]:
-    held: Sequence[Message] = () if before is None else before.observation
-    given, answers = step.observation, () if before is None else before.action
-    pairs = enumerate(zip(held, given, strict=False))
-    same = next((at for at, two in pairs if not is_same(*two)), min(len(held), len(given)))
+    history: Sequence[Message] = () if before is None else before.observation
+    prompt, answers = step.observation, () if before is None else before.action
+    pairs = enumerate(zip(history, prompt, strict=False))
+    same = next((at for at, two in pairs if not is_same(*two)), min(len(history), len(prompt)))
     note = ""
-    if same < len(held):
-        kept = f"{count_noun(same, 'message')} kept" if same else "no message kept"
-        note = f"history changed: {kept}, {len(given) - same:,} new"
-    elif same < len(given) and any(is_same(answer, given[same]) for answer in answers):
+    if same < len(history):
+        overlap = f"{count_noun(same, 'message')} kept" if same else "no message kept"
+        note = f"history changed: {overlap}, {len(prompt) - same:,} new"
+    elif same < len(prompt) and any(is_same(answer, prompt[same]) for answer in answers):
         same += 1
-    given = given[: limits.until]
-    first = max(same, len(given) - limits.messages)
-    for each in show_messages(given, step.span_id, "input", first, limits.characters):
-        yield each._replace(note=note, hidden=first - same) if each.place == first else each
+    prompt = prompt[: limits.until]
+    first = max(same, len(prompt) - limits.messages)
+    for message in show_messages(prompt, step.span_id, "input", first, limits.characters):
+        yield (
+            message._replace(note=note, hidden=first - same) if message.place == first else message
+        )
 
 
 def read_text(message: Message, index: int) -> str | tuple[str, bytes]:
@@ -218,9 +220,9 @@ def value_text(value: object) -> str:
 
 
 def _message_parts(message: Message) -> Iterable[object]:
-    found = message.get("parts")
-    if isinstance(found, (list, tuple)):
-        return found
+    content = message.get("parts")
+    if isinstance(content, (list, tuple)):
+        return content
     parts: Iterable[object] = read_message(message)["parts"]
     return parts
 
@@ -238,8 +240,11 @@ def _read_part(part: object) -> tuple[str, str, str]:
     if kind == "tool_call_response":
         return "tool_result", "tool answered", value_text(part.get("response"))
     if kind in ("blob", "uri", "file"):
-        begun, content = _IMAGES.get(to_text(part.get("mime_type"))), to_text(part.get("content"))
-        is_begun = kind == "blob" and begun is not None and content.startswith(begun)
+        image_kind, content = (
+            _IMAGES.get(to_text(part.get("mime_type"))),
+            to_text(part.get("content")),
+        )
+        is_begun = kind == "blob" and image_kind is not None and content.startswith(image_kind)
         return "image" if is_begun and len(content) <= _LARGEST else "media", *_word_medium(part)
     return "other", to_text(kind), _laid_out(part)
 

@@ -19,14 +19,14 @@ Mark = tuple[object, ...]
 
 def read_fingerprint(layout: Layout) -> Mark:
     """Return a value that changes whenever the store is written: sizes and times of change."""
-    found: list[object] = []
+    fingerprint: list[object] = []
     for path in (layout.manifest_path, *layout.segments()):
         try:
             status = path.stat()
         except FileNotFoundError:  # settled meanwhile
             continue
-        found.append((path.name, status.st_size, status.st_mtime_ns))
-    return tuple(found)
+        fingerprint.append((path.name, status.st_size, status.st_mtime_ns))
+    return tuple(fingerprint)
 
 
 class CachedRead(Generic[T]):

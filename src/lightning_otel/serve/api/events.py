@@ -72,8 +72,8 @@ class EventBroker:
         except BaseException:
             self._leave()
             raise
-        epoch, _, given = last_event_id.partition("-")
-        number = int(given) + 1 if given.isascii() and given.isdecimal() else 0
+        epoch, _, sequence = last_event_id.partition("-")
+        number = int(sequence) + 1 if sequence.isascii() and sequence.isdecimal() else 0
         is_held = epoch == self._epoch and self._next - len(self._ring) <= number <= self._next
         greeting = "ready" if is_held or not last_event_id else "reset"
         parts = self._send_events(number if is_held else self._next, greeting)
@@ -112,9 +112,9 @@ class EventBroker:
     async def _start_task(self) -> None:
         self._epoch = secrets.token_hex(4)
         self._ring.clear()
-        follower, known = await asyncio.to_thread(self._open_sources)
+        follower, runs = await asyncio.to_thread(self._open_sources)
         if self._task is None or self._task.done():  # another listener may have come first
-            self._task = asyncio.create_task(self._make_events(follower, known))
+            self._task = asyncio.create_task(self._make_events(follower, runs))
 
     def _open_sources(self) -> tuple[Follower | None, dict[str, "TrainingRun"]]:
         layout = self._store.layout
@@ -123,9 +123,7 @@ class EventBroker:
             follower.skip()
         return follower, self._read_runs()
 
-    async def _make_events(
-        self, follower: Follower | None, known: dict[str, "TrainingRun"]
-    ) -> None:
+    async def _make_events(self, follower: Follower | None, runs: dict[str, "TrainingRun"]) -> None:
         left_s, runs_s = time.monotonic(), 0.0
         while not self._is_closed:
             now_s = time.monotonic()
@@ -136,39 +134,39 @@ class EventBroker:
             has_runs = now_s - runs_s >= RUNS_S
             runs_s = now_s if has_runs else runs_s
             try:
-                made = await asyncio.to_thread(
-                    self._find_events, follower, known, has_runs=has_runs
+                events = await asyncio.to_thread(
+                    self._find_events, follower, runs, has_runs=has_runs
                 )
             except (LightningOtelError, OSError) as exc:
                 log.warning("%s could not be looked at: %s", self._store.name, exc)
-                made = [("reset", {})]
-            self._put_events(made)
+                events = [("reset", {})]
+            self._put_events(events)
             await asyncio.sleep(LOOK_S)
 
     def _find_events(
-        self, follower: Follower | None, known: "dict[str, TrainingRun]", *, has_runs: bool
+        self, follower: Follower | None, runs: "dict[str, TrainingRun]", *, has_runs: bool
     ) -> list[tuple[str, Mapping[str, Any]]]:
-        found: list[tuple[str, Mapping[str, Any]]] = []
+        events: list[tuple[str, Mapping[str, Any]]] = []
         if follower is not None:
-            found += _events_of([build_record(span) for span in follower.batch()])
+            events += _events_of([build_record(span) for span in follower.batch()])
         for run_id, run in self._read_runs().items() if has_runs else ():
-            before = known.get(run_id)
+            before = runs.get(run_id)
             if before is None or (before.status, before.step) != (run.status, run.step):
                 names = ("run_id", "algorithm", "status", "step", "reason")
-                found.append(("run", {name: getattr(run, name) for name in names}))
-            known[run_id] = run
-        return found
+                events.append(("run", {name: getattr(run, name) for name in names}))
+            runs[run_id] = run
+        return events
 
     def _read_runs(self) -> "dict[str, TrainingRun]":
         if not self._repositories.is_made:
             return {}
         return {run.run_id: run for run in self._repositories.runs.all()}
 
-    def _put_events(self, made: list[tuple[str, Mapping[str, Any]]]) -> None:
-        for kind, data in made:
+    def _put_events(self, events: list[tuple[str, Mapping[str, Any]]]) -> None:
+        for kind, data in events:
             self._ring.append(self._write_event(self._next, kind, data))
             self._next += 1
-        if made:
+        if events:
             self._wake_listeners()
 
     def _wake_listeners(self) -> None:
@@ -184,8 +182,8 @@ def _events_of(records: list[Record]) -> Iterator[tuple[str, Mapping[str, Any]]]
         ids = {"rollout_id": record.get("rollout_id") or trace_id, "trace_id": trace_id}
         if record.get("reward") is not None:
             name = record["attributes"].get(c.REWARD_NAME, c.PRIMARY_REWARD)
-            told = {"span_id": record["span_id"], "name": name, "value": record["reward"]}
-            yield "reward", {**ids, **told}
+            reward = {"span_id": record["span_id"], "name": name, "value": record["reward"]}
+            yield "reward", {**ids, **reward}
             if record.get("name") == c.SPAN_ANNOTATION and not record.get("parent_span_id"):
                 continue  # a reward given later stands in a trace of its own, which is none
         if record.get("name") == c.SPAN_ROLLOUT:

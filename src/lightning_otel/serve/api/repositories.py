@@ -37,14 +37,14 @@ class Repositories:
         if name == "state":
             from lightning_otel.state import State
 
-            found: object = State.beside(self._store)
+            repository: object = State.beside(self._store)
         elif name in _KINDS:
             module, kind = _KINDS[name]
-            found = getattr(import_module(module), kind)(self.state)
+            repository = getattr(import_module(module), kind)(self.state)
         else:
             raise AttributeError(name)
-        setattr(self, name, found)
-        return found
+        setattr(self, name, repository)
+        return repository
 
     def deliver_feedback(self, keep: "Keep") -> None:
         """Give feedback that waits to what it judges, unless nothing was written since the last."""
@@ -53,10 +53,10 @@ class Repositories:
             return
         with self._lock:
             # Taken before it is looked for: what comes meanwhile is looked at the next time.
-            found = read_fingerprint(layout)
-            if found != self._mark:
+            fingerprint = read_fingerprint(layout)
+            if fingerprint != self._mark:
                 self.pending.settle(self._store, keep)
-                self._mark = found
+                self._mark = fingerprint
 
     @property
     def is_made(self) -> bool:

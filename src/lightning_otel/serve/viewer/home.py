@@ -97,10 +97,10 @@ def _summarize(store: Store, *, period: str) -> Mapping[str, object]:
 def _draw_curve(store: Store, *, by: str, metric: str) -> Mapping[str, object]:
     # What training runs logged has names of its own.
     query = PlotQuery(() if by == _LOGGED else (metric,), axis=by)  # type: ignore[arg-type]  # one of _AXES
-    found = read_charts(store, query)
+    charts = read_charts(store, query)
     # What plot draws is escaped by it, and holds no script, link or style.
-    drawn = Markup(svg(found, is_styled=False))
-    return {**_name_curve(by, metric), "drawn": drawn, "has_values": any(c.series for c in found)}
+    drawn = Markup(svg(charts, is_styled=False))
+    return {**_name_curve(by, metric), "drawn": drawn, "has_values": any(c.series for c in charts)}
 
 
 def _name_curve(by: str, metric: str) -> Mapping[str, object]:

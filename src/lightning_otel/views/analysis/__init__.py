@@ -125,7 +125,7 @@ class Analysis:
             **self.totals._asdict(),
             "steps": list(map(asdict, self.steps)),
             "rewards": list(map(asdict, self.rewards)),
-            "findings": [each._asdict() for each in self.findings],
+            "findings": [finding._asdict() for finding in self.findings],
         }
 
     def __str__(self) -> str:
@@ -133,10 +133,10 @@ class Analysis:
         for step in self.steps:
             reward = "" if step.reward is None else f" · reward {step.reward:g}"
             advantage = "" if step.advantage is None else f" · advantage {step.advantage:.3g}"
-            said = f"{step.observation} → {step.action}"
-            lines.append(f"{one_line(step.label, 60)} {said}{reward}{advantage}")
-        lines += [f"reward {one_line(given, _SHORT)}" for given in self.rewards]
-        return "\n".join([*lines, *(f"! {each.text}" for each in self.findings)])
+            line = f"{step.observation} → {step.action}"
+            lines.append(f"{one_line(step.label, 60)} {line}{reward}{advantage}")
+        lines += [f"reward {one_line(reward, _SHORT)}" for reward in self.rewards]
+        return "\n".join([*lines, *(f"! {finding.text}" for finding in self.findings)])
 
     def headline(self) -> str:
         """Return its name and totals in one line."""
@@ -187,13 +187,13 @@ def analyze_episode(
     if advantage is None:
         return analyze(trace, prices=table)
     steps = opened.transitions(rollout_id=rollout_id, advantage=advantage, bodies=False)
-    advantages = {(each.trace_id, each.span_id): each.advantage for each in steps}
+    advantages = {(step.trace_id, step.span_id): step.advantage for step in steps}
     result = analyze(trace, prices=table, advantages=advantages)
-    own = {(span.trace_id, span.span_id) for span in spans}
+    keys = {(span.trace_id, span.span_id) for span in spans}
     lacking = dict.fromkeys(
-        each.reason
-        for each in steps.report().dropped
-        if each.noun == "advantage" and (each.trace_id, each.span_id) in own
+        drop.reason
+        for drop in steps.report().dropped
+        if drop.noun == "advantage" and (drop.trace_id, drop.span_id) in keys
     )
     more = (Finding("no_advantage", reason) for reason in lacking)
     return replace(result, findings=(*result.findings, *more))
@@ -236,18 +236,18 @@ def analyze(
             )
     steps: dict[SpanKey, Step] = {}
     for path in trace.trajectories:
-        for each in path.transitions:
-            span = (each.trace_id, each.span_id)
+        for transition in path.transitions:
+            span = (transition.trace_id, transition.span_id)
             if span in places and span not in steps:
                 at = places[span]
                 steps[span] = _make_step(
-                    trace.rows[at], each, priced, label=trace.rows[at].label,
+                    trace.rows[at], transition, priced, label=trace.rows[at].label,
                     credit=tuple(credit.get(at, ())), advantage=(advantages or {}).get(span),
                 )  # fmt: skip
     totals = _sum_calls(trace, priced)
     rollout_id = trace.rows[0].span.rollout_id if trace.rows else ""
     tasks = (row.span.attributes.get(c.TASK) for row in trace.rows)
-    task = one_line(str(next((each for each in tasks if each is not None), "")), 200)
+    task = one_line(str(next((candidate for candidate in tasks if candidate is not None), "")), 200)
     findings = tuple(list_findings(trace, steps, rewards, totals))
     return Analysis(rollout_id, task, tuple(steps.values()), tuple(rewards), totals, findings)
 
@@ -268,17 +268,17 @@ def _check_prices(prices: Prices | Mapping[str, Sequence[float]] | None) -> Pric
     return Prices(rows)
 
 
-def _make_step(row: Row, each: Transition, prices: Prices, **more: Any) -> Step:
+def _make_step(row: Row, transition: Transition, prices: Prices, **more: Any) -> Step:
     tokens = _count_tokens(row)
     return Step(
         branch=row.branch,
-        observation=one_line(plain_text(each.observation[-1:]), _SHORT),
-        action=one_line(plain_text(each.action[:1]), _SHORT),
+        observation=one_line(plain_text(transition.observation[-1:]), _SHORT),
+        action=one_line(plain_text(transition.action[:1]), _SHORT),
         input_tokens=tokens[0],
         output_tokens=tokens[1],
         duration_s=_duration_s(row) if row.kind == "call" else None,
         cost=find_cost(row, prices),
-        **{name: getattr(each, name) for name in _COPIED},
+        **{name: getattr(transition, name) for name in _COPIED},
         **more,
     )
 
@@ -297,7 +297,7 @@ def _sum_calls(trace: Trace, prices: Prices) -> Totals:
         uncounted=tokens.count((None, None)),
         duration_s=(max(ends, default=0) - started) / 1e9,
         model_s=sum(_duration_s(row) or 0.0 for row in calls),
-        cost=sum(known) if (known := [cost for cost in costs if cost is not None]) else None,
+        cost=sum(priced) if (priced := [cost for cost in costs if cost is not None]) else None,
         unpriced=costs.count(None) if prices.rows else 0,
     )
 
@@ -312,8 +312,8 @@ def _count_tokens(row: Row) -> tuple[int | None, int | None]:
     step, get = row.step, row.span.attributes.get
     ids = (step.prompt_ids, step.response_ids) if step is not None else ((), ())
     tokens_in, tokens_out = (
-        count if isinstance(count, int) and not isinstance(count, bool) else len(known) or None
-        for count, known in zip((get(c.INPUT_TOKENS), get(c.OUTPUT_TOKENS)), ids, strict=True)
+        count if isinstance(count, int) and not isinstance(count, bool) else len(token_ids) or None
+        for count, token_ids in zip((get(c.INPUT_TOKENS), get(c.OUTPUT_TOKENS)), ids, strict=True)
     )
     return tokens_in, tokens_out
 

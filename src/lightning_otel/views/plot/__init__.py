@@ -57,8 +57,8 @@ class Curves(tuple[Chart, ...]):
         from lightning_otel.store.files import private_file
 
         picture = check_picture(path)(self)
-        with private_file(path) as made:
-            made.write_bytes(picture if isinstance(picture, bytes) else picture.encode())
+        with private_file(path) as temporary:
+            temporary.write_bytes(picture if isinstance(picture, bytes) else picture.encode())
 
 
 def check_picture(path: "str | os.PathLike[str]") -> Any:

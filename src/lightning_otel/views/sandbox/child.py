@@ -138,15 +138,15 @@ def _open_connection(inside: Layout, text: str, limits: Limits) -> Reader:
     def define(con: "duckdb.DuckDBPyConnection", snapshot: Snapshot) -> None:
         define_views(con, snapshot, names)
 
-    found = Reader(con, inside, define)
+    reader = Reader(con, inside, define)
     for name, value in _LOCKS.items():
         con.execute(f"SET {name} = {value}")
-    return found
+    return reader
 
 
 def _confine_process(limits: Limits) -> None:
     cpu_s = ceil((limits.wall_s + _GRACE_S) * limits.threads)
-    wanted = {
+    limits_by = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_CPU: cpu_s,
@@ -156,8 +156,8 @@ def _confine_process(limits: Limits) -> None:
         # Each thread reserves 64 MiB of addresses for its allocator, whether it needs them or not.
         reserved = (limits.threads + 2) << 26
         size = pages * resource.getpagesize() + reserved + limits.memory_bytes
-        wanted[resource.RLIMIT_AS] = size
-    for kind, value in wanted.items():
+        limits_by[resource.RLIMIT_AS] = size
+    for kind, value in limits_by.items():
         _, hard = resource.getrlimit(kind)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of addresses
@@ -195,6 +195,6 @@ def _send_message(out: int, message: Mapping[str, Any]) -> None:
 
 
 def _write_text(out: int, text: str) -> None:
-    left = memoryview(text.encode("utf-8", "replace"))
-    while left:
-        left = left[os.write(out, left) :]
+    view = memoryview(text.encode("utf-8", "replace"))
+    while view:
+        view = view[os.write(out, view) :]
