@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
+
+from tests.listening import Handler, listen
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,12 @@ class Wire:
             at += size
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     wire: ClassVar[Wire]
 
     def do_POST(self) -> None:
-        """Answer."""
-        body = self.rfile.read(int(self.headers["content-length"]))
+        body = self.read_body()
         headers = {name.lower(): text for name, text in self.headers.items()}
         self.wire.asked.append((self.path, headers, json.loads(body or b"null")))
         answer = self.wire.take()
@@ -70,25 +70,13 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(b"0\r\n\r\n")
 
-    def log_message(self, *args: Any) -> None:
-        """Say nothing."""
-
 
 @contextmanager
 def serve() -> Iterator[Wire]:
     """Run one."""
     wire = Wire()
-    handler = type("Handler", (_Handler,), {"wire": wire})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    wire.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with listen(_Handler, wire=wire) as wire.url:
         yield wire
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def write_events(events: Iterator[dict[str, Any]], *, is_named: bool = False) -> bytes:
