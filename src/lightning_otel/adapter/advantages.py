@@ -148,8 +148,7 @@ class Outcome(NamedTuple):
     Attributes:
         group_id: Its group; empty if nothing says so.
         rewards: Its rewards by name, each counted once, where one number is composed of them.
-        value: Its reward; None where it has none, or a part of it is missing.
-        reason: Why it has none.
+        value: Its reward; None, for a ``reason``, where it has none, or a part of it is missing.
         has_steps: Whether it made a step; without one it is judged, and never compared.
     """
 
@@ -280,19 +279,13 @@ def standardise(values: Sequence[float]) -> list[float]:
 
 
 def centre(values: Sequence[float]) -> list[float]:
-    """Return each number less their mean.
-
-    Source: Liu et al., Understanding R1-Zero-Like Training (Dr. GRPO), arXiv 2503.20783, section 3.
-    """
+    """Return each number less their mean. Source: Dr. GRPO, arXiv 2503.20783, section 3."""
     mean = math.fsum(values) / len(values)
     return [value - mean for value in values]
 
 
 def leave_one_out(values: Sequence[float]) -> list[float]:
-    """Return each number less the mean of the others.
-
-    Source: Ahmadian et al., Back to Basics (RLOO), arXiv 2402.14740, section 3.
-    """
+    """Return each number less the others' mean. Source: RLOO, arXiv 2402.14740, section 3."""
     count = len(values)
     return [value * count / (count - 1) for value in centre(values)]
 

@@ -58,11 +58,7 @@ def is_tracked(agent: str, patterns: object) -> bool:
 
 
 def check_patterns(given: str | Iterable[str], option: str = "track_only") -> list[str]:
-    """The patterns of an option such as ``track_only``, in order.
-
-    Raises:
-        ConfigError: One of them is no text, or no valid regular expression.
-    """
+    """Return an option's patterns, in order; ConfigError if one is no valid text."""
     patterns = [given] if isinstance(given, str) else list(given)
     for pattern in patterns:
         _check_pattern(pattern, option)
@@ -83,13 +79,7 @@ def _check_pattern(pattern: object, option: str) -> None:
 
 
 def resources_text(given: object, outer: object = None) -> str:
-    """Return the resources as the text that is stamped on spans.
-
-    What is named goes before what was stamped ``outer``.
-
-    Raises:
-        ConfigError: A pattern is none, or a version is nothing JSON knows.
-    """
+    """Return the resources as stamped on spans, before those of ``outer``; ConfigError if unfit."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"resources is {given!r}; write {{agent: {{resource: version}}}}")
     found: dict[str, dict[str, object]] = {}

@@ -32,12 +32,10 @@ class AttemptKey(NamedTuple):
 
 
 class Attempts(NamedTuple):
-    """Spans sorted into attempts.
+    """Spans sorted into attempts, each span once, attempts in order of their start.
 
-    Attributes:
-        members: The spans of each attempt, each span once, attempts in order of their start.
-        repeated: The other spans that have the ids of one that counts, by the latter's attempt.
-        waiting: Rewards alone, whose rollout, span or response is not among the spans yet.
+    ``repeated`` are other spans with the ids of one that counts, by its attempt; ``waiting`` are
+    rewards alone, whose rollout, span or response is not there yet.
     """
 
     members: dict[AttemptKey, list[Span]]
@@ -197,13 +195,7 @@ def _linked_name(reward: Span) -> _Name:
 
 
 class Ordered(NamedTuple):
-    """Spans by start.
-
-    Attributes:
-        starts: A clock of starts, comparable with ``ends``.
-        ends: A clock of ends; it may lie before the start where a clock ran backwards.
-        is_counted: Whether one process counted all of them.
-    """
+    """Spans by start, with comparable clocks; an end may lie before its start."""
 
     spans: list[Span]
     starts: list[int]

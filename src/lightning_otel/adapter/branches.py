@@ -28,7 +28,6 @@ class Links:
 
     Attributes:
         positions: Their positions in the tree.
-        hashes: Their histories.
         before: The earlier call that each one follows.
         conversations: The first call of the conversation that each one belongs to.
         is_continued: Whether it continues that one's conversation, and not only its time.

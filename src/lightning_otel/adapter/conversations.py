@@ -12,12 +12,9 @@ from lightning_otel.types import Conversation, Message, Trajectory, Transition
 
 
 class _Run(NamedTuple):
-    """Steps that are one conversation.
+    """Steps that are one conversation, with all its messages but for the answer of the last step.
 
-    Attributes:
-        messages: All of them but for the answer of the last step.
-        places: Position in ``messages`` of the answer of each step.
-        chosen: Which of its choices each step but the last went on with.
+    ``places`` are of each step's answer in ``messages``; ``chosen`` is the choice gone on with.
     """
 
     messages: list[Message]

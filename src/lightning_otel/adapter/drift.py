@@ -34,18 +34,10 @@ class Tokenizer(Protocol):
         """The ids of a text, special tokens in it read as such, none added around it."""
 
     def decode(self, token_ids: Sequence[int], /) -> str:
-        """The text of ids, special tokens written out.
-
-        Raises:
-            ValueError: An id is not in the vocabulary.
-        """
+        """Return the text of ids, special tokens written out; ValueError for an unknown id."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]], /) -> str:
-        """The prompt that messages and tools make, up to where the model goes on.
-
-        Raises:
-            ValueError: The template refuses them.
-        """
+        """Return the prompt of messages and tools; ValueError if the template refuses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +46,7 @@ class Drift:
 
     Attributes:
         template: The chat template they were rendered with.
-        count: How many were looked at.
-        exact: How many came back the very same.
+        exact: How many of ``count`` came back the very same.
         prefix_share: Mean share of each one's tokens before the first that differs, 0 to 1.
         length_delta: Mean number of tokens by which what came back is longer.
         causes: How many of the others differ for each cause.

@@ -22,10 +22,8 @@ NO_HISTORY: Final[KnownHistory] = (), array("q")
 class History(NamedTuple):
     """One call's part of a conversation.
 
-    Attributes:
-        prefixes: Running hash of the observation up to and with each message, [M].
-        left: Running hash of the observation with each choice after it: what the call leaves
-            behind.
+    ``prefixes`` is a running hash of the observation up to and with each message, [M]; ``left``
+    that of the observation with each choice after it: what the call leaves behind.
     """
 
     prefixes: "array[int]"  # an array, since the garbage collector does not look into it

@@ -62,8 +62,7 @@ class Linear(NamedTuple):
 
     Attributes:
         rewards: The named rewards of each call that has some.
-        placed: Each reward that was placed, with its call.
-        dropped: Each other reward, and the reason.
+        placed: Each reward that was placed, with its call; ``dropped`` each other, with the reason.
         value: The sum of what the calls have for a primary reward; None if none has.
         agents: The agent of each span.
     """
@@ -146,12 +145,10 @@ def _is_after(rows: Sequence[Row], before: Sequence[int], path: Sequence[int]) -
 
 
 class Adaptation(NamedTuple):
-    """Trajectories, and the funnel that led to them.
+    """Trajectories, the funnel that led to them, and the reward of each attempt.
 
-    Attributes:
-        credited: Where each reward went that is not reported as left out.
-        outcomes: The reward of each attempt.
-        parts: Each attempt with its spans, each once, and what was made of it alone.
+    ``credited`` says where each reward went that is not left out; ``parts`` are the attempts with
+    their spans, each once, and what was made of each alone.
     """
 
     trajectories: list[Trajectory]

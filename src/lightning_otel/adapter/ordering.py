@@ -77,15 +77,9 @@ _Key = tuple[int, int, str, int, int]
 class _Merge:
     """Starts and ends of spans, sorted by what must come before what, and then by their clocks.
 
-    Event 2i is the start of the span at i, 2i+1 its end.
-
-    Attributes:
-        _followers: The events that must wait for each one.
-        _expecting: Those that wait for it as long as that leads anywhere.
-        _waits: For how many others each event must wait.
-        _expects: For how many others it waits as long as that leads anywhere.
-        _floor: The latest time of what came before it and had to.
-        _ahead: How far each process's clock was set forward.
+    Event 2i is the start of the span at i, 2i+1 its end. An event waits for those that must come
+    before it, and expects others as long as that leads anywhere. ``_floor`` is the latest time of
+    what had to come before; ``_ahead`` how far each process's clock was set forward.
     """
 
     def __init__(

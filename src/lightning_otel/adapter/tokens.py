@@ -154,13 +154,9 @@ Source: vLLM's ``SamplingParams``.
 
 
 class Tokens(NamedTuple):
-    """Tokens of a call's first choice.
+    """Tokens of a call's first choice: ids given [P] and sampled [R], with logprobs [R].
 
-    Attributes:
-        prompt_ids: Token ids the model was given, [P]; empty if not said or not sound.
-        response_ids: Token ids the model sampled, [R]; likewise.
-        logprobs: Log-probability of each sampled token, [R]; likewise.
-        inexact: Why they are not all there; empty where they are.
+    Each is empty if not said or not sound; ``inexact`` is why they are not all there.
     """
 
     prompt_ids: Sequence[int] = ()

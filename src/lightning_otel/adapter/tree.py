@@ -36,11 +36,7 @@ _MOST_AT_ONCE: Final = 64
 class Walk:
     """A depth-first walk over a forest, children in order: it keeps each subtree in one piece.
 
-    Attributes:
-        parents: Position of each node's parent, or -1.
-        order: The nodes as they are met, parents before children.
-        first: Place of each node in the walk.
-        last: The greatest place within the node's subtree.
+    ``order`` has parents before children; ``first`` and ``last`` are a subtree's places in it.
     """
 
     __slots__ = ("first", "last", "order", "parents")
@@ -214,12 +210,11 @@ class Tree(Walk):
     """Spans in causal order with their links, by position in ``spans``.
 
     Attributes:
-        spans: Each span once, ordered by start.
         agents: Name of the agent each span belongs to; empty where none is named.
         depths: Number of ancestors of each span; at -1 stands -1.
         jumps: An ancestor of each span, some way up, or -1.
-        starts: A clock of starts, comparable with ``ends``.
-        ends: A clock of ends, never before the start; of an unended span it lies after everything.
+        starts: A clock of starts, comparable with ``ends``, which is never before the start; of an
+            unended span it lies after everything.
         repairs: The spans that were put elsewhere than they were recorded.
         is_counted: Whether one process counted all of them, so that no clock was needed.
     """

@@ -156,11 +156,7 @@ class TripletAdapter:
         object.__setattr__(self, "compose", composition)
 
     def comparison(self) -> Advantage | None:
-        """Return the comparison of rollouts; None if no advantages are asked for.
-
-        Raises:
-            ConfigError: There is no such estimator.
-        """
+        """Return how rollouts are compared, if at all; ConfigError for an unknown one."""
         if self.advantage is None or isinstance(self.advantage, Advantage):
             return self.advantage
         return Advantage(self.advantage)

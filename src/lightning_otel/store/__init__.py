@@ -158,8 +158,7 @@ class SpanStore:
     def accounting_by_process(self, *, since_ns: int = 0) -> "dict[str, Accounting]":
         """Account for each process that lost spans or has segments not settled long ago.
 
-        Args:
-            since_ns: Only processes that began to record at this time or later.
+        Only for processes that began to record at ``since_ns`` or later.
 
         Raises:
             StoreMissingError: There is no store.
@@ -301,10 +300,7 @@ class SpanStore:
         )  # fmt: skip
 
     def repair(self) -> "list[Note]":
-        """Verify every file, get back what can be of what is damaged, and give up the rest.
-
-        Returns:
-            What was damaged or missing: how many of its spans came back, and how many are gone.
+        """Verify every file, get back what can be, and give up the rest; return what came of it.
 
         Raises:
             StoreMissingError: There is no store.

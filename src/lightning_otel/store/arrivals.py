@@ -39,8 +39,7 @@ _WIDE: Final = 256
 class Arrivals:
     """Reads, pass by pass, the spans that a consumer does not have.
 
-    Attributes:
-        bound: What the last pass has read to the end; None where something is left to read.
+    ``bound`` is what the last pass has read to the end; None where something is left to read.
     """
 
     def __init__(self, layout: Layout, position: Position, *, since_ns: int) -> None:

@@ -51,12 +51,9 @@ Group = tuple[DataFile, ...]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Limits of age, size and failures; by default everything is kept.
+    """Limits of age (Unix nanoseconds), size and failures; by default everything is kept.
 
-    Attributes:
-        since_ns: Rollouts whose last span ended before this go, Unix nanoseconds.
-        max_bytes: The oldest rollouts go until files and segments take no more than this.
-        without: Ids of rollouts that go.
+    The oldest rollouts go until files and segments take ``max_bytes``; ``without`` are ids that go.
     """
 
     since_ns: int | None = None
@@ -78,22 +75,19 @@ class CompactResult:
 
     Attributes:
         segments: Segments settled first.
-        merged: Files that became others.
-        made: Files they became.
+        merged: Files that became the files ``made``.
         unlinked: Files of which nothing was to be kept.
         dropped: Rollouts and spans that went, by reason.
         rejected: Spans left out because two files held their id, by reason.
         left: Files with rows too wide to be merged in the memory allowed.
-        bytes_before: Size of everything on the disk before.
-        bytes_after: And after; as before in a dry run.
+        bytes_before: Size of everything on the disk before; ``bytes_after`` as well in a dry run.
         segments_open: Segments that other processes were asked to close, and write to yet.
         deleted: Rollouts that went for their age or as they were named.
         open_spans: Spans of these that a process holds open, or that stand in its segment.
         aside: Damaged parts in quarantine, which cannot be looked into, if rollouts were deleted.
         queued: Tasks of these that wait or run in the queue.
         is_gone: Whether every file is unlinked that held these; true where there are none.
-        bytes_waiting: Size of what was replaced and is on the disk yet.
-        waiting_s: How long readers may still need that, seconds.
+        bytes_waiting: Size of what was replaced, on the disk for readers ``waiting_s`` longer.
     """
 
     segments: int = 0

@@ -104,12 +104,7 @@ class Follower:
         self._write_position()
 
     def batch(self, limit: int = 10_000, *, limit_bytes: int | None = None) -> list[Span]:
-        """Return the spans there are now and that were not delivered yet.
-
-        Args:
-            limit: At most so many.
-            limit_bytes: No further one once their lines are so long.
-        """
+        """Return up to ``limit`` new spans, none further once lines are ``limit_bytes``."""
         self._take_back()
         spans: list[Span] = []
         size = 0

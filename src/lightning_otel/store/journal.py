@@ -34,12 +34,10 @@ class Journal:
     """The lines of one process: any thread appends, one at a time writes.
 
     Attributes:
-        layout: The store's paths; None keeps the lines in memory.
-        pid: The process.
+        layout: The store's paths; None keeps the ``lines`` in memory.
         process: Id of the process: its machine's boot, its start and its number.
         segment: The segment being written; None before the first line and after a seal.
         paths: Every segment of this process, in order.
-        lines: All lines, where there is no disk.
     """
 
     def __init__(self, layout: Layout | None) -> None:
@@ -211,11 +209,7 @@ class Journal:
             self._note_count(n.SLOW_HELD, spans)
 
     def _write_now(self, lines: bytes, spans: int) -> None:
-        """Write lines that somebody else holds until they are here.
-
-        Raises:
-            OSError: The disk refuses them; it is as if they had never come.
-        """
+        """Write lines that somebody else holds until they are here; a refused line never came."""
         if self.layout is None:
             self.lines += lines.splitlines(keepends=True)
             self._stored += spans

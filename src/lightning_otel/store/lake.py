@@ -59,13 +59,10 @@ def is_lake(given: str) -> bool:
 
 
 def lake_address(given: str, data: str | None = None) -> LakeAddress:
-    """Return the lake that a string names.
+    """Return the lake of a string; ``data`` is where its files lie, if that does not say.
 
-    Args:
-        given: ``ducklake:postgres://user@host:port/db?data=…&local=…`` with libpq's parameters
-            beside ours, or ``ducklake:postgres:dbname=… host=… data=… local=…``.
-        data: Where its files lie, if the string does not say.
-
+    ``ducklake:postgres://user@host:port/db?data=…&local=…`` with libpq's parameters beside ours, or
+    ``ducklake:postgres:dbname=… host=… data=… local=…``.
     Source: PostgreSQL's manual, 34.1.1, "Connection Strings".
     """
     kind, _, rest = given.removeprefix(SCHEME).partition(":")

@@ -78,11 +78,7 @@ def read_facts_mark(folder: Path) -> bytes:
 
 
 def working_folder() -> Path:
-    """Return the folder that this process works in.
-
-    Raises:
-        StoreError: Somebody removed it.
-    """
+    """Return the folder that this process works in; StoreError if somebody removed it."""
     try:
         return Path.cwd()
     except FileNotFoundError as exc:

@@ -30,9 +30,7 @@ _THREAD: Final = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # the
 class DiskPace:
     """Times writes, and lets a disk rest that hung: as long as the write took, then twice that.
 
-    Attributes:
-        is_slow: Whether the last write took the disk over 20 ms.
-        is_hanging: Whether the last write took the disk over a second.
+    A write is slow from 20 ms on, and hangs from a second on.
     """
 
     def __init__(self) -> None:
@@ -72,11 +70,7 @@ class DiskPace:
 
 
 class _Excuses(threading.local):
-    """Seconds of a thread in which no disk was waited for, as counted a moment ago.
-
-    Attributes:
-        read_at: When they were counted.
-    """
+    """Seconds of a thread in which no disk was waited for, as counted at ``read_at``."""
 
     read_at = -_FRESH_S
     _worked_s = _delay_s = 0.0

@@ -57,8 +57,7 @@ class Origin:
     """The origin of a data file, kept in its footer.
 
     Attributes:
-        segments: Segments that are not to be settled again, and how many of their spans the file
-            holds; none if they must not be read again in its place.
+        segments: Segments not to be settled again, each with its number of spans in the file.
         files: Files that do not count once this one does.
         old: Those of them that it was made from; with ``is_whole`` it holds all that they held.
         counts: Ended spans by what became of them, as the commit adds them to the manifest.

@@ -51,12 +51,9 @@ class Place(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An ended span.
+    """An ended span and the length of its line, more or less.
 
-    Attributes:
-        origin: Name of the mark for its numbers; empty if it has no number of its own.
-        is_settled: Whether it was read from a data file.
-        size: Length of its line, more or less.
+    ``origin`` names the mark for its numbers; empty if it has no number of its own.
     """
 
     key: Key
@@ -67,12 +64,7 @@ class Ended(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """What a pass over a store has read to the end.
-
-    Attributes:
-        settled_ns: When the last of the settled spans was settled.
-        origins: Segments that are not settled.
-    """
+    """The end of a pass: the last time of settled spans, and the segments that are not settled."""
 
     settled_ns: int
     origins: frozenset[str]
@@ -101,11 +93,7 @@ class Numbers:
 
 
 class Position:
-    """A consumer's position; one process at a time holds it.
-
-    Attributes:
-        settled_ns: The consumer has every span that was settled until then.
-    """
+    """A consumer's position, one process's at a time, with all settled until ``settled_ns``."""
 
     def __init__(self, layout: Layout, name: str | None) -> None:
         if name is not None and not _NAME.fullmatch(name):
@@ -218,10 +206,7 @@ class Position:
     def advance(self, bound: Bound, origins: Collection[str], keys: Iterable[Key]) -> None:
         """Note that all settled spans of a bound were delivered, and forget what told of them.
 
-        Args:
-            bound: What was delivered.
-            origins: Segments that came since; their marks stay.
-            keys: Keys of spans in segments; they stay.
+        Marks of segments that came since (``origins``), and ``keys`` of spans in segments, stay.
         """
         self.write()
         if bound == self._bound:

@@ -120,11 +120,9 @@ def _is_damaged(line: bytes, *, is_closed: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note on something damaged.
+    """A note on something damaged, by its file's name.
 
     Attributes:
-        name: Its file's name, here and where it was.
-        why: How it shows.
         rows: Spans it held; 0 if it held none, or that is not known.
         missing: Spans that no reader sees for want of it.
         recovered: Spans taken out of it by a repair.

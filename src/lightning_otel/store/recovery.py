@@ -121,11 +121,7 @@ class _Stray:
 
 
 class _Adoption:
-    """Unnamed data files on their way into a manifest.
-
-    Attributes:
-        adopted: Files that hold spans which nothing else does.
-    """
+    """Unnamed data files on their way into a manifest; only ``adopted`` hold their spans."""
 
     def __init__(
         self, con: "duckdb.DuckDBPyConnection", layout: Layout, manifest: Manifest

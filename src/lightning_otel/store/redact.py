@@ -51,8 +51,7 @@ class RedactResult:
     Attributes:
         redaction_id: Stands on every span that was changed, and in the record of redactions.
         looked_at: Spans read.
-        spans: Spans changed.
-        rollouts: Rollouts they are of.
+        spans: Spans changed, of ``rollouts``.
         values: How many values went, by reason.
         files: Files written anew.
         open_spans: Spans with such content that a living process holds open: unchanged.
@@ -61,8 +60,7 @@ class RedactResult:
         left: Files that are as they were: their rows are too wide for the memory allowed.
         aside: Damaged parts in quarantine, which cannot be looked into.
         is_gone: Whether every file is unlinked that was replaced.
-        bytes_waiting: Size of what was replaced and is on the disk yet.
-        waiting_s: How long readers may still need that, seconds.
+        bytes_waiting: Size of what was replaced, on the disk for readers ``waiting_s`` longer.
     """
 
     redaction_id: str = ""

@@ -255,11 +255,7 @@ class Rewrite:
         )
 
     def _place_rows(self, slice_bytes: int) -> None:
-        """Make ``placed``: each row's position in the new file, and the slice it comes with.
-
-        Raises:
-            InterleavedError: The files would be read over too often.
-        """
+        """Make ``placed``: each row's position and slice; InterleavedError if read too often."""
         order = "began, rollout, agent, start_ns, sequence" if self._is_packed else "number"
         group = "0" if self._is_packed else "begins"
         self._con.execute(

@@ -83,10 +83,7 @@ class Segment:
         """Write whole lines, or nothing; False if the file is not there or not ours any more.
 
         A user may remove the store, and a daemon closes every descriptor, whose number is used
-        again.
-
-        Raises:
-            OSError: The disk is full or gone; the file ends as it ended before.
+        again. OSError if the disk is full or gone; the file ends as it ended before.
         """
         if not self._is_ours():
             return False

@@ -76,12 +76,7 @@ def settle_for_reader(layout: Layout, limit: int | None = None) -> SettleResult:
 def settle(layout: Layout, limit: int | None = None, *, wait_s: float = 0.0) -> SettleResult:
     """Pack sealed segments, a batch of at most 64 MB at a time; nothing if another process does.
 
-    It takes the memory of one batch.
-
-    Args:
-        layout: The store's paths.
-        limit: How many batches at most; by default all there are.
-        wait_s: How long to wait for another settler to finish first.
+    At most ``limit`` batches; another settler is waited for ``wait_s``.
 
     Raises:
         OSError: There is no room.
@@ -185,15 +180,10 @@ def replace_files(
     settled: Sequence[SettledSegment] = (),
     keeps_segments: bool = True,
 ) -> None:
-    """Commit a new file under ``new/`` in place of others, in one write of the manifest.
+    """Commit a new file, if any, under ``new/`` in place of others, in one write of the manifest.
 
-    Args:
-        layout: The store's paths.
-        old: Files that count.
-        file: None if nothing is left.
-        counts: Ended spans that were left out, by reason.
-        settled: Segments whose spans the new file holds.
-        keeps_segments: Whether the old files' segments stand in for a damaged new file.
+    ``counts`` are of spans left out, by reason; with ``keeps_segments`` the old files' segments
+    stand in for a damaged new file.
     """
     if file is not None:
         replaced = [

@@ -56,10 +56,9 @@ class Snapshot:
     """The files and segments that count.
 
     Attributes:
-        layout: The store's paths.
         files: Data files that are there and not known to be damaged.
         segments: Segments whose spans none of these holds, oldest first.
-        excluded: Names of files and segments that are damaged and lie where they always lay.
+        excluded: Names of damaged files and segments that lie where they always lay.
         live_bytes: Size of the segments.
         lines: How many lines count of each segment that its process still writes, by name.
         alive: The processes that may still end what they began.
@@ -159,10 +158,7 @@ def small_ndjson_sql(paths: str, columns: dict[str, str]) -> str:
 
 
 def same_span_sql(one: str, other: str) -> str:
-    """Return the condition that rows of two tables are one span; of two the first one kept wins.
-
-    They have the same ids and began near each other; see ``SAME_SPAN_NS``.
-    """
+    """Return the condition that rows of two tables are one span: same ids, begun together."""
     return (
         f"{one}.trace_id = {other}.trace_id AND {one}.span_id = {other}.span_id "
         f"AND {one}.start_ns BETWEEN {other}.start_ns - {SAME_SPAN_NS} "

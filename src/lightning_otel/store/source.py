@@ -72,12 +72,9 @@ Statement = tuple[str, Sequence[object]]
 
 
 class SpanSource(ABC):
-    """An engine that holds spans.
+    """An engine that holds spans, named as a person wrote it, without a password.
 
-    Attributes:
-        name: The store's name as a person wrote it, without a password.
-        layout: Its paths, where it keeps files on this machine.
-        moment: What counts of these for every reader; None if each looks for itself.
+    ``layout`` are its paths, if on this machine; ``moment`` is what counts there for every reader.
     """
 
     name: str

@@ -98,11 +98,7 @@ def _read_template() -> tuple[bytes, bytes]:
 
 
 def _build_catalogue(folder: Path) -> bytes:
-    """Return the template with a store's folder in it, and the checksums that DuckDB verifies.
-
-    Raises:
-        ValueError: DuckDB cannot open the path.
-    """
+    """Return the template with a store's folder in it, and the checksums that DuckDB verifies."""
     room = escape_glob(folder).encode().ljust(FOLDER_BYTES)  # ``store_folder()`` trims it
     if len(room) > FOLDER_BYTES:
         raise ValueError(f"{folder} is longer than {FOLDER_BYTES:,} bytes")

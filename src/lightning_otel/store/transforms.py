@@ -84,12 +84,8 @@ def load_transform_lazily(name: str) -> Transform:
 def add_transform(function: Transform) -> Transform:
     """Let every span this process records from now on pass through a function, after those before.
 
-    Args:
-        function: Gets each span, as it starts (with an empty ``end_ns``) and as it ends; gives the
-            span to keep, or None to keep none.
-
-    Returns:
-        The function, so that this can stand as a decorator.
+    It gets each span, as it starts (with an empty ``end_ns``) and as it ends, and gives the span to
+    keep, or None. It is returned, so that this can stand as a decorator.
 
     Raises:
         ConfigError: It cannot be called.

@@ -177,8 +177,7 @@ class SpanWriter(Journal):
     def add_all(self, spans: Iterable[Span]) -> None:
         """Keep spans that somebody else holds until we have them: with few writes, or not at all.
 
-        Raises:
-            OSError: The disk refuses some of them; they are neither held in memory nor counted.
+        OSError if the disk refuses some; they are neither held in memory nor counted.
         """
         self._forget_if_forked()
         lines: list[bytes] = []
@@ -205,14 +204,10 @@ class SpanWriter(Journal):
             self.count_unstored(n.TRANSFORM, dropped)
 
     def records(self, since: tuple[int, int], *mentions: str) -> list[Record] | None:
-        """Return this process's records since a position, starts without their end among them.
+        """Return this process's parsed lines since a position, starts without their end among them.
 
-        Args:
-            since: As :meth:`position` gave it.
-            *mentions: Texts of which a line wanted holds one; the others are not even parsed.
-
-        Returns:
-            Parsed lines in order; None if a segment was settled and is gone.
+        Only lines that hold one of the ``mentions`` are parsed. None if a segment was settled and
+        gone.
         """
         self._forget_if_forked()
         index, offset = since

@@ -46,11 +46,7 @@ _HINTS: Final = {
 
 
 class HttpSource(RemoteSource):
-    """An engine that answers POST requests.
-
-    Attributes:
-        hint: What to look after where nobody answers.
-    """
+    """An engine that answers POST requests; the ``hint`` is for where nobody answers."""
 
     hint: str
 

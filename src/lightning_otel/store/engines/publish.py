@@ -64,13 +64,7 @@ _PUBLISHED_COLUMNS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """The result of a publication.
-
-    Attributes:
-        spans: How many went into the lake.
-        files: As how many files.
-        waiting: Settled spans that are too few for a file yet.
-    """
+    """The spans and files that went into the lake, and settled spans still too few for a file."""
 
     spans: int = 0
     files: int = 0

@@ -30,11 +30,7 @@ _EMPTY: Final = "CREATE TABLE spans (" + ", ".join(f"{n} {k}" for n, k in COLUMN
 
 
 class RemoteSource(SpanSource):
-    """The spans of an engine, as much of them as is asked for.
-
-    Attributes:
-        window: Times that are never looked beyond.
-    """
+    """The spans of an engine, as much of them as is asked for, never beyond ``window``."""
 
     window = Selection()
 
@@ -44,11 +40,7 @@ class RemoteSource(SpanSource):
 
     @abstractmethod
     def send(self, selection: Selection, path: Path) -> None:
-        """Write the selected spans to a Parquet file, each once, in any order.
-
-        Args:
-            selection: Without ``also``; its columns are those of the file.
-            path: The file.
+        """Write the selected spans and columns to a Parquet file, each span once, in any order.
 
         Raises:
             StoreError: The engine cannot be reached, or refuses.
