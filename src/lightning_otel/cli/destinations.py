@@ -58,9 +58,8 @@ def lake(place: str | None, is_rest_included: bool, store: str | None) -> None:
     to = Store(place) if place is not None else opened
     settle_pending_feedback(opened.local)
     result = opened.local.publish(to, is_rest_included=is_rest_included)
-    print_note(
-        f"{count_noun(result.spans, 'span')} in {count_noun(result.files, 'file')} → {to.name}"
-    )
+    files = count_noun(result.files, "file")
+    print_note(f"{count_noun(result.spans, 'span')} in {files} → {to.name}")
     if result.waiting:
         print_note(f"{count_noun(result.waiting, 'span')} wait for more; --all publishes them now")
     suggest("stats", place if place is not None else store)
@@ -93,11 +92,9 @@ def otlp(
     opened = Store(store)
     follower = _open_follower(opened, rollout, name, endpoint.url)
     is_allowed = config.content().is_exported
-    limits = (
-        "" if is_allowed else ", without what was said (LIGHTNING_OTEL_EXPORT_CONTENT=1 adds it)"
-    )
+    note = "" if is_allowed else ", without what was said (LIGHTNING_OTEL_EXPORT_CONTENT=1 adds it)"
     with Stop() as stop:
-        print_note(f"⚡ {opened.name} → {endpoint.url}{limits}")
+        print_note(f"⚡ {opened.name} → {endpoint.url}{note}")
         forwarder = Forwarder(follower, sender, with_content=is_allowed, on_error=_print_error)
         forwarder.start(is_once=once)
         while forwarder.is_running and not stop.wait(0.02):

@@ -164,11 +164,8 @@ def _word_compaction(result: "CompactResult", *, is_dry_run: bool) -> Iterator[s
     if not any((result.segments, result.dropped, result.unlinked, result.merged, result.left,
                 result.segments_open)):  # fmt: skip
         yield "nothing to do: the files are packed, and everything is kept"
-    after = (
-        "; nothing was changed"
-        if is_dry_run
-        else f" before, {format_size(result.bytes_after)} after"
-    )
+    size = format_size(result.bytes_after)
+    after = "; nothing was changed" if is_dry_run else f" before, {size} after"
     yield f"on disk    {format_size(result.bytes_before)}{after}"
     if is_dry_run:
         return
@@ -271,16 +268,13 @@ def redact(
         if not foretold.spans and not foretold.open_spans:
             return 0
         click.confirm("Mask it? It cannot be had back", err=True, abort=True)
-    with (
-        progress_bar("reading") as progress,
-        _tell_wait(is_quiet=no_wait or is_dry_run) as tell_wait,
-    ):
+    with progress_bar("reading") as progress, _tell_wait(is_quiet=no_wait or is_dry_run) as tell:
         result = opened.redact(
             **rules,
             is_dry_run=is_dry_run,
             wait_s=0 if no_wait else _WAIT_S,
             progress=progress,
-            waiting=tell_wait,
+            waiting=tell,
         )
     row = {**asdict(result), "dry_run": is_dry_run}
     if not print_data(form, [row], document=row):
@@ -331,14 +325,11 @@ def _list_redactions(opened: "Store", form: Form | None) -> None:
     redactions = read_redactions(opened.layout)
     names = list(dict.fromkeys(name for redaction in redactions for name in redaction))
     rows = []
-    for redaction in redactions:
-        rules = [f"{redaction['patterns']} × pattern"] if redaction["patterns"] else []
-        rules += [
-            *(f"key {key}" for key in redaction["keys"]),
-            *["secrets"] * bool(redaction["secrets"]),
-        ]
-        state = "done" if "ended_ns" in redaction else "broken off: do it again"
-        rows.append({**redaction, "rules": ", ".join(rules) or "all that was said", "state": state})
+    for row in redactions:
+        rules = [f"{row['patterns']} × pattern"] if row["patterns"] else []
+        rules += [*(f"key {key}" for key in row["keys"]), *["secrets"] * bool(row["secrets"])]
+        state = "done" if "ended_ns" in row else "broken off: do it again"
+        rows.append({**row, "rules": ", ".join(rules) or "all that was said", "state": state})
     if not print_data(form, redactions, names, times=_TIMES) and redactions:
         print_rows(rows, _COLUMNS, times=_TIMES)
     if not redactions:

@@ -80,10 +80,8 @@ def list_rollouts(
 ) -> None:
     """List rollouts, the newest first."""
     rollouts = _open_queue(store).rollouts(status, mode)[::-1]
-    rows = [
-        {name: getattr(rollout, name) for name in (*_COLUMNS, *_MORE)}
-        for rollout in rollouts[:limit]
-    ]
+    columns = (*_COLUMNS, *_MORE)
+    rows = [{name: getattr(rollout, name) for name in columns} for rollout in rollouts[:limit]]
     print_aged(rows, _COLUMNS, form, more=_MORE if form is not None else ())
     if len(rollouts) > limit:
         print_note(f"{len(rollouts) - limit} more; --limit {len(rollouts)} lists all")
@@ -121,12 +119,9 @@ def cancel(store: str | None, rollout_ids: Sequence[str], reason: str) -> None:
     opened = _open_queue(store)
     ids = [rollout.rollout_id for rollout in opened.rollouts()]
     for rollout_id in [_find_rollout_id(ids, prefix) for prefix in rollout_ids]:
-        cancelled = opened.cancel(rollout_id, reason)
-        print_note(
-            f"{rollout_id} cancelled"
-            if cancelled
-            else f"{rollout_id} was over: {opened.get(rollout_id).status}"
-        )
+        is_new = opened.cancel(rollout_id, reason)
+        state = "cancelled" if is_new else f"was over: {opened.get(rollout_id).status}"
+        print_note(f"{rollout_id} {state}")
 
 
 def _find_rollout_id(ids: Sequence[str], prefix: str) -> str:

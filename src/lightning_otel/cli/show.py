@@ -158,15 +158,11 @@ def _print_tree(opened: "Store", trace: "Trace", *, is_all: bool, with_attribute
         )
 
 
-def _print_transitions(
-    rollout_id: str, adaptations: Sequence["Adaptation"], *, is_all: bool
-) -> None:
+def _print_transitions(rollout_id: str, parts: Sequence["Adaptation"], *, is_all: bool) -> None:
     from lightning_otel.types import Report
 
-    rows = list(
-        _step_rows([path for adaptation in adaptations for path in adaptation.trajectories])
-    )
-    report = Report.total(adaptation.report for adaptation in adaptations)
+    rows = list(_step_rows([path for part in parts for path in part.trajectories]))
+    report = Report.total(part.report for part in parts)
     alone = len({row["agent"] for row in rows}) == 1
     sample = rows if is_all else rows[: _MANY // 2] + rows[_MANY // 2 :][-_MANY // 2 :]
     if _print_steps(
@@ -341,9 +337,7 @@ def diff_document(store: str | None, a: str, b: str, *, is_all: bool = False) ->
 
     *names, differences = compare_ids(Store(store), a, b, None if is_all else MOST_LINES)
     sides = [{"noun": noun, "id": whole} for noun, whole in names]
-    rows = [
-        dict(zip(_FIGURES, (*figure, figure.change), strict=True)) for figure in differences.figures
-    ]
+    rows = [dict(zip(_FIGURES, (*row, row.change), strict=True)) for row in differences.figures]
     return {
         "a": sides[0], "b": sides[1], "figures": rows,
         "said": [line._asdict() for line in differences.said],
@@ -374,9 +368,7 @@ def _diff_versions(a: str, b: str, store: str | None) -> dict[str, Any]:
     if mark and other != name:
         raise ConfigError(f"{a} and {b} are of two resources; name two versions of one")
     opened = open_resources(store, is_reading=True)
-    one, two = (
-        opened.get(name, parse_version(version)).version for version in (first, second or b)
-    )
+    one, two = (opened.get(name, parse_version(text)).version for text in (first, second or b))
     return {"name": name, "a": one, "b": two, "diff": opened.diff(name, one, two).splitlines()}
 
 

@@ -207,9 +207,7 @@ def emit_feedback(
         "used_result": used_result,
     }
     ids = (response_id, rollout_id, trace_id, span_id, conversation_id)
-    targets = [
-        (noun, target_id) for noun, target_id in zip(get_args(Noun), ids, strict=True) if target_id
-    ]
+    targets = [(noun, name) for noun, name in zip(get_args(Noun), ids, strict=True) if name]
     if len(targets) > 1:
         raise ConfigError(
             f"feedback judges one thing, and {' and '.join(noun for noun, _ in targets)} are "
@@ -279,10 +277,8 @@ def give(
         derive_span_id(f"{NAME} {piece.feedback_id}") if piece.feedback_id else secrets.token_hex(8)
         for piece in feedback
     ]
-    if all(piece.noun == "span" and piece.target in known for piece in feedback):
-        homes = {
-            n: _Target(known[piece.target], piece.target, 0) for n, piece in enumerate(feedback)
-        }
+    if all(item.noun == "span" and item.target in known for item in feedback):
+        homes = {n: _Target(known[item.target], item.target, 0) for n, item in enumerate(feedback)}
         rewards: dict[str, tuple[float, str]] = {}
     else:
         homes, rewards = _look_up(store, feedback, ids)

@@ -182,10 +182,8 @@ def _input_messages(
         same += 1
     prompt = prompt[: limits.until]
     first = max(same, len(prompt) - limits.messages)
-    for message in show_messages(prompt, step.span_id, "input", first, limits.characters):
-        yield (
-            message._replace(note=note, hidden=first - same) if message.place == first else message
-        )
+    for item in show_messages(prompt, step.span_id, "input", first, limits.characters):
+        yield item._replace(note=note, hidden=first - same) if item.place == first else item
 
 
 def read_text(message: Message, index: int) -> str | tuple[str, bytes]:
@@ -240,11 +238,8 @@ def _read_part(part: object) -> tuple[str, str, str]:
     if kind == "tool_call_response":
         return "tool_result", "tool answered", value_text(part.get("response"))
     if kind in ("blob", "uri", "file"):
-        image_kind, content = (
-            _IMAGES.get(to_text(part.get("mime_type"))),
-            to_text(part.get("content")),
-        )
-        is_begun = kind == "blob" and image_kind is not None and content.startswith(image_kind)
+        head, content = _IMAGES.get(to_text(part.get("mime_type"))), to_text(part.get("content"))
+        is_begun = kind == "blob" and head is not None and content.startswith(head)
         return "image" if is_begun and len(content) <= _LARGEST else "media", *_word_medium(part)
     return "other", to_text(kind), _laid_out(part)
 

@@ -127,19 +127,14 @@ def read_title(sql: Sql, spans: Sequence[Span]) -> str:
     """Return the words that name a trace; empty if nothing was asked in it."""
     root = next((span for span in spans if span.name == c.SPAN_ROLLOUT), None)
     calls = (span for span in spans if span.operation in c.GENERATIVE_OPERATIONS)
-    first_spans = [*([] if root is None else [root]), *islice(calls, _FIRST_CALLS)]
-    if not first_spans:
+    heads = [*([] if root is None else [root]), *islice(calls, _FIRST_CALLS)]
+    if not heads:
         return ""
-    times, ids = (
-        [span.start_ns for span in first_spans],
-        [quote_text(span.span_id) for span in first_spans],
-    )
-    query = _TITLE.format(trace=quote_text(first_spans[0].trace_id), ids=", ".join(ids))
+    times, ids = [span.start_ns for span in heads], [quote_text(span.span_id) for span in heads]
+    query = _TITLE.format(trace=quote_text(heads[0].trace_id), ids=", ".join(ids))
     texts = {row["span_id"]: row for row in sql(query, [min(times), max(times)])}
-    records = [texts.get(span.span_id, {}) for span in first_spans]
-    words = (
-        task_words(record.get("task")) or _asked_words(record.get("input")) for record in records
-    )
+    records = [texts.get(span.span_id, {}) for span in heads]
+    words = (task_words(row.get("task")) or _asked_words(row.get("input")) for row in records)
     return next(filter(None, words), "")[:_WORDS]
 
 

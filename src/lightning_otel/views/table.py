@@ -106,8 +106,8 @@ class View:
         from lightning_otel.store.table import Query
 
         store = at_moment(store)
-        chosen_values = {name: value for name, value in filters.items() if value is not None}
-        where = " AND ".join(["true", *(self.filters[name].condition for name in chosen_values)])
+        active = {name: value for name, value in filters.items() if value is not None}
+        where = " AND ".join(["true", *(self.filters[name].condition for name in active)])
         keys, order = [term.split()[0] for term in self.order], ", ".join(self.order)
         if (column := sort.removeprefix("-")) in self.sorts:
             term = "end_ns - start_ns" if column == "duration" else column
@@ -121,24 +121,17 @@ SELECT total, page.* FROM (SELECT count(*) AS total FROM matching) LEFT JOIN (
   SELECT *, true AS is_row FROM matching WHERE {"true" if after is None else condition}
   ORDER BY {order} {bound} OFFSET {offset}
 ) AS page ON true ORDER BY {order}"""
-        values = [*chosen_values.values(), *(after or ())]
+        values = [*active.values(), *(after or ())]
         page = None
-        if (
-            limit is not None
-            and not sort
-            and not any(self.filters[name].views for name in chosen_values)
-        ):
+        if limit is not None and not sort and not any(self.filters[name].views for name in active):
             chosen = f"{where} AND {'true' if after is None else condition}"
             rollouts = f"SELECT rollout_id FROM ({self.light}) WHERE {chosen}"
             page = f"{rollouts} ORDER BY {order} {bound} OFFSET {offset}", values
         con = None
         if self.names:
-            has_bodies = any(self.filters[name].has_bodies for name in chosen_values)
+            has_bodies = any(self.filters[name].has_bodies for name in active)
             is_wide = has_bodies or store.source.layout is not None
-            names = {
-                *self.names,
-                *(view for name in chosen_values for view in self.filters[name].views),
-            }
+            names = {*self.names, *(view for name in active for view in self.filters[name].views)}
             con = store.source.connect(names, None if is_wide else INDEX_COLUMNS, page=page)
             records = list(Query(con, query, values).dicts())
         else:

@@ -214,9 +214,8 @@ class SelectionBody(RequestModel):
 def rollouts(request: Request, params: RolloutsQuery) -> RolloutsResponse:
     """List recorded rollouts, the newest first."""
     values = params.model_dump(include=set(ATTEMPTS.filters))
-    listing = ATTEMPTS.read(
-        request.app.state.store, values, limit=params.limit, after=params.cursor
-    )
+    store = request.app.state.store
+    listing = ATTEMPTS.read(store, values, limit=params.limit, after=params.cursor)
     return RolloutsResponse(
         rollouts=[AttemptResponse(**row) for row in listing.rows],
         total=listing.total,
@@ -283,9 +282,8 @@ def transitions(request: Request, params: TransitionsQuery) -> Parts:
         stream = parquet_parts(lambda path: store.transitions(**page_keywords).to_parquet(path))
     else:
         cursor = page.cursor or None if page else None
-        stream = join_lines(
-            _write_lines(store, page_keywords, cursor, is_reported=params.report == "1")
-        )
+        lines = _write_lines(store, page_keywords, cursor, is_reported=params.report == "1")
+        stream = join_lines(lines)
     return Parts(stream, kind, headers)
 
 

@@ -206,17 +206,15 @@ class OptimizeResponse(ResponseModel):
 )
 def trigger(request: Request, params: TriggerBody) -> tuple[RequestResponse, int]:
     """Ask for training, which a worker does: `lightning-otel train --worker`."""
-    training_request = _put_request(request, params, _read_key(request, params.idempotency_key))
-    return training_request, 202 if training_request.is_new else 200
+    job = _put_request(request, params, _read_key(request, params.idempotency_key))
+    return job, 202 if job.is_new else 200
 
 
 @operation("GET", "/training/requests/{request_id}", {404: "There is none."})
 def requested(request: Request) -> RequestResponse:
     """Read one request for training as it stands."""
-    training_request = request.app.state.repositories.requests.get(
-        request.path_params["request_id"]
-    )
-    return RequestResponse.of(training_request)
+    job = request.app.state.repositories.requests.get(request.path_params["request_id"])
+    return RequestResponse.of(job)
 
 
 @operation("GET", "/training/status")
@@ -236,10 +234,7 @@ def status(request: Request, params: StatusQuery) -> TrainingResponse:
         pending_feedback=repositories.pending.waiting().count,
         runs=[RunResponse.of(run) for run in runs[: params.limit]],
         run_count=len(runs),
-        requests=[
-            RequestResponse.of(training_request)
-            for training_request in repositories.requests.all(params.limit)
-        ],
+        requests=[RequestResponse.of(job) for job in repositories.requests.all(params.limit)],
         request_counts={str(name): n for name, n in repositories.requests.counts().items()},
     )
 
@@ -277,12 +272,12 @@ def _put_request(
     if not all(map(str.isidentifier, params.options)):
         raise RefusalError(400, "an option's name is a word, such as learning_rate")
     try:
-        training_request, is_new = request.app.state.repositories.requests.put(
+        job, is_new = request.app.state.repositories.requests.put(
             algorithm, category=params.category, settings=settings, idempotency_key=key
         )
     except ConfigError as exc:
         raise RefusalError(409, str(exc)) from exc
-    return RequestResponse.of(training_request).model_copy(update={"is_new": is_new})
+    return RequestResponse.of(job).model_copy(update={"is_new": is_new})
 
 
 def _read_key(request: Request, key: str | None) -> str | None:

@@ -59,12 +59,8 @@ async def resource(request: Request) -> Response:
         versions = opened.versions(name)[::-1]
         aliases = dict(sorted(opened.aliases(name).items(), key=_live_first))
         part = page.show_part(request, versions)
-        texts = {
-            version.version: show_value("\n".join(_lines_of(version))) for version in part["rows"]
-        }
-        live = next(
-            (version for version in versions if version.version == aliases.get("live")), None
-        )
+        texts = {row.version: show_value("\n".join(_lines_of(row))) for row in part["rows"]}
+        live = next((row for row in versions if row.version == aliases.get("live")), None)
         return {
             "title": name,
             "name": name,
@@ -194,15 +190,13 @@ async def diff(request: Request) -> Response:
 def _pick_pairs(store: Store, comparison: "Comparison") -> Mapping[str, object]:
     """Return the tasks that differ most, and where all of them lie on a scale."""
     pairs = sorted(comparison.pairs, key=lambda pair: pair.difference)
-    selection = pairs
+    sample = pairs
     if len(pairs) > page.ROWS:
-        selection = [*pairs[: page.ROWS // 2], *pairs[-(page.ROWS // 2) :]]
-    ids = [pair.rollouts_b[0] for pair in selection]
+        sample = [*pairs[: page.ROWS // 2], *pairs[-(page.ROWS // 2) :]]
+    ids = [pair.rollouts_b[0] for pair in sample]
     tasks = {row["rollout_id"]: row["task"] for row in store.sql(_TASKS, [ids])} if ids else {}
     return {
-        "pairs": [
-            (pair, cut(task_words(tasks.get(pair.rollouts_b[0])), _TASK)) for pair in selection
-        ],
+        "pairs": [(pair, cut(task_words(tasks.get(pair.rollouts_b[0])), _TASK)) for pair in sample],
         "pairs_total": len(pairs),
         "scale": _make_scale(comparison),
     }
@@ -211,9 +205,8 @@ def _pick_pairs(store: Store, comparison: "Comparison") -> Mapping[str, object]:
 def _make_scale(comparison: "Comparison") -> Mapping[str, object]:
     """Return differences as places in a picture, 20 to 700: dots are tasks, with how many each."""
     differences = [pair.difference for pair in comparison.pairs]
-    least, most = widened(
-        min(0.0, comparison.low, *differences), max(0.0, comparison.high, *differences)
-    )
+    low, high = comparison.low, comparison.high
+    least, most = widened(min(0.0, low, *differences), max(0.0, high, *differences))
 
     def place(value: float) -> float:
         return round(20 + 680 * share(value, least, most), 1)
@@ -222,12 +215,7 @@ def _make_scale(comparison: "Comparison") -> Mapping[str, object]:
     for difference in differences:
         at = round(place(difference) / 4) * 4
         counts[at] = counts.get(at, 0) + 1
-    marks = {
-        "zero": 0.0,
-        "low": comparison.low,
-        "high": comparison.high,
-        "mean": comparison.difference,
-    }
+    marks = {"zero": 0.0, "low": low, "high": high, "mean": comparison.difference}
     places = {name: place(value) for name, value in marks.items()}
     return {**places, "dots": sorted(counts.items()), "least": least, "most": most}
 

@@ -176,11 +176,7 @@ def _merge_attempts(
         row = {"calls": None, "spans": None, "reward": None, "reason": "", "worker_id": ""}
         row |= spans.get(attempt_id, {})
         if attempt := known_attempts.get(attempt_id):
-            row |= {
-                "status": attempt.status,
-                "reason": attempt.reason,
-                "worker_id": attempt.worker_id,
-            }
+            row |= {name: getattr(attempt, name) for name in ("status", "reason", "worker_id")}
             row |= {"start_ns": attempt.started_ns, "end_ns": attempt.ended_ns}
         attempts.append({**row, "attempt_id": attempt_id})
     return attempts

@@ -27,13 +27,8 @@ def list_live_resources(request: Request) -> list[dict[str, Any]]:
     repositories = request.app.state.repositories
     standings = repositories.resources.standings() if repositories.is_made else {}
     return [
-        {
-            "name": name,
-            "live": standing.live,
-            "canary": standing.canary,
-            "share": standing.weight or 0.0,
-        }
-        for name, standing in sorted(standings.items())
+        {"name": name, "live": row.live, "canary": row.canary, "share": row.weight or 0.0}
+        for name, row in sorted(standings.items())
     ]
 
 
@@ -97,9 +92,7 @@ async def run(request: Request) -> Response:
             "aliases": aliases,
             "checkpoints": checkpoints[: page.ROWS],
             "checkpoints_total": len(checkpoints),
-            "living": [
-                resource for resource in list_live_resources(request) if resource["name"] in aliases
-            ],
+            "living": [row for row in list_live_resources(request) if row["name"] in aliases],
         }
 
     return await page.answer(request, "run.html", read)

@@ -243,9 +243,7 @@ def _read_lines(store: Store, trace: Trace, rows: Sequence[Row]) -> Mapping[str,
     rewards = reversed(_list_rewards(trace))
     return {
         "previews": read_previews(store, rows, PREVIEW, LIGHT),
-        "earned": {
-            trace.rows[target].key: reward for reward in rewards for target in reward.credited
-        },
+        "earned": {trace.rows[target].key: row for row in rewards for target in row.credited},
         "bar": partial(bar, trace.start_ns, trace.end_ns),
         "deepest": DEEPEST,
     }
@@ -363,9 +361,8 @@ async def diff(request: Request) -> Response:
             a, b, differences = compare_ids(store, trace_id, other)
         except NotFoundError as exc:
             return {**content, "error": str(exc)}
-        texts = (
-            [line.text for line in differences.said if line.sign in " " + sign] for sign in "-+"
-        )
+        pairs = differences.said
+        texts = ([line.text for line in pairs if line.sign in " " + sign] for sign in "-+")
         lines = compare_lines(*texts)
         lines = lines if is_whole else fold_lines(lines)
         return {**content, "sides": (a, b), "found": differences, "lines": lines, "most": STEPS}
