@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.processes import conftest as processes
 
 import lightning_otel
 from lightning_otel import Store
@@ -23,16 +24,8 @@ AGENT = Path(__file__).with_name("telling_agent.py")
 BARE = "canaryBareHidden"
 """A secret of no shape that could be known: it may stand where no value is kept."""
 SHAPED = "sk-proj-" + "canaryShapedHidden0" * 2
-WAYS = {
-    "alone": (sys.executable,),
-    "run": (sys.executable, "-m", "lightning_otel", "run", "--", "python"),
-    "opentelemetry-instrument": (
-        str(Path(sys.executable).with_name("opentelemetry-instrument")),
-        "--traces_exporter",
-        "duckdb",
-        sys.executable,
-    ),
-}
+WAYS = {"alone": (sys.executable,), **processes.WAYS}
+del WAYS["auto_trace"]
 SOURCE = Path(lightning_otel.__file__).parent
 UNSAFE = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "torch.load", "numpy.load", "np.load", "yaml.load"}
